@@ -28,7 +28,7 @@ from securecluster import (
     LabelSwap,
     Rotation,
 )
-from securecluster.app.options import protocol_class
+from securecluster.app.registry import protocol_class
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, spread
 from securecluster.benchmarks.robust import Setting, clients_of
 from securecluster.benchmarks.table import RESULTS

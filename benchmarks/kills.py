@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from securecluster.app.options import PROTOCOLS
+from securecluster.app.registry import PROTOCOLS
 from securecluster.benchmarks.table import write
 
 SAME = (

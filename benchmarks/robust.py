@@ -39,7 +39,7 @@ from securecluster import (
     Rotation,
     Tasks,
 )
-from securecluster.app.options import protocol_class
+from securecluster.app.registry import protocol_class
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, spread
 from securecluster.benchmarks.table import RESULTS
 from securecluster.clustering.metrics import mean

@@ -1,5 +1,6 @@
-"""FedAvg with local fine-tuning: one model for everyone, which each client then trains alone. A
-baseline for personalisation.
+"""FedAvg with local fine-tuning, a baseline for personalisation.
+
+Clients train one shared model by FedAvg, and then each client trains it alone.
 
 Cheng, Chadha, Duchi, "Fine-tuning is Fine in Federated Learning", 2021 (FTFA); Yu, Bagdasaryan,
 Shmatikov, "Salvaging Federated Learning by Local Adaptation", 2020, who adapt a model that was
@@ -9,7 +10,7 @@ trained with differential privacy without any noise, as here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
@@ -17,9 +18,16 @@ from securecluster.core.validation import check_whole
 from securecluster.errors import PolicyError
 from securecluster.messaging.messages import Ack, select
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
+from securecluster.protocols.common.averaging import (
+    AveragingState,
+    SumClient,
+    average_clusters,
+    select_context,
+    visible_sample_counts,
+)
 from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
@@ -31,7 +39,7 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 class FineTuneClient(SumClient):
     """Clients that contribute to one mean, then train its model alone and contribute no more.
 
-    What they learn alone never leaves them, so that training has no noise and no price.
+    Fine-tuned models never leave their clients, so fine-tuning has no noise and costs no ε.
     """
 
     def __init__(
@@ -44,16 +52,16 @@ class FineTuneClient(SumClient):
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted, start)
         self.training_alone = replace(training, clip=0.0, noise=0.0)
-        # (d,) the model of averages alone, as the first client to tune had it
+        # (d,) FedAvg's model, as the first client that fine-tunes starts from it
         self.shared = self._start
 
     @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, context: CallContext, query: AverageDeltas) -> Update:
-        """Contribute as in FedAvg.
+        """Contribute to the mean as in FedAvg.
 
         Raises:
-            PolicyError: a client has trained alone without noise, and its update would tell what it
-                learned.
+            PolicyError: a client has trained alone without noise, so its update would release what
+                it learned.
         """
         if not self._unshared.isdisjoint(context.positions):
             raise PolicyError(
@@ -64,18 +72,17 @@ class FineTuneClient(SumClient):
 
     @answers(GATHER, private=False)
     def train_locally(self, context: CallContext, query: AverageDeltas) -> Ack:
-        """Train the model alone, without noise; nothing leaves."""
-        first = [n for n, k in enumerate(context.positions) if k not in self._unshared]
-        if first:
-            at = [context.positions[n] for n in first]
-            self.catch_up(
-                CallContext(
-                    tuple(context.ids[n] for n in first), tuple(at), context.round, context.step
-                ),
-                select(query, first),
-            )
+        """Train the model alone, without noise, and send no update."""
+        starting = []
+        for n, k in enumerate(context.positions):
+            if k not in self._unshared:
+                starting.append(n)
+        if starting:
+            # FedAvg's model is read after the averages that these clients lack, before it changes.
+            starting_context = select_context(context, starting)
+            self.catch_up(starting_context, select(query, starting))
             if not self._unshared:
-                self.shared = self.models.row(at[0]).clone()
+                self.shared = self.models.row(starting_context.positions[0]).clone()
         return super().train_locally(context, query)
 
     def memory(self) -> dict[str, torch.Tensor]:
@@ -83,12 +90,12 @@ class FineTuneClient(SumClient):
         return {**super().memory(), "shared": self.shared}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned."""
+        """Restore what `memory` returned."""
         super().recall(memory)
         self.shared = memory["shared"].to(self._start.device)
 
 
-@dataclass
+@protocol
 class FineTune(ClusteringProtocol):
     """FedAvg, then every client trains the model alone for some rounds."""
 
@@ -102,22 +109,28 @@ class FineTune(ClusteringProtocol):
     client: ClassVar[type[TrainingClient]] = FineTuneClient
 
     def run_server(self, net: ServerChannel, run: Run) -> AveragingState:
-        """FedAvg, and then nothing but "train": all clients take part in these rounds, whatever the
-        participation.
+        """Run FedAvg, then ask all clients to train alone.
+
+        All clients take part in the rounds of fine-tuning, whatever the participation.
         """
         m = len(net.clients)
-        state = AveragingState([0] * m, PendingUpdates.start(m, fresh=self.mask != "none"))
+        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
+        state = AveragingState([0] * m, outbox)
         for t in run.rounds("train", state, self.rounds):
             if t <= self._shared_rounds:
                 average_clusters(net, state, self.participation, t)
-                continue
-            state.outbox.unsubscribe(net.clients)
-            letter = state.outbox.message_for(net.clients)
-            state.outbox.acknowledge(
-                net.gather(FineTuneClient.train_locally, letter, to=net.clients).ids
-            )
+            else:
+                self._fine_tune(net, state)
         flush(net, run, state)
         return state
+
+    def _fine_tune(self, net: ServerChannel, state: AveragingState) -> None:
+        """Ask all clients to train FedAvg's model alone for one round."""
+        # Averages still reach clients that missed them, but no later one may replace their models.
+        state.outbox.unsubscribe(net.clients)
+        query = state.outbox.message_for(net.clients)
+        replies = net.gather(FineTuneClient.train_locally, query, to=net.clients)
+        state.outbox.acknowledge(replies.ids)
 
     @property
     def _shared_rounds(self) -> int:
@@ -125,24 +138,27 @@ class FineTune(ClusteringProtocol):
         return max(1, self.rounds - self.tune_rounds)
 
     def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
-        """There is one cluster: a newcomer starts from its model."""
+        """Return cluster 0 for every newcomer, which starts from FedAvg's model."""
         return [0] * len(to)
 
     def check(self, clients: int) -> None:
-        """Add the rounds of tuning."""
+        """Check the rounds of fine-tuning, too."""
         super().check(clients)
         check_whole(self, tune_rounds=0)
 
     def releases(self) -> ReleaseCounts:
-        """Return FedAvg's."""
+        """Return the releases of FedAvg: fine-tuning releases nothing."""
         return ReleaseCounts(updates=self._shared_rounds, trainings=self._shared_rounds)
 
     def shared_models(self, client: Any) -> Any:
-        """Return FedAvg's model where clients have tuned it; before that it is their own."""
-        return client.shared[None] if client.unshared else None
+        """Return FedAvg's model, (1, d), once clients have fine-tuned it.
+
+        Return None before that, when the clients' own models are FedAvg's.
+        """
+        if not client.unshared:
+            return None
+        return client.shared[None]
 
     def server_view(self) -> list[str]:
-        """Return what the weights show."""
-        return ["each client's number of samples (the plain sum reads every reply)"] * (
-            not self.per_client
-        )
+        """Return what the weights of the average show."""
+        return visible_sample_counts(weighted=not self.per_client)

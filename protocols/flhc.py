@@ -3,18 +3,20 @@
 Briggs, Fan, Andras, "Federated learning with hierarchical clustering of local updates to improve
 training on non-IID data", IJCNN 2020, arXiv 2004.11791.
 
-n      rounds of FedAvg before the clustering round, which asks every client once, from the model
-       the n rounds have led to
+n      rounds of FedAvg before the clustering round, in which every client trains once from the
+       model of the n rounds
 Δw_k   client k's masked update in the clustering round; P the hyper-parameters of the clustering:
        metric, linkage, threshold
-c, K_c a cluster and its clients, who go on alone from that same model, to the same total number of
-       rounds
+c, K_c a cluster and its clients, which continue alone from that same model, up to the same total
+       number of rounds
+
+Newcomers, the threshold by the largest gap, and the metric "chord" are not in the paper.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral, Real
@@ -38,7 +40,12 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty, Picks, Rows
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.masking.masks import ENTRYWISE
-from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
+from securecluster.protocols.common.averaging import (
+    AveragingState,
+    SumClient,
+    average_clusters,
+    visible_sample_counts,
+)
 from securecluster.protocols.common.base import ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compressed_updates import (
@@ -47,6 +54,7 @@ from securecluster.protocols.common.compressed_updates import (
     updates_of,
 )
 from securecluster.protocols.common.compression_options import CompressionOptions
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, Update
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_model
@@ -57,9 +65,9 @@ from securecluster.runtime.server_channel import ServerChannel
 
 @dataclass
 class LinkageRecord:
-    """The clustering round, as the server saw it."""
+    """Distances and merges of the clustering round, as the server computed them."""
 
-    ids: list[int]  # the r clients that replied, and their places in what follows
+    ids: list[int]  # the r clients that replied; rows and columns below are in this order
     distance: torch.Tensor  # (r, r)
     merges: torch.Tensor  # (r − 1, 4), scipy's linkage matrix
     threshold: float
@@ -67,36 +75,39 @@ class LinkageRecord:
 
 @dataclass
 class NewcomerReference:
-    """What newcomers start from and are compared with."""
+    """Model that newcomers train from, and the rows that their updates are compared with."""
 
     joint: ModelDelta  # the model of the clustering round
     step: int  # the call of the clustering round
     rows: torch.Tensor  # (r, d) the updates, or (K, d) their means where the linkage needs no more
     labels: list[int]
-    sizes: list[int]  # how many clients a row stands for
-    linkage: str  # what newcomers are placed by
+    sizes: list[int]  # the number of clients that each row represents
+    linkage: str  # the linkage by which newcomers are assigned
 
 
 @dataclass
 class FLHCState(AveragingState):
-    """What the server's loop changes."""
+    """State of the server's loop, with the result of the clustering round."""
 
     linkage: LinkageRecord | None = None
     memory: NewcomerReference | None = None
-    absent: list[int] = field(default_factory=list)  # who never replied in the clustering round
+    absent: list[int] = field(default_factory=list)  # clients without a reply in the clustering
 
 
 class FLHCClient(SumClient, CompressedUpdateClient):
-    """Clients that contribute to means, and whose updates may be read one by one (FL+HC's
-    clustering round).
+    """Clients that contribute to means, and whose updates are read individually once.
+
+    The clustering round of FL+HC needs the individual updates.
     """
 
     keeps: ClassVar[bool] = False
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def post(self, context: CallContext, query: Empty) -> Update:
-        """As of every discloser, of models that averages alone have made: what was trained alone
-        would leave without noise.
+        """Return θ_i − θ_0 of a model made of averages alone.
+
+        Raises:
+            PolicyError: a client has trained its model alone, which would leave without noise.
         """
         if not self._unshared.isdisjoint(context.positions):
             raise PolicyError(
@@ -105,7 +116,7 @@ class FLHCClient(SumClient, CompressedUpdateClient):
         return super().post(context, query)
 
 
-@dataclass
+@protocol
 class FLHC(CompressionOptions):
     """FedAvg, then one clustering of all clients' updates, then FedAvg in each cluster."""
 
@@ -115,8 +126,8 @@ class FLHC(CompressionOptions):
     """
     metric: str = "chord"
     """distance of updates: l1, l2, cosine, or chord, which is l2 of updates scaled to unit norm, so
-    that clients with more samples and larger updates are no cluster (ours); l1 needs a mask that
-    keeps it: none, permutation or signed-permutation
+    that clients with more samples and larger updates form no cluster (not in the paper); l1 needs a
+    mask that preserves it: none, permutation or signed-permutation
     """
     linkage: str = "ward"
     """distance of clusters: single, complete, average, or, with l2 and chord only, centroid or ward
@@ -132,56 +143,84 @@ class FLHC(CompressionOptions):
     client: ClassVar[type[TrainingClient]] = FLHCClient
 
     def run_server(self, net: ServerChannel, run: Run) -> FLHCState:
-        """Algorithm 1, "On server": lines 3–5, 6–10 and 11–16 in one loop over rounds."""
+        """Run Algorithm 1, "On server": lines 3–5, 6–10 and 11–16 in one loop over rounds."""
         m = len(net.clients)
-        state = FLHCState([0] * m, PendingUpdates.start(m, fresh=self.mask != "none"))
+        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
+        state = FLHCState([0] * m, outbox)
         for t in run.rounds("train", state, self.rounds):
-            # the clusters stand before any of these clients trains alone
-            if t == self.pre_rounds + 1:
-                run.commit(state, partial(self._divide, net, run, state))
+            if t == self.pre_rounds + 1:  # lines 6–10
+                # A checkpoint holds the clusters before any client in a cluster of one trains
+                # alone, since its update could not be compared any more.
+                run.commit(state, partial(self._run_clustering_round, net, run, state))
+            # Lines 3–5 before the clustering, with one cluster; lines 11–16 after it.
             average_clusters(net, state, self.participation, t)
         flush(net, run, state)
         return state
 
-    def _divide(self, net: ServerChannel, run: Run, state: FLHCState) -> None:
-        """Cluster, and say so in the history."""
+    def _run_clustering_round(self, net: ServerChannel, run: Run, state: FLHCState) -> None:
+        """Cluster the clients, and record the clusters in the history."""
         self._cluster(net, state)
         self._note(run, state)
 
     def _cluster(self, net: ServerChannel, state: FLHCState) -> None:
-        """Lines 6–10: everyone's update from the joint model, merged up to the threshold. These
-        updates move no model.
+        """Cluster all clients by their updates from the joint model (lines 6–10).
+
+        These updates change no model. Clients that do not reply join the largest cluster.
         """
-        ids, rows, step = gather_until_complete(
-            net,
-            state.outbox,
-            FLHCClient.send_compressed_update if self.compresses else FLHCClient.train,
-        )
-        state.absent = [i for i in net.clients if i not in ids]
+        # Lines 7–9: all clients, whatever the participation.
+        method = self._update_method
+        ids, rows, step = gather_until_complete(net, state.outbox, method)
+        replied = set(ids)
+        state.absent = [i for i in net.clients if i not in replied]
         if len(ids) < 2:
             return
-        noise = net.noise("compressed" if self.compresses else "delta")
+        # Line 10: HierarchicalClusteringAlgorithm(Δw, P).
+        labels = self._linkage_clusters(net, state, ids, rows)
+        state.memory = self._newcomer_reference(net, state, ids, rows, labels, step)
+        # A client without an update most likely belongs to the largest cluster.
+        default = largest(labels)
+        cluster_of = dict(zip(ids, labels, strict=True))
+        state.labels = [cluster_of.get(i, default) for i in net.clients]
+
+    @property
+    def _update_method(self) -> Callable[..., Any]:
+        """Return the client method of the updates that are clustered."""
+        if self.compresses:
+            return FLHCClient.send_compressed_update
+        return FLHCClient.train
+
+    def _update_noise(self, net: ServerChannel) -> float:
+        """Return the expected squared norm of the noise in an update that is clustered."""
+        return net.noise("compressed" if self.compresses else "delta")
+
+    def _linkage_clusters(
+        self, net: ServerChannel, state: FLHCState, ids: list[int], rows: torch.Tensor
+    ) -> list[int]:
+        """Return the cluster of each row, and record the paper's merges in the state.
+
+        Args:
+            ids: the r clients that replied.
+            rows: (r, d) their updates, whole or compressed.
+        """
+        noise = self._update_noise(net)
+        # Distances without the part that noise adds to them.
         distance = distances(rows, self.metric, noise).cpu()
         tree = merges(distance.numpy(), self.linkage)
         seed = net.randomness.integer("server", "clusterer")
         cosines = alike(rows, "cosine", noise).cpu().numpy()
-        gap = gap_of(self.metric, self.linkage)
-        at = (
-            default_threshold(tree, gap, cosines, seed)
-            if self.threshold is None
-            else self.threshold
-        )
-        labels = cut(tree, at)
-        if self.clusterer != "paper":
-            labels = partition(
-                alike(rows, self.metric, noise).cpu().numpy(), self.clusterer, None, seed
-            )
-        state.linkage = LinkageRecord(ids, distance, torch.from_numpy(tree), float(at))
-        state.memory = self._memory(net, state, ids, rows, labels, step)
-        place = dict(zip(ids, labels, strict=True))
-        state.labels = [place.get(i, largest(labels)) for i in net.clients]
+        threshold = self.threshold
+        if threshold is None:
+            gap = gap_of(self.metric, self.linkage)
+            threshold = default_threshold(tree, gap, cosines, seed)
+        # What the merges were cut at, also where another clusterer replaces them.
+        merge_table = torch.from_numpy(tree)
+        state.linkage = LinkageRecord(ids, distance, merge_table, float(threshold))
+        if self.clusterer == "paper":
+            return cut(tree, threshold)
+        similarity = alike(rows, self.metric, noise).cpu().numpy()
+        return partition(similarity, self.clusterer, None, seed)
 
-    def _memory(
+    def _newcomer_reference(
         self,
         net: ServerChannel,
         state: FLHCState,
@@ -190,79 +229,80 @@ class FLHC(CompressionOptions):
         labels: list[int],
         step: int,
     ) -> NewcomerReference | None:
-        """Return what newcomers need.
+        """Return what newcomers are compared with.
 
-        Return None where nobody posts the joint model, which all who replied hold.
+        Args:
+            ids: the r clients that replied, all of which hold the joint model.
+            rows: (r, d) their updates.
+            labels: (r,) their clusters.
+            step: the call of the clustering round.
+
+        Returns:
+            None where no client posts the joint model.
         """
-        joint = request_model(
-            net,
-            state.outbox,
-            ids,
-            int(net.agreed["dimension"]) if self.compresses else rows.shape[1],
-        )
+        width = rows.shape[1]
+        if self.compresses:  # compressed updates are shorter than the model
+            width = int(net.agreed["dimension"])
+        joint = request_model(net, state.outbox, ids, width)
         if not len(joint.displacement):
             return None
         linkage = self.linkage if self.clusterer == "paper" else "average"
-        kept, of, sizes = representatives(rows, labels, linkage)
-        return NewcomerReference(joint, step, kept.cpu(), of, sizes, linkage)
+        references, clusters, sizes = representatives(rows, labels, linkage)
+        return NewcomerReference(joint, step, references.cpu(), clusters, sizes, linkage)
 
     def assign_newcomers(
         self, net: ServerChannel, state: FLHCState, to: Sequence[int]
     ) -> list[int]:
-        """Ours: a newcomer trains from the clustering round's model and joins the cluster at the
-        least linkage distance.
+        """Return the cluster at the smallest linkage distance of each newcomer (not in the paper).
 
-        Its update carries that round's mask.
+        A newcomer trains from the clustering round's model, and its update has that round's mask.
+
+        Args:
+            net: a channel to the newcomers.
+            state: the final state of the run.
+            to: the newcomers' numbers.
+
+        Raises:
+            UsageError: no client posted the model of the clustering round.
+            UpdateError: a newcomer does not reply.
         """
-        known = state.memory
-        if known is None:
+        reference = state.memory
+        if reference is None:
             raise UsageError(
                 "nobody replied in the clustering round, so there is nothing to compare newcomers "
                 "with: run it anew"
             )
-        picks = ((0,),) * len(to)
-        first = Rows(torch.ones(len(to), dtype=torch.int64))
-        steps = Picks(torch.tensor([known.joint.step]), picks)
-        query = AverageDeltas(
-            Picks(known.joint.displacement[None], picks), steps, absolute=True, count=first
-        )
-        got: Replies[Any] = net.gather(
-            FLHCClient.send_compressed_update if self.compresses else FLHCClient.train,
-            query,
-            to=to,
-            step=known.step,
-        )
-        check_newcomers(to, got.ids)
-        updates = updates_of(got)
-        noise = net.noise("compressed" if self.compresses else "delta") / torch.tensor(
-            [*known.sizes, *(1 for _ in got.ids)]
-        )
-        apart = (
-            distances(torch.cat([known.rows.to(updates), updates]), self.metric, noise)
-            .cpu()
-            .numpy()
-        )
-        r = len(known.rows)
-        found = dict(
-            zip(
-                got.ids,
-                nearest(apart[r:, :r], known.labels, known.sizes, known.linkage),
-                strict=True,
-            )
-        )
-        return [found[i] for i in to]
+        query = _joint_model_message(reference.joint, len(to))
+        replies: Replies[Any] = net.gather(self._update_method, query, to=to, step=reference.step)
+        check_newcomers(to, replies.ids)
+        updates = updates_of(replies)
+        # A mean of n updates has 1/n of the noise variance of one update.
+        single = [1] * len(replies.ids)
+        sizes = torch.tensor([*reference.sizes, *single])
+        noise = self._update_noise(net) / sizes
+        references = reference.rows.to(updates)
+        rows = torch.cat([references, updates])
+        distance = distances(rows, self.metric, noise).cpu().numpy()
+        r = len(references)
+        clusters = nearest(distance[r:, :r], reference.labels, reference.sizes, reference.linkage)
+        cluster_of = dict(zip(replies.ids, clusters, strict=True))
+        return [cluster_of[i] for i in to]
 
     def _note(self, run: Run, state: FLHCState) -> None:
+        """Write the result of the clustering round into the history."""
         linkage = state.linkage
-        seen = (
-            {}
-            if linkage is None or self.clusterer != "paper"
-            else {"threshold": linkage.threshold, "merges": linkage.merges.tolist()}
-        )
-        run.note(clustered=clusters_of(state.labels), absent=list(state.absent), **seen)
+        line: dict[str, Any] = {
+            "clustered": clusters_of(state.labels),
+            "absent": list(state.absent),
+        }
+        # Other clusterers ignore the threshold and the merges.
+        if linkage is not None and self.clusterer == "paper":
+            line["threshold"] = linkage.threshold
+            line["merges"] = linkage.merges.tolist()
+        run.note(**line)
 
     def check(self, clients: int) -> None:
-        """Adds what belongs to the clustering."""
+        """Check the options of the clustering, too."""
         super().check(clients)
         check_choice(self, metric=METRICS)
         check_linkage(self.metric, self.linkage)
@@ -271,37 +311,65 @@ class FLHC(CompressionOptions):
                 f"the mask {self.mask!r} mixes coordinates, which changes l1 distances: use a "
                 "permutation, or metric chord"
             )
-        if not (isinstance(self.pre_rounds, Integral) and 0 <= self.pre_rounds < self.rounds):
+        self._check_pre_rounds()
+        self._check_threshold()
+
+    def _check_pre_rounds(self) -> None:
+        """Raise UsageError unless a round follows the clustering."""
+        whole_number = isinstance(self.pre_rounds, Integral)
+        if not (whole_number and 0 <= self.pre_rounds < self.rounds):
             raise UsageError(
                 f"pre_rounds = {self.pre_rounds!r} of {self.rounds} rounds: the clustering comes "
-                "after pre_rounds, a whole number from 0 to"
-                " rounds - 1; lower pre_rounds or ask for more rounds"
+                "after pre_rounds, a whole number from 0 to rounds - 1; lower pre_rounds or ask "
+                "for more rounds"
             )
-        if self.threshold is not None and not (
-            isinstance(self.threshold, Real) and 0 <= float(self.threshold) < math.inf
-        ):
+
+    def _check_threshold(self) -> None:
+        """Raise UsageError for a threshold that is no distance, or that is not applied."""
+        threshold = self.threshold
+        if threshold is None:
+            return
+        is_number = isinstance(threshold, Real)
+        if not (is_number and 0 <= float(threshold) < math.inf):
             raise UsageError(
-                f"threshold = {self.threshold!r} is no distance: give a finite number from 0, or "
+                f"threshold = {threshold!r} is no distance: give a finite number from 0, or "
                 "leave it out for the largest gap"
             )
-        if self.threshold is not None and self.clusterer != "paper":
+        if self.clusterer != "paper":
             raise UsageError(
                 f"a threshold cuts the paper's merges, and the clusterer {self.clusterer!r} has "
                 "none: leave one of them out"
             )
 
     def releases(self) -> ReleaseCounts:
-        """What every round takes, and an update, or a compressed one, in the clustering round."""
+        """Return the releases: an update a round, and one more in the clustering round."""
         return ReleaseCounts(updates=self.rounds + 1, trainings=self.rounds + 1)
 
     def server_view(self) -> list[str]:
-        """What stays visible under every mask."""
-        found = [
+        """Return what stays visible under every mask."""
+        return [
             "pairwise distances, norms and inner products of all clients' updates of the "
             "clustering round",
             "how far the model of the clustering round has moved from the first one",
             "the clusters, and each client's cluster",
+            *visible_sample_counts(weighted=not self.per_client),
         ]
-        return found + ["each client's number of samples (the plain sum reads every reply)"] * (
-            not self.per_client
-        )
+
+
+def _joint_model_message(joint: ModelDelta, newcomers: int) -> AverageDeltas:
+    """Return a message that brings the joint model as the first average of each newcomer.
+
+    Args:
+        joint: the model of the clustering round.
+        newcomers: number of recipients.
+    """
+    picks = ((0,),) * newcomers  # each frame has the only row of the tables
+    means = joint.displacement[None]
+    steps = torch.tensor([joint.step])
+    counts = torch.ones(newcomers, dtype=torch.int64)
+    return AverageDeltas(
+        Picks(means, picks),
+        Picks(steps, picks),
+        absolute=True,
+        count=Rows(counts),
+    )

@@ -1,5 +1,6 @@
-"""Local training: every client alone, with the batches it would draw in a federation. A baseline
-that releases nothing.
+"""Local training: every client trains alone, a baseline that releases nothing.
+
+Clients draw the batches that they would draw in a federation.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from securecluster.messaging.messages import Rows
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runtime.run import Run
@@ -20,12 +22,12 @@ from securecluster.runtime.server_channel import ServerChannel
 
 @dataclass
 class LocalState:
-    """Everyone is a cluster of one."""
+    """State of the server's loop: one cluster per client."""
 
     labels: list[int] = field(default_factory=list)
 
 
-@dataclass
+@protocol
 class Local(ClusteringProtocol):
     """One model per client, never shared."""
 
@@ -33,26 +35,26 @@ class Local(ClusteringProtocol):
     client: ClassVar[type[TrainingClient]] = SumClient
 
     def run_server(self, net: ServerChannel, run: Run) -> LocalState:
-        """Tell the clients to train."""
-        state, nothing = (
-            LocalState(list(net.clients)),
-            PendingUpdates.start(len(net.clients), fresh=False),
-        )
+        """Ask the sampled clients to train in every round."""
+        state = LocalState(list(net.clients))
+        # The queue stays empty: no average is ever posted.
+        outbox = PendingUpdates.start(len(net.clients), fresh=False)
         for t in run.rounds("train", state, self.rounds):
-            asked = sample_clients(net, net.clients, self.participation, t)
-            net.gather(SumClient.train_locally, nothing.message_for(asked), to=asked)
+            sampled = sample_clients(net, net.clients, self.participation, t)
+            query = outbox.message_for(sampled)
+            net.gather(SumClient.train_locally, query, to=sampled)
         return state
 
     def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
-        """Each newcomer is a cluster of its own, which has no model yet: it trains alone."""
+        """Return a new cluster for each newcomer, which has no model yet."""
         return list(to)
 
     @property
     def vectors_per_round(self) -> int:
-        """None."""
+        """Return 0: no model or update is exchanged."""
         return 0
 
     def models_after_round(self, client: Any, state: Any) -> Rows:
-        """Each client's own model."""
+        """Return each client's own model."""
         models: Rows = client.models
         return models

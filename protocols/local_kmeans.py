@@ -1,12 +1,13 @@
-"""Local-KMeans: every client trains alone, and k-means on the weights of their models finds the
-clusters. A baseline of Vardhan, Ghosh, Mazumdar, "An Improved Federated Clustering Algorithm with
-Model-based Clustering", TMLR 2024; it is told the number of clusters.
+"""Local-KMeans: clients train alone, and k-means on their models' weights finds the clusters.
 
-θ_0    where everyone starts; θ_i client i's model after its local rounds
-X      the rows P(θ_i − θ_0), all under one mask P, which keeps their distances
+A baseline of Vardhan, Ghosh, Mazumdar, "An Improved Federated Clustering Algorithm with Model-based
+Clustering", TMLR 2024. The number of clusters is given.
 
-That a cluster goes on by FedAvg from the mean of its members' models, for the rounds that remain,
-is ours.
+θ_0    the model all clients start from; θ_i client i's model after its local rounds
+X      the rows P(θ_i − θ_0), all under one mask P, which preserves their distances
+
+For the rounds that remain, each cluster continues with FedAvg from the mean of its members' models
+(not in the paper).
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from securecluster.protocols.common.averaging import (
     LocalFirstClient,
     SumClient,
     average_clusters,
+    visible_sample_counts,
 )
 from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
@@ -43,30 +46,30 @@ from securecluster.runtime.server_channel import ServerChannel
 
 @dataclass
 class LocalKMeansState(AveragingState):
-    """What the server's loop changes."""
+    """State of the server's loop, with what newcomers are compared with."""
 
-    step: int = 0  # the call in which clients sent their models: it names the mask
+    step: int = 0  # the call in which clients sent their models: it identifies the mask
     # (k, d) means of X over the clusters
     centres: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
 
 
 class LocalKMeansClient(LocalFirstClient):
-    """Clients that train alone and hand in what they learned once.
-
-    They go on from where they are told.
-    """
+    """Clients that train alone, send their model once, and then continue with FedAvg."""
 
     @answers(GATHER, through=("delta",), fresh=True)
     def send_model(self, context: CallContext, query: Empty) -> Update:
-        """Return θ_i − θ_0.
+        """Return θ_i − θ_0, the same rows however often they are requested.
 
-        The mean of the cluster counts from θ_0. Asked again, the client answers the same.
+        The difference is to θ_0, since the mean of a cluster is applied to θ_0.
+
+        Raises:
+            PolicyError: a client has applied an average since it trained alone.
         """
         self.check_alone(context, "send_model")
         return self.displaced(context.positions)
 
 
-@dataclass
+@protocol
 class LocalKMeans(ClusteringProtocol):
     """k-means on the models that clients trained alone."""
 
@@ -85,18 +88,17 @@ class LocalKMeans(ClusteringProtocol):
     client: ClassVar[type[TrainingClient]] = LocalKMeansClient
 
     def run_server(self, net: ServerChannel, run: Run) -> LocalKMeansState:
-        """Everyone trains alone, then k-means, then FedAvg in each cluster."""
+        """Run local training, then k-means, then FedAvg in each cluster."""
         m = len(net.clients)
-        state = LocalKMeansState(
-            list(net.clients), PendingUpdates.start(m, fresh=self.mask != "none")
-        )
+        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
+        state = LocalKMeansState(list(net.clients), outbox)
         for t in run.rounds("train", state, self.rounds):
             if t > self._local:
                 average_clusters(net, state, self.participation, t)
                 continue
-            net.gather(
-                SumClient.train_locally, state.outbox.message_for(net.clients), to=net.clients
-            )
+            # Nothing leaves the clients in these rounds; each one sends its model once, at the end.
+            query = state.outbox.message_for(net.clients)
+            net.gather(SumClient.train_locally, query, to=net.clients)
             if t == self._local:
                 self._cluster(net, state)
         flush(net, run, state)
@@ -104,80 +106,112 @@ class LocalKMeans(ClusteringProtocol):
 
     @property
     def _local(self) -> int:
+        """Return the number of rounds of local training."""
         return min(self.local_rounds, self.rounds)
 
     def _cluster(self, net: ServerChannel, state: LocalKMeansState) -> None:
-        """Lloyd's algorithm on the rows of X, as points of the same distances; who hands in nothing
-        goes on alone (ours).
-        """
-        got = net.gather(LocalKMeansClient.send_model, Empty(), to=net.clients, tries=TRIES)
-        if not got.ids:  # everyone goes on alone
-            return
-        ids, delta, state.step = got.ids, got.rows.delta.values, got.step
-        found = kmeans(
-            gram(delta, noise=self._blur(net)).cpu().numpy(),
-            self.k,
-            net.randomness.integer("server", "k-means"),
-        )
-        state.centres = torch.stack([mean_row(delta, own) for own in clusters_of(found)]).cpu()
-        cluster, silent = (
-            dict(zip(ids, found, strict=True)),
-            [i for i in net.clients if i not in ids],
-        )
-        number = {i: len(state.centres) + n for n, i in enumerate(silent)}
-        state.labels = [(cluster | number)[i] for i in net.clients]
-        state.outbox.unsubscribe(silent)
-        state.outbox.post(
-            state.step,
-            torch.cat([state.centres, state.centres.new_zeros(len(silent), delta.shape[1])]),
-            state.labels,
-        )
+        """Cluster the rows of X by Lloyd's algorithm, and queue each cluster's mean model.
 
-    def _blur(self, net: ServerChannel) -> float:
-        """Expected squared norm of the noise in a row of X: of the last call's, or of all trainings
-        with noise that are behind it.
+        Clients that send no model become clusters of one (not in the paper).
         """
-        return net.noise("delta") * (self._local if self.per_example else 1)
+        replies = net.gather(LocalKMeansClient.send_model, Empty(), to=net.clients, tries=TRIES)
+        if not replies.ids:  # every client stays a cluster of one
+            return
+        delta = replies.rows.delta.values
+        # Lloyd's algorithm needs inner products only, from which the known noise is subtracted.
+        noise = self._noise_norm(net)
+        inner = gram(delta, noise=noise)
+        seed = net.randomness.integer("server", "k-means")
+        labels = kmeans(inner.cpu().numpy(), self.k, seed)
+        means = []
+        for positions in clusters_of(labels):
+            means.append(mean_row(delta, positions))
+        state.step = replies.step
+        state.centres = torch.stack(means).cpu()
+
+        cluster_of = dict(zip(replies.ids, labels, strict=True))
+        silent = [i for i in net.clients if i not in cluster_of]
+        for n, i in enumerate(silent):
+            cluster_of[i] = len(means) + n
+        state.labels = [cluster_of[i] for i in net.clients]
+        # A mean would undo what a silent client learned alone, so it receives no averages.
+        state.outbox.unsubscribe(silent)
+        no_means = state.centres.new_zeros(len(silent), delta.shape[1])
+        means_of_clusters = torch.cat([state.centres, no_means])
+        state.outbox.post(state.step, means_of_clusters, state.labels)
+
+    def _noise_norm(self, net: ServerChannel) -> float:
+        """Return the expected squared norm of the noise in a row of X.
+
+        With noise per client it is that of the last call. With DP-SGD the model contains the noise
+        of every local training before it.
+        """
+        noise = net.noise("delta")
+        if self.per_example:
+            return noise * self._local
+        return noise
 
     def assign_newcomers(
         self, net: ServerChannel, state: LocalKMeansState, to: Sequence[int]
     ) -> list[int]:
-        """Newcomers train alone as long as the others did and join the nearest centre (ours)."""
-        nothing = PendingUpdates.start(0, fresh=False)
+        """Return the nearest centre of each newcomer after local training (not in the paper).
+
+        Newcomers train alone for as many rounds as the clients of the run did.
+
+        Args:
+            net: a channel to the newcomers.
+            state: the final state of the run.
+            to: the newcomers' numbers.
+
+        Raises:
+            UsageError: no client of the run sent its model, so there are no centres.
+            UpdateError: a newcomer does not reply.
+        """
         if not len(state.centres):
             raise UsageError(
                 "no client sent its model, so there are no centres to compare newcomers with: "
                 "run it anew"
             )
+        outbox = PendingUpdates.start(0, fresh=False)
         for _ in range(self._local):
-            net.gather(SumClient.train_locally, nothing.message_for(to), to=to)
-        got = net.gather(LocalKMeansClient.send_model, Empty(), to=to, step=state.step, tries=TRIES)
-        check_newcomers(to, got.ids)
-        away = to_others(got.rows.delta.values.cpu(), state.centres).square()
-        noise_variance = torch.tensor(
-            [self._blur(net) / state.labels.count(c) for c in range(len(state.centres))],
-            dtype=away.dtype,
+            net.gather(SumClient.train_locally, outbox.message_for(to), to=to)
+        # Newcomers reply under the mask of the centres.
+        replies = net.gather(
+            LocalKMeansClient.send_model, Empty(), to=to, step=state.step, tries=TRIES
         )
-        # the noise of a mean is its members'
-        found = dict(zip(got.ids, (away - noise_variance).argmin(1).tolist(), strict=True))
-        return [found[i] for i in to]
+        check_newcomers(to, replies.ids)
+        rows = replies.rows.delta.values.cpu()
+        squared_distances = to_others(rows, state.centres).square()
+        # The noise of a mean of n rows has 1/n of a row's variance; that of the newcomer's own row
+        # is the same for all centres, so it does not change the nearest one.
+        noise = self._noise_norm(net)
+        noise_of_centres = []
+        for c in range(len(state.centres)):
+            members = state.labels.count(c)
+            noise_of_centres.append(noise / members)
+        correction = torch.tensor(noise_of_centres, dtype=squared_distances.dtype)
+        nearest = (squared_distances - correction).argmin(1).tolist()
+        cluster_of = dict(zip(replies.ids, nearest, strict=True))
+        return [cluster_of[i] for i in to]
 
     def check(self, clients: int) -> None:
-        """Adds the number of clusters and the local rounds."""
+        """Check the number of clusters and the local rounds, too."""
         super().check(clients)
         check_number(self.k, clients)
         check_whole(self, local_rounds=1)
 
     def releases(self) -> ReleaseCounts:
-        """What it learned alone, and an update a round after that."""
-        return ReleaseCounts(updates=1 + self.rounds - self._local, trainings=self.rounds)
+        """Return the releases: the local model, and an update in each round after it."""
+        averaged_rounds = self.rounds - self._local
+        return ReleaseCounts(updates=1 + averaged_rounds, trainings=self.rounds)
 
     def server_view(self) -> list[str]:
-        """What stays visible under every mask."""
-        own = "with noise, " if self.noisy else ""
+        """Return what stays visible under every mask."""
+        models = "norms and inner products of what each client learned alone"
+        if self.noisy:
+            models = f"with noise, {models}"
         return [
-            f"{own}norms and inner products of what each client learned alone",
+            models,
             "each client's cluster",
-            *["each client's number of samples (the plain sum reads every reply)"]
-            * (not self.per_client),
+            *visible_sample_counts(weighted=not self.per_client),
         ]

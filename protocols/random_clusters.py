@@ -1,24 +1,30 @@
-"""Random clusters: FedAvg within k clusters of equal size that the server draws, as Ali and Arafa
-("Data Similarity-Based One-Shot Clustering for Multi-Task Hierarchical Federated Learning", 2024)
-compare with. A baseline: it shows what smaller clusters alone do.
+"""Random clusters: FedAvg within k clusters of equal size that the server draws.
+
+Ali and Arafa, "Data Similarity-Based One-Shot Clustering for Multi-Task Hierarchical Federated
+Learning", 2024, use this baseline. It shows what smaller clusters alone achieve.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from securecluster.clustering.labels import check_number
-from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
+from securecluster.protocols.common.averaging import (
+    AveragingState,
+    SumClient,
+    average_clusters,
+    visible_sample_counts,
+)
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
 
-@dataclass
+@protocol
 class RandomClusters(ClusteringProtocol):
     """One model for each of k random clusters, averaged by |D_i|."""
 
@@ -29,26 +35,39 @@ class RandomClusters(ClusteringProtocol):
     client: ClassVar[type[TrainingClient]] = SumClient
 
     def run_server(self, net: ServerChannel, run: Run) -> AveragingState:
-        """FedAvg in each cluster; sizes differ by one at most."""
+        """Draw the clusters, then run FedAvg in each of them."""
         m = len(net.clients)
-        labels = net.randomness.generator("server", "clusters").permutation(m) % self.k
-        state = AveragingState(labels.tolist(), PendingUpdates.start(m, fresh=self.mask != "none"))
+        generator = net.randomness.generator("server", "clusters")
+        # A permutation modulo k gives clusters whose sizes differ by one at most.
+        labels = generator.permutation(m) % self.k
+        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
+        state = AveragingState(labels.tolist(), outbox)
         for t in run.rounds("train", state, self.rounds):
             average_clusters(net, state, self.participation, t)
         flush(net, run, state)
         return state
 
     def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
-        """A draw of its own for each newcomer."""
-        return [int(net.randomness.generator("server", "newcomer", i).integers(self.k)) for i in to]
+        """Return a cluster drawn at random for each newcomer.
+
+        Each newcomer has a random stream of its own, so its cluster does not depend on the others.
+
+        Args:
+            net: a channel to the newcomers.
+            state: the final state of the run.
+            to: the newcomers' numbers.
+        """
+        labels = []
+        for i in to:
+            generator = net.randomness.generator("server", "newcomer", i)
+            labels.append(int(generator.integers(self.k)))
+        return labels
 
     def check(self, clients: int) -> None:
-        """Adds the number of clusters."""
+        """Check the number of clusters, too."""
         super().check(clients)
         check_number(self.k, clients)
 
     def server_view(self) -> list[str]:
-        """What the weights show."""
-        return ["each client's number of samples (the plain sum reads every reply)"] * (
-            not self.per_client
-        )
+        """Return what the weights of the average show."""
+        return visible_sample_counts(weighted=not self.per_client)

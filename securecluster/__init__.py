@@ -1,7 +1,9 @@
 """Privacy-focused secure clustering for federated learning.
 
-from securecluster import Federation, LabelSwap
-from securecluster.protocols import CFL
+from securecluster import CFL, Federation, LabelSwap
+
+federation = Federation.simulate("digits", scenario=LabelSwap(), clients=20)
+labels = CFL(rounds=20).fit(federation).labels_
 """
 
 from __future__ import annotations
@@ -26,37 +28,85 @@ if TYPE_CHECKING:
         Tasks,
     )
     from securecluster.errors import SecureClusterError, SecureClusterWarning
+    from securecluster.protocols import (
+        CFL,
+        FLHC,
+        IFCA,
+        NSIM,
+        SRFCA,
+        ClusteringProtocol,
+        FedAvg,
+        FineTune,
+        Local,
+        LocalKMeans,
+        OneShot,
+        RandomClusters,
+        Settings,
+    )
 
     __version__: str
 
+_PROTOCOLS = (
+    "CFL",
+    "FLHC",
+    "IFCA",
+    "NSIM",
+    "SRFCA",
+    "ClusteringProtocol",
+    "FedAvg",
+    "FineTune",
+    "Local",
+    "LocalKMeans",
+    "OneShot",
+    "RandomClusters",
+    "Settings",
+)
 __all__ = [
+    "CFL",
+    "FLHC",
+    "IFCA",
+    "NSIM",
+    "SRFCA",
+    "ClusteringProtocol",
     "Dirichlet",
+    "FedAvg",
     "Federation",
+    "FineTune",
     "Iid",
     "Inversion",
     "LabelPermutation",
     "LabelSplit",
     "LabelSwap",
+    "Local",
+    "LocalKMeans",
     "Natural",
+    "OneShot",
     "Pathological",
+    "RandomClusters",
     "Rotation",
     "SecureClusterError",
     "SecureClusterWarning",
+    "Settings",
     "Tasks",
     "__version__",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that the command line is there before numpy
-    is.
+    """Import a public name on first access.
+
+    Importing the package loads no numpy, so the command line starts without waiting for it.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":
         return _version()
-    home = "securecluster.errors" if name.startswith("SecureCluster") else "securecluster.data"
-    return getattr(importlib.import_module(home), name)
+    module = "securecluster.data"
+    if name.startswith("SecureCluster"):
+        module = "securecluster.errors"
+    elif name in _PROTOCOLS:
+        module = "securecluster.protocols"
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:

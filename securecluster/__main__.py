@@ -1,4 +1,4 @@
-"""`python -m securecluster`, and the console script."""
+"""Entry point of `python -m securecluster` and of the console script."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import sys
 
 
 def entry() -> None:
-    """Run the command line in this process, and exit."""
+    """Run the command line in this process, and exit with its status."""
     try:
         from securecluster.app import stops
 
+        # signals are handled from here on: loading the rest takes long enough to be interrupted
         stops.prepare_process()
         from securecluster.app.cli import main
         from securecluster.core.lazy_torch import prepare

@@ -1,4 +1,7 @@
-"""What can go wrong, by name. Every message is one sentence that says what to do."""
+"""Exceptions and warnings of the package.
+
+Every message is one sentence that names the fault and says how to correct it.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,29 @@ from collections.abc import Iterable
 
 
 class SecureClusterError(Exception):
-    """Base of all errors a user can mend; the command line prints it as one sentence and exits with
-    2.
+    """Base class of all errors that a user can correct.
+
+    The command line prints the message as one sentence and exits with status 2.
     """
 
 
 class UsageError(SecureClusterError):
-    """An argument, a name or a combination that cannot work."""
+    """An invalid argument, name or combination of options."""
 
 
 class SecureClusterWarning(UserWarning):
-    """Something that works and is probably not meant; the command line prints it as a note."""
+    """A valid input that is probably not intended; the command line prints it as a note."""
 
 
 class FrameError(SecureClusterError):
-    """A frame that does not parse, is not meant for this party, or was built from another
-    configuration.
+    """An invalid frame.
+
+    It does not parse, is not meant for this party, or was built from another configuration.
     """
 
 
 class UnforeseenError(FrameError):
-    """A frame that made its recipient fail in a way that nobody has foreseen."""
+    """A frame that made its recipient fail with an exception that no check anticipates."""
 
 
 class PolicyError(SecureClusterError):
@@ -35,7 +40,7 @@ class PolicyError(SecureClusterError):
 
 
 class UpdateError(SecureClusterError):
-    """A reply with a value that is not a finite number."""
+    """A reply that contains a value other than a finite number."""
 
 
 class RunFolderError(SecureClusterError):
@@ -47,12 +52,20 @@ class ReplayError(SecureClusterError):
 
 
 class OutputError(SecureClusterError):
-    """A terminal, pipe or file that what is printed cannot be written to."""
+    """A terminal, pipe or file to which the output cannot be written."""
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> UsageError:
-    """The error for a name that is in no registry, with the nearest known one."""
-    names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return UsageError(f"unknown {kind} {name!r}: {hint}choose one of {', '.join(names)}")
+def unknown(category: str, name: object, choices: Iterable[str]) -> UsageError:
+    """Return the error for a name that is not registered, with the closest valid name as a hint.
+
+    Args:
+        category: what the name stands for, such as "metric"; it begins the message.
+        name: the invalid name.
+        choices: the valid names.
+    """
+    names = sorted(choices)
+    closest = difflib.get_close_matches(str(name), names, n=1)
+    hint = ""
+    if closest:
+        hint = f"did you mean {closest[0]!r}? "
+    return UsageError(f"unknown {category} {name!r}: {hint}choose one of {', '.join(names)}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 
-# before torch loads: two test processes on two cores would fight
+# before torch loads: test processes on the same cores would fight
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +20,22 @@ from securecluster import Federation, LabelSwap
 from securecluster.data.locations import FOLDER
 
 
-@pytest.fixture
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--exhaustive", action="store_true", help="run full products of cases, and every seed"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only --exhaustive asks for."""
+    if config.getoption("exhaustive"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+
+
+@pytest.fixture(scope="session")
 def small() -> Federation:
     """Six clients in two clusters, 40 training samples each."""
     return Federation.simulate(

@@ -121,7 +121,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         False,
         NoiseStreams.derived(Randomness(cell["seed"]), "oneshot_noise"),
     )
-    made = replace(made, apart=0.0) if cell["mechanism"] == "all" else made
+    made = replace(made, separation=0.0) if cell["mechanism"] == "all" else made
     found: dict[str, Any] = {"dimension": phi.dimension}
     if made.naive:
         for s in DEVIATIONS:

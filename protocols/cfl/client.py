@@ -1,7 +1,6 @@
 """The clients of CFL.
 
-They reply with updates, full gradients, models of splits, and the losses that the fallback
-compares.
+They send updates, full gradients, models at splits, and the losses that the fallback compares.
 """
 
 from __future__ import annotations
@@ -28,43 +27,54 @@ from securecluster.training.config import FULL_GRADIENT
 class PathModels(AverageDeltas):
     """Server to client: the models on the path from the root to its cluster."""
 
-    # models on the longest path of a client that is asked
+    # models on the longest path of a client that receives this message
     depth: Annotated[int, Between(maximum="clients")] = 0
 
 
 @dataclass(frozen=True, eq=False)
 class PathLosses:
-    """Client to server: how several models do on samples that it keeps aside."""
+    """Client to server: the losses of several models on the client's validation samples."""
 
-    # (b, 1 + depth), summed over those samples: its own model's first, then the path's from the
-    # root; 0 after its end
+    # (b, 1 + depth), summed over those samples: the client's own model first, then the path's from
+    # the root; 0 after its end
     loss: Annotated[Rows, Real((Upto("depths", "clients", minimum=1),))]
-    # (b,) how many samples; without it losses are means
+    # (b,) number of validation samples; without it losses are means
     size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)]
 
 
 class CFLClient(CompressedUpdateClient):
-    """Clients that also reply with gradients, and judge the models on their path."""
+    """Clients that also send gradients, and evaluate the models on their path."""
 
     @answers(GATHER, through=("delta",), fresh=True, trains="full")
     def gradient(self, context: CallContext, query: AverageDeltas) -> Update:
         """Return −∇r_i(θ_i) over all of D_i (Sattler et al. 2019, eq. 50).
 
         The sign makes no difference to cosines.
+
+        Args:
+            query: the averages that each client lacks.
         """
         self.catch_up(context, query)
-        plan = replace(FULL_GRADIENT, clip=self.training.clip, noise=self.training.noise)
+        # One step of learning rate 1 over all samples moves the model by the negative gradient.
+        usual = self.training
+        plan = replace(FULL_GRADIENT, clip=usual.clip, noise=usual.noise)
         models = self.models.select(context.positions)
-        room = self._pipeline.room(self.cohort.model.dimension)
-        return Update(
-            Rows(self.cohort.train(models, context.positions, plan, context.step, room)), None
-        )
+        d = self.cohort.model.dimension
+        room = self._pipeline.room(d)
+        gradients = self.cohort.train(models, context.positions, plan, context.step, room)
+        return Update(Rows(gradients), None)
 
     @answers(SUM, unmasked=("loss", "size"))
     def judge(self, context: CallContext, query: PathModels) -> PathLosses:
-        """Return the losses of θ_i and of the models on its path, on the samples kept aside.
+        """Return the losses of θ_i and of the models on its path, on the validation samples.
 
-        The query brings the models. The losses have noise where the run adds some.
+        The losses have noise where the run adds some.
+
+        Args:
+            query: contains the models of each client's path.
+
+        Raises:
+            FrameError: a path is longer than the query's depth.
         """
         self.check_not_behind(context, query)
         lengths = [len(path) for path in query.means.picks]
@@ -78,41 +88,62 @@ class CFLClient(CompressedUpdateClient):
         sizes = [self.cohort.validation_sizes[k] for k in context.positions]
         widths = [1 + length for length in lengths]
         released = noised(guard, "judge", context.ids, context.step, losses, sizes, widths)
+        # No cluster may receive a model whose loss is not finite, as after an overflow of weights.
         means = np.nan_to_num(released, nan=WORST, posinf=WORST)
-        dtype = self.models.table.dtype
-        if self._pipeline.clips:  # n_i stays here
-            return PathLosses(Rows(torch.as_tensor(means, dtype=dtype)), None)
+        if self._pipeline.clips:  # clients have equal weights, and n_i is not sent
+            return PathLosses(self._as_rows(means), None)
         counts = np.array(sizes, dtype=np.float64)
-        return PathLosses(
-            Rows(torch.as_tensor(means * counts[:, None], dtype=dtype)),
-            Rows(torch.as_tensor(counts, dtype=dtype)),
-        )
+        sums = means * counts[:, None]
+        return PathLosses(self._as_rows(sums), self._as_rows(counts))
+
+    def _as_rows(self, values: NDArray[np.float64]) -> Rows:
+        """Return an array as message rows, in the precision of the models."""
+        dtype = self.models.table.dtype
+        return Rows(torch.as_tensor(values, dtype=dtype))
 
     def _path_losses(
         self, context: CallContext, query: PathModels, clip: float | None
     ) -> NDArray[np.float64]:
-        """Return mean losses on the samples kept aside, (b, 1 + depth); 0 after a path's end.
+        """Return mean losses on the validation samples, (b, 1 + depth), 0 after a path's end.
 
-        The first column is of the client's own model, and NaN for one that keeps nothing aside.
+        The first column is that of the client's own model. A client without validation samples
+        has NaN.
+
+        Args:
+            clip: bound of each sample's loss; None does not bound it.
         """
+        positions = context.positions
         paths = query.means.picks
-        losses = np.zeros((len(context.positions), 1 + query.depth))
-        losses[:, 0] = self.cohort.validation_loss(
-            self.models.select(context.positions), context.positions, clip
-        )
-        for level in range(max(len(path) for path in paths)):
-            frames = [k for k, path in enumerate(paths) if len(path) > level]
-            models = self._models_of(query, [paths[k][level] for k in frames])
-            clients = [context.positions[k] for k in frames]
+        losses = np.zeros((len(positions), 1 + query.depth))
+        final_models = self.models.select(positions)
+        losses[:, 0] = self.cohort.validation_loss(final_models, positions, clip)
+        longest = max(len(path) for path in paths)
+        # One level at a time, in a batch of all clients whose path is as long.
+        for level in range(longest):
+            frames = []
+            clients = []
+            rows = []
+            for n, path in enumerate(paths):
+                if len(path) > level:
+                    frames.append(n)
+                    clients.append(positions[n])
+                    rows.append(path[level])
+            models = self._models_of(query, rows)
             losses[frames, 1 + level] = self.cohort.validation_loss(models, clients, clip)
         return losses
 
     def _models_of(self, query: AverageDeltas, picks: Sequence[int]) -> Rows:
-        """Return the models that rows of the query's table stand for; equal ones are made once."""
+        """Return the models of some rows of the query's table; each row is unmasked once.
+
+        Args:
+            picks: the rows, one for each client.
+        """
         unique = sorted(set(picks))
         models = []
         for row in unique:
+            displacement = query.means.table[row]
             step = int(query.steps.table[row])
-            models.append(self.model_at(query.means.table[row], step))
+            models.append(self.model_at(displacement, step))
         position = {row: n for n, row in enumerate(unique)}
-        return Rows(torch.stack(models), tuple(position[row] for row in picks))
+        index = tuple(position[row] for row in picks)
+        return Rows(torch.stack(models), index)

@@ -1,10 +1,10 @@
 """The parameter tree of recursive clustering (Sattler et al. 2019, V-C, Algorithm 4).
 
-It is held by a server that cannot read a model. It has a node for every cluster that was or is,
-with its stationary model θ*_v as a displacement from θ_0, under a mask of its own where updates are
-masked. The edges below a node hold the updates from θ*_v of each child's clients, under the mask of
-their round. A newcomer undoes the first mask and replies under the second, so it finds its leaf
-without showing the server either.
+A server that cannot read a model holds the tree. It has a node for every current or former cluster.
+A node stores its stationary model θ*_v as a displacement from θ_0, under a mask of its own where
+updates are masked. The edges below a node store the updates from θ*_v of each child's clients,
+under the mask of their round. A newcomer removes the first mask and replies under the second, so it
+finds its leaf without showing the server either.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.clustering.similarity import cross_cosine
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError, UpdateError
+from securecluster.errors import FrameError
 from securecluster.messaging.messages import Picks, Rows
 from securecluster.protocols.cfl.client import CFLClient, PathModels
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compressed_updates import updates_of
 from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, empty_tensor
+from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, request_model
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.runtime.endpoint import MINIMUM
@@ -33,7 +34,7 @@ from securecluster.runtime.server_channel import ServerChannel
 
 @dataclass
 class TreeNode:
-    """A cluster: one of its time, which was split, or a leaf."""
+    """A cluster: an inner node that was split, or a leaf."""
 
     members: list[int]
     parent: int | None = None
@@ -42,14 +43,14 @@ class TreeNode:
     round: int = 0  # of its split
     model: ModelDelta = field(default_factory=ModelDelta)  # θ*_v
     updates: torch.Tensor = field(default_factory=empty_tensor)  # (len(members), d), from θ*_v
-    step: int = 0  # the call whose mask they carry
+    step: int = 0  # the call whose mask the updates carry
 
 
 @dataclass
 class LeafModels:
-    """Final models, in the order of their nodes.
+    """Final models, in the order of the leaves.
 
-    They lie apart from the tree, so that a checkpoint does not hold the tree twice.
+    They are stored apart from the tree, so that a checkpoint does not contain the tree twice.
     """
 
     models: list[ModelDelta]
@@ -63,40 +64,62 @@ class ParameterTree:
 
     @classmethod
     def start(cls, clients: int) -> ParameterTree:
-        """Everyone in one cluster."""
+        """Return a tree with all clients in one cluster."""
         return cls([TreeNode(list(range(clients)), cluster=0)])
 
     def leaf(self, cluster: int) -> int:
-        """The number of a cluster's node."""
+        """Return the number of a cluster's node.
+
+        Args:
+            cluster: its label.
+        """
         return next(v for v, node in enumerate(self.nodes) if node.cluster == cluster)
 
     def path(self, node: int) -> list[int]:
-        """From the root to a node, both included."""
-        above = self.nodes[node].parent
-        return [node] if above is None else [*self.path(above), node]
+        """Return the nodes from the root to a node, both included.
+
+        Args:
+            node: its number.
+        """
+        parent = self.nodes[node].parent
+        if parent is None:
+            return [node]
+        return [*self.path(parent), node]
 
     def branch(self, cluster: int, halves: tuple[list[int], list[int]], new: int) -> TreeNode:
         """Split a cluster and return the node that was its leaf.
 
-        The second half becomes the cluster `new`.
+        Args:
+            cluster: label of the cluster, which its first half keeps.
+            halves: the clients of each half.
+            new: label of the second half.
         """
         v = self.leaf(cluster)
-        self.nodes[v].cluster = -1
-        self.nodes[v].children = [len(self.nodes), len(self.nodes) + 1]
-        self.nodes += [
-            TreeNode(half, v, cluster=label)
-            for half, label in zip(halves, (cluster, new), strict=True)
-        ]
-        return self.nodes[v]
+        node = self.nodes[v]
+        node.cluster = -1
+        first_child = len(self.nodes)
+        node.children = [first_child, first_child + 1]
+        for half, label in zip(halves, (cluster, new), strict=True):
+            self.nodes.append(TreeNode(half, v, cluster=label))
+        return node
 
     def leaf_models(self, net: ServerChannel, outbox: PendingUpdates) -> LeafModels:
-        """Every leaf's final model, asked of its members."""
+        """Fetch every leaf's final model from its members.
+
+        Args:
+            net: the channel to the clients.
+            outbox: the averages of the run, all of which were sent.
+        """
         width = max(len(node.model.displacement) for node in self.nodes)
         models = [request_model(net, outbox, leaf.members, width) for leaf in self._leaves()]
         return LeafModels(models)
 
     def complete(self, leaves: LeafModels) -> None:
-        """Keep them, too."""
+        """Store the leaves' final models in the tree.
+
+        Args:
+            leaves: the result of `leaf_models`.
+        """
         for leaf, model in zip(self._leaves(), leaves.models, strict=True):
             leaf.model = model
 
@@ -104,45 +127,56 @@ class ParameterTree:
         return [node for node in self.nodes if not node.children]
 
     def message_for(self, nodes: Sequence[Sequence[int]], count: int) -> AverageDeltas:
-        """Frames that bring the models of some nodes each, (len(nodes[k])) of them to recipient k.
+        """Return a message with the models of nodes, as displacements from θ_0.
 
         Args:
-            count: of averages that recipients have had; who has had fewer takes the model for the
-                last one.
+            nodes: for each recipient, the nodes whose models it receives.
+            count: number of averages that recipients have received. A recipient with fewer takes
+                the last model of its nodes for the latest average.
         """
-        used = sorted(set(chain.from_iterable(nodes)))
-        row_of = {v: row for row, v in enumerate(used)}
+        unique = sorted(set[int]().union(*nodes))  # each model is sent once
+        row_of = {v: row for row, v in enumerate(unique)}
         rows = []
-        for recipient in nodes:
-            rows.append(tuple(row_of[v] for v in recipient))
+        for recipient_nodes in nodes:
+            rows.append(tuple(row_of[v] for v in recipient_nodes))
         picks = tuple(rows)
-        models = [self.nodes[v].model for v in used]
+        models = [self.nodes[v].model for v in unique]
         deltas = torch.stack([model.displacement for model in models])
         steps = torch.as_tensor([model.step for model in models])
         counts = torch.full((len(nodes),), count)
-        return AverageDeltas(Picks(deltas, picks), Picks(steps, picks), True, Rows(counts))
+        return AverageDeltas(
+            Picks(deltas, picks),
+            Picks(steps, picks),
+            absolute=True,
+            count=Rows(counts),
+        )
 
 
 def find_leaves(
     net: ServerChannel, tree: ParameterTree, method: Callable[..., Any], to: Sequence[int]
 ) -> list[int]:
-    """Return each newcomer's leaf (Sattler et al. 2019, Algorithm 4).
+    """Return each newcomer's cluster (Sattler et al. 2019, Algorithm 4).
 
-    At every node a newcomer goes to the child that holds the single most similar update, and on a
-    tie to the second child.
+    At every node a newcomer goes to the child that has the single most similar update, and on a tie
+    to the second child.
 
     Args:
-        method: of clients, whose replies the tree holds.
+        method: the client method whose replies the tree stores.
+        to: the newcomers.
 
     Raises:
         UpdateError: a newcomer does not reply.
     """
-    node_of = dict.fromkeys(to, 0)
+    node_of = dict.fromkeys(to, 0)  # line 2: v ← v_root
+    # Children come after their parents, so one pass visits every newcomer's path. Newcomers at one
+    # node are called together.
     for v, node in enumerate(tree.nodes):
         arrived = [i for i in to if node_of[i] == v]
-        if arrived and node.children:
-            node_of |= _choose_children(net, tree, v, method, arrived)
-    return [tree.nodes[v].cluster for v in node_of.values()]
+        if arrived and node.children:  # line 3
+            chosen = _choose_children(net, tree, v, method, arrived)
+            node_of.update(chosen)
+    leaves = [tree.nodes[v] for v in node_of.values()]
+    return [leaf.cluster for leaf in leaves]
 
 
 def _choose_children(
@@ -152,39 +186,58 @@ def _choose_children(
     method: Callable[..., Any],
     newcomers: Sequence[int],
 ) -> dict[int, int]:
-    """Return the child of node v that each newcomer goes on to."""
+    """Return the child of a node to which each newcomer goes on (lines 4–14).
+
+    Args:
+        v: the node's number.
+        method: the client method whose replies the tree stores.
+        newcomers: those that arrived at the node.
+
+    Raises:
+        UpdateError: a newcomer does not reply.
+    """
     node = tree.nodes[v]
     chosen: dict[int, int] = {}
     waiting = list(newcomers)
     for _ in range(TRIES):
         if not waiting:
             break
-        # a count that grows down the tree: a later node's model replaces an earlier one's
-        message = tree.message_for([[v]] * len(waiting), count=v + 1)
-        replies = net.gather(method, message, to=waiting, step=node.step)
+        # The count grows down the tree, so that a later node's model replaces an earlier one's.
+        models = [[v]] * len(waiting)
+        message = tree.message_for(models, count=v + 1)
+        replies = net.gather(method, message, to=waiting, step=node.step)  # line 5
         if replies.ids:
-            alpha = cross_cosine(updates_of(replies), node.updates).numpy()
-            nearest = []
-            for child in node.children:
-                members = np.isin(node.members, tree.nodes[child].members)
-                nearest.append(alpha[:, members].max(1))
-            goes_first = nearest[0] > nearest[1]
-            for i, first in zip(replies.ids, goes_first, strict=True):
-                chosen[i] = node.children[0 if first else 1]
+            first, second = _similarity_to_children(tree, node, updates_of(replies))
+            goes_second = ~(first > second)  # lines 8–12
+            for i, position in zip(replies.ids, goes_second.astype(int), strict=True):
+                chosen[i] = node.children[position]
         waiting = [i for i in waiting if i not in chosen]
-    if waiting:
-        raise UpdateError(
-            f"newcomer(s) {', '.join(map(str, waiting[:5]))} do not reply: ask them again later"
-        )
+    check_newcomers(newcomers, list(chosen))
     return chosen
+
+
+def _similarity_to_children(
+    tree: ParameterTree, node: TreeNode, updates: torch.Tensor
+) -> list[NDArray[np.float64]]:
+    """Return α_0 and α_1, (n,) each: the largest cosine to any update of each child (lines 6–7).
+
+    Args:
+        updates: (n, d) of newcomers, from the node's model and under the mask of its updates.
+    """
+    alpha = cross_cosine(updates, node.updates).numpy()
+    similarity = []
+    for child in node.children:
+        in_child = np.isin(node.members, tree.nodes[child].members)
+        similarity.append(alpha[:, in_child].max(1))
+    return similarity
 
 
 @dataclass
 class FallbackResult:
-    """Which node's model each cluster is handed, and why."""
+    """Result of the fallback: the node whose model each cluster receives."""
 
     nodes: list[int]
-    # of each cluster: node -> mean validation loss in nats; none where it was not judged
+    # of each cluster: node -> mean validation loss in nats; empty where it was not evaluated
     losses: list[dict[int, float]]
 
 
@@ -194,55 +247,78 @@ def choose_fallback_models(
     """Choose the models that clusters return to where a split made validation worse.
 
     Such a cluster returns to the best model before the split (Sattler et al. 2019, end of II-A).
+    Labels do not change.
 
-    Clusters that were split off are judged, through sums, by their members that have the final
-    model; where these are fewer than two the cluster keeps its model, for a sum over one hides
-    nothing. Labels stay as they are.
+    Members that have the final model evaluate it and those on its path, and the server receives
+    sums of their losses. A cluster with fewer than two such members keeps its model, since a sum
+    over one client hides nothing.
+
+    Args:
+        labels: (m,) each client's cluster.
+
+    Raises:
+        FrameError: the replies have fewer losses than the longest path has models.
     """
-    leaves = [tree.leaf(c) for c in range(1 + max(labels))]
+    clusters = range(1 + max(labels))
+    leaves = [tree.leaf(c) for c in clusters]
     ancestors = [tree.path(leaf)[:-1] for leaf in leaves]
     result = FallbackResult(list(leaves), [{} for _ in leaves])
-    judges = _judges(outbox, labels, ancestors)
-    if not judges:
+    evaluators = _evaluators(outbox, labels, ancestors)
+    if not evaluators:
         return result
 
     depth = max(len(path) for path in ancestors)
-    message = tree.message_for([ancestors[labels[i]] for i in judges], outbox.number)
+    cluster_of = [labels[i] for i in evaluators]
+    message = tree.message_for([ancestors[c] for c in cluster_of], outbox.number)
     query = PathModels(message.means, message.steps, message.absolute, message.count, depth=depth)
-    groups = [labels[i] for i in judges]
-    sums = net.sum(CFLClient.judge, query, to=judges, by=groups, groups=len(leaves))
+    sums = net.sum(CFLClient.judge, query, to=evaluators, by=cluster_of, groups=len(leaves))
     if not sums.ids:
         return result
 
+    # (K, 1 + depth), the cluster's own model first.
     losses = sums.rows.loss.table
     if losses.shape[1] < 1 + depth:
         raise FrameError(
             f"PathLosses.loss has {losses.shape[1]} numbers where {1 + depth} were expected: the "
             "replies are refused"
         )
-    # clients that clip do not tell how many samples they keep aside: each of them counts the same
-    sizes = sums.counts if sums.rows.size is None else sums.rows.size.table.tolist()
+    # Clients that clip send no number of validation samples: they have equal weights.
+    if sums.rows.size is None:
+        sizes: Sequence[float] = sums.counts
+    else:
+        sizes = sums.rows.size.table.tolist()
     for c, size in enumerate(sizes):
-        if size:
-            nodes = [leaves[c], *ancestors[c]]
-            means = {v: float(losses[c, n]) / size for n, v in enumerate(nodes)}
-            result.losses[c] = means
-            result.nodes[c] = min(nodes, key=means.__getitem__)
+        if not size:
+            continue
+        nodes = [leaves[c], *ancestors[c]]
+        mean_losses = {}
+        for n, v in enumerate(nodes):
+            mean_losses[v] = float(losses[c, n]) / size
+        result.losses[c] = mean_losses
+        # On a tie the cluster keeps its own model, which comes first.
+        result.nodes[c] = min(mean_losses, key=mean_losses.__getitem__)
     return result
 
 
-def _judges(
+def _evaluators(
     outbox: PendingUpdates, labels: Sequence[int], ancestors: Sequence[Sequence[int]]
 ) -> list[int]:
-    """Return the clients that judge: those with the final model, in clusters that were split off.
+    """Return the clients that evaluate models: members of split clusters with the final model.
 
-    A cluster with fewer than two of them has no judges.
+    A cluster with fewer than two of them has none.
+
+    Args:
+        labels: (m,) each client's cluster.
+        ancestors: of each cluster's leaf; empty where the cluster was never split off.
     """
     lagging = set(outbox.lagging_clients())
     current = [i for i in range(len(labels)) if i not in lagging]
-    current_members = Counter(labels[i] for i in current)
-    judged = {c for c, n in current_members.items() if n >= MINIMUM and ancestors[c]}
-    return [i for i in current if labels[i] in judged]
+    members = Counter(labels[i] for i in current)
+    evaluated = set()
+    for c, number in members.items():
+        if number >= MINIMUM and ancestors[c]:
+            evaluated.add(c)
+    return [i for i in current if labels[i] in evaluated]
 
 
 def send_fallback_models(
@@ -252,13 +328,19 @@ def send_fallback_models(
     labels: Sequence[int],
     fallback_models: FallbackResult,
 ) -> FallbackResult:
-    """Send the clusters that return to an earlier model that model.
+    """Send each cluster that returns to an earlier model that model.
 
-    It is a phase of its own: clients judge their final model, so a server that asks them again must
-        not have replaced it.
+    This is a separate phase. Clients evaluate their final model, so it must not have been replaced
+    when a server that was restarted asks them again.
+
+    Args:
+        labels: (m,) each client's cluster.
+        fallback_models: the result of `choose_fallback_models`, which is returned.
     """
-    leaves = [tree.leaf(c) for c in range(1 + max(labels))]
-    waiting = [i for i, c in enumerate(labels) if fallback_models.nodes[c] != leaves[c]]
+    replaced = []
+    for c, node in enumerate(fallback_models.nodes):
+        replaced.append(node != tree.leaf(c))
+    waiting = [i for i, c in enumerate(labels) if replaced[c]]
     for _ in range(TRIES):
         if not waiting:
             break

@@ -34,6 +34,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.data import Federation
 from securecluster.errors import UsageError
+from securecluster.messaging.replies import Replies, Sums
 from securecluster.protocols.cfl.client import CFLClient
 from securecluster.protocols.cfl.parameter_tree import (
     FallbackResult,
@@ -57,32 +58,34 @@ from securecluster.protocols.cfl.split_test import (
 from securecluster.protocols.common.base import FittedState, ReleaseCounts, opened
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compression_options import CompressionOptions
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 
-HINT = 0.1  # the p-value at which a cluster that replied in part is asked for a complete round
+# p-value at which a cluster with missing replies waits for a complete round (not in the paper)
+HINT = 0.1
 
 
 @dataclass
 class CFLState:
-    """What the server's loop changes."""
+    """State of the server's loop."""
 
     labels: list[int]
     outbox: PendingUpdates
     tree: ParameterTree
     # the largest max ‖Δ_i‖ of any round, the unit of the relative criterion's eps2
     longest: float = 0.0
-    # clusters that wait for a round with every member
+    # clusters that wait for a round in which every member replies
     wanted: list[int] = field(default_factory=list)
-    # (m, m), of the last round that all clients shared
+    # (m, m), of the last round in which all clients shared one model
     alpha: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    shared: bool = True  # whether alpha is of this round
-    fallback_models: FallbackResult | None = None  # whose model each cluster got in the end
+    shared: bool = True  # alpha is of this round
+    fallback_models: FallbackResult | None = None
 
 
-@dataclass
+@protocol
 class CFL(CompressionOptions):
     """Recursive bipartition of the clients once federated learning has become stationary."""
 
@@ -97,8 +100,8 @@ class CFL(CompressionOptions):
     eps1: float = 0.5
     """a cluster is stationary when ‖mean Δ‖ is below this; relative: below this share of max ‖Δ‖"""
     eps2: float = 0.25
-    """and its clients are not content when max ‖Δ‖ is above this; relative: above this share of the
-    largest max ‖Δ‖ of any round
+    """and its clients still have large updates when max ‖Δ‖ is above this; relative: above this
+    share of the largest max ‖Δ‖ of any round
     """
     evidence: float = 0.25
     """relative criterion: and some cluster C has (|C| − 1)·(α_intra^min(C) − α_cross^max(C, rest))
@@ -111,69 +114,106 @@ class CFL(CompressionOptions):
     gamma_max: float = 0.5
     """accept a split only if γ_max < sqrt((1 − α_cross^max) / 2), in [0, 1)"""
     min_size: int = 3
-    """clusters with fewer members are not split (ours; the paper's examples of two clients need 2)
+    """clusters with fewer members are not split (not in the paper, whose examples of two clients
+    need 2)
     """
     similarity: str = "update"
-    """what α compares: update, or gradient (the full one, for which members of a stationary cluster
-    are asked besides)
+    """what α compares: update, or gradient (the full one, which members of a stationary cluster
+    compute in addition)
     """
     average: str = "uniform"
     """mean over clients: uniform (Algorithm 5) or weighted by |D_i| (Algorithm 2)"""
     tree: bool = True
-    """keep models and updates of splits at the server (at each level as much as a round's updates):
-    newcomers and the fallback need them
+    """store models and updates of splits at the server (at each level as much as a round's
+    updates): newcomers and the fallback need them
     """
     fallback: float = 0.0
-    """share of each client's training samples kept aside to judge in the end whether splits helped,
-    in [0, 1); 0 trusts them
+    """share of each client's training samples held out to evaluate at the end whether splits
+    helped, in [0, 1); 0 evaluates nothing
     """
 
     name: ClassVar[str] = "cfl"
     client: ClassVar[type[TrainingClient]] = CFLClient
 
     def run_server(self, net: ServerChannel, run: Run) -> CFLState:
-        """Algorithm 5, "Server does"."""
+        """Run Algorithm 5, "Server does", then the parameter tree's leaves and the fallback."""
         m = len(net.clients)
-        state = CFLState(
-            [0] * m, PendingUpdates.start(m, fresh=self.mask != "none"), ParameterTree.start(m)
-        )
-        for t in run.rounds("train", state, self.rounds):
-            asked = self._invited(net, state, t)
-            updates, sums = collect_updates(net, state.outbox, asked, state.labels, self.compresses)
-            state.shared = False
-            round_statistics = []
-            for c, members in enumerate(clusters_of(state.labels)):
-                statistics = split_statistics(net, updates, c, members, state.labels, sums)
-                round_statistics.append(statistics)
-                if statistics.replied:
-                    self._test(net, state, statistics)
-                if statistics.halves and self.tree:
-                    self._fetch_split_model(net, state, statistics)
-            step = updates.step if sums is None else sums.step
-            queue_averages(state.outbox, round_statistics, step, state.labels)
-            splits = [statistics for statistics in round_statistics if statistics.halves]
-            measured = [
-                statistics for statistics in round_statistics if statistics.mean is not None
-            ]
-            run.note(
-                splits=[[split.members, *(split.halves or ())] for split in splits],
-                split_tests=[statistics.line() for statistics in measured],
-                wanted=list(state.wanted),
+        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
+        state = CFLState([0] * m, outbox, ParameterTree.start(m))  # line 3
+        for t in run.rounds("train", state, self.rounds):  # line 4
+            invited = self._invited(net, state, t)
+            updates, sums = collect_updates(  # lines 5–8
+                net, state.outbox, invited, state.labels, self.compresses
             )
-            for split in splits:
-                split_cluster(state.tree, state.labels, split, t)
+            round_statistics = self._test_clusters(net, state, updates, sums)  # lines 14–21
+            # The means carry the mask of the call that they were computed from.
+            step = updates.step if sums is None else sums.step
+            # Line 7 of the next round. Algorithm 5 leaves the updates of new clusters undefined:
+            # both halves receive the mean of their parent (not in the paper).
+            queue_averages(state.outbox, round_statistics, step, state.labels)
+            self._note(run, state, round_statistics)
+            for statistics in round_statistics:
+                if statistics.halves:
+                    split_cluster(state.tree, state.labels, statistics, t)  # lines 22 and 28
         flush(net, run, state)
         if self.tree:
-            leaves = run.once(
-                "leaves", lambda: state.tree.leaf_models(net, state.outbox), LeafModels
-            )
-            state.tree.complete(leaves)
+            self._complete_tree(net, run, state)
         if self.fallback:
             self._fall_back(net, run, state)
         return state
 
+    def _test_clusters(
+        self,
+        net: ServerChannel,
+        state: CFLState,
+        updates: Replies[Any],
+        sums: Sums[Any] | None,
+    ) -> list[SplitStatistics]:
+        """Compute each cluster's mean (line 15), and test whether it is split (lines 16–21).
+
+        Args:
+            updates: the round's updates or compressed updates.
+            sums: with compression, the sums of the full updates by cluster.
+        """
+        state.shared = False
+        round_statistics = []
+        for c, members in enumerate(clusters_of(state.labels)):
+            statistics = split_statistics(net, updates, c, members, state.labels, sums)
+            round_statistics.append(statistics)
+            if statistics.replied:
+                self._test(net, state, statistics)
+            if statistics.halves and self.tree:
+                self._fetch_split_model(net, state, statistics)
+        return round_statistics
+
+    def _note(self, run: Run, state: CFLState, round_statistics: Sequence[SplitStatistics]) -> None:
+        """Write the splits and the statistics of a round into the history."""
+        splits = []
+        split_tests = []
+        for statistics in round_statistics:
+            if statistics.halves:
+                splits.append([statistics.members, *statistics.halves])
+            if statistics.mean is not None:
+                split_tests.append(statistics.line())
+        run.note(splits=splits, split_tests=split_tests, wanted=list(state.wanted))
+
+    def _complete_tree(self, net: ServerChannel, run: Run, state: CFLState) -> None:
+        """Fetch the final models of the tree's leaves."""
+        leaves = run.once("leaves", lambda: state.tree.leaf_models(net, state.outbox), LeafModels)
+        state.tree.complete(leaves)
+
     def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
-        """Algorithm 4, down the parameter tree."""
+        """Return the clusters of newcomers by Algorithm 4, down the parameter tree.
+
+        Args:
+            net: a channel to the newcomers.
+            state: the final state of the run.
+            to: the newcomers' numbers.
+
+        Raises:
+            UsageError: the run did not store the tree.
+            UpdateError: a newcomer does not reply.
+        """
         if not self.tree:
             raise UsageError(
                 "newcomers find their cluster down the parameter tree, and this run kept none: run "
@@ -190,14 +230,16 @@ class CFL(CompressionOptions):
     def _fetch_split_model(
         self, net: ServerChannel, state: CFLState, statistics: SplitStatistics
     ) -> None:
-        """Fetch the model that the tree keeps of a split; without it the split waits."""
+        """Fetch the model that the tree stores of a split; without it there is no split yet."""
         fetched = fetch_split_model(net, state.outbox, statistics)
         if not fetched:
             statistics.halves = None
 
     def _fall_back(self, net: ServerChannel, run: Run, state: CFLState) -> None:
         """Return clusters to the model before a split that made validation worse (end of II-A)."""
-        tree, outbox, labels = state.tree, state.outbox, state.labels
+        tree = state.tree
+        outbox = state.outbox
+        labels = state.labels
         chosen = run.once(
             "judged", lambda: choose_fallback_models(net, tree, outbox, labels), FallbackResult
         )
@@ -212,54 +254,61 @@ class CFL(CompressionOptions):
 
         The gap and the similarities are measured in every round, also where the cluster is not
         split.
+
+        Args:
+            statistics: of the cluster; changed in place.
         """
         state.longest = max(state.longest, statistics.max_norm)
         state.wanted = [c for c in state.wanted if c != statistics.cluster]
-        stationary = self._stationary(statistics)
+        stationary = self._stationary(statistics)  # line 16, first condition
         large_enough = len(statistics.members) >= self.min_size
         if self.similarity == "gradient":
-            # gradients take another call, so only a cluster that may be split is asked for them
+            # Gradients take another call, so only a cluster that may be split computes them.
             if not (stationary and large_enough):
                 return
             compare_gradients(net, state.outbox, statistics)
         if len(statistics.replied) < 2:
             return
-        alpha = self._similarities(state, statistics)
+        alpha = self._similarities(state, statistics)  # line 17
         if not large_enough:
             return
         seed = net.randomness.integer("server", "clusterer", net.round, statistics.cluster)
-        halves = self._bipartition(alpha, seed)
+        halves = self._bipartition(alpha, seed)  # lines 19 and 20
         statistics.gap = gap_between(alpha, halves)
         smaller = min(len(halves.first), len(halves.second))
         if smaller < self.smallest_cluster:
             return
+        # Line 16, both conditions.
         if not (stationary and self._incongruent(state, statistics)):
             return
-        if not self._significant(statistics, alpha, seed):
-            return
-        self._accept(state, statistics, halves)
+        if self._significant(statistics, alpha, seed):
+            self._accept(state, statistics, halves)  # line 21
 
     def _stationary(self, statistics: SplitStatistics) -> bool:
-        """Return whether federated learning has converged in a cluster.
+        """Return whether federated learning has converged in a cluster: ‖Δ_c‖ < ε1 (eq. 32).
 
-        It has where ‖Δ_c‖ < ε1 (eq. 32), or where it is below that as a share (ours).
+        The relative criterion compares ‖Δ_c‖ / max ‖Δ_i‖ (not in the paper).
         """
-        unit = statistics.max_norm if self.criterion == "relative" else 1
-        return statistics.mean_norm < self.eps1 * unit
+        if self.criterion == "relative":
+            return statistics.mean_norm < self.eps1 * statistics.max_norm
+        return statistics.mean_norm < self.eps1
 
     def _incongruent(self, state: CFLState, statistics: SplitStatistics) -> bool:
-        """Return whether clients of a stationary cluster still pull.
+        """Return whether single clients are far from a stationary point: max ‖Δ_i‖ > ε2 (eq. 33).
 
-        They do where max ‖Δ_i‖ > ε2 (eq. 33), or where it is above that as a share (ours).
+        The relative criterion compares with the largest norm of any round (not in the paper).
         """
-        unit = state.longest if self.criterion == "relative" else 1
-        return statistics.max_norm > self.eps2 * unit
+        if self.criterion == "relative":
+            return statistics.max_norm > self.eps2 * state.longest
+        return statistics.max_norm > self.eps2
 
     def _similarities(self, state: CFLState, statistics: SplitStatistics) -> NDArray[np.float64]:
         """Return α of the clients that replied, (n, n) (eq. 50 or 51).
 
-        The state keeps it for the observer where it is of all clients.
+        The state stores it for the observer where it is of all clients.
         """
+        # Subtracting the known noise can leave a squared norm near zero, or below it. Under noise
+        # no row counts as shorter than this share of the median norm.
         floor = FLOOR if statistics.scatter else 0.0
         alpha = cosine(statistics.inner, floor).cpu()
         only_cluster = len(statistics.members) == len(state.labels)
@@ -270,7 +319,12 @@ class CFL(CompressionOptions):
         return similarities
 
     def _bipartition(self, alpha: NDArray[np.float64], seed: int) -> Bipartition:
-        """Return two halves of a cluster, by position, and α_cross^max across them (eq. 35)."""
+        """Return two halves of a cluster, by position, and α_cross^max across them (eq. 35).
+
+        Args:
+            alpha: (n, n) similarities.
+            seed: of the clusterers that need one.
+        """
         halves = split_into_two(alpha, self.clusterer, seed)
         if self.criterion == "relative" and self.clusterer == "paper":
             return with_company(alpha, halves)
@@ -279,17 +333,23 @@ class CFL(CompressionOptions):
     def _significant(
         self, statistics: SplitStatistics, alpha: NDArray[np.float64], seed: int
     ) -> bool:
-        """Return whether clients are separated, and would rarely be so without clusters (ours).
+        """Return whether the clients' separation is significant (not in the paper).
 
-        The absolute criterion does not ask for this.
+        It is where clients without clusters would rarely be as separated. The absolute criterion
+        has no such condition.
+
+        Args:
+            alpha: (n, n) similarities.
+            seed: of the draws of clients without clusters.
         """
         if self.criterion == "absolute":
             return True
         test = evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed)
-        # two clients have no cluster among them
+        # The separation of two clients is infinite: they contain no cluster.
         statistics.evidence = test.separation if math.isfinite(test.separation) else None
         statistics.p_value = test.p_value
-        # a few of a cluster's clients seldom reach the level, so a hint is enough to ask them all
+        # A few of a cluster's clients seldom reach the level, so a weaker hint is enough to wait
+        # for a complete round.
         if not statistics.complete:
             return statistics.p_value <= max(self.level, HINT)
         return statistics.p_value <= self.level
@@ -297,7 +357,11 @@ class CFL(CompressionOptions):
     def _accept(self, state: CFLState, statistics: SplitStatistics, halves: Bipartition) -> None:
         """Record a split where γ_max < √((1 − α_cross^max)/2) (eq. 39).
 
-        A cluster of which some members did not reply waits for a round in which all do.
+        A cluster with missing replies waits for a complete round, since a client without an update
+        cannot be assigned to a half.
+
+        Args:
+            halves: by position in the cluster, with α_cross^max.
         """
         if not statistics.complete:
             state.wanted.append(statistics.cluster)
@@ -310,42 +374,50 @@ class CFL(CompressionOptions):
             )
 
     def _invited(self, net: ServerChannel, state: CFLState, t: int) -> list[int]:
-        """Return the clients that are asked in round t, a share of each cluster.
+        """Return the clients that train in round t, a random share of each cluster.
 
-        Where a cluster only waits for complete replies to be split, all of its clients are asked.
+        A cluster that waits for a complete round to be split is invited as a whole.
         """
         invited: list[int] = []
+        minimum = self.smallest_cluster
         for c, members in enumerate(clusters_of(state.labels)):
-            share = 1.0 if c in state.wanted else self.participation
-            invited += sample_clients(net, members, share, t, c, minimum=self.smallest_cluster)
+            share = self.participation
+            if c in state.wanted:
+                share = 1.0
+            invited += sample_clients(net, members, share, t, c, minimum=minimum)
         return sorted(invited)
 
     def releases(self) -> ReleaseCounts:
-        """Return how often a client releases updates, full gradients and losses.
+        """Return the numbers of updates, full gradients and losses that a client releases.
 
-        It releases an update a round, and a compressed one with compression. The losses are those
-        that the fallback goes by.
+        A client releases an update a round, a compressed one too with compression, and a full
+        gradient where α compares gradients. The fallback needs one row of losses.
         """
-        full = self.rounds * (self.similarity == "gradient")
+        updates = self.rounds
+        gradients = 0
+        if self.compresses:
+            updates += self.rounds
+        if self.similarity == "gradient":
+            gradients = self.rounds
         return ReleaseCounts(
-            self.rounds * (1 + self.compresses) + full,
-            int(self.fallback > 0),
+            updates=updates + gradients,
+            losses=int(self.fallback > 0),
             trainings=self.rounds,
-            full=full,
+            full=gradients,
         )
 
     @property
     def weighted(self) -> bool:
-        """Whether clients tell |D_i|: only for the weighted average."""
+        """Return whether clients send |D_i|: for the weighted average only."""
         return self.average == "weighted"
 
     @property
     def validation_share(self) -> float:
-        """The samples that the fallback is judged by."""
+        """Return the share of the samples on which the fallback compares models."""
         return self.fallback
 
     def check(self, clients: int) -> None:
-        """Adds the split test's own fields."""
+        """Check the options of the split test, too."""
         super().check(clients)
         check_choice(
             self,
@@ -354,33 +426,31 @@ class CFL(CompressionOptions):
             similarity=("update", "gradient"),
         )
         check_whole(self, min_size=2)
-        for name, most in {
-            "eps1": math.inf,
-            "eps2": math.inf,
-            "evidence": math.inf,
-            "gamma_max": 1,
-            "fallback": 1,
-        }.items():
-            check_number(self, name, 0, most, low_in=most == 1)
+        for name in ("eps1", "eps2", "evidence"):
+            check_number(self, name, 0, math.inf, low_in=False)
+        for name in ("gamma_max", "fallback"):
+            check_number(self, name, 0, 1, low_in=True)
         check_number(self, "level", 0, 1, low_in=False)
         if self.fallback and not self.tree:
             raise UsageError("the fallback judges the models in the tree: leave tree on")
 
     def server_view(self) -> list[str]:
-        """What stays visible under every mask."""
+        """Return what stays visible under every mask."""
         return server_view(self.weighted, self.compresses, self.tree, self.fallback > 0)
 
     def observe(
         self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
     ) -> Line:
-        """Adds the true separation gap g (eq. 28) while all clients share one model."""
-        truth = federation.truth if state.shared and len(state.alpha) else None
-        gap = separation_gap(state.alpha.numpy(), truth) if truth else None
-        return {**super().observe(federation, client, state, scores), "gap": gap}
+        """Add the true separation gap g (eq. 28) while all clients share one model."""
+        line = super().observe(federation, client, state, scores)
+        line["gap"] = None
+        if state.shared and len(state.alpha) and federation.truth:
+            line["gap"] = separation_gap(state.alpha.numpy(), federation.truth)
+        return line
 
-    def _restore_fitted(self, kept: FittedState) -> Self:
-        """Adds the parameter tree."""
-        super()._restore_fitted(kept)
+    def _restore_fitted(self, fitted: FittedState) -> Self:
+        """Add the parameter tree."""
+        super()._restore_fitted(fitted)
         self.tree_: ParameterTree = self.state_.tree
         return self
 
@@ -388,18 +458,30 @@ class CFL(CompressionOptions):
         """Return the `state_dict` of a node's model (V-C).
 
         `tree_.path(tree_.leaf(c))` are the nodes of cluster c, the most general first.
+
+        Args:
+            node: its number in `tree_`.
         """
-        return self._flat.state_dict(opened(self, self.tree_.nodes[node].model))
+        displacement = self.tree_.nodes[node].model
+        theta = opened(self, displacement)
+        return self._flat.state_dict(theta)
 
     def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
-        """Return the probabilities (n, classes) of the classes of samples x (n, …).
+        """Return the mean prediction of the models on a cluster's path, root to leaf (V-C).
 
-        They are the mean over the models on the cluster's path, root to leaf (V-C).
+        Args:
+            cluster: its label.
+            x: n samples, (n, …).
+
+        Returns:
+            Probabilities of the classes, (n, classes).
         """
-        path = [
-            opened(self, self.tree_.nodes[v].model)
-            for v in self.tree_.path(self.tree_.leaf(cluster))
-        ]
-        return torch.stack(
-            [self._flat.objective.predicted(self._flat.call(self._flat.views(w), x)) for w in path]
-        ).mean(0)
+        flat = self._flat
+        predictions = []
+        leaf = self.tree_.leaf(cluster)
+        for v in self.tree_.path(leaf):
+            theta = opened(self, self.tree_.nodes[v].model)
+            weights = flat.views(theta)
+            outputs = flat.call(weights, x)
+            predictions.append(flat.objective.predicted(outputs))
+        return torch.stack(predictions).mean(0)

@@ -1,10 +1,10 @@
-"""The Separation Theorem, which says when the bipartition of clients is correct.
+"""The Separation Theorem: conditions under which the bipartition of clients is correct.
 
 It is Theorem 1 of Sattler, Müller, Samek 2019 (II and VIII-A).
 
 v_l, l = 1 … k   the gradients of the true risks, with Σ a_l·v_l = 0 for positive a_l: a stationary
                  point (eq. 104)
-X_i, i = 1 … m   by how much client i's gradient differs from that of its distribution I(i):
+X_i, i = 1 … m   the difference of client i's gradient from that of its distribution I(i):
                  r_i = v_I(i) + X_i
 γ_i              ‖X_i‖ / ‖v_I(i)‖, the relative approximation noise, which the theorem needs in
                  [0, 1)
@@ -14,10 +14,10 @@ distribution are at most φ_ij = arcsin γ_i + arcsin γ_j apart, and H_ij = cos
 positive sum of zero can be halved with all cross angles at least π/(k−1) (Lemma 4), so the clients'
 can with at least π/(k−1) − φ_ij.
 
-Lemma 4 in more than two dimensions, another way than the paper's projection (ours): were the
-optimal cross angle below π/(k−1), the minimum spanning tree of the k directions would be shorter
-than π on the sphere; walked there and back it is a closed curve shorter than 2π, which lies in an
-open hemisphere, where no positive sum is zero.
+Lemma 4 in more than two dimensions, by another argument than the paper's projection (not in the
+paper): if the optimal cross angle were below π/(k−1), the minimum spanning tree of the k directions
+would be shorter than π on the sphere. Walked there and back it is a closed curve shorter than 2π,
+which lies in an open hemisphere, where no positive sum is zero.
 """
 
 from __future__ import annotations
@@ -36,35 +36,44 @@ from securecluster.errors import UsageError
 def separation_gap(alpha: Array, truth: Sequence[int]) -> float | None:
     """Return g = α_intra^min − α_cross^max (Sattler et al. 2019, eq. 28, 29).
 
-    Return None for fewer than two clients.
-
     α_intra^min is over all i, j of one distribution; a client alone in its own has α_ii = 1.
     α_cross^max is that of the optimal bipartition, whatever the true clusters are. So clients of a
     single distribution have g <= 0, and g > 0 implies a correct bipartition. The paper's "if and
-    only if" (Remark 2) is too much: chained clusters, with α_intra^min <= α_cross^max, may be split
-    correctly.
+    only if" (Remark 2) is too strong: chained clusters, with α_intra^min <= α_cross^max, may be
+    split correctly.
 
     Args:
         alpha: similarities, (m, m), symmetric.
         truth: each client's distribution, (m,).
+
+    Returns:
+        None for fewer than two clients.
     """
     if len(truth) < 2:
         return None
-    return float(alpha[_together(truth)].min(initial=1.0)) - bipartition(alpha).cross_max
+    intra_min = float(alpha[_same_distribution(truth)].min(initial=1.0))
+    return intra_min - bipartition(alpha).cross_max
 
 
 def is_correct(first: Sequence[int], second: Sequence[int], truth: Sequence[int]) -> bool:
     """Return whether a bipartition leaves clients of one distribution together.
 
     This is Definition 1 of Sattler et al. 2019.
+
+    Args:
+        first: clients of one half.
+        second: clients of the other half.
+        truth: each client's distribution, (m,).
     """
-    return not {truth[i] for i in first} & {truth[j] for j in second}
+    first_distributions = {truth[i] for i in first}
+    second_distributions = {truth[j] for j in second}
+    return not first_distributions & second_distributions
 
 
 def approximation_noise(
     empirical: ArrayLike, true: ArrayLike, truth: Sequence[int]
 ) -> NDArray[np.float64]:
-    """γ_i = ‖v_I(i) − r_i‖ / ‖v_I(i)‖, (m,) (Sattler et al. 2019, eq. 16).
+    """Return γ_i = ‖v_I(i) − r_i‖ / ‖v_I(i)‖, (m,) (Sattler et al. 2019, eq. 16).
 
     Args:
         empirical: the clients' gradients r_i, (m, d).
@@ -75,14 +84,16 @@ def approximation_noise(
         UsageError: a true gradient is zero, where γ is undefined and the clients' distributions are
             congruent.
     """
-    own = np.asarray(true, np.float64)[list(truth)]
-    size = np.linalg.norm(own, axis=1)
-    if not (size > 0).all():
+    expected = np.asarray(true, np.float64)[list(truth)]
+    norm = np.linalg.norm(expected, axis=1)
+    if not (norm > 0).all():
         raise UsageError(
             "a distribution's gradient is zero, so γ is undefined: there is nothing to separate it "
             "by"
         )
-    return np.linalg.norm(np.asarray(empirical, np.float64) - own, axis=1) / size  # type: ignore[no-any-return]
+    difference = np.asarray(empirical, np.float64) - expected
+    gamma: NDArray[np.float64] = np.linalg.norm(difference, axis=1) / norm
+    return gamma
 
 
 def noise_cosines(gamma: ArrayLike) -> NDArray[np.float64]:
@@ -96,18 +107,22 @@ def noise_cosines(gamma: ArrayLike) -> NDArray[np.float64]:
     Raises:
         UsageError: γ outside [0, 1), where noise can turn a gradient into any direction.
     """
-    sine = np.atleast_1d(np.asarray(gamma, np.float64))
-    if not ((sine >= 0) & (sine < 1)).all():
+    gamma = np.asarray(gamma, np.float64)
+    sine = np.atleast_1d(gamma)
+    in_range = (sine >= 0) & (sine < 1)
+    if not in_range.all():
         raise UsageError(
             f"the theorem is about noise γ in [0, 1), not {sine.min():.3g} to {sine.max():.3g}"
         )
-    cosine = np.sqrt((1 - sine) * (1 + sine))
-    found: NDArray[np.float64] = np.outer(cosine, cosine) - np.outer(sine, sine)
-    return found
+    # γ is the sine of the largest angle of the noise. This form of 1 − γ² is exact near γ = 1.
+    cosine_squared = (1 - sine) * (1 + sine)
+    cosine = np.sqrt(cosine_squared)
+    products: NDArray[np.float64] = np.outer(cosine, cosine)
+    return products - np.outer(sine, sine)
 
 
 def cross_bound(gamma: ArrayLike, k: int, truth: Sequence[int] | None = None) -> float:
-    """Return the most that α_cross^max can be (Sattler et al. 2019, eq. 19 and 101).
+    """Return the upper bound of α_cross^max (Sattler et al. 2019, eq. 19 and 101).
 
     It is the largest bound of two clients of different distributions. The bound of a pair is
     cos(π/(k−1))·H_ij + sin(π/(k−1))·sqrt(1 − H_ij²) where H_ij >= cos(π/(k−1)), else 1; for k = 2
@@ -124,51 +139,68 @@ def cross_bound(gamma: ArrayLike, k: int, truth: Sequence[int] | None = None) ->
     if k < 2:
         raise UsageError(f"{k} distributions have nothing to cross: k is at least 2")
     inner = noise_cosines(gamma)
-    known = range(len(inner)) if truth is None else truth
-    apart = np.not_equal.outer(np.asarray(known), np.asarray(known))
-    if not apart.any():
+    if truth is None:
+        truth = range(len(inner))
+    distribution = np.asarray(truth)
+    different = np.not_equal.outer(distribution, distribution)
+    if not different.any():
         raise UsageError("all clients have one distribution: there is no pair to bound")
-    least = min(1.0, float(inner[apart].min()))  # the bound falls as H grows
-    return math.cos(max(0.0, math.pi / (k - 1) - math.acos(least)))
+    # The bound is cos(π/(k−1) − φ_ij), which falls as H_ij = cos φ_ij grows.
+    smallest = min(1.0, float(inner[different].min()))
+    angle = math.pi / (k - 1) - math.acos(smallest)
+    return math.cos(max(0.0, angle))
 
 
 def intra_bound(gamma: ArrayLike, truth: Sequence[int] | None = None) -> float:
-    """Return the least that α_intra^min can be.
+    """Return the lower bound of α_intra^min.
 
     It is min H_ij over pairs of one distribution (eq. 37), and without `truth` 1 − 2·γ_max²
     (eq. 38). A client alone in its distribution bounds nothing, which gives 1.
+
+    Args:
+        gamma: (m,) in [0, 1).
+        truth: I, (m,).
 
     Raises:
         UsageError: γ outside [0, 1).
     """
     inner = noise_cosines(gamma)
-    return (
-        float(inner[_together(truth)].min(initial=1.0))
-        if truth is not None
-        else float(inner.diagonal().min())
-    )
+    if truth is None:
+        return float(inner.diagonal().min())  # H_ii = 1 − 2·γ_i²
+    return float(inner[_same_distribution(truth)].min(initial=1.0))
 
 
 def largest_noise(cross_max: float) -> float:
     """Return sqrt((1 − α_cross^max) / 2) (Sattler et al. 2019, eq. 39).
 
-    With γ_max below it the bipartition found is correct, for any k.
+    If γ_max is below it the bipartition is correct, for any k.
+
+    Args:
+        cross_max: the largest similarity across the halves, in [−1, 1].
     """
+    # Rounding can make a cosine larger than 1.
     return math.sqrt(max(0.0, (1 - cross_max) / 2))
 
 
 def guaranteed_noise(k: int) -> float:
-    """Return the γ_max below which Theorem 1 guarantees g > 0 for k distributions (ours).
+    """Return the γ_max below which Theorem 1 guarantees g > 0 (not in the paper).
 
     It is sin(π / (4·(k−1))), whatever the vectors. In angles, eq. 38 stays above eq. 19 where
     2·arcsin γ < π/(k−1) − 2·arcsin γ. It bounds the green region of Fig. 3.
+
+    Args:
+        k: number of distributions, at least 2.
+
+    Raises:
+        UsageError: k below 2.
     """
     if k < 2:
         raise UsageError(f"{k} distributions cannot be separated: k is at least 2")
     return math.sin(math.pi / (4 * (k - 1)))
 
 
-def _together(truth: Sequence[int]) -> NDArray[np.bool_]:
-    """Pairs (m, m) of different clients that share a distribution."""
-    same: NDArray[np.bool_] = np.equal.outer(np.asarray(truth), np.asarray(truth))
+def _same_distribution(truth: Sequence[int]) -> NDArray[np.bool_]:
+    """Return the pairs (m, m) of different clients that share a distribution."""
+    distribution = np.asarray(truth)
+    same: NDArray[np.bool_] = np.equal.outer(distribution, distribution)
     return same & ~np.eye(len(same), dtype=bool)

@@ -1,6 +1,8 @@
-"""The view that a server which splits clusters has of one cluster in one round.
+"""CFL's split test: norms, cosine similarities and candidate halves of one cluster in one round.
 
-It is that of lines 15–21 of Algorithm 5 of Sattler et al. 2019.
+The server computes lines 15–21 of Algorithm 5 of Sattler et al. 2019 from masked updates, whose
+norms and inner products are those of the updates themselves. The corrections for noise and for
+compressed updates are not in the paper.
 """
 
 from __future__ import annotations
@@ -28,84 +30,106 @@ from securecluster.runtime.server_channel import ServerChannel
 
 @dataclass
 class SplitStatistics:
-    """Norms, and what a split needs."""
+    """Statistics of one cluster's updates in one round, and the split that follows from them."""
 
     cluster: int
     members: list[int]
-    replied: list[int]  # who replied with what α compares
+    replied: list[int]  # the n clients that sent what α compares
     mean: torch.Tensor | None = None  # Δ_c, (d,)
     mean_norm: float = 0.0  # ‖Δ_c‖
     max_norm: float = 0.0  # max ‖Δ_i‖
-    # Gram matrix of what α compares; none in a round that is not tested
+    # (n, n) Gram matrix of what α compares; empty in a round without a test
     inner: torch.Tensor = field(default_factory=empty_tensor)
     updates: torch.Tensor = field(default_factory=empty_tensor)  # what α compares, (·, d)
-    places: list[int] = field(default_factory=list)  # rows of `updates`, of those that came
-    step: int = 0  # the call they answered
-    scatter: float = 0.0  # standard deviation that noise and sketch give a cosine, about
+    positions: list[int] = field(default_factory=list)  # (n,) rows of `updates`, of `replied`
+    step: int = 0  # the call whose mask the updates carry
+    scatter: float = 0.0  # approximate standard deviation of a cosine under noise and sketch
     gap: float | None = None
-    evidence: float | None = None  # for the split; none in a round in which other conditions failed
+    evidence: float | None = None  # None in a round where an earlier condition failed
     p_value: float | None = None
     halves: tuple[list[int], list[int]] | None = None
     model: ModelDelta = field(default_factory=ModelDelta)  # θ*
 
     @property
     def complete(self) -> bool:
-        """Whether every member replied."""
+        """Return whether every member replied."""
         return len(self.replied) == len(self.members)
 
     def line(self) -> Line:
-        """For the history."""
-        known = {
-            name: getattr(self, name)
-            for name in ("cluster", "mean_norm", "max_norm", "gap", "evidence", "p_value")
+        """Return the entry of the history."""
+        return {
+            "cluster": self.cluster,
+            "mean_norm": self.mean_norm,
+            "max_norm": self.max_norm,
+            "gap": self.gap,
+            "evidence": self.evidence,
+            "p_value": self.p_value,
+            "members": len(self.members),
+            "split": self.halves is not None,
         }
-        return {**known, "members": len(self.members), "split": self.halves is not None}
 
 
 def server_view(weighted: bool, compresses: bool, tree: bool, judged: bool) -> list[str]:
-    """What the server sees under every mask."""
-    found = ["each client's number of samples"] * weighted
-    found += [
-        "norms and pairwise cosines of a round's updates (and full gradients, if asked for)",
-        "the clusters, splits and members",
-    ]
-    found += [
-        "the updates beside the compressed ones (the plain sum reads every reply)"
-    ] * compresses + ["how far each node's model has moved"] * tree
-    losses = (
-        "each client's losses under the models on its path, and the number of samples kept aside "
-        "(the plain sum reads both)"
+    """Return what the server sees under every mask.
+
+    Args:
+        weighted: clients send |D_i|.
+        compresses: clients send compressed updates for clustering.
+        tree: the server keeps the parameter tree.
+        judged: clients evaluate the models on their paths at the end.
+    """
+    view = []
+    if weighted:
+        view.append("each client's number of samples")
+    view.append(
+        "norms and pairwise cosines of a round's updates (and full gradients, if asked for)"
     )
-    return found + [losses] * judged
+    view.append("the clusters, splits and members")
+    if compresses:
+        view.append("the updates beside the compressed ones (the plain sum reads every reply)")
+    if tree:
+        view.append("how far each node's model has moved")
+    if judged:
+        view.append(
+            "each client's losses under the models on its path, and the number of samples kept "
+            "aside (the plain sum reads both)"
+        )
+    return view
 
 
 def collect_updates(
     net: ServerChannel,
     outbox: PendingUpdates,
-    asked: Sequence[int],
+    recipients: Sequence[int],
     labels: Sequence[int],
     compresses: bool,
 ) -> tuple[Replies[Any], Sums[Any] | None]:
-    """Collect the round's updates, which α compares.
+    """Collect the round's updates.
 
-    With compression, collect compressed updates and, for every cluster with two or more members,
-    the sum of the whole ones.
+    Args:
+        recipients: the clients that are sampled in this round.
+        labels: (m,) each client's cluster.
+        compresses: clients send compressed updates individually, and the full ones in sums only.
+
+    Returns:
+        The replies that α compares, and, with compression, the sums of the full updates of each
+        cluster from which two clients or more replied.
     """
     method: Any = CFLClient.send_compressed_update if compresses else CFLClient.train
-    replies = net.gather(method, outbox.message_for(asked), to=asked)
+    replies = net.gather(method, outbox.message_for(recipients), to=recipients)
     outbox.acknowledge(replies.ids)
     if not compresses:
         return replies, None
     replied = Counter(labels[i] for i in replies.ids)
-    company = [i for i in replies.ids if replied[labels[i]] >= MINIMUM]
-    if not company:
+    # A sum over one client would show its update.
+    contributors = [i for i in replies.ids if replied[labels[i]] >= MINIMUM]
+    if not contributors:
         return replies, None
-    clusters = [labels[i] for i in company]
     sums = net.sum(
         CFLClient.contribute_kept_update,
         Empty(),
-        to=company,
-        by=clusters,
+        to=contributors,
+        by=[labels[i] for i in contributors],
         groups=1 + max(labels),
     )
     return replies, sums
@@ -124,91 +148,121 @@ def split_statistics(
     α are the cosine similarities of the updates (eq. 51).
 
     Args:
-        total: the sums of whole updates where clients compress them, which give the norm of the
-            mean.
+        replies: updates or compressed updates of all clusters in this round.
+        cluster: the cluster's label.
+        members: its clients.
+        labels: (m,) each client's cluster.
+        total: with compression, the sums of the full updates, which give the norm of the mean.
     """
-    if replies.ids and isinstance(replies.rows, CompressedUpdate):
-        return _of_compressed(net, replies, cluster, members, labels, total)
-    places = [k for k, i in enumerate(replies.ids) if labels[i] == cluster]
-    statistics = SplitStatistics(cluster, members, [replies.ids[k] for k in places])
-    if not places:
+    positions = [k for k, i in enumerate(replies.ids) if labels[i] == cluster]
+    replied = [replies.ids[k] for k in positions]
+    statistics = SplitStatistics(cluster, members, replied, positions=positions)
+    if not positions:
         return statistics
+    statistics.step = replies.step
+    if isinstance(replies.rows, CompressedUpdate):
+        _measure_compressed(net, replies, statistics, total)
+    else:
+        _measure_updates(net, replies, statistics)
+    return statistics
+
+
+def _measure_updates(
+    net: ServerChannel, replies: Replies[Any], statistics: SplitStatistics
+) -> None:
+    """Compute the statistics of full updates."""
+    positions = statistics.positions
     delta = replies.rows.delta.values
     if replies.rows.size is None:
         size = None
-        share = torch.ones(len(places)) / len(places)
+        share = torch.ones(len(positions)) / len(positions)
     else:
-        size = replies.rows.size.values[places]
+        size = replies.rows.size.values[positions]
         share = size / size.sum()
     noise = net.noise("delta")
+    # Independent noise of squared norm N in each row gives Σ w_i²·N in the mean with weights w.
     noise_of_mean = noise * float(share.double().square().sum())
-    statistics.inner = gram(delta, places, noise)
+    statistics.inner = gram(delta, positions, noise)
     norms = gram_norms(statistics.inner)
-    statistics.mean = mean_row(delta, places, size)
-    statistics.mean_norm = mean_norm(statistics.mean, norms, len(members), noise_of_mean)
-    statistics.max_norm = _longest(norms, noise)
-    statistics.updates, statistics.places, statistics.step = delta, places, replies.step
-    statistics.scatter = _scatter(norms, noise, delta.shape[1])
-    return statistics
+    statistics.mean = mean_row(delta, positions, size)
+    statistics.mean_norm = mean_norm(statistics.mean, norms, len(statistics.members), noise_of_mean)
+    statistics.max_norm = _largest_norm(norms, noise)
+    statistics.updates = delta
+    statistics.scatter = _cosine_deviation(norms, noise, delta.shape[1])
 
 
-def _of_compressed(
+def _measure_compressed(
     net: ServerChannel,
     replies: Replies[Any],
-    cluster: int,
-    members: list[int],
-    labels: Sequence[int],
+    statistics: SplitStatistics,
     total: Sums[Any] | None,
-) -> SplitStatistics:
-    """‖Δ_c‖ from the sum, ‖Δ_i‖ and α from compressed updates."""
-    places = [k for k, i in enumerate(replies.ids) if labels[i] == cluster]
-    statistics = SplitStatistics(cluster, members, [replies.ids[k] for k in places])
-    if not places:
-        return statistics
-    rows, noise = replies.rows.compressed.values, net.noise("compressed")
-    statistics.inner = gram(rows, places, noise)
+) -> None:
+    """Compute ‖Δ_c‖ from the sum of full updates, and ‖Δ_i‖ and α from compressed ones."""
+    rows = replies.rows.compressed.values
+    noise = net.noise("compressed")
+    statistics.inner = gram(rows, statistics.positions, noise)
     norms = gram_norms(statistics.inner)
-    statistics.max_norm = _longest(norms, noise)
-    statistics.updates, statistics.places, statistics.step = rows, places, replies.step
-    statistics.scatter = _scatter(norms, noise, rows.shape[1], net.agreed["sketch"] is not None)
-    statistics.mean_norm = math.inf  # nobody knows
-    if total is not None and total.counts[cluster]:
-        in_sum = set(total.ids)
-        summed = torch.stack([norms[n] for n, i in enumerate(statistics.replied) if i in in_sum])
-        noise_of_mean = _noise_of_mean(net, total, cluster)
-        statistics.mean = weighted_means(total)[cluster]
-        statistics.mean_norm = mean_norm(statistics.mean, summed, len(members), noise_of_mean)
-    return statistics
+    statistics.max_norm = _largest_norm(norms, noise)
+    statistics.updates = rows
+    sketched = net.agreed["sketch"] is not None
+    statistics.scatter = _cosine_deviation(norms, noise, rows.shape[1], sketched)
+    # Without a sum ‖Δ_c‖ is unknown, so the cluster must not count as stationary.
+    statistics.mean_norm = math.inf
+    cluster = statistics.cluster
+    if total is None or not total.counts[cluster]:
+        return
+    contributors = set(total.ids)
+    summed_norms = []
+    for n, i in enumerate(statistics.replied):
+        if i in contributors:
+            summed_norms.append(norms[n])
+    statistics.mean = weighted_means(total)[cluster]
+    statistics.mean_norm = mean_norm(
+        statistics.mean,
+        torch.stack(summed_norms),
+        len(statistics.members),
+        _noise_of_mean(net, total, cluster),
+    )
 
 
 def _noise_of_mean(net: ServerChannel, total: Sums[Any], cluster: int) -> float:
-    """Return the expected squared norm of the noise in a cluster's mean.
-
-    The noise is every client's, or a trusted server's in the sum.
-    """
-    noise, clients = net.noise("delta"), float(total.counts[cluster])
+    """Return the expected squared norm of the noise in a cluster's mean."""
+    noise = net.noise("delta")
+    clients = float(total.counts[cluster])
     if net.agreed["placement"] == "central":
+        # A trusted server adds noise once to the sum, which is divided by the number of clients.
         return noise / clients**2
+    # Every client's noise is in the sum.
     return noise / clients
 
 
-def _longest(norms: torch.Tensor, noise: float) -> float:
-    """Return max ‖Δ_i‖, or under noise √(mean ‖Δ_i‖²) (ours).
+def _largest_norm(norms: torch.Tensor, noise: float) -> float:
+    """Return max ‖Δ_i‖, or under noise √(mean ‖Δ_i‖²) (not in the paper).
 
-    The largest of several noisy norms is the noisiest.
+    The largest of several noisy norms is mostly the one with the most noise.
     """
-    return float(norms.square().mean().sqrt() if noise else norms.max())
+    if noise:
+        return float(norms.square().mean().sqrt())
+    return float(norms.max())
 
 
-def _scatter(norms: torch.Tensor, noise: float, width: int, sketched: bool = False) -> float:
-    """Return the standard deviation of a cosine of two noisy rows (ours).
+def _cosine_deviation(
+    norms: torch.Tensor, noise: float, width: int, sketched: bool = False
+) -> float:
+    """Return the standard deviation of a cosine of two noisy rows (not in the paper).
 
     The rows have the median norm r, and each has noise of squared norm N in q numbers.
     ⟨x + n, y + n'⟩ scatters by √(N²/q + 2·N·r²/q) around ⟨x, y⟩, and a sketch by about r²/√q.
+
+    Args:
+        norms: (n,) norms without noise.
+        noise: N.
+        width: q.
+        sketched: whether the rows are sketches.
     """
-    square = float(norms.quantile(0.5)) ** 2
     if not noise and not sketched:
         return 0.0
+    square = float(norms.quantile(0.5)) ** 2
     if not square:
         return math.inf
     variance_of_noise = (noise**2 + 2 * noise * square) / width / square**2
@@ -222,45 +276,54 @@ def queue_averages(
     step: int,
     labels: Sequence[int],
 ) -> None:
-    """Queue the clusters' means, under the mask of call `step`, for their members.
+    """Queue each cluster's masked mean update for its members.
 
-    The mean is zero for a cluster nobody replied from.
+    Clusters without replies get zeros.
+
+    Args:
+        round_statistics: of all clusters, by label.
+        step: the call whose mask the means carry.
+        labels: (m,) each client's cluster.
     """
-    means = [statistics.mean for statistics in round_statistics if statistics.mean is not None]
-    if not means:
+    means = [statistics.mean for statistics in round_statistics]
+    measured = [mean for mean in means if mean is not None]
+    if not measured:
         return
-    zero = torch.zeros_like(means[0])
-    rows = [zero if statistics.mean is None else statistics.mean for statistics in round_statistics]
+    zero = torch.zeros_like(measured[0])
+    rows = [zero if mean is None else mean for mean in means]
     outbox.post(step, torch.stack(rows), labels)
 
 
 def compare_gradients(
     net: ServerChannel, outbox: PendingUpdates, statistics: SplitStatistics
 ) -> None:
-    """Ask those that came for their full gradients: α compares these instead (eq. 50)."""
-    replies = net.gather(
-        CFLClient.gradient, outbox.message_for(statistics.replied), to=statistics.replied
-    )
+    """Request full gradients of the clients that replied, for α to compare instead (eq. 50)."""
+    query = outbox.message_for(statistics.replied)
+    replies = net.gather(CFLClient.gradient, query, to=statistics.replied)
     statistics.replied = list(replies.ids)
-    statistics.places = list(range(len(replies.ids)))
+    statistics.positions = list(range(len(replies.ids)))
     statistics.step = replies.step
-    if replies.ids:
-        noise = net.noise("delta", "full")
-        statistics.updates = replies.rows.delta.values
-        statistics.inner = gram(statistics.updates, None, noise)
-        statistics.scatter = _scatter(
-            gram_norms(statistics.inner), noise, statistics.updates.shape[1]
-        )
+    if not replies.ids:
+        return
+    noise = net.noise("delta", "full")
+    gradients = replies.rows.delta.values
+    statistics.updates = gradients
+    statistics.inner = gram(gradients, None, noise)
+    norms = gram_norms(statistics.inner)
+    statistics.scatter = _cosine_deviation(norms, noise, gradients.shape[1])
 
 
 def fetch_split_model(
     net: ServerChannel, outbox: PendingUpdates, statistics: SplitStatistics
 ) -> bool:
-    """Get the model that a cluster is split at, before it moves on.
+    """Fetch the cluster's model θ* before the round's average changes it.
 
-    Return False where no member posts it.
+    Returns:
+        False if no member posts it.
     """
-    width = statistics.updates.shape[1] if statistics.mean is None else len(statistics.mean)
+    width = statistics.updates.shape[1]
+    if statistics.mean is not None:  # compressed updates are shorter than the model
+        width = len(statistics.mean)
     statistics.model = request_model(net, outbox, statistics.members, width)
     return len(statistics.model.displacement) > 0
 
@@ -268,9 +331,15 @@ def fetch_split_model(
 def split_cluster(
     tree: ParameterTree, labels: list[int], statistics: SplitStatistics, number: int
 ) -> None:
-    """Split a cluster in round `number`.
+    """Split a cluster: its second half becomes a new cluster.
 
-    The second half becomes a new cluster. The node keeps what newcomers will be compared with.
+    The tree's node keeps the model and the updates that newcomers will be compared with.
+
+    Args:
+        tree: changed in place.
+        labels: (m,) each client's cluster, changed in place.
+        statistics: of the cluster, with its halves.
+        number: the round of the split.
     """
     assert statistics.halves is not None
     new = 1 + max(labels)
@@ -278,6 +347,7 @@ def split_cluster(
     node.round = number
     if len(statistics.model.displacement):
         node.model = statistics.model
-        node.updates, node.step = statistics.updates[statistics.places].cpu(), statistics.step
+        node.updates = statistics.updates[statistics.positions].cpu()
+        node.step = statistics.step
     for i in statistics.halves[1]:
         labels[i] = new

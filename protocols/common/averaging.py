@@ -1,9 +1,9 @@
 """Federated averaging within clusters, by sums.
 
-FedAvg does this with one cluster, and every method does it once it knows its clusters.
+FedAvg is the case of one cluster, and every method averages like this once it has its clusters.
 
-The client weighs what it sends, so that the server needs sums only. A cluster of one has nobody to
-average with: its client trains alone, and nothing leaves it.
+Clients weight what they send, so that the server needs sums only. The client of a cluster of one
+trains alone, and sends nothing.
 """
 
 from __future__ import annotations
@@ -39,60 +39,78 @@ class SumClient(TrainingClient):
         start: torch.Tensor | None = None,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted, start)
+        # A subclass may train alone without the noise of what leaves.
         self.training_alone = training
         self._trained = [0] * len(cohort.ids)  # the last call in which each client trained alone
-        # positions of clients whose model holds what they learned alone
+        # Positions of clients whose model contains what they learned alone.
         self._unshared: set[int] = set()
 
     @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, context: CallContext, query: AverageDeltas) -> Update:
-        """Train from the cluster's model, and reply with the weighted update and n_i.
+        """Train from the cluster's model, and return the weighted update.
 
         θ_i ← θ_i + P⁻¹Δ_c(i); the reply is n_i·P(SGD_n(θ_i, D_i) − θ_i) and n_i (McMahan et al.
-        2017, Algorithm 1). Where updates are clipped they count the same, and n_i stays here.
+        2017, Algorithm 1). Clipped updates have equal weights, and n_i is not sent.
+
+        Args:
+            query: the averages Δ_c(i) that each client lacks.
         """
+        # A weight n_i would multiply the sensitivity that clipping bounds.
         if self._pipeline.clips:
             return Update(self.trained(context, query).delta, None)
-        found = self.trained(context, query, [self.cohort.sizes[k] for k in context.positions])
-        return Update(found.delta, self._sizes(context))
+        weights = [self.cohort.sizes[k] for k in context.positions]
+        update = self.trained(context, query, weights)
+        sizes = self._sizes(context)
+        return Update(update.delta, sizes)
 
     @answers(GATHER, private=False, trains="usual")
     def train_locally(self, context: CallContext, query: AverageDeltas) -> Ack:
-        """Make θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i), which stays here.
+        """Train from the cluster's model without sending an update.
 
-        Asked again, or for an earlier call, a client does not train again.
+        θ_i ← SGD_n(θ_i + P⁻¹Δ_c(i), D_i). A repeated or earlier call trains no client again.
+
+        Args:
+            query: the averages Δ_c(i) that each client lacks.
         """
-        new = [n for n, k in enumerate(context.positions) if self._trained[k] < context.step]
-        if new:
-            ids, at = tuple(context.ids[n] for n in new), tuple(context.positions[n] for n in new)
-            self._train_alone(CallContext(ids, at, context.round, context.step), select(query, new))
-            self._unshared |= set(at)
+        untrained = []
+        for n, k in enumerate(context.positions):
+            if self._trained[k] < context.step:
+                untrained.append(n)
+        if untrained:
+            new_context = select_context(context, untrained)
+            self._train_alone(new_context, select(query, untrained))
+            self._unshared |= set(new_context.positions)
         return Ack()
 
     def _train_alone(self, context: CallContext, query: AverageDeltas) -> None:
+        """Apply the query's averages, then train each client's model in place.
+
+        Raises:
+            UpdateError: a model is not finite, in a run without noise.
+        """
         self.catch_up(context, query)
-        self.models = self._apart(context.positions)
+        self.models = self._with_own_rows(context.positions)
         updates = self.cohort.train(
             self._rows(context.positions), context.positions, self.training_alone, context.step
         )
-        bad = [
-            i
-            for i, update in zip(context.ids, updates, strict=True)
-            if not bool(update.isfinite().all())
-        ]
-        if bad and not self._pipeline.private:  # no update is sent, so no server can tell
-            few = ", ".join(map(str, bad[:5]))
+        diverged = []
+        for i, update in zip(context.ids, updates, strict=True):
+            if not bool(update.isfinite().all()):
+                diverged.append(i)
+        # The server receives no update here, so the client has to report this itself. Under noise
+        # an error would be a release without noise: such an update counts as zeros instead.
+        if diverged and not self._pipeline.private:
+            few = ", ".join(map(str, diverged[:5]))
             raise UpdateError(
                 f"round {context.round}: the model of client(s) {few} is not finite: lower the "
                 "learning rate (--lr)"
             )
         for i, k, update in zip(context.ids, context.positions, updates, strict=True):
-            # under noise such an update counts as zeros, since an error would be a release without
-            # noise
-            if i not in bad:
+            if i not in diverged:
                 self.models.row(k).add_(update)
             self._trained[k] = context.step
-        self._printed = (None, [])  # of rows that have changed in place
+        # Digests are cached by table, and rows of this one have changed in place.
+        self._printed = (None, [])
 
     @property
     def unshared(self) -> frozenset[int]:
@@ -102,90 +120,120 @@ class SumClient(TrainingClient):
         """
         return frozenset(self._unshared)
 
-    def origin(self, at: Sequence[int], query: AverageDeltas) -> Rows:
+    def origin(self, positions: Sequence[int], query: AverageDeltas) -> Rows:
         """Return all models, with θ_0 for the clients that start over."""
-        return self._anew(self.starting_over(at, query))
+        return self._reset(self.starting_over(positions, query))
 
-    def starting_over(self, at: Sequence[int], query: AverageDeltas) -> set[int]:
-        """Return the positions of the clients whose averages count from θ_0.
+    def starting_over(self, positions: Sequence[int], query: AverageDeltas) -> set[int]:
+        """Return the positions of clients whose averages are applied to θ_0.
 
-        These averages count from there whatever the clients hold. Here there are no such clients.
+        Their own models are discarded. Here there are no such clients.
+
+        Args:
+            positions: of the clients that the query addresses.
+            query: its averages, by client.
         """
         return set()
 
-    def take(self, at: Sequence[int], query: AverageDeltas) -> None:
-        """Apply averages as every trainee does.
-
-        Note whose model is now made of averages alone.
-        """
-        shared = self.starting_over(at, query)
+    def take(self, positions: Sequence[int], query: AverageDeltas) -> None:
+        """Apply the query's averages, and record whose model is now made of averages alone."""
+        shared = self.starting_over(positions, query)
         if query.absolute:  # one displacement since θ_0 replaces the model
             counts = query.count.values.tolist()
-            brought = zip(at, query.means.picks, counts, strict=True)
-            shared |= {k for k, picks, count in brought if self._due(k, picks, count, query)}
-        super().take(at, query)
+            for k, picks, count in zip(positions, query.means.picks, counts, strict=True):
+                if self._due(k, picks, count, query):
+                    shared.add(k)
+        super().take(positions, query)
         self._unshared -= shared
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add the calls in which they trained alone, and who holds a model of its own."""
+        """Add the last calls of local training, and the clients with models of their own."""
+        trained = torch.as_tensor(self._trained)
         unshared = torch.tensor(sorted(self._unshared), dtype=torch.int64)
-        return {**super().memory(), "trained": torch.as_tensor(self._trained), "unshared": unshared}
+        return {**super().memory(), "trained": trained, "unshared": unshared}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned."""
+        """Restore what `memory` returned."""
         super().recall(memory)
         self._trained = memory["trained"].tolist()
         self._unshared = set(memory["unshared"].tolist())
 
-    def _rows(self, at: Sequence[int]) -> Rows:
-        """The models at these positions, without a copy."""
+    def _rows(self, positions: Sequence[int]) -> Rows:
+        """Return the models at these positions, without a copy."""
         assert self.models.index is not None
-        return Rows(self.models.table, tuple(self.models.index[k] for k in at))
+        index = tuple(self.models.index[k] for k in positions)
+        return Rows(self.models.table, index)
 
-    def _apart(self, at: Sequence[int]) -> Rows:
-        """All models, with rows of their own for the clients at these positions."""
+    def _with_own_rows(self, positions: Sequence[int]) -> Rows:
+        """Return all models, where the clients at these positions share their row with no other.
+
+        Equal models are stored once, so a row must be copied before one client's model changes.
+
+        Args:
+            positions: of the clients whose models will change.
+        """
         assert self.models.index is not None
-        index, users = list(self.models.index), Counter(self.models.index)
-        copies: list[int] = []
-        for k in at:
-            if users[index[k]] > 1:
-                users[index[k]] -= 1
-                copies.append(index[k])
-                index[k] = len(self.models.table) + len(copies) - 1
-        table = (
-            torch.cat([self.models.table, self.models.table[torch.as_tensor(copies)]])
-            if copies
-            else self.models.table
-        )
+        index = list(self.models.index)
+        users = Counter(index)
+        copied: list[int] = []
+        for k in positions:
+            row = index[k]
+            if users[row] > 1:
+                users[row] -= 1
+                index[k] = len(self.models.table) + len(copied)
+                copied.append(row)
+        if not copied:
+            return Rows(self.models.table, tuple(index))
+        copies = self.models.table[torch.as_tensor(copied)]
+        table = torch.cat([self.models.table, copies])
         return Rows(table, tuple(index))
 
-    def _anew(self, at: set[int]) -> Rows:
-        """All models, with θ_0 for the clients at these positions."""
-        if not at:
+    def _reset(self, positions: set[int]) -> Rows:
+        """Return all models, with θ_0 for the clients at these positions."""
+        if not positions:
             return self.models
         assert self.models.index is not None
-        kept = sorted({row for k, row in enumerate(self.models.index) if k not in at})
-        place = {row: n for n, row in enumerate(kept)}
-        table = torch.stack([*(self.models.table[row] for row in kept), self._start])
-        return Rows(
-            table,
-            tuple(len(kept) if k in at else place[row] for k, row in enumerate(self.models.index)),
-        )
+        # Rows that only clients at these positions had are dropped.
+        remaining = set()
+        for k, row in enumerate(self.models.index):
+            if k not in positions:
+                remaining.add(row)
+        rows = sorted(remaining)
+        new_row = {row: n for n, row in enumerate(rows)}
+        start_row = len(rows)
+        index = []
+        for k, row in enumerate(self.models.index):
+            if k in positions:
+                index.append(start_row)
+            else:
+                index.append(new_row[row])
+        models = [self.models.table[row] for row in rows]
+        table = torch.stack([*models, self._start])
+        return Rows(table, tuple(index))
 
 
 class LocalFirstClient(SumClient):
-    """Clients that train alone first, and then contribute to means that count from θ_0.
+    """Clients that train alone first, and then contribute to means that are applied to θ_0.
 
-    Before they contribute they tell something of what they learned alone.
+    Before they contribute they release something of what they learned alone.
     """
 
-    def starting_over(self, at: Sequence[int], query: AverageDeltas) -> set[int]:
-        """Return the positions of the clients whose first average this is."""
-        counts = zip(at, query.count.values.tolist(), strict=True)
-        return {k for k, count in counts if self._had[k] == 0 and count > 0}
+    def starting_over(self, positions: Sequence[int], query: AverageDeltas) -> set[int]:
+        """Return the positions of the clients that receive their first average."""
+        counts = query.count.values.tolist()
+        first_time = set()
+        for k, count in zip(positions, counts, strict=True):
+            if self._had[k] == 0 and count > 0:
+                first_time.add(k)
+        return first_time
 
     def check_alone(self, context: CallContext, name: str) -> None:
-        """Raise PolicyError for clients that no longer hold the model that they trained alone."""
+        """Raise PolicyError for clients that no longer hold the model that they trained alone.
+
+        Args:
+            context: the call to refuse.
+            name: the client method that was called, for the message.
+        """
         if any(self._had[k] for k in context.positions):
             raise PolicyError(
                 f"{name} comes before the first average: it is about what a client learned alone"
@@ -194,70 +242,119 @@ class LocalFirstClient(SumClient):
 
 @dataclass
 class AveragingState:
-    """What the server's loop changes."""
+    """State of the server's loop: clusters, and averages that clients still lack."""
 
     labels: list[int]
     outbox: PendingUpdates
 
 
-def average_clusters(net: ServerChannel, state: AveragingState, share: float, t: int) -> None:
-    """Make round t of FedAvg in each cluster, averaged by n_i.
+def select_context(context: CallContext, frames: Sequence[int]) -> CallContext:
+    """Return the context of a call, restricted to some of its frames.
 
-    A share of its members takes part, two or more (ours: a sum over one hides nothing).
+    Args:
+        frames: indices into `context.ids` and `context.positions`.
     """
-    total = cluster_sums(net, state, share, t)
-    if total is not None:
-        state.outbox.post(total.step, weighted_means(total), state.labels)
+    ids = tuple(context.ids[n] for n in frames)
+    positions = tuple(context.positions[n] for n in frames)
+    return CallContext(ids, positions, context.round, context.step)
+
+
+def average_clusters(net: ServerChannel, state: AveragingState, share: float, t: int) -> None:
+    """Run one round of FedAvg in each cluster, and queue the averages for their members.
+
+    Args:
+        share: of each cluster's members that train, in (0, 1].
+        t: the round's number.
+    """
+    sums = cluster_sums(net, state, share, t)
+    if sums is not None:
+        state.outbox.post(sums.step, weighted_means(sums), state.labels)
 
 
 def cluster_sums(
     net: ServerChannel, state: AveragingState, share: float, t: int
 ) -> Sums[Update] | None:
-    """Return what the clusters' members contribute in round t, by cluster.
+    """Return the sum of the weighted updates of each cluster in round t.
 
-    Return None where nobody contributes. Lone clients train alone.
+    Clients in clusters of one train alone instead. In every other cluster two or more members are
+    sampled, since a sum over one client hides nothing (not in the papers).
+
+    Args:
+        share: of each cluster's members that train, in (0, 1].
+        t: the round's number.
+
+    Returns:
+        None where no client contributes.
     """
     clusters = clusters_of(state.labels)
-    lone = sorted(own[0] for own in clusters if len(own) == 1)
+    lone: list[int] = []
+    sampled: list[int] = []
+    for c, members in enumerate(clusters):
+        if len(members) == 1:
+            lone += members
+        elif members:
+            sampled += sample_clients(net, members, share, t, c, minimum=MINIMUM)
+    lone.sort()
+    sampled.sort()
     if lone:
-        # whether they reply or not: what is averaged from now on would undo what they learn alone
-        state.outbox.unsubscribe(lone)
-        state.outbox.acknowledge(
-            net.gather(SumClient.train_locally, state.outbox.message_for(lone), to=lone).ids
-        )
-    asked = sorted(
-        i
-        for c, own in enumerate(clusters)
-        if len(own) > 1
-        for i in sample_clients(net, own, share, t, c, minimum=MINIMUM)
+        _train_lone_clients(net, state, lone)
+    if not sampled:
+        return None
+    sums = net.sum(
+        SumClient.contribute,
+        state.outbox.message_for(sampled),
+        to=sampled,
+        by=[state.labels[i] for i in sampled],
+        groups=len(clusters),
     )
-    if asked:
-        by = [state.labels[i] for i in asked]
-        total = net.sum(
-            SumClient.contribute,
-            state.outbox.message_for(asked),
-            to=asked,
-            by=by,
-            groups=len(clusters),
-        )
-        state.outbox.acknowledge(total.ids)
-        return total if total.ids else None
-    return None
+    state.outbox.acknowledge(sums.ids)
+    if not sums.ids:
+        return None
+    return sums
 
 
-def weighted_means(total: Sums[Update]) -> torch.Tensor:
-    """Σ n_i·Δ_i / Σ n_i per group, (K, d); zero for a group nobody replied from."""
-    delta = total.rows.delta.table
-    size = total_weights(total).to(delta)
-    return delta / torch.where(size > 0, size, torch.ones_like(size))[:, None]
+def _train_lone_clients(net: ServerChannel, state: AveragingState, lone: Sequence[int]) -> None:
+    """Ask the clients of clusters of one to train alone."""
+    # Later averages would undo what a lone client learns, whether it replies in this round or not.
+    state.outbox.unsubscribe(lone)
+    query = state.outbox.message_for(lone)
+    replies = net.gather(SumClient.train_locally, query, to=lone)
+    state.outbox.acknowledge(replies.ids)
 
 
-def total_weights(total: Sums[Update]) -> torch.Tensor:
-    """Return what each group's sum is to be divided by, (K,).
+def weighted_means(sums: Sums[Update]) -> torch.Tensor:
+    """Return Σ n_i·Δ_i / Σ n_i for each group, (K, d), with zeros for a group without replies.
 
-    It is the number of its clients' samples, or, where these are not told, the number of its
-    clients.
+    Args:
+        sums: of n_i·Δ_i and n_i, by group.
     """
-    if total.rows.size is None:
-        return torch.as_tensor(total.counts, dtype=total.rows.delta.table.dtype)
-    return total.rows.size.table
+    # Masked where updates are: the mask is linear, so clients unmask the mean.
+    delta = sums.rows.delta.table
+    size = total_weights(sums).to(delta)
+    # A group without replies has a sum of zeros, and no weight to divide by.
+    divisor = torch.where(size > 0, size, torch.ones_like(size))
+    return delta / divisor[:, None]
+
+
+def total_weights(sums: Sums[Update]) -> torch.Tensor:
+    """Return the total weight of each group, (K,), by which its sum is divided.
+
+    It is the number of samples, or the number of clients where sample counts are not sent.
+
+    Args:
+        sums: of weighted updates, by group.
+    """
+    if sums.rows.size is None:
+        return torch.as_tensor(sums.counts, dtype=sums.rows.delta.table.dtype)
+    return sums.rows.size.table
+
+
+def visible_sample_counts(weighted: bool) -> list[str]:
+    """Return what a plain sum of weighted updates shows the server beside the updates.
+
+    Args:
+        weighted: whether clients send n_i, which no mask covers.
+    """
+    if not weighted:
+        return []
+    return ["each client's number of samples (the plain sum reads every reply)"]

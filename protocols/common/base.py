@@ -1,4 +1,8 @@
-"""What every protocol shares: hyper-parameters, the estimator conventions, and its two sides."""
+"""Base class of all protocols: hyper-parameters, `fit` and `predict`, the client and the server.
+
+The estimator follows scikit-learn's conventions. A protocol has two sides: `build_client` makes the
+endpoint of some clients, and `build_network` makes the server's channel to all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import dataclasses
 import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -35,6 +39,7 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.config import check_kind, known, numbers
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.dp_options import DPOptions, ReleaseCounts
 from securecluster.protocols.common.execution import (
     Joined,
@@ -59,14 +64,15 @@ if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
 
 
-FEW_ROUNDS = 30  # more of them may help
+FEW_ROUNDS = 30  # below this number a warning about poor models suggests more rounds
 
 
-@dataclass
+@protocol
 class ClusteringProtocol(DPOptions, ProtocolHooks):
-    """Base of the methods.
+    """Base class of all clustering protocols.
 
-    The constructor only stores, `fit` returns self, and what was learned ends in an underscore.
+    The constructor stores hyper-parameters only, `fit` returns self, and attributes of the fitted
+    protocol end in an underscore.
 
     Attributes after `fit`:
         labels_: each client's cluster, (m,) ints from 0.
@@ -74,18 +80,21 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
             client's own. Under noise it is None for a cluster all of whose clients trained alone:
             their models have no noise and stay with the clients.
         unshared_labels_: the clusters whose entry in `models_` is None.
-        history_: a dict per round. ledger_: the releases of the run and its newcomers. transcript_:
-            the frames.
+        history_: a dict per round.
+        ledger_: the releases of the run and its newcomers.
+        transcript_: the recorded frames.
         bytes_: totals by direction and message.
-        accuracy_ (of text perplexity_, of trajectories position_error_ in metres): each client's on
-            its test data, (m,); scores_ is whichever it is, and metric_ its name.
+        accuracy_: each client's accuracy on its test data, (m,); for text it is called
+            perplexity_, for trajectories position_error_, in metres.
+        scores_: the same scores for every kind of data; metric_ is the name of the metric.
         agreement_: scores against the true clusters, where they are known.
-        warning_: a sentence where a run of ten rounds or more has taught many clients' models
-            nothing, else None; it compares their training loss and accuracy with those of an answer
-            that ignores its input, as the observer, outside the protocol and outside ε.
-        start_: the weights that a module of your own began with; what you load into it later
-            changes nothing here.
-        joined_: after `predict`, what placing the newcomers released and cost in that call.
+        warning_: a sentence if many clients' models learned nothing in a run of ten rounds or more,
+            else None. It compares their training loss and accuracy with those of a model that
+            ignores its input. The observer computes it outside the protocol, so ε does not cover
+            it.
+        start_: the initial weights of a module of your own; weights loaded into the module later
+            have no effect here.
+        joined_: after `predict`, what newcomers released in that call, and its cost.
     """
 
     rounds: int = 40
@@ -96,68 +105,86 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
     mlp for images and tables; in Python also any nn.Module
     """
     lr: float | None = None
-    """learning rate of the clients' optimizer; None is the network's own: with sgd 0.2 for images
-    and tables, and 0.03 for networks without convolutions on known sets of bright images (femnist,
-    cifar10, cifar100, negatives of mnist and fashion_mnist); with adam 0.001; others for text and
-    trajectories
+    """learning rate of the clients' optimizer; None is the network's default: with sgd 0.2 for
+    images and tables, and 0.03 for networks without convolutions on data sets of bright images
+    (femnist, cifar10, cifar100, negatives of mnist and fashion_mnist); with adam 0.001; others for
+    text and trajectories
     """
     epochs: int = 3
-    """passes over its own data a client makes in a round"""
+    """passes over its own data that a client makes in a round"""
     batch_size: int = 20
     """samples per mini-batch"""
     optimizer: str = "sgd"
     """sgd or adam"""
     momentum: float = 0.0
-    """of sgd, in [0, 1); starts anew each round unless keep_momentum says otherwise"""
-    keep_momentum: bool = dataclasses.field(default=False, kw_only=True)
-    """momentum buffers live on between rounds, one a client; takes memory for two more models a
+    """momentum of sgd, in [0, 1); its buffers are reset each round unless keep_momentum is set"""
+    keep_momentum: bool = False
+    """momentum buffers persist between rounds, one per client; takes memory for two more models per
     client
     """
     participation: float = 1.0
-    """share of clients asked in a round, in (0, 1]"""
+    """share of clients that take part in a round, in (0, 1]"""
     mask: str = "none"
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
 
     def check(self, clients: int) -> None:
-        """Raise UsageError for hyper-parameters or a federation this method cannot work with."""
+        """Check the hyper-parameters.
+
+        Args:
+            clients: number of clients in the federation.
+
+        Raises:
+            UsageError: hyper-parameters or a federation that this method cannot work with.
+        """
         self.check_private()
-        check_training(
-            self.training(
-                {
-                    "lr": 1.0 if self.lr is None else self.lr,
-                    "clip": self.clip or 1.0,
-                    "noise": self.noise,
-                }
-            )
-        )
+        # Values that depend on the data are not resolved yet: valid ones stand in for them.
+        config = {
+            "lr": 1.0 if self.lr is None else self.lr,
+            "clip": self.clip or 1.0,
+            "noise": self.noise,
+        }
+        check_training(self.training(config))
         if self.keep_momentum and not self.one_model:
-            whose = (
-                f"clients of {self.name} start anew from other models, whose momentum is not theirs"
+            raise UsageError(
+                f"clients of {self.name} start anew from other models, whose momentum is not "
+                "theirs: leave keep_momentum out"
             )
-            raise UsageError(f"{whose}: leave keep_momentum out")
         build(self.mask)
         check_whole(self, rounds=1)
         check_number(self, "participation", 0, 1, low_in=False, high_in=True)
-        for field in dataclasses.fields(self):
-            if isinstance(field.default, bool) and not isinstance(
-                getattr(self, field.name), bool | np.bool_
-            ):
-                raise UsageError(
-                    f"{field.name} = {getattr(self, field.name)!r} is a choice: give True or False"
-                )
+        self._check_choices()
         if clients < 2:
             raise UsageError(
                 "clustering needs at least two clients: one alone has nobody to be compared with"
             )
 
+    def _check_choices(self) -> None:
+        """Raise UsageError for a hyper-parameter that has to be True or False and is not."""
+        for field in dataclasses.fields(self):
+            if not isinstance(field.default, bool):
+                continue
+            value = getattr(self, field.name)
+            if not isinstance(value, bool | np.bool_):
+                raise UsageError(f"{field.name} = {value!r} is a choice: give True or False")
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The hyper-parameters by name (scikit-learn's convention; `sklearn.base.clone` works)."""
+        """Return the hyper-parameters by name.
+
+        This is scikit-learn's convention, so that `sklearn.base.clone` works.
+
+        Args:
+            deep: has no effect; scikit-learn passes it.
+        """
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def set_params(self, **params: Any) -> Self:
-        """Change hyper-parameters by name."""
+        """Set hyper-parameters by name.
+
+        Raises:
+            UsageError: an unknown name.
+        """
         for name, value in params.items():
             if name not in self.get_params():
                 raise UsageError(
@@ -179,16 +206,16 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
 
         Args:
             federation: the clients and their data.
-            settings: where and how the run is carried out.
-            folder: a run folder to write to; None keeps everything in memory. A new or empty folder
-                is taken. A run of the same configuration, settings and data that was stopped there
-                goes on, and one that has ended is loaded. It is a run folder like those of the
-                command line, with configuration, result and pictures.
+            settings: device, precision, threads, dropouts and transcript of the run.
+            folder: a run folder to write to; None stores everything in memory. The folder may be
+                new or empty. A stopped run of the same configuration, settings and data resumes,
+                and a finished one is loaded. The command line writes the same folders, with
+                configuration, result and pictures.
             report: called with the history line of each round.
 
         Raises:
-            SecureClusterError: one sentence on what is wrong and what to do; a folder stays
-                resumable.
+            SecureClusterError: the message says what is wrong and what to do; a run in a folder can
+                still be resumed.
         """
         settings = settings or Settings()
         check_kind(federation)
@@ -197,8 +224,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         if folder is None:
             self._run(federation, settings, None, report)
         else:
-            # The one call upwards, hence by name: what a run folder holds (results, pictures) is
-            # the app's to write.
+            # The only import from a higher room, hence by name: `app` writes the results and
+            # pictures of a run folder.
             recorder = importlib.import_module("securecluster.app.execution")
             recorder.fit(self, federation, settings, Path(folder), report)
         if self.warning_ is not None:
@@ -212,9 +239,15 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         settings: Settings,
         report: Callable[[Line], None],
     ) -> Self:
-        """Run, or go on from the last checkpoint, in a folder.
+        """Run in a folder, or resume there from the last checkpoint.
 
         The caller has locked and checked the folder.
+
+        Args:
+            folder: the run folder.
+            federation: the clients and their data.
+            settings: as in `fit`.
+            report: called with the history line of each round.
         """
         return self._run(federation, settings, folder, report)
 
@@ -227,156 +260,195 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
     ) -> Self:
         device = choose_device(settings.device)
         with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
-            kept, transcript, judged = carry_out(self, federation, settings, folder, report)
+            fitted, transcript, chance = carry_out(self, federation, settings, folder, report)
         self.transcript_ = transcript
-        self._restore_fitted(kept)
-        self.warning_: str | None = None if judged is None else self._doubt(judged, federation)
+        self._restore_fitted(fitted)
+        self.warning_: str | None = None
+        if chance is not None:
+            self.warning_ = self._chance_warning(chance, federation)
         return self._belongs_to(folder)
 
-    def _doubt(self, found: Chance, federation: Federation) -> str | None:
-        """Return a sentence on models that have learned nothing, and on what to try.
+    def _chance_warning(self, chance: Chance, federation: Federation) -> str | None:
+        """Return a sentence on models that learned nothing, with advice.
 
-        Return None where there is no need for one.
+        Args:
+            chance: training loss of the clients' models, and that of a model without input.
+            federation: the clients and their data.
+
+        Returns:
+            None if there is no reason for a warning.
         """
         from securecluster.models.architectures import rate
 
-        if not found.notable:
+        if not chance.notable:
             return None
-        config, rounds = self.kept_.learned.config, len(self.history_)
-        usual = rate(
+        rounds = len(self.history_)
+        poor = len(chance.clients)
+        lr = float(self.kept_.learned.config["lr"])
+        default = rate(
             self.model, federation.objective, federation.classes, self.optimizer, federation.bright
         )
-        lr = float(config["lr"])
-        is_usual = usual / 2 <= lr <= 1.5 * usual
-        other = float(f"{lr / 3:.1g}") if is_usual else usual
-        advice = [
-            f"{'a higher' if other > lr else 'a lower'} learning rate (--lr {other:g} in place of "
-            f"{lr:g})"
-        ]
-        advice += ["less noise"] * self.noisy + ["more rounds"] * (rounds < FEW_ROUNDS)
-        advice += ["fewer epochs"] * (self.epochs > 1 and other < lr)
+        # Advise the network's default learning rate, or a lower one where that was used already.
+        suggested = default
+        if default / 2 <= lr <= 1.5 * default:
+            suggested = float(f"{lr / 3:.1g}")
+        direction = "a higher" if suggested > lr else "a lower"
+        advice = [f"{direction} learning rate (--lr {suggested:g} in place of {lr:g})"]
+        if self.noisy:
+            advice.append("less noise")
+        if rounds < FEW_ROUNDS:
+            advice.append("more rounds")
+        if self.epochs > 1 and suggested < lr:
+            advice.append("fewer epochs")
         return (
-            f"after {rounds} rounds the models of {len(found.clients)} of {found.judged} clients "
-            f"do no better than chance (training loss {found.loss:.3g}, chance "
-            f"{found.chance:.3g}): try {', or '.join(advice)}"
+            f"after {rounds} rounds the models of {poor} of {chance.tested} clients do no better "
+            f"than chance (training loss {chance.loss:.3g}, chance {chance.chance:.3g}): "
+            f"try {', or '.join(advice)}"
         )
 
     def restore_from(self, folder: Path) -> Self:
-        """Take over what a finished run in a folder learned.
+        """Restore the result of a finished run from its folder.
 
-        The run's hyper-parameters are this protocol's.
+        Args:
+            folder: of a run with this protocol's hyper-parameters.
         """
         self._restore_fitted(read_kept(folder))
         self._open_transcript(folder)
         return self._belongs_to(folder)
 
     def _belongs_to(self, folder: Path | None) -> Self:
-        """Record what newcomers release in a folder.
+        """Record releases of newcomers in a folder, and add those recorded there to the ledger.
 
-        Add to the ledger what is recorded there.
+        Args:
+            folder: of the run; None records nothing outside this process.
         """
-        clients = self.kept_.learned.config["clients"]
-        self.newcomers_record = None if folder is None else NewcomerRecord(folder, clients)
-        if self.newcomers_record is not None:
+        self.newcomers_record: NewcomerRecord | None = None
+        if folder is not None:
+            clients = self.kept_.learned.config["clients"]
+            self.newcomers_record = NewcomerRecord(folder, clients)
             self.newcomers_record.update(self.ledger_)
         return self
 
     def _open_transcript(self, folder: Path) -> None:
-        """Open the transcript of a run folder, after a check of its index.
-
-        A folder that `save` wrote has none.
-        """
+        """Open the transcript of a run folder, after a check of its index."""
         marks = manifest.read(folder)
-        if "config.json" not in marks:
+        if "config.json" not in marks:  # a folder that `save` wrote has no transcript
             return
-        learned, index = self.kept_.learned, f"transcript/{INDEX}"
+        index = f"transcript/{INDEX}"
         if index in marks:
             manifest.checked(folder, index, marks)
-        mode, home = learned.settings.transcript, folder / "transcript"
-        self.transcript_ = Transcript.open(mode, home, self.message_types, learned.names)
+        learned = self.kept_.learned
+        self.transcript_ = Transcript.open(
+            learned.settings.transcript, folder / "transcript", self.message_types, learned.names
+        )
 
-    def _restore_fitted(self, kept: FittedState) -> Self:
-        """Take over what was learned: it becomes the attributes that end in an underscore."""
-        learned, config = kept.learned, kept.learned.config
-        self.kept_ = kept
+    def _restore_fitted(self, fitted: FittedState) -> Self:
+        """Set the attributes that end in an underscore.
+
+        Args:
+            fitted: the result of a run.
+        """
+        learned = fitted.learned
+        config = learned.config
+        self.kept_ = fitted
         self.warning_ = None
+        # Later calls use these hyper-parameters, whatever `set_params` changes.
         self._made = copy.deepcopy(self.get_params())
-        vars(self).pop("joined_", None)  # of a run before this one
+        vars(self).pop("joined_", None)  # newcomers of an earlier run
         self.labels_ = np.asarray(learned.labels)
-        self.client_models_ = Rows(kept.clients.table, tuple(kept.clients.index))
-        self._flat = self._network(
-            config["shape"], config["classes"], config["seed"], objective(config["objective"])
-        )
-        given = {} if isinstance(self.model, str) else self.model.state_dict()
-        self.start_ = {
-            name: value.detach().cpu().clone()
-            for name, value in given.items()
-            if isinstance(value, torch.Tensor)
-        }
-        self.models_ = [self._cluster_model(c) for c in range(max(learned.labels) + 1)]
+        self.client_models_ = Rows(fitted.clients.table, tuple(fitted.clients.index))
+        task = objective(config["objective"])
+        self._flat = self._network(config["shape"], config["classes"], config["seed"], task)
+        self.start_ = self._module_tensors()
+        clusters = max(learned.labels) + 1
+        self.models_ = [self._cluster_model(c) for c in range(clusters)]
         self.unshared_labels_ = [c for c, model in enumerate(self.models_) if model is None]
-        self.history_, self.ledger_, self.bytes_ = (
-            learned.history,
-            learned.network.ledger,
-            learned.bytes,
-        )
+        self.history_ = learned.history
+        self.ledger_ = learned.network.ledger
+        self.bytes_ = learned.bytes
         self.dropped_ = dict(sorted(learned.network.lost.items()))
         self.scores_: NDArray[np.float64] = np.asarray(learned.scores, dtype=np.float64)
         self.metric_ = self._flat.objective.metric
         setattr(self, f"{self.metric_}_", self.scores_)
-        self.seconds_, self.device_, self.server_state_ = (
-            learned.seconds,
-            learned.device,
-            kept.server,
-        )
+        self.seconds_ = learned.seconds
+        self.device_ = learned.device
+        self.server_state_ = fitted.server
         self.agreement_ = learned.agreement
-        self.state_: Any = unpack(kept.server, self.state_class())
+        self.state_: Any = unpack(fitted.server, self.state_class())
         return self
 
-    def _cluster_model(self, label: int) -> dict[str, Any] | None:
-        """Return the model that a cluster's members share.
+    def _module_tensors(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the weights of a module of the user's own, by name."""
+        tensors: dict[str, torch.Tensor] = {}
+        if isinstance(self.model, str):
+            return tensors
+        for name, value in self.model.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                tensors[name] = value.detach().cpu().clone()
+        return tensors
 
-        Return None where noise is asked for and all they have was trained alone.
+    def _cluster_model(self, label: int) -> dict[str, Any] | None:
+        """Return the `state_dict` of the model that a cluster's members share.
+
+        Returns:
+            None in a run with noise where all members trained alone.
         """
-        learned, shared = self._fitted().learned, self.kept_.clients.extra.get(SHARED)
+        learned = self._fitted().learned
+        shared = self.kept_.clients.extra.get(SHARED)
         if shared is not None:
-            state: dict[str, Any] = self._flat.state_dict(shared[label])
+            theta = shared[label]
+            state: dict[str, Any] = self._flat.state_dict(theta)
             return state
-        members = [i for i, own in enumerate(learned.labels) if own == label]
+        members = [i for i, cluster in enumerate(learned.labels) if cluster == label]
+        # Noise is to cover the results, and models that were trained alone have none.
         if self.keeps_local_models(learned.config):
             members = [i for i in members if i not in learned.local]
-        return self.model_of(members[0]) if members else None
+        if not members:
+            return None
+        return self.model_of(members[0])
 
     def model_of(self, client: int | str) -> dict[str, Any]:
-        """Return the `state_dict` of the model that a client holds, by its number or name.
+        """Return the `state_dict` of a client's model.
 
         It is for that client: a model that it trained alone has no noise, and no ε covers it.
+
+        Args:
+            client: its number or name.
+
+        Raises:
+            UsageError: not fitted, or no such client.
         """
         names = self._fitted().learned.names
-        if client not in names and not (isinstance(client, Integral) and 0 <= client < len(names)):
+        if client in names:
+            number = names.index(str(client))
+        elif isinstance(client, Integral) and 0 <= client < len(names):
+            number = int(client)
+        else:
             raise UsageError(
                 f"no client {client!r}: clients are {', '.join(names[:3])} …, or numbers from 0 to "
                 f"{len(names) - 1}"
             )
-        state: dict[str, Any] = self._flat.state_dict(
-            self.client_models_.row(names.index(client) if isinstance(client, str) else client)
-        )
+        theta = self.client_models_.row(number)
+        state: dict[str, Any] = self._flat.state_dict(theta)
         return state
 
     def predict(self, newcomers: Federation) -> NDArray[np.int64]:
         """Return the clusters of clients that were not in the run, (n,).
 
-        They join the finished run over its own network, masked where it was.
+        Newcomers join the finished run over its own network, with its masks.
 
-        Every call starts from the end of the run. What newcomers release is added to `ledger_`, and
-        to the folder of the run, where it has one; `joined_` holds the frames, bytes and releases
-        of this call. Clients of one name are one person: asked again, a newcomer of the same data
-        sends the same bits, which cost nothing more, and with other data it releases more. So does
-        one that is called like a client of the run.
+        Every call starts from the end of the run. Releases of newcomers are added to `ledger_`, and
+        to the folder of the run if there is one; `joined_` contains the frames, bytes and releases
+        of this call. Clients with one name are one person. A newcomer that is evaluated again with
+        the same data sends the same bits, which cost nothing more; with other data it releases
+        more. So does a newcomer with the name of a client of the run.
+
+        Args:
+            newcomers: n clients and their data, of the same kind as the run's.
 
         Raises:
             UsageError: not fitted, or no client, or samples of another shape, or classes that the
-                run did not know, or, with dp_unit example, fewer training samples than the clients
+                run did not have, or, with dp_unit example, fewer training samples than the clients
                 of the run where newcomers train.
             RunFolderError: the folder of a run with a finite ε cannot be written to.
         """
@@ -389,12 +461,14 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return np.asarray(self.joined_.labels, dtype=np.int64)
 
     def save(self, folder: Path | str) -> None:
-        """Write what was learned as safetensors.
+        """Write the fitted protocol as safetensors.
 
-        `clients.safetensors` holds models and keys and is for the owner's eyes only.
+        `clients.safetensors` contains models and keys, and must stay private. A module of your own
+        is saved by its weights, not its code. The transcript is not saved: give `fit` a folder for
+        that.
 
-        A module of your own is saved by its weights, not its code. The transcript is not saved:
-        give `fit` a folder for that.
+        Args:
+            folder: created if it does not exist.
 
         Raises:
             UsageError: a run folder, or one with releases of newcomers that `ledger_` lacks.
@@ -407,29 +481,32 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         self.write(target)
 
     def write(self, folder: Path) -> None:
-        """Write what was learned into a folder, which may be that of its run."""
-        fitted, record = self.with_fitted_params(), getattr(self, "newcomers_record", None)
+        """Write the fitted protocol into a folder, which may be that of its run."""
+        fitted = self.with_fitted_params()
+        record = getattr(self, "newcomers_record", None)
         if record is not None and record.path.parent.resolve() == folder.resolve():
-            record.update(self.ledger_)  # the ledger that is saved replaces the file
+            # The ledger that is saved replaces the file of newcomers' releases.
+            record.update(self.ledger_)
         save(fitted, folder)
 
     @classmethod
-    def load(cls, folder: Path | str, model: Any = None, **own: Any) -> Self:
-        """Return a fitted protocol from the folder that `save` wrote, or from a finished run's.
-
-        That of a finished run has its `transcript_`, too.
+    def load(cls, folder: Path | str, model: Any = None, **objects: Any) -> Self:
+        """Return a fitted protocol from a folder.
 
         Args:
+            folder: one that `save` wrote, or that of a finished run, which also gives
+                `transcript_`.
             model: the module, where the run trained one of your own.
-            own: other hyper-parameters that were objects of your own (OneShot's features), by name.
+            objects: other hyper-parameters that were objects of your own, by name (OneShot's
+                features).
 
         Raises:
-            RunFolderError: nothing to load there, or it does not parse. UsageError: another
-                protocol's folder, or another module.
+            RunFolderError: the folder holds no fitted protocol, or a damaged one.
+            UsageError: another protocol's folder, or another module.
         """
-        found = load(cls, Path(folder), model, own)
-        found._open_transcript(Path(folder))
-        return found._belongs_to(Path(folder))
+        protocol = load(cls, Path(folder), model, objects)
+        protocol._open_transcript(Path(folder))
+        return protocol._belongs_to(Path(folder))
 
     def _fitted(self) -> FittedState:
         if not hasattr(self, "kept_"):
@@ -439,92 +516,115 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
     def with_fitted_params(self) -> Self:
         """Return the same protocol with the hyper-parameters it was fitted with.
 
-        They are restored whatever `set_params`, or training its module, has changed since.
+        Changes by `set_params`, or to the weights of its module, have no effect on them.
         """
         self._fitted()
-        found = copy.copy(self)
-        vars(found).update(self._made)
-        return found
+        protocol = copy.copy(self)
+        vars(protocol).update(self._made)
+        return protocol
 
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
-        """What client and server must agree on; its hash is in every frame."""
+        """Return what client and server must agree on; its hash is in every frame.
+
+        Args:
+            federation: the clients and their data.
+            dtype: of the models, float32 or float64.
+
+        Raises:
+            UsageError: a mask that does not work with the model's dimension.
+        """
         dimension = self.flat_model(federation).dimension
-        own = {
-            **self.shown_params(),
-            **self.resolve_defaults(federation),
-            **known(federation),
-            **self.shared_facts(federation),
-        }
-        found = {
-            "schema": 2,
-            "wire": wire.VERSION,
-            "protocol": self.name,
-            "dtype": dtype,
-            "dimension": dimension,
-            **own,
-        }
-        found = numbers(found)
-        # a mask that cannot work on this model is refused before anything is written
-        self.pipeline(found)
-        return found
+        config = numbers(
+            {
+                "schema": 2,
+                "wire": wire.VERSION,
+                "protocol": self.name,
+                "dtype": dtype,
+                "dimension": dimension,
+                **self.shown_params(),
+                **self.resolve_defaults(federation),
+                **known(federation),
+                **self.shared_facts(federation),
+            }
+        )
+        # A mask that cannot work on this model is refused before anything is written.
+        self.pipeline(config)
+        return config
 
     def shown_params(self) -> dict[str, Any]:
-        """Return the hyper-parameters as JSON has them.
+        """Return the hyper-parameters as JSON values.
 
-        A module of your own is shown by its text and the hash of its weights.
+        A module of your own is represented by its text and the hash of its weights.
         """
         from securecluster.models.validation import describe as describe_model
 
         return numbers({**self.get_params(), "model": describe_model(self.model)})
 
     def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
-        """Return what stands for the defaults that depend on the data.
+        """Return the data-dependent defaults: model, learning rate, loss bound and noise.
 
-        These are the network's name and its learning rate.
+        Args:
+            federation: the clients and their data.
         """
         from securecluster.models.architectures import chosen, rate
 
-        given, kind, classes = self.model, federation.objective, federation.classes
-        name = {"model": chosen(given, kind, classes)} if isinstance(given, str) else {}
-        lr = float(
-            rate(given, kind, classes, self.optimizer, federation.bright)
-            if self.lr is None
-            else self.lr
-        )
-        return {**name, "lr": lr, **self.resolve_noise(federation, lr, self.validation_share)}
+        task = federation.objective
+        classes = federation.classes
+        resolved: dict[str, Any] = {}
+        if isinstance(self.model, str):
+            resolved["model"] = chosen(self.model, task, classes)
+        lr = self.lr
+        if lr is None:
+            lr = rate(self.model, task, classes, self.optimizer, federation.bright)
+        resolved["lr"] = float(lr)
+        return {
+            **resolved,
+            **self.resolve_noise(federation, float(lr), self.validation_share),
+        }
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the stages between a client's update and the wire.
 
-        They are as the configuration that both sides share has them.
+        Args:
+            config: what clients and server agreed on.
         """
-        return Pipeline([*self.stages(config), *build(self.mask, config["dimension"])])
+        mask = build(self.mask, config["dimension"])
+        return Pipeline([*self.stages(config), *mask])
 
     def limits(self, config: Mapping[str, Any], pipeline: Pipeline) -> Limits:
-        """Return the limits that the configuration sets to frames.
+        """Return the limits of frames, which both sides enforce.
 
-        Both sides hold each other to them.
+        Args:
+            config: what clients and server agreed on.
+            pipeline: the stages of clients' replies.
         """
-        itemsize = 8 if config["dtype"] == "float64" else 4
-        return Limits(self.frame_sizes(config), layout(pipeline, itemsize))
+        itemsize = 4
+        if config["dtype"] == "float64":
+            itemsize = 8
+        row_layout = layout(pipeline, itemsize)
+        return Limits(self.frame_sizes(config), row_layout)
 
     def message_types(self, method: str) -> tuple[type, type]:
         """Return the (query class, reply class) of a call.
 
-        For a local parameter server, they are those of what it sends and is answered.
+        Args:
+            method: name of a client method, or of a method of the global parameter server, which
+                local parameter servers call.
         """
-        return message_types(self.gps if hasattr(self.gps, method) else self.client, method)
+        if hasattr(self.gps, method):
+            return message_types(self.gps, method)
+        return message_types(self.client, method)
 
     def flat_model(self, federation: Federation) -> FlatModel:
-        """The network with its initial weights θ_0."""
+        """Return the network with its initial weights θ_0, as a flat vector."""
         return self._network(
             federation.shape, federation.classes, federation.seed, federation.objective
         )
 
-    def _network(self, shape: Sequence[int], classes: int, seed: int, kind: Objective) -> FlatModel:
+    def _network(self, shape: Sequence[int], classes: int, seed: int, task: Objective) -> FlatModel:
         from securecluster.models.validation import build as build_model
 
-        return build_model(self.model, tuple(shape), classes, Randomness(seed), kind)
+        return build_model(self.model, tuple(shape), classes, Randomness(seed), task)
 
     def build_client(
         self,
@@ -535,17 +635,18 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         identity: Identity | None = None,
         roster: Roster | None = None,
     ) -> Endpoint[TrainingClient]:
-        """Return the endpoint of some clients, by default of all.
-
-        It has their data, models, keys and release policy.
+        """Return the endpoint of some clients, with their data, models, keys and release policy.
 
         Args:
-            simulated: derive keys from the federation's seed; a deployed node says False and takes
-                them from the operating system.
-            identity: what a deployed node signs its part of the key agreement with.
-            roster: the identities that a deployed node accepts signatures of, its own among them;
-                it comes from whoever enrols clients, and not from the server. Without one it
-                verifies nothing, and a server that names itself a peer reads the mask seed.
+            federation: the clients and their data.
+            settings: device and precision.
+            clients: numbers of the endpoint's clients; None is all.
+            simulated: derive keys from the federation's seed; a deployed node passes False and
+                takes them from the operating system.
+            identity: signs a deployed node's messages of the key agreement.
+            roster: identities whose signatures a deployed node accepts, including its own. It comes
+                from the party that enrols clients, and not from the server. Without a roster the
+                node verifies nothing, and a server that poses as a client reads the mask seed.
 
         Raises:
             UsageError: a roster without an identity, or one that lacks clients of the run or has
@@ -557,7 +658,13 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
     def make_client(
         self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
     ) -> TrainingClient:
-        """The client's side of this method, over a cohort."""
+        """Return the client object of this method.
+
+        Args:
+            cohort: the clients' data and local training.
+            pipeline: stages between an update and the wire.
+            config: what clients and server agreed on.
+        """
         return self.client(cohort, self.training(config), pipeline, self.weighted)
 
     def build_network(
@@ -567,26 +674,30 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         key: bytes | None = None,
         device: torch.device | None = None,
     ) -> ServerChannel:
-        """The server's side: ids and verbs, from the configuration alone.
+        """Return the server's channel: client ids and verbs, from the configuration alone.
 
         Args:
-            key: what a trusted server draws its noise by, 32 secret bytes; None, for simulations:
-                from the seed, which clients know.
+            transport: carries calls to clients.
+            config: what clients and server agreed on.
+            key: 32 secret bytes, by which a trusted server draws its noise. None derives the noise
+                from the seed, which clients know: for simulations only.
             device: where the server computes with rows of models; None is main memory.
         """
-        pipeline, draws = self.pipeline(config), Randomness(config["seed"])
+        pipeline = self.pipeline(config)
+        randomness = Randomness(config["seed"])
         run = config_hash(config)
-        secret = (
-            NoiseStreams.derived(draws, run) if key is None else NoiseStreams(lambda _: key, run)
-        )
+        if key is None:
+            noise_streams = NoiseStreams.derived(randomness, run)
+        else:
+            noise_streams = NoiseStreams(lambda _: key, run)
         return ServerChannel(
             config["clients"],
             transport,
             run,
             pipeline,
-            draws,
+            randomness,
             agreed=config,
-            costs=self.costs(pipeline, config, secret),
+            costs=self.costs(pipeline, config, noise_streams),
             device=device,
             limits=self.limits(config, pipeline),
         )
@@ -599,12 +710,14 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         The state must equal the recorded one.
 
         Args:
+            transcript: the recorded frames.
+            config: what clients and server agreed on.
             threads: those of the run's settings, since sums round differently with another number.
             device: that of the run's settings, since sums round differently on another device.
 
         Raises:
             ReplayError: a request differs from the recorded one by a bit, so the server used
-                something no verb gave it.
+                information that it received from no verb.
         """
         return pack(self.replayed(transcript, config, threads, device)[0])
 
@@ -615,28 +728,34 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         threads: int = 0,
         device: str = "auto",
     ) -> tuple[Any, ChannelState]:
-        """Run the server as `replay` does, and return its final state and its network's.
+        """Run the server as `replay` does, and return its final state and that of its channel.
 
-        The state of the network has the ledger.
+        The channel's state contains the ledger.
         """
-        transport, place = Replay(transcript), choose_device(device)
-        net = self.build_network(transport, config, device=place)
+        transport = Replay(transcript)
+        server_device = choose_device(device)
+        net = self.build_network(transport, config, device=server_device)
+        run = Run(begin=lambda number: setattr(net, "round", number))
         with (
             warnings.catch_warnings(),
             torch.inference_mode(False),
             cpu_threads(threads),
-            reproducible(place),
+            reproducible(server_device),
         ):
             warnings.simplefilter("ignore", SecureClusterWarning)  # the run itself has warned
-            state = self.final_state(net, Run(begin=lambda number: setattr(net, "round", number)))
+            state = self.final_state(net, run)
         transport.finish()
         return state, net.state
 
     def mask_info(self) -> MaskInfo:
-        """What the result says of this run's mask."""
-        d, itemsize = self._flat.dimension, self.client_models_.table.element_size()
-        wide = self.with_fitted_params().pipeline(self.kept_.learned.config).width(d)
-        return replace(describe(self.mask, d, itemsize), padding_bytes=(wide - d) * itemsize)
+        """Return the description of this run's mask for the result."""
+        d = self._flat.dimension
+        itemsize = self.client_models_.table.element_size()
+        config = self.kept_.learned.config
+        pipeline = self.with_fitted_params().pipeline(config)
+        # Some masks make rows wider than the model.
+        padding = pipeline.width(d) - d
+        return replace(describe(self.mask, d, itemsize), padding_bytes=padding * itemsize)
 
 
 __all__ = ["ClusteringProtocol", "FittedState", "Joined", "ReleaseCounts", "opened"]

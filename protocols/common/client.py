@@ -1,4 +1,4 @@
-"""Clients that train when asked, and those whose updates the server reads one by one."""
+"""Clients that train, and clients whose updates the server reads individually."""
 
 from __future__ import annotations
 
@@ -19,23 +19,30 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 @dataclass
 class ClientState:
-    """What clients keep between rounds; equal models are stored once."""
+    """Models and secrets of clients between rounds; equal models are stored once."""
 
     table: torch.Tensor  # (u, d)
     index: list[int]  # (m,)
     secrets: Secrets
     # where clients hold several models: the starts they belong to
     starts: list[int] = field(default_factory=list)
-    extra: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: what else they remember
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)  # other memory, by name
 
 
 class TrainingClient:
     """Clients that train from their cluster's model.
 
-    Classes that inherit from this one say how an update may leave.
+    Subclasses define how an update may leave.
+
+    Args:
+        cohort: the clients' data and local training.
+        training: hyper-parameters of local training.
+        pipeline: stages between an update and the wire.
+        weighted: clients send |D_i|.
+        start: (d,) the initial model θ_0; None is the cohort's.
     """
 
-    clear: ClassVar[bool] = False  # whether a part of a model leaves without a mask
+    clear: ClassVar[bool] = False  # True where a part of a model leaves without a mask
 
     def __init__(
         self,
@@ -45,21 +52,21 @@ class TrainingClient:
         weighted: bool,
         start: torch.Tensor | None = None,
     ) -> None:
-        self.cohort, self.training, self._pipeline, self._weighted = (
-            cohort,
-            training,
-            pipeline,
-            weighted,
-        )
-        self._start = cohort.start if start is None else start
-        self.models = Rows(self._start[None].clone(), (0,) * len(cohort.ids))
-        self._had = [0] * len(cohort.ids)  # how many averages each client has applied
+        self.cohort = cohort
+        self.training = training
+        self._pipeline = pipeline
+        self._weighted = weighted
+        if start is None:
+            start = cohort.start
+        self._start = start
+        clients = len(cohort.ids)
+        # All clients begin with one stored row.
+        table = self._start[None].clone()
+        self.models = Rows(table, (0,) * clients)
+        self._had = [0] * clients  # the number of averages each client has applied
         self._memo = _MovedModels()
-        # a table of models, and the digests of its rows
-        self._printed: tuple[torch.Tensor | None, list[bytes]] = (
-            None,
-            [],
-        )
+        # A table of models, and the digests of its rows.
+        self._printed: tuple[torch.Tensor | None, list[bytes]] = (None, [])
 
     @property
     def unshared(self) -> frozenset[int]:
@@ -76,218 +83,303 @@ class TrainingClient:
         scale: Sequence[float] | None = None,
         plan: LocalTraining | None = None,
     ) -> Update:
-        """Return the reply before any mask, with each client's update times its `scale`.
+        """Apply the query's averages, train, and return the updates before any mask.
 
-        Where a `plan` is given, clients train by it and not as usual.
+        Args:
+            scale: (b,) factors of the clients' updates; None is 1.
+            plan: hyper-parameters of this training; None is the usual ones.
         """
         self.catch_up(context, query)
+        models = self.models.select(context.positions)
+        # The rows have room for what leaves the client, so that a mask can overwrite them.
         room = self._pipeline.room(self.cohort.model.dimension)
         delta = self.cohort.train(
-            self.models.select(context.positions),
+            models,
             context.positions,
             plan or self.training,
             context.step,
             room,
             scale,
         )
-        return Update(Rows(delta), self._sizes(context) if self._weighted else None)
+        sizes = None
+        if self._weighted:
+            sizes = self._sizes(context)
+        return Update(Rows(delta), sizes)
 
     @answers(GATHER, private=False)
     def receive(self, context: CallContext, query: AverageDeltas) -> Ack:
-        """θ_i ← θ_i + P⁻¹Δ_c(i), and no training: how the last average reaches everyone."""
+        """Apply averages without training, θ_i ← θ_i + P⁻¹Δ_c(i).
+
+        The last averages of a run reach all clients like this.
+
+        Args:
+            query: the averages Δ_c(i) that each client lacks.
+        """
         self.take(context.positions, query)
         return Ack()
 
     def catch_up(self, context: CallContext, query: AverageDeltas) -> None:
-        """Take what the query brings, for a reply that is made of the model after it.
+        """Apply the query's averages, for a reply that depends on the resulting model.
+
+        Args:
+            query: the averages that each client lacks.
 
         Raises:
-            PolicyError: a client has later averages, so that its reply would be of another model:
-                the request comes too late.
+            PolicyError: the request comes too late. A client has applied later averages, so its
+                reply would depend on another model.
         """
         self.check_not_behind(context, query)
         self.take(context.positions, query)
 
     def check_not_behind(self, context: CallContext, query: AverageDeltas) -> None:
-        """Raise PolicyError where the query is about a model that a client has moved on from."""
+        """Check that a reply would depend on the model that the query is about.
+
+        Raises:
+            PolicyError: a client has applied later averages than the query has.
+        """
         counts = query.count.values.tolist()
-        ahead = [
-            i
-            for i, k, count in zip(context.ids, context.positions, counts, strict=True)
-            if self.had(k, query) > count
-        ]
+        ahead = []
+        for i, k, count in zip(context.ids, context.positions, counts, strict=True):
+            if self.had(k, query) > count:
+                ahead.append(i)
         if ahead:
             raise late_request_error(ahead)
 
-    def take(self, at: Sequence[int], query: AverageDeltas) -> None:
-        """Make θ_i ← θ_i + P⁻¹Δ_c(i) for the clients at positions `at`.
+    def take(self, positions: Sequence[int], query: AverageDeltas) -> None:
+        """Apply averages that were not applied before, θ_i ← θ_i + P⁻¹Δ_c(i).
 
-        What they have already applied is not applied again.
+        Args:
+            positions: of the clients that the query addresses.
+            query: averages, by client.
         """
-        self.models = self.advanced(at, query)
-        for k, count in zip(at, query.count.values.tolist(), strict=True):
+        self.models = self.advanced(positions, query)
+        counts = query.count.values.tolist()
+        for k, count in zip(positions, counts, strict=True):
             if self.had(k, query) <= count:
                 self._had[k] = count
 
     def had(self, k: int, query: AverageDeltas) -> int:
-        """Return how many averages the client at position k has applied.
+        """Return how many of the averages that the query counts a client has applied.
 
-        They are among those that the query counts.
+        Args:
+            k: the client's position.
         """
         return self._had[k]
 
-    def origin(self, at: Sequence[int], query: AverageDeltas) -> Rows:
-        """All clients' models before what the query brings those at positions `at`."""
+    def origin(self, positions: Sequence[int], query: AverageDeltas) -> Rows:
+        """Return all clients' models before the query's averages.
+
+        Args:
+            positions: of the clients that the query addresses.
+            query: averages, by client.
+        """
         return self.models
 
-    def advanced(self, at: Sequence[int], query: AverageDeltas) -> Rows:
-        """Return all clients' models after what the query brings those at positions `at`.
+    def advanced(self, positions: Sequence[int], query: AverageDeltas) -> Rows:
+        """Return all clients' models after the query's averages, without changing any state.
 
-        Nothing changes here.
+        Args:
+            positions: of the clients that the query addresses.
+            query: averages, by client.
 
         Raises:
-            UpdateError: the server takes a client to have averages that it has not.
+            UpdateError: a client lacks averages that the server takes it to have.
         """
-        models = self.origin(at, query)
+        models = self.origin(positions, query)
         assert models.index is not None
         counts = query.count.values.tolist()
-        brought = zip(at, query.means.picks, counts, strict=True)
-        picks = {k: self._due(k, own, count, query) for k, own, count in brought}
+        picks = {}
+        for k, rows, count in zip(positions, query.means.picks, counts, strict=True):
+            picks[k] = self._due(k, rows, count, query)
+        # No client starts over or applies an average: the table does not need to be copied.
         if models is self.models and not any(picks.values()):
             return models
         if self._memo.averages is not query.means.table:
             self._memo = _MovedModels(query.means.table)
-        known, prints = self._printed
-        if known is not models.table:
-            prints = [_digest(row) for row in models.table]
-        rows: dict[bytes, torch.Tensor] = {}  # who caught up shares its peers' row again
-        place: list[bytes] = []
+        digests = self._row_digests(models.table)
+        # Models are identified by their digests: clients that catch up share a row again.
+        unique: dict[bytes, torch.Tensor] = {}
+        digest_of: list[bytes] = []
         for k, row in enumerate(models.index):
-            theta, digest = self._moved(models.table[row], prints[row], picks.get(k, ()), query)
-            rows.setdefault(digest, theta)
-            place.append(digest)
-        order = {digest: n for n, digest in enumerate(rows)}
-        table = torch.stack(list(rows.values()))
-        self._printed = (table, list(rows))
-        return Rows(table, tuple(order[digest] for digest in place))
+            model = models.table[row]
+            missing = picks.get(k, ())
+            theta, digest = self._moved(model, digests[row], missing, query)
+            unique.setdefault(digest, theta)
+            digest_of.append(digest)
+        digests = list(unique)
+        table = torch.stack(list(unique.values()))
+        self._printed = (table, digests)
+        new_row = {digest: n for n, digest in enumerate(digests)}
+        index = tuple(new_row[digest] for digest in digest_of)
+        return Rows(table, index)
+
+    def _row_digests(self, table: torch.Tensor) -> list[bytes]:
+        """Return the digests of a table's rows, from the cache where it is of this table."""
+        cached_table, digests = self._printed
+        if cached_table is table:
+            return digests
+        return [_digest(row) for row in table]
 
     def _due(
         self, k: int, picks: tuple[int, ...], count: int, query: AverageDeltas
     ) -> tuple[int, ...]:
-        """Return those of the rows `picks` that the client at position k has yet to apply."""
+        """Return the rows of the query's averages that a client has yet to apply.
+
+        Args:
+            k: the client's position.
+            picks: rows that the query addresses to it, oldest first.
+            count: number of averages that it has had once it has applied these.
+
+        Raises:
+            UpdateError: the client lacks more averages than the query has.
+        """
         missing = count - self.had(k, query)
         if missing <= 0:
             return ()
-        if len(picks) < (1 if query.absolute else missing):
+        # A displacement since θ_0 replaces all averages before it.
+        needed = 1 if query.absolute else missing
+        if len(picks) < needed:
             raise UpdateError(
                 f"client {self.cohort.ids[k]} lacks averages that the server takes it to have: "
                 "give it the last state that it had, or start a new run"
             )
-        return picks[-1:] if query.absolute else picks[-missing:]
+        return picks[-needed:]
 
     def _moved(
         self, theta: torch.Tensor, digest: bytes, picks: tuple[int, ...], query: AverageDeltas
     ) -> tuple[torch.Tensor, bytes]:
-        """Return a model moved by some averages, and its digest.
+        """Return a model after some averages, and its digest.
 
-        What a letter has already moved is not moved again.
+        Results are cached, since clients of one cluster mostly apply the same averages to equal
+        models.
+
+        Args:
+            theta: (d,) the model.
+            digest: of the model.
+            picks: rows of the query's averages to apply.
         """
         if not picks:
             return theta, digest
         key = (digest, picks)
         if key not in self._memo.moved:
-            for p in picks:
-                if p not in self._memo.undone:
-                    self._memo.undone[p] = self._undone(
-                        query.means.table[p], int(query.steps.table[p])
-                    )
-                theta = self.bounded(
-                    (self._start if query.absolute else theta) + self._memo.undone[p]
-                )
+            for row in picks:
+                origin = self._start if query.absolute else theta
+                theta = self.bounded(origin + self._unmasked_average(row, query))
             self._memo.moved[key] = (theta, _digest(theta))
         return self._memo.moved[key]
 
-    def bounded(self, theta: torch.Tensor) -> torch.Tensor:
-        """Return the model (d,) after an average, where it must lie.
+    def _unmasked_average(self, row: int, query: AverageDeltas) -> torch.Tensor:
+        """Return P⁻¹Δ, (d,), for a row of the query's averages, from the cache if possible."""
+        unmasked = self._memo.undone
+        if row not in unmasked:
+            average = query.means.table[row]
+            step = int(query.steps.table[row])
+            unmasked[row] = self._undone(average, step)
+        return unmasked[row]
 
-        It may lie everywhere, if a method does not say otherwise.
+    def bounded(self, theta: torch.Tensor) -> torch.Tensor:
+        """Return the model (d,) after an average, projected to the set of allowed models.
+
+        By default all models are allowed.
+
+        Args:
+            theta: (d,) the model.
         """
         return theta
 
     def _undone(self, row: torch.Tensor, step: int) -> torch.Tensor:
-        return self._pipeline.inverse(
-            row.to(self.cohort.start.device, self.cohort.start.dtype), step
-        )
+        """Return P⁻¹(row), (d,), of a row under the mask of call `step`."""
+        start = self.cohort.start
+        return self._pipeline.inverse(row.to(start.device, start.dtype), step)
 
     def model_at(self, displacement: torch.Tensor, step: int) -> torch.Tensor:
-        """θ_0 + P⁻¹(displacement), (d,), of a displacement under the mask of call `step`."""
+        """Return the model θ_0 + P⁻¹(displacement), (d,).
+
+        Args:
+            displacement: a row as the server stores it, masked where updates are.
+            step: the call that identifies the mask P.
+        """
         return self._start + self._undone(displacement, step)
 
-    def displaced(self, at: Sequence[int]) -> Update:
-        """θ_i − θ_0 of the clients at positions `at`, before any mask."""
+    def displaced(self, positions: Sequence[int]) -> Update:
+        """Return θ_i − θ_0 before any mask, (b, room).
+
+        Args:
+            positions: of the clients.
+        """
         d = self.cohort.model.dimension
-        delta = self._start.new_zeros(len(at), self._pipeline.room(d))
-        for row, k in zip(delta, at, strict=True):
-            torch.sub(self.models.row(k), self._start, out=row[:d])
+        room = self._pipeline.room(d)
+        delta = self._start.new_zeros(len(positions), room)
+        for n, k in enumerate(positions):
+            model = self.models.row(k)
+            torch.sub(model, self._start, out=delta[n, :d])
         return Update(Rows(delta), None)
 
     def _sizes(self, context: CallContext) -> Rows:
-        return Rows(
-            torch.as_tensor(
-                [float(self.cohort.sizes[k]) for k in context.positions],
-                dtype=self.models.table.dtype,
-            )
-        )
+        """Return |D_i|, (b,)."""
+        sizes = [float(self.cohort.sizes[k]) for k in context.positions]
+        return Rows(torch.as_tensor(sizes, dtype=self.models.table.dtype))
 
     def state(self, secrets: Secrets) -> ClientState:
-        """For a checkpoint."""
+        """Return the state for a checkpoint.
+
+        Args:
+            secrets: of the clients' keys.
+        """
         assert self.models.index is not None
-        return ClientState(self.models.table, list(self.models.index), secrets, extra=self.memory())
+        index = list(self.models.index)
+        return ClientState(self.models.table, index, secrets, extra=self.memory())
 
     def restore(self, state: ClientState) -> None:
-        """From a checkpoint."""
-        self.models = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
+        """Restore the state of a checkpoint."""
+        table = state.table.to(self.cohort.start.device)
+        self.models = Rows(table, tuple(state.index))
         self.recall(state.extra)
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return what clients remember beside their models, by name.
-
-        This is all that a later call depends on.
-        """
+        """Return by name all state beside the models that a later call depends on."""
         return {"had": torch.as_tensor(self._had), **self.cohort.memory()}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned."""
+        """Restore what `memory` returned."""
         self._had = memory["had"].tolist()
         self.cohort.recall(memory)
 
 
 class UpdateClient(TrainingClient):
-    """Clients whose updates may be read one by one, and that post their model.
+    """Clients whose updates may be read individually, and that upload their model.
 
     The updates are those of Sattler et al. 2019, Algorithm 5, "Client i does".
     """
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def train(self, context: CallContext, query: AverageDeltas) -> Update:
-        """Train from the cluster's model, and reply with the update.
+        """Train from the cluster's model, and return the update.
 
-        θ_i ← θ_i + P⁻¹Δ_c(i); the reply is P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied on the
-        way out.
+        θ_i ← θ_i + P⁻¹Δ_c(i); the reply is P(SGD_n(θ_i, D_i) − θ_i). The mask P is applied by the
+        endpoint.
+
+        Args:
+            query: the averages Δ_c(i) that each client lacks.
         """
         return self.trained(context, query)
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def post(self, context: CallContext, query: Empty) -> Update:
-        """Return θ_i − θ_0, masked on the way out.
+        """Return θ_i − θ_0, masked by the endpoint.
 
-        This is how a model reaches those who were not there (Sattler et al. 2019, V-C; ours).
+        Clients that did not take part in earlier rounds receive a model like this (Sattler et al.
+        2019, V-C; the upload by a client is not in the paper).
         """
         return self.displaced(context.positions)
 
 
 def late_request_error(clients: Sequence[int]) -> PolicyError:
-    """Return the refusal of a request that these clients have moved on from."""
+    """Return the error for a request about averages that these clients have moved beyond.
+
+    Args:
+        clients: their numbers.
+    """
     few = ", ".join(map(str, clients[:5]))
     return PolicyError(
         f"client(s) {few} have moved on from what this request is about: it comes too late, or "
@@ -295,18 +387,21 @@ def late_request_error(clients: Sequence[int]) -> PolicyError:
     )
 
 
+# (digest of a model, rows of averages that are applied to it)
+_Move = tuple[bytes, tuple[int, ...]]
+
+
 @dataclass
 class _MovedModels:
-    """The models that clients made of one letter's averages.
+    """Cache of the models that follow from one message's averages.
 
-    The letter's frames reach them in several calls, as a sum streams over clients.
+    The frames of one message may arrive in several calls, since a sum streams over clients.
     """
 
-    averages: torch.Tensor | None = None  # the table of averages itself
-    undone: dict[int, torch.Tensor] = field(default_factory=dict)
-    moved: dict[tuple[bytes, tuple[int, ...]], tuple[torch.Tensor, bytes]] = field(
-        default_factory=dict
-    )
+    averages: torch.Tensor | None = None  # the message's table, compared by identity
+    undone: dict[int, torch.Tensor] = field(default_factory=dict)  # unmasked averages by row
+    # -> (new model, its digest)
+    moved: dict[_Move, tuple[torch.Tensor, bytes]] = field(default_factory=dict)
 
 
 def _digest(row: torch.Tensor) -> bytes:

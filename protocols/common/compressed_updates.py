@@ -1,8 +1,8 @@
 """Compressed updates for clustering (not in the papers).
 
-A client replies with a sketch of its update, a quantised update, or a quantised sketch: (sketch) →
-clip → noise → (mask) → quantise. The server clusters by these, and then asks for the updates
-themselves in one sum per cluster, so that it never reads a whole update of one client.
+Clients send a sketch, a quantised update or a quantised sketch individually: (sketch) → clip →
+noise → (mask) → quantise. The server clusters by these, and then requests the full updates in one
+sum per cluster, so that it never reads the full update of one client.
 """
 
 from __future__ import annotations
@@ -33,18 +33,25 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 @dataclass(frozen=True, eq=False)
 class CompressedUpdate:
-    """Client to server."""
+    """Client to server: a short form of an update."""
 
     # (b, q) the sketch of SGD_n(θ_i, D_i) − θ_i, or (b, n) its bytes
     compressed: Annotated[Rows, Real(("dimension",), squared=True)]
 
 
-class CompressedUpdateClient(UpdateClient):
-    """Clients that send a compressed update and contribute the whole one to the next sum."""
+@dataclass
+class _StoredUpdates:
+    """Full updates whose compressed form was sent."""
 
-    keeps: ClassVar[bool] = True  # whether anyone asks for the update later
-    # where each client's row is, and the rows (b, d), before any mask
-    _kept: tuple[dict[int, int], torch.Tensor] | None = None
+    row_of: dict[int, int]  # by the client's position
+    rows: torch.Tensor  # (b, d), before any mask
+
+
+class CompressedUpdateClient(UpdateClient):
+    """Clients that send a compressed update, and contribute the full one to the next sum."""
+
+    keeps: ClassVar[bool] = True  # False where the full update is never requested
+    _stored: _StoredUpdates | None = None
 
     def __init__(
         self,
@@ -55,46 +62,57 @@ class CompressedUpdateClient(UpdateClient):
         start: torch.Tensor | None = None,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted, start)
-        # the call in which each client last sent a compressed update, and its averages by then
+        # The call in which each client last sent a compressed update, and the number of averages it
+        # had applied by then.
         self._sent_in = [(0, 0)] * len(cohort.ids)
 
     @answers(GATHER, through=("compressed",), trains="usual")
     def send_compressed_update(
         self, context: CallContext, query: AverageDeltas
     ) -> CompressedUpdate:
-        """Train from the cluster's model, keep the update, and reply with it compressed.
+        """Train from the cluster's model, store the update, and return it for compression.
 
-        Training begins with θ_i ← θ_i + P⁻¹Δ_c(i). Sketch, clip, noise and mask are applied on the
-        way out.
+        θ_i ← θ_i + P⁻¹Δ_c(i) comes first. The endpoint applies sketch, clip, noise and mask.
+
+        Args:
+            query: the averages Δ_c(i) that each client lacks.
         """
-        self._kept = None  # before there is another (m, d)
+        positions = context.positions
+        # Released before training, so that two updates of all clients never exist at once.
+        self._stored = None
         self.catch_up(context, query)
-        delta = self.cohort.train(
-            self.models.select(context.positions), context.positions, self.training, context.step
-        )
-        last = [k for k in context.positions if self._sent_in[k][0] <= context.step]
-        # not for a request that comes after a later one's: nobody asks for that update any more
-        for k in last:
-            self._sent_in[k] = (context.step, self._had[k])
-        if self.keeps and len(last) == len(context.positions):
-            self._kept = ({k: n for n, k in enumerate(context.positions)}, delta)
+        models = self.models.select(positions)
+        delta = self.cohort.train(models, positions, self.training, context.step)
+        # A request that arrives after a later one does not count: its full update is not requested.
+        current = []
+        for k in positions:
+            sent_in, _ = self._sent_in[k]
+            if sent_in <= context.step:
+                self._sent_in[k] = (context.step, self._had[k])
+                current.append(k)
+        # A batch with an outdated request is not stored: its clients train again if necessary.
+        if self.keeps and len(current) == len(positions):
+            row_of = {k: row for row, k in enumerate(positions)}
+            self._stored = _StoredUpdates(row_of, delta)
         return CompressedUpdate(Rows(delta))
 
     @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
     def contribute_kept_update(self, context: CallContext, query: Empty) -> Update:
-        """Return the update that was last sent compressed.
+        """Return the full update whose compressed form was sent last.
 
         It leaves in sums only, times |D_i| where the average is weighted. A process that was
-        restarted since has forgotten the update, and trains again: every draw follows from the call
-        in which the compressed update was sent.
+        restarted since trains again: all random draws follow from the call in which the compressed
+        update was sent, so the update is the same.
+
+        Raises:
+            UpdateError: a client sent no compressed update, or its model has changed since.
         """
-        without = [
-            i
-            for i, k in zip(context.ids, context.positions, strict=True)
-            if not self._holds_update(k)
-        ]
-        if without:
-            few = ", ".join(map(str, without[:5]))
+        missing = []
+        for i, k in zip(context.ids, context.positions, strict=True):
+            if not self._holds_update(k):
+                missing.append(i)
+        if missing:
+            few = ", ".join(map(str, missing[:5]))
             raise UpdateError(
                 f"round {context.round}: client(s) {few} have no update to contribute: ask for a "
                 "compressed update first"
@@ -107,25 +125,36 @@ class CompressedUpdateClient(UpdateClient):
         return Update(Rows(delta), size)
 
     def _holds_update(self, k: int) -> bool:
-        """Return whether the client at position k still holds the model it trained from."""
+        """Return whether the client at position k still has the model it trained from."""
         step, had = self._sent_in[k]
         return self.keeps and step > 0 and had == self._had[k]
 
-    def _updates(self, at: Sequence[int]) -> torch.Tensor:
-        """Return the updates that clients sent compressed, (len(at), room).
-
-        They come from memory, or from the same training again.
-        """
+    def _updates(self, positions: Sequence[int]) -> torch.Tensor:
+        """Return the full updates, (b, room), from memory or by the same training again."""
         d = self.cohort.model.dimension
-        place, kept = self._kept or ({}, None)
-        delta = self._start.new_zeros(len(at), self._pipeline.room(d))
-        known = [n for n, k in enumerate(at) if k in place]
-        if kept is not None and known:
-            delta[known, :d] = kept[[place[at[n]] for n in known]]
-        for step in sorted({self._sent_in[k][0] for k in at if k not in place}):
-            again = [n for n, k in enumerate(at) if k not in place and self._sent_in[k][0] == step]
-            who = [at[n] for n in again]
-            delta[again, :d] = self.cohort.train(self.models.select(who), who, self.training, step)
+        room = self._pipeline.room(d)
+        delta = self._start.new_zeros(len(positions), room)
+        row_of: dict[int, int] = {}
+        if self._stored is not None:
+            row_of = self._stored.row_of
+        stored: list[int] = []
+        forgotten: dict[int, list[int]] = {}  # by the call of the compressed update
+        for n, k in enumerate(positions):
+            if k in row_of:
+                stored.append(n)
+            else:
+                step, _ = self._sent_in[k]
+                forgotten.setdefault(step, []).append(n)
+        if self._stored is not None and stored:
+            source = [row_of[positions[n]] for n in stored]
+            delta[stored, :d] = self._stored.rows[source]
+        for step in sorted(forgotten):
+            frames = forgotten[step]
+            clients = [positions[n] for n in frames]
+            models = self.models.select(clients)
+            # The same call gives the same batches and noise.
+            again = self.cohort.train(models, clients, self.training, step)
+            delta[frames, :d] = again
         return delta
 
     def memory(self) -> dict[str, torch.Tensor]:
@@ -133,97 +162,127 @@ class CompressedUpdateClient(UpdateClient):
 
         The updates themselves would be as large as the models.
         """
-        return {**super().memory(), "sent_in": torch.tensor(self._sent_in, dtype=torch.int64)}
+        sent_in = torch.tensor(self._sent_in, dtype=torch.int64)
+        return {**super().memory(), "sent_in": sent_in}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned."""
+        """Restore what `memory` returned."""
         super().recall(memory)
-        self._sent_in, self._kept = [(step, had) for step, had in memory["sent_in"].tolist()], None
+        self._sent_in = [(step, had) for step, had in memory["sent_in"].tolist()]
+        self._stored = None
 
 
-def updates_of(got: Replies[Any]) -> torch.Tensor:
-    """Return the rows that some clients replied with, (r, n): updates, whole or compressed."""
-    rows: torch.Tensor = (
-        got.rows.compressed if isinstance(got.rows, CompressedUpdate) else got.rows.delta
-    ).values
-    return rows
+def updates_of(replies: Replies[Any]) -> torch.Tensor:
+    """Return the rows of replies, (r, n).
+
+    Args:
+        replies: of r clients, with full updates or compressed ones.
+    """
+    if isinstance(replies.rows, CompressedUpdate):
+        compressed: torch.Tensor = replies.rows.compressed.values
+        return compressed
+    delta: torch.Tensor = replies.rows.delta.values
+    return delta
 
 
 def gather_until_complete(
     net: ServerChannel, outbox: PendingUpdates, ask: Callable[..., Any]
 ) -> tuple[list[int], torch.Tensor, int]:
-    """Return the clients that replied, their updates, and the number of the call.
+    """Gather an update of every client, and call clients that do not reply again.
 
-    The clients are in order, and their updates, whole or compressed, are (r, n). Clients that do
-    not reply are asked again under the same call number, so that all replies carry one mask.
+    Repeated calls have the number of the first one, so that all replies carry one mask.
+
+    Args:
+        ask: the client method, which returns updates or compressed updates.
+
+    Returns:
+        The r clients that replied, in order, their updates (r, n), and the number of the call.
     """
     ids: list[int] = []
-    parts: list[torch.Tensor] = []
+    tables: list[torch.Tensor] = []
     step: int | None = None
     for _ in range(TRIES):
-        left = [i for i in net.clients if i not in ids]
-        if left:
-            got: Replies[Any] = net.gather(ask, outbox.message_for(left), to=left, step=step)
-            step = got.step
-            outbox.acknowledge(got.ids)
-            ids += got.ids
-            parts += [updates_of(got)] if got.ids else []
+        silent = [i for i in net.clients if i not in ids]
+        if not silent:
+            break
+        query = outbox.message_for(silent)
+        replies: Replies[Any] = net.gather(ask, query, to=silent, step=step)
+        step = replies.step
+        outbox.acknowledge(replies.ids)
+        if replies.ids:
+            ids += replies.ids
+            tables.append(updates_of(replies))
     assert step is not None
-    if len(parts) < 2:
-        return ids, parts[0] if parts else torch.zeros(0, 0), step
+    if not tables:
+        return ids, torch.zeros(0, 0), step
+    if len(tables) == 1:  # in order already
+        return ids, tables[0], step
     order = sorted(range(len(ids)), key=ids.__getitem__)
-    return [ids[k] for k in order], torch.cat(parts)[torch.as_tensor(order)], step
+    ordered_ids = [ids[k] for k in order]
+    return ordered_ids, torch.cat(tables)[torch.as_tensor(order)], step
 
 
 def uses_compression(config: Mapping[str, Any]) -> bool:
-    """Return whether clients send compressed updates for clustering."""
+    """Return whether clients send compressed updates for clustering.
+
+    Args:
+        config: what clients and server agreed on, or hyper-parameters by name.
+    """
     return config["sketch"] is not None or config["compress"] != "none"
 
 
 def with_compression(
     pipeline: Pipeline, private: Sequence[Stage], config: Mapping[str, Any]
 ) -> Pipeline:
-    """Return a pipeline, and with it that of the field `compressed` where clients compress.
+    """Return a pipeline that also has stages for the field `compressed`, where clients compress.
 
     Args:
+        pipeline: the stages of all other fields.
         private: the stages that clip and add noise.
+        config: what clients and server agreed on.
 
     Raises:
         UsageError: a sketch that is no shorter than the model.
     """
     if not uses_compression(config):
         return pipeline
-    q, sketch = int(config["dimension"]), tuple[Stage, ...]()
+    width = int(config["dimension"])
+    sketches: list[Stage] = []
     if config["sketch"] is not None:
-        short = Sketch(config["sketch"], Randomness(config["seed"]))
-        q, sketch = short.width(q), (short,)
-    mask = masks.build(config["mask"], q)
-    coded = codecs.build(config["compress"], Pipeline(mask).width(q))
-    found = Pipeline(
-        pipeline.stages,
-        pipeline.seal,
-        {**pipeline.fields, "compressed": Pipeline([*sketch, *private, *mask, *coded])},
-    )
-    found.common = pipeline.common
-    return found
+        sketch = Sketch(config["sketch"], Randomness(config["seed"]))
+        width = sketch.width(width)
+        sketches = [sketch]
+    mask = masks.build(config["mask"], width)
+    # Quantisation comes last, since it acts on what is sent: masked rows, which may be wider.
+    codec = codecs.build(config["compress"], Pipeline(mask).width(width))
+    compressed = Pipeline([*sketches, *private, *mask, *codec])
+    fields = {**pipeline.fields, "compressed": compressed}
+    extended = Pipeline(pipeline.stages, pipeline.seal, fields)
+    extended.common = pipeline.common
+    return extended
 
 
-def check_compression(given: Any) -> None:
-    """Raise UsageError for a sketch, compression or clusterer that cannot work.
+def check_compression(protocol: Any) -> None:
+    """Check the options of sketches, compression and clusterers.
 
-    Each has to work with a method's other options.
+    Args:
+        protocol: its hyper-parameters are checked together.
+
+    Raises:
+        UsageError: options that are unknown, or that do not work together.
     """
-    if given.sketch is not None:
-        check_size(given.sketch)
-    codecs.check(given.compress, given.mask, given.sketch)
-    if given.clusterer not in CLUSTERERS:
-        raise unknown("clusterer", given.clusterer, CLUSTERERS)
-    if getattr(given, "similarity", "update") == "gradient" and uses_compression(vars(given)):
+    if protocol.sketch is not None:
+        check_size(protocol.sketch)
+    codecs.check(protocol.compress, protocol.mask, protocol.sketch)
+    if protocol.clusterer not in CLUSTERERS:
+        raise unknown("clusterer", protocol.clusterer, CLUSTERERS)
+    compares_gradients = getattr(protocol, "similarity", "update") == "gradient"
+    if compares_gradients and uses_compression(vars(protocol)):
         raise UsageError(
             "sketches and compression are of updates, and similarity='gradient' compares full "
             "gradients: choose one of them"
         )
-    if getattr(given, "metric", "l2") == "l1" and given.sketch is not None:
+    if getattr(protocol, "metric", "l2") == "l1" and protocol.sketch is not None:
         raise UsageError(
             "a sketch keeps inner products, hence l2 and cosine, and not l1: use one of these "
             "metrics, or no sketch"

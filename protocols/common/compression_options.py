@@ -21,15 +21,15 @@ class CompressionOptions(ClusteringProtocol):
     """Options of sketches, compression and clusterers."""
 
     sketch: int | None = None
-    """cluster by sketches of so many numbers (64 to 256, say), which bear more noise; whole
+    """cluster by sketches of so many numbers (64 to 256, say), which tolerate more noise; full
     updates leave in sums only
     """
     compress: str = "none"
     """cluster by compressed updates: none, 8bit, 4bit, 1bit or topk:SHARE (the largest
-    numbers); whole updates leave in sums only
+    numbers); full updates leave in sums only
     """
     clusterer: str = "paper"
-    """how clusters are found: paper, or average, spectral or kmeans, which bear more noise"""
+    """how clusters are found: paper, or average, spectral or kmeans, which tolerate more noise"""
 
     @property
     def compresses(self) -> bool:
@@ -38,7 +38,10 @@ class CompressionOptions(ClusteringProtocol):
 
     @property
     def smallest_cluster(self) -> int:
-        """Return the fewest clients of a cluster: one alone cannot contribute to a sum."""
+        """Return the smallest size of a cluster after a split.
+
+        With compression full updates leave in sums, to which no client can contribute alone.
+        """
         return MINIMUM if self.compresses else 1
 
     def check(self, clients: int) -> None:
@@ -51,14 +54,19 @@ class CompressionOptions(ClusteringProtocol):
         return with_compression(super().pipeline(config), self.stages(config), config)
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Add the multipliers of compressed updates, made of the same updates, and of losses."""
-        found, z = super().multipliers(config), float(config["noise"])
-        return (
-            found
-            | ({"compressed": found["delta"]} if "delta" in found else {})
-            | ({"loss": z} if z else {})
-        )
+        """Add the multipliers of compressed updates and of losses."""
+        multipliers = super().multipliers(config)
+        # Compressed updates are derived from the same updates, so they need the same multiplier.
+        if "delta" in multipliers:
+            multipliers["compressed"] = multipliers["delta"]
+        noise = float(config["noise"])
+        if noise:
+            multipliers["loss"] = noise
+        return multipliers
 
     def replacement_factors(self) -> dict[str, float]:
-        """A row of losses moves as far (`noisy_losses`)."""
+        """Add losses, whose rows are clipped to [0, B].
+
+        Replacing a row moves it as far as adding or removing it does.
+        """
         return {"loss": 1.0}

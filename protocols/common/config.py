@@ -1,4 +1,4 @@
-"""What client and server of a run agree on, as JSON has it."""
+"""Configuration that the clients and the server of a run agree on, as JSON values."""
 
 from __future__ import annotations
 
@@ -12,32 +12,37 @@ from securecluster.errors import UsageError
 
 
 def known(federation: Federation) -> dict[str, Any]:
-    """What everyone knows of the data."""
-    shape = {
+    """Return the facts about the data that are public in a run.
+
+    These are shapes, classes, objective, number of clients, seed, and names of features if any.
+
+    Args:
+        federation: the clients and their data.
+    """
+    facts: dict[str, Any] = {
         "shape": list(federation.shape),
         "classes": federation.classes,
         "objective": federation.objective.as_json(),
     }
-    named = (
-        {}
-        if federation.feature_names is None
-        else {"feature_names": list(federation.feature_names)}
-    )
-    return {**shape, **named, "clients": len(federation), "seed": federation.seed}
+    if federation.feature_names is not None:
+        facts["feature_names"] = list(federation.feature_names)
+    facts["clients"] = len(federation)
+    facts["seed"] = federation.seed
+    return facts
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's values as JSON has them."""
-    return {
-        name: value.item() if isinstance(value, np.generic) else value
-        for name, value in values.items()
-    }
+    """Return a configuration with NumPy scalars replaced by Python's, which JSON can store."""
+    converted = {}
+    for name, value in values.items():
+        converted[name] = value.item() if isinstance(value, np.generic) else value
+    return converted
 
 
-def check_kind(given: Any) -> None:
-    """Raise UsageError for what is no federation."""
-    if not isinstance(given, Federation):
+def check_kind(federation: Any) -> None:
+    """Raise UsageError for an object that is not a federation."""
+    if not isinstance(federation, Federation):
         raise UsageError(
-            f"clients and their data are a Federation, not {type(given).__name__}: make one with "
-            "Federation.from_arrays"
+            f"clients and their data are a Federation, not {type(federation).__name__}: make one "
+            "with Federation.from_arrays"
         )

@@ -1,10 +1,8 @@
-"""Differential privacy as every method has it.
+"""Differential privacy of all methods: options, noise of replies, and numbers of releases.
 
-The module has the options, what they do to replies, and what releases cost.
-
-Unit "client": what leaves is clipped and noised on its way, and updates count the same. Unit
-"example": training itself is DP-SGD, and what leaves is made of its results. The noise of losses,
-Gram matrices and single layers is the methods' own (`multipliers`).
+Unit "client": each update is clipped and gets noise before it leaves, and updates have equal
+weights. Unit "example": local training is DP-SGD, and clients release its results without further
+noise. The noise of losses, Gram matrices and single layers differs by method (`multipliers`).
 """
 
 from __future__ import annotations
@@ -28,34 +26,35 @@ from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.training.config import FULL_GRADIENT
 from securecluster.training.local_trainer import LocalTraining
 
-# of clip norms: single precision holds what noise multiplies them to, with its last bits
-BOUNDS = (
-    1e-12,
-    1e9,
-)
-History = list[tuple[float, float, int]]
+# Range of clip norms. Single precision represents their products with noise multipliers.
+BOUNDS = (1e-12, 1e9)
+# Releases of one client, as (noise multiplier, sampling rate, steps).
+Releases = tuple[float, float, int]
+History = list[Releases]
 
 
 @dataclass(frozen=True)
 class ReleaseCounts:
-    """How often a client releases something at most, in a whole run."""
+    """Largest numbers of releases of one client in a whole run."""
 
     updates: int = 0
-    """rows that are clipped and noised on their way"""
+    """rows that are clipped and noised before they leave"""
     losses: int = 0
     """rows of losses"""
     gram: int = 0
+    """Gram matrices"""
     trainings: int = 0
-    """local trainings, for DP-SGD"""
+    """local trainings in mini-batches, for DP-SGD"""
     full: int = 0
-    """those by one step over all samples"""
+    """gradients over all samples, for DP-SGD"""
 
 
 @dataclass(kw_only=True)
 class DPOptions(ABC):
-    """The options of differential privacy."""
+    """Options of differential privacy."""
 
-    rounds: int  # these are every protocol's, and are listed before those of privacy
+    # The options of all protocols, declared here so that they are listed before those of privacy.
+    rounds: int
     model: Any
     lr: float | None
     epochs: int
@@ -66,40 +65,49 @@ class DPOptions(ABC):
     participation: float
     mask: str
     clip: float | None = None
-    """clip norm S: of each update that leaves its client, or, with dp_unit example, of each
+    """clip norm S of each update that leaves its client, or, with dp_unit example, of each
     example's gradient
     """
     noise: float = 0.0
-    """noise multiplier Z = σ/S of the Gaussian noise on whatever is released; needs a clip"""
+    """noise multiplier Z = σ/S of the Gaussian noise on all releases; needs a clip"""
     placement: str = "local"
-    """who adds the noise of updates: local (each client) or central (a trusted server, before its
-    protocol sees anything)
+    """party that adds the noise of updates: local (each client) or central (a trusted server,
+    before its protocol sees anything)
     """
     dp_unit: str = "client"
-    """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in
-    local training)
+    """unit of privacy: client (all data of one client) or example (one sample of one client: DP-SGD
+    in local training)
     """
     loss_clip: float | None = None
     """bound B of a sample's loss where losses are released with noise; None is 1.5·ln(classes)
     nats, of positions 0.25
     """
     target_epsilon: float | None = None
-    """find the least noise with which the whole run costs at most this ε, for its dp_unit, before
-    it starts
+    """before the run starts, find the smallest noise with which the whole run costs at most this ε
+    for its dp_unit
     """
     delta: float = 1e-5
     """δ of (ε, δ)"""
 
     def check_private(self) -> None:
-        """Raise UsageError for options of differential privacy that do not go together."""
+        """Check the options of differential privacy.
+
+        Raises:
+            UsageError: options that are out of range, or that do not go together.
+        """
         check_choice(self, placement=("local", "central"), dp_unit=("client", "example"))
-        for name in ("clip", "loss_clip"):
-            if getattr(self, name) is not None:
-                check_number(self, name, *BOUNDS, high_in=True)
+        if self.clip is not None:
+            check_number(self, "clip", *BOUNDS, high_in=True)
+        if self.loss_clip is not None:
+            check_number(self, "loss_clip", *BOUNDS, high_in=True)
         if self.target_epsilon is not None:
             check_number(self, "target_epsilon", 0, low_in=False)
         check_noise(self, "noise")
         check_number(self, "delta", 0, 1, low_in=False)
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        """Raise UsageError for options that do not go together."""
         if self.noise and self.target_epsilon is not None:
             raise UsageError(
                 "noise and target_epsilon both say how much noise there is: give one of them"
@@ -119,30 +127,37 @@ class DPOptions(ABC):
 
     @property
     def noisy(self) -> bool:
-        """Whether updates, or the training behind them, have noise."""
+        """Return whether updates, or the local training that they result from, have noise."""
         return self.noise > 0 or self.target_epsilon is not None
 
     @property
     def per_example(self) -> bool:
-        """Whether local training is DP-SGD."""
+        """Return whether local training is DP-SGD."""
         return self.dp_unit == "example" and self.clip is not None
 
     @property
     def per_client(self) -> bool:
-        """Whether updates are clipped on their way."""
+        """Return whether updates are clipped before they leave."""
         return self.dp_unit == "client" and self.clip is not None
 
     def releases(self) -> ReleaseCounts:
-        """Upper bounds, from which `target_epsilon` finds the noise."""
+        """Return upper bounds of a client's releases, by which `target_epsilon` finds the noise."""
         return ReleaseCounts(updates=self.rounds, trainings=self.rounds)
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
         """Return noise multipliers of reply fields that do not go through the pipeline's noise.
 
-        A field that holds nothing new, or something public, has an infinite one.
+        Args:
+            config: what clients and server agreed on.
+
+        Returns:
+            The multipliers by field; infinite for a field that contains nothing new, or something
+            public.
         """
-        trained = self.per_example and config["noise"] > 0
-        return {"delta": math.inf, "size": math.inf} if trained else {}
+        if self.per_example and config["noise"] > 0:
+            # Updates result from DP-SGD, which the ledger counts already, and sizes are public.
+            return {"delta": math.inf, "size": math.inf}
+        return {}
 
     def replacement_factors(self) -> dict[str, float]:
         """Return the sensitivity to replacing the unit of privacy, by reply field.
@@ -153,25 +168,37 @@ class DPOptions(ABC):
         return {}
 
     def stages(self, config: Mapping[str, Any]) -> tuple[Stage, ...]:
-        """What an update goes through before its mask."""
+        """Return the stages that an update passes before its mask.
+
+        Args:
+            config: what clients and server agreed on.
+        """
         if not self.per_client:
             return ()
-        own = (
-            (Noise(config["clip"], config["noise"]),)
-            if config["noise"] and config["placement"] == "local"
-            else ()
-        )
-        return (Clip(config["clip"], total=bool(config["noise"])), *own)
+        noise = config["noise"]
+        clip = Clip(config["clip"], nonfinite_as_zeros=bool(noise))
+        # Under central placement the trusted server adds the noise.
+        if noise and config["placement"] == "local":
+            return (clip, Noise(config["clip"], noise))
+        return (clip,)
 
     def keeps_local_models(self, config: Mapping[str, Any]) -> bool:
         """Return whether models that clients trained alone stay out of the results.
 
-        They do where noise is to cover the results.
+        They do in a run with noise, since no noise covers them.
+
+        Args:
+            config: what clients and server agreed on.
         """
         return float(config["noise"]) > 0
 
     def guard(self, config: Mapping[str, Any], draws: NoiseStreams) -> ClientNoise | None:
-        """What clients need for noise of their methods' own."""
+        """Return what clients need for noise outside the pipeline; None in a run without noise.
+
+        Args:
+            config: what clients and server agreed on.
+            draws: the clients' streams of noise.
+        """
         if not (config["clip"] and config["noise"]):
             return None
         return ClientNoise(
@@ -183,17 +210,23 @@ class DPOptions(ABC):
         )
 
     def private_training(self, plan: LocalTraining, config: Mapping[str, Any]) -> LocalTraining:
-        """The same, with DP-SGD where the run has it."""
-        return (
-            replace(plan, clip=float(config["clip"]), noise=float(config["noise"]))
-            if self.per_example
-            else plan
-        )
+        """Return hyper-parameters of local training, with DP-SGD where the run uses it.
+
+        Args:
+            plan: the hyper-parameters without privacy.
+            config: what clients and server agreed on.
+        """
+        if not self.per_example:
+            return plan
+        clip = float(config["clip"])
+        noise = float(config["noise"])
+        return replace(plan, clip=clip, noise=noise)
 
     def training(self, config: Mapping[str, Any]) -> LocalTraining:
-        """Return what a client does in a round.
+        """Return the hyper-parameters of a client's training in a round.
 
-        The learning rate and the noise are those that the run goes by.
+        Args:
+            config: what clients and server agreed on, with the resolved learning rate and noise.
         """
         plan = LocalTraining(
             config["lr"],
@@ -208,7 +241,12 @@ class DPOptions(ABC):
     def trainings(
         self, usual: LocalTraining, config: Mapping[str, Any]
     ) -> dict[str, LocalTraining]:
-        """The kinds of training that clients' methods name (`Release.trains`)."""
+        """Return the kinds of training by the name that client methods use (`Release.trains`).
+
+        Args:
+            usual: the training of a round.
+            config: what clients and server agreed on.
+        """
         return {
             "usual": usual,
             "refine": usual,
@@ -218,78 +256,110 @@ class DPOptions(ABC):
     def costs(
         self, pipeline: Pipeline, config: Mapping[str, Any], draws: NoiseStreams
     ) -> ReleaseAccounting:
-        """What the server knows of the noise, and adds where it is trusted to."""
-        known = (
-            self.trainings(self.training(config), config)
-            if self.per_example and config["noise"]
-            else {}
-        )
-        central = self.per_client and config["noise"] and config["placement"] == "central"
-        curator = TrustedCurator(config["clip"], config["noise"], draws) if central else None
-        trained = {
-            kind: mean([plan.variance(n) for n in config["sizes"]]) for kind, plan in known.items()
-        }
+        """Return the accounting of the noise in replies, for the server.
+
+        Args:
+            pipeline: stages of clients' replies.
+            config: what clients and server agreed on.
+            draws: streams of the noise that a trusted server adds.
+        """
+        private_trainings: dict[str, LocalTraining] = {}
+        if self.per_example and config["noise"]:
+            private_trainings = self.trainings(self.training(config), config)
+        curator = None
+        if self.per_client and config["noise"] and config["placement"] == "central":
+            curator = TrustedCurator(config["clip"], config["noise"], draws)
+        # Mean variance of DP-SGD's noise in an update; it depends on a client's number of steps.
+        variances = {}
+        for name, plan in private_trainings.items():
+            variances[name] = mean([plan.variance(n) for n in config["sizes"]])
         return ReleaseAccounting(
-            pipeline, self.multipliers(config), self.replacement_factors(), known, curator, trained
+            pipeline,
+            self.multipliers(config),
+            self.replacement_factors(),
+            private_trainings,
+            curator,
+            variances,
         )
 
     def history(self, z: float, samples: int, usual: LocalTraining) -> History:
-        """Return what a client with so many samples would release at noise multiplier z.
+        """Return the releases of one client in a whole run, for accounting.
 
-        Releases are given as (multiplier, sampling rate, steps).
+        Args:
+            z: noise multiplier.
+            samples: number of samples that the client trains on.
+            usual: hyper-parameters of its training in a round.
+
+        Returns:
+            Releases as (noise multiplier, sampling rate, steps).
         """
-        n = self.releases()
+        counts = self.releases()
         if self.dp_unit == "client":
-            return [(z, 1.0, k) for k in (n.updates, n.losses, n.gram) if k]
-        own = [
-            (z, usual.rate(samples), n.trainings * usual.number(samples)),
-            (z, 1.0, n.full),
-            (z, 1.0, n.losses),
-            (z, 1.0, n.gram),
-        ]
-        return [entry for entry in own if entry[2]]
+            releases = [
+                (z, 1.0, counts.updates),
+                (z, 1.0, counts.losses),
+                (z, 1.0, counts.gram),
+            ]
+        else:
+            steps = counts.trainings * usual.number(samples)
+            releases = [
+                (z, usual.rate(samples), steps),
+                (z, 1.0, counts.full),
+                (z, 1.0, counts.losses),
+                (z, 1.0, counts.gram),
+            ]
+        return [release for release in releases if release[2]]
 
     def resolve_noise(
         self, federation: Federation, lr: float, validation_share: float
     ) -> dict[str, Any]:
-        """Return the bound of a loss, and the noise multiplier.
+        """Return the bound of a loss, the noise multiplier, and public numbers of samples.
 
-        The multiplier is as given, or as `target_epsilon` needs it for the client that releases
-        most.
+        The noise multiplier is the hyper-parameter, or the smallest one with which every client
+        stays within `target_epsilon`.
+
+        Args:
+            federation: the clients and their data.
+            lr: learning rate.
+            validation_share: share of each client's samples that is kept out of training.
         """
-        kind, found = federation.objective, dict[str, Any](noise=float(self.noise))
-        sizes = [
-            len(shard.y) - math.floor(validation_share * len(shard.y))
-            for shard in federation.shards
-        ]
+        sizes = []
+        for shard in federation.shards:
+            samples = len(shard.y)
+            sizes.append(samples - math.floor(validation_share * samples))
+        noise = float(self.noise)
         if self.target_epsilon is not None:
             plan = LocalTraining(lr, self.epochs, self.batch_size)
-            each = {tuple(self.history(1.0, n, plan)) for n in sizes}
-            found = {
-                "noise": _least(tuple(sorted(each)), float(self.target_epsilon), float(self.delta))
-            }
+            histories = {tuple(self.history(1.0, n, plan)) for n in sizes}
+            # Sorted, so that equal sets of histories have one cache entry.
+            noise = _smallest_noise(
+                tuple(sorted(histories)), float(self.target_epsilon), float(self.delta)
+            )
+        if self.loss_clip is None:
+            loss_clip = federation.objective.loss_bound(federation.classes)
+        else:
+            loss_clip = float(self.loss_clip)
+        resolved: dict[str, Any] = {"loss_clip": loss_clip, "noise": noise}
         if self.per_example and self.noisy:
-            found |= {"sizes": sizes}  # public, as the price takes them to be
-        return {
-            "loss_clip": kind.loss_bound(federation.classes)
-            if self.loss_clip is None
-            else float(self.loss_clip),
-            **found,
-        }
+            resolved["sizes"] = sizes  # public, as the price of DP-SGD assumes
+        return resolved
 
 
 @lru_cache(maxsize=64)
-def _least(
-    units: tuple[tuple[tuple[float, float, int], ...], ...], target: float, delta: float
-) -> float:
-    """Return the least z with which releases cost at most the target.
+def _smallest_noise(units: tuple[tuple[Releases, ...], ...], target: float, delta: float) -> float:
+    """Return the smallest z with which the releases of every unit cost at most the target.
 
-    The releases are of multiplier z times those of any of `units`.
+    Args:
+        units: releases at z = 1, one history for each kind of client.
+        target: ε.
+        delta: δ.
     """
     from securecluster.privacy.dp.accounting import find_noise_for_all
 
-    return float(find_noise_for_all([partial(_scaled, unit) for unit in units], target, delta))
+    histories = [partial(_scaled, unit) for unit in units]
+    return float(find_noise_for_all(histories, target, delta))
 
 
-def _scaled(unit: tuple[tuple[float, float, int], ...], z: float) -> History:
-    return [(z * k, q, steps) for k, q, steps in unit]
+def _scaled(unit: tuple[Releases, ...], z: float) -> History:
+    """Return a history with all noise multipliers times z."""
+    return [(z * multiplier, rate, steps) for multiplier, rate, steps in unit]

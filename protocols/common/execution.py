@@ -1,4 +1,4 @@
-"""How clients, network and run are put together: for a run, for its replay, and for newcomers."""
+"""Assembly of clients, network and run: for a run, for its replay, and for newcomers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.clustering.metrics import agreement, share_at
 from securecluster.core import atomic_files
@@ -49,14 +52,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Origin:
-    """A checkpoint's word on where it comes from."""
+    """Configuration hash stored in a checkpoint."""
 
-    config: str  # its hash
+    config: str
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What placing newcomers released and cost."""
+    """Clusters of newcomers, and what their assignment released and cost."""
 
     labels: tuple[int, ...]
     ledger: Ledger
@@ -66,12 +69,12 @@ class Joined:
 
 @dataclass(frozen=True)
 class KeySource:
-    """Where the keys of an endpoint come from.
+    """Source of the keys of an endpoint.
 
     Args:
-        simulated: they are derived from the run's seed; otherwise they are a deployed node's own.
-        identity: what these clients sign with, where they are not simulated.
-        roster: whose signatures they accept, where they are not simulated.
+        simulated: keys are derived from the run's seed; otherwise they are a deployed node's own.
+        identity: signs the clients' messages, if they are not simulated.
+        roster: identities whose signatures the clients accept, if they are not simulated.
     """
 
     simulated: bool = True
@@ -91,14 +94,21 @@ def build_client(
     joins: Mapping[str, Any] | None = None,
     numbers: Sequence[int] | None = None,
 ) -> Endpoint[TrainingClient]:
-    """The endpoint of some clients of a federation.
+    """Return the endpoint of some clients of a federation.
 
     Args:
-        clients: their numbers in the federation; None: all.
-        joins: the configuration of a run that these clients join as newcomers; None: the run is
-            their own.
-        numbers: of the federation's clients; None counts from 0, and of newcomers after the run's
-            clients.
+        protocol: the method.
+        federation: the clients and their data.
+        settings: device and precision.
+        clients: their positions in the federation; None is all.
+        key_source: of the clients' keys.
+        joins: the configuration of a run that these clients join as newcomers; None where the run
+            is their own.
+        numbers: of the federation's clients; None counts from 0, and for newcomers from the number
+            after the run's clients.
+
+    Raises:
+        UsageError: an identity or a roster that does not fit the clients.
     """
     if joins is None:
         config: Mapping[str, Any] = protocol.config(federation, settings.dtype)
@@ -112,36 +122,46 @@ def build_client(
             numbers = range(first, first + len(federation))
     pipeline = protocol.pipeline(config)
     keys = _keys(config, pipeline, key_source)
-    draws = NoiseStreams(keys.noise, config_hash(config))
-    pipeline.arm(draws)
-    pipeline.guard = protocol.guard(config, draws)
+    run = config_hash(config)
+    noise_streams = NoiseStreams(keys.noise, run)
+    pipeline.arm(noise_streams)
+    pipeline.guard = protocol.guard(config, noise_streams)
     pipeline.private = protocol.keeps_local_models(config)
-    dtype = {"float32": torch.float32, "float64": torch.float64}[settings.dtype]
+    dtypes = {"float32": torch.float32, "float64": torch.float64}
     cohort = LocalTrainer(
         federation,
         flat,
         Randomness(federation.seed),
         choose_device(settings.device),
-        dtype,
+        dtypes[settings.dtype],
         clients,
         numbers,
         protocol.validation_share,
-        draws,
+        noise_streams,
     )
     client = protocol.make_client(cohort, pipeline, config)
     limits = protocol.limits(config, pipeline)
     if key_source.roster is not None and key_source.identity is not None:
         check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
-    return Endpoint(client, cohort.ids, config_hash(config), pipeline, keys, limits=limits)
+    return Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits)
 
 
 def _keys(config: Mapping[str, Any], pipeline: Pipeline, source: KeySource) -> KeyRing:
-    """Return the keys of an endpoint: derived from the run's seed, or a deployed node's own."""
+    """Return the keys of an endpoint, derived from the run's seed or a deployed node's own.
+
+    Raises:
+        UsageError: an identity or a roster of another type, a roster without an identity, or either
+            of them for simulated clients.
+    """
     run = config_hash(config)
-    identity, roster = source.identity, source.roster
-    for name, given, kind in (("identity", identity, Identity), ("roster", roster, Roster)):
-        if given is not None and not isinstance(given, kind):
-            raise UsageError(f"{name} is {type(given).__name__}: make it with {kind.__name__}")
+    identity = source.identity
+    roster = source.roster
+    expected = (("identity", identity, Identity), ("roster", roster, Roster))
+    for name, value, expected_class in expected:
+        if value is not None and not isinstance(value, expected_class):
+            raise UsageError(
+                f"{name} is {type(value).__name__}: make it with {expected_class.__name__}"
+            )
     if not source.simulated:
         if roster is not None and identity is None:
             raise UsageError(
@@ -166,7 +186,7 @@ def _keys(config: Mapping[str, Any], pipeline: Pipeline, source: KeySource) -> K
 
 @dataclass
 class _Simulation:
-    """A run of all clients in this process, and what a checkpoint of it holds."""
+    """Run of all clients in this process, and the parts of its checkpoints."""
 
     protocol: ClusteringProtocol
     federation: Federation
@@ -186,7 +206,11 @@ class _Simulation:
         settings: Settings,
         folder: Path | None,
     ) -> _Simulation:
-        """Build the clients, the transcript, and the network between clients and server."""
+        """Build the clients, the transcript, and the network between clients and server.
+
+        Args:
+            folder: the run folder; None stores everything in memory.
+        """
         endpoint = protocol.build_client(federation, settings)
         client = endpoint.client
         frames = None
@@ -201,14 +225,19 @@ class _Simulation:
         config = protocol.config(federation, settings.dtype)
         transport = Recorded(InProcess(endpoint.answer, dropouts), transcript)
         net = protocol.build_network(transport, config, device=client.cohort.device)
-        # else no price depends on them, and what is learned is for others to see
+        # The price of DP-SGD depends on numbers of samples. In other runs the ledger, which may be
+        # published, does not contain them.
         if protocol.per_example:
             net.state.ledger.samples = _samples(client)
         net.state.ledger.names = dict(enumerate(federation.names))
         return cls(protocol, federation, settings, folder, config, endpoint, transcript, net)
 
     def start(self, report: Callable[[Line], None]) -> Run:
-        """Return the run, at its last checkpoint where the folder has one."""
+        """Return the run, at its last checkpoint if the folder has one.
+
+        Args:
+            report: called with the history line of each round.
+        """
         logs = {"ledger": self._ledger_log()}
         run = Run(self.folder, self._parts(), self._observe, report, self._begin_round, logs)
 
@@ -218,18 +247,54 @@ class _Simulation:
 
         self.net.record = record
         if not run.resumed:
-            # what a run left that was killed before its first checkpoint
+            # A run that was killed before its first checkpoint may have left frames.
             self.transcript.rewind(Recording())
         return run
 
     def fitted(self, run: Run, state: Any) -> tuple[FittedState, Chance | None]:
-        """Return what was learned, and the clients whose models have learned nothing."""
-        protocol, client, keys = self.protocol, self.endpoint.client, self.endpoint.keys
-        labels = [int(c) for c in state.labels]
+        """Return the result of the run, and a comparison of the models with chance.
+
+        Args:
+            run: the finished run.
+            state: the server's final state.
+
+        Returns:
+            The result; and the comparison, or None in a run too short for it.
+        """
+        protocol = self.protocol
+        client = self.endpoint.client
         models = protocol.final_models(client, state)
         scores = client.cohort.scores(models)
+        learned = self._summary(run, state, scores)
+        assert models.index is not None
+        extra = {}
+        shared = protocol.shared_models(client)
+        if shared is not None:
+            extra[SHARED] = shared
+        clients = ClientState(
+            models.table, list(models.index), self.endpoint.keys.secrets, extra=extra
+        )
+        result = FittedState(learned, pack(state), clients)
+        if protocol.rounds < ENOUGH_ROUNDS:
+            return result, None
+        return result, at_chance(client.cohort, models, scores)
+
+    def _summary(self, run: Run, state: Any, scores: NDArray[np.float64]) -> FittedSummary:
+        """Return the part of the result that may be published.
+
+        Args:
+            run: the finished run.
+            state: the server's final state.
+            scores: (m,) of the clients' models on their test data.
+        """
+        protocol = self.protocol
+        client = self.endpoint.client
+        labels = [int(c) for c in state.labels]
         truth = self.federation.truth
-        learned = FittedSummary(
+        agreement_scores = None
+        if truth is not None:
+            agreement_scores = dict(agreement(labels, truth))
+        return FittedSummary(
             schema=SCHEMA,
             protocol=protocol.name,
             params=protocol.shown_params(),
@@ -241,25 +306,19 @@ class _Simulation:
             history=run.history,
             bytes=self.transcript.totals(),
             scores=scores.tolist(),
-            agreement=None if truth is None else dict(agreement(labels, truth)),
+            agreement=agreement_scores,
             network=self.net.state,
             seconds=run.seconds,
             device=client.cohort.device.type,
         )
-        assert models.index is not None
-        shared = protocol.shared_models(client)
-        extra = {} if shared is None else {SHARED: shared}
-        clients = ClientState(models.table, list(models.index), keys.secrets, extra=extra)
-        kept = FittedState(learned, pack(state), clients)
-        if protocol.rounds < ENOUGH_ROUNDS:
-            return kept, None
-        return kept, at_chance(client.cohort, models, scores)
 
     def _begin_round(self, number: int) -> None:
         self.net.round = int(number)
 
     def _observe(self, state: Any) -> Line:
-        protocol, client = self.protocol, self.endpoint.client
+        """Return the observer's numbers after a round."""
+        protocol = self.protocol
+        client = self.endpoint.client
         scores = protocol.evaluate(client, state)
         line = dict(protocol.observe(self.federation, client, state, scores))
         line["at_target"] = None
@@ -270,7 +329,8 @@ class _Simulation:
 
     def _parts(self) -> dict[str, CheckpointPart]:
         """Return the parts of a checkpoint, in the order in which they are restored."""
-        client, keys = self.endpoint.client, self.endpoint.keys
+        client = self.endpoint.client
+        keys = self.endpoint.keys
         return {
             "origin": CheckpointPart(
                 Origin, lambda: Origin(config_hash(self.config)), self._check_origin
@@ -301,7 +361,7 @@ class _Simulation:
         self.net.state = state
 
     def _ledger_log(self) -> Appended:
-        """Return the ledger's events, as lines that are appended to a file of their own."""
+        """Return the log of the ledger's events, which are appended to a file as lines."""
         return Appended(
             read=lambda: self.net.state.ledger.events,
             restore=self._restore_events,
@@ -325,80 +385,121 @@ def carry_out(
     folder: Path | None,
     report: Callable[[Line], None],
 ) -> tuple[FittedState, Transcript, Chance | None]:
-    """Run a protocol on a federation in this process, or go on with the run in the folder.
+    """Run a protocol on a federation in this process, or resume the run in the folder.
+
+    Args:
+        protocol: the method.
+        federation: the clients and their data.
+        settings: device, precision, dropouts and transcript.
+        folder: the run folder; None stores everything in memory.
+        report: called with the history line of each round.
 
     Returns:
-        What was learned, the transcript, and the clients whose models have learned nothing, where
-        there were rounds enough.
+        The result, the transcript, and a comparison of the models with chance, which is None in a
+        run too short for it.
     """
     simulation = _Simulation.prepare(protocol, federation, settings, folder)
     run = simulation.start(report)
     state = protocol.final_state(simulation.net, run)
-    kept, chance = simulation.fitted(run, state)
-    return kept, simulation.transcript, chance
+    result, chance = simulation.fitted(run, state)
+    return result, simulation.transcript, chance
 
 
 def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
-    """Place clients that a finished run never saw.
+    """Assign clients that were not in a finished run to its clusters.
 
     Every call starts from the end of the run, and adds to its ledger.
 
+    Args:
+        protocol: as it was fitted.
+        newcomers: the clients and their data.
+
     Raises:
         UsageError: data of another kind, or too few samples for the run's noise.
-        RunFolderError: what newcomers release cannot be recorded in the protocol's folder.
+        RunFolderError: releases of newcomers cannot be recorded in the protocol's folder.
     """
     learned = protocol.kept_.learned
-    config, settings = learned.config, learned.settings
+    config = learned.config
+    settings = learned.settings
     newcomers = _check_kind_of_data(newcomers, config)
     sizes = training_sizes(protocol, newcomers)
     ledger = protocol.ledger_
     record = _opened_record(protocol)
     ledger.names = dict(enumerate(learned.names)) | ledger.names
-    first = config["clients"]
-    # a number is taken once something left
+    first = int(config["clients"])
+    # Numbers are planned on a copy: the run's ledger takes them only after a release.
     planned = replace(ledger, names=dict(ledger.names), samples=dict(ledger.samples))
-    priced = sizes if protocol.per_example else [None] * len(sizes)
-    numbers = [
-        number_of(planned, first, name, size)
-        for name, size in zip(newcomers.names, priced, strict=True)
-    ]
+    numbers = _newcomer_numbers(protocol, planned, first, newcomers.names, sizes)
     guests = build_client(protocol, newcomers, settings, joins=config, numbers=numbers)
     hosts = _hosts(config, protocol.kept_.clients.secrets, guests.limits)
 
     def answer(call: Call) -> Response:
-        if call.to[0] < first:
+        if call.to[0] < first:  # the key agreement, by which newcomers get the mask seed
             return hosts.answer(call)
+        # Checked at the call, since not every method asks newcomers to train.
         if samples_batches(protocol, call.method):
             check_sizes(protocol, newcomers.names, sizes)
         return guests.answer(call)
 
-    names = [planned.names[i] for i in range(1 + max(planned.names))]
+    numbered = range(1 + max(planned.names))
+    names = [planned.names[i] for i in numbered]
     transcript = Transcript(settings.transcript, None, protocol.message_types, names)
     device = guests.client.cohort.device
     net = protocol.build_network(Recorded(InProcess(answer), transcript), config, device=device)
     guest_names = dict(zip(numbers, newcomers.names, strict=True))
     guest_samples = _samples(guests.client) if protocol.per_example else {}
     guest_ledger = Ledger(samples=guest_samples, names=guest_names)
-    net.state = replace(unpack(pack(learned.network), ChannelState), ledger=guest_ledger)
-    net.round = 1 + max((line["round"] for line in learned.history), default=0)
+    # A copy by value, so that the state of the run does not change.
+    end_of_run = unpack(pack(learned.network), ChannelState)
+    net.state = replace(end_of_run, ledger=guest_ledger)
+    rounds = [line["round"] for line in learned.history]
+    net.round = 1 + max(rounds, default=0)
     net.record = _recorder(net, ledger, planned, record, first)
     state: Any = unpack(protocol.kept_.server, protocol.state_class())
     with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
         labels = protocol.assign_newcomers(net, state, guests.ids)
-    return Joined(tuple(map(int, labels)), net.state.ledger, transcript, transcript.totals())
+    clusters = tuple(map(int, labels))
+    return Joined(clusters, net.state.ledger, transcript, transcript.totals())
+
+
+def _newcomer_numbers(
+    protocol: ClusteringProtocol,
+    planned: Ledger,
+    first: int,
+    names: Sequence[str],
+    sizes: Sequence[int],
+) -> list[int]:
+    """Return the newcomers' numbers, and add them to a ledger.
+
+    Args:
+        planned: the ledger, which is changed.
+        first: the smallest number of a newcomer.
+        names: of the newcomers.
+        sizes: numbers of samples that they train on.
+    """
+    numbers = []
+    for name, size in zip(names, sizes, strict=True):
+        # Only the price of DP-SGD depends on the number of samples.
+        samples = size if protocol.per_example else None
+        numbers.append(number_of(planned, first, name, samples))
+    return numbers
 
 
 def _check_kind_of_data(newcomers: Federation, config: Mapping[str, Any]) -> Federation:
     """Return newcomers with their features in the run's order.
 
+    Args:
+        newcomers: the clients and their data.
+        config: of the run.
+
     Raises:
         UsageError: their data are of another kind than the run's.
     """
-    kind = objective(config["objective"])
-    if newcomers.objective != kind:
+    task = objective(config["objective"])
+    if newcomers.objective != task:
         raise UsageError(
             f"newcomers' data are for {newcomers.objective.as_json()}, the run's for "
-            f"{kind.as_json()}: give the same kind of data"
+            f"{task.as_json()}: give the same kind of data"
         )
     if "feature_names" in config:
         if newcomers.feature_names is None:
@@ -407,11 +508,12 @@ def _check_kind_of_data(newcomers: Federation, config: Mapping[str, Any]) -> Fed
                 "with these columns"
             )
         newcomers = newcomers.with_features(config["feature_names"])
-    if list(newcomers.shape) != config["shape"] or newcomers.classes > config["classes"]:
+    same_shape = list(newcomers.shape) == config["shape"]
+    if not same_shape or newcomers.classes > config["classes"]:
+        shape = tuple(config["shape"])
         raise UsageError(
             f"newcomers hold samples of shape {newcomers.shape} in {newcomers.classes} classes, "
-            f"the run's {tuple(config['shape'])} in"
-            f" {config['classes']}: give them the same kind of data"
+            f"the run's {shape} in {config['classes']}: give them the same kind of data"
         )
     return newcomers
 
@@ -423,13 +525,18 @@ def _recorder(
     record: NewcomerRecord | None,
     first: int,
 ) -> Callable[[list[Event]], None]:
-    """Return what adds newcomers' releases to the run's ledger, and to its file.
+    """Return a function that adds newcomers' releases to the run's ledger, and to its file.
 
     Args:
+        net: the channel to the newcomers.
+        ledger: of the run and all its newcomers.
         planned: the ledger with the newcomers' names and numbers of samples.
-        first: the least number of a newcomer.
+        record: the file beside the run; None where there is none.
+        first: the smallest number of a newcomer.
     """
-    recall = Recall(event for event in ledger.events if min(event.ids) >= first)
+    # A repeated release of the same bits costs nothing more.
+    of_newcomers = [event for event in ledger.events if min(event.ids) >= first]
+    recall = Recall(of_newcomers)
 
     def record_events(events: list[Event]) -> None:
         net.add(events)
@@ -444,10 +551,13 @@ def _recorder(
 
 
 def _opened_record(protocol: ClusteringProtocol) -> NewcomerRecord | None:
-    """Return the file for what newcomers release, after a check that it can be written.
+    """Return the file that records newcomers' releases, after a check that it can be written.
 
-    There is one where the protocol has a folder. A run without noise goes on without the file:
-    whatever its newcomers release has an infinite ε.
+    Returns:
+        None where the protocol has no folder, or where a run without noise cannot write to it.
+
+    Raises:
+        RunFolderError: the file of a run with noise cannot be written.
     """
     record = protocol.newcomers_record
     if record is None:
@@ -456,59 +566,68 @@ def _opened_record(protocol: ClusteringProtocol) -> NewcomerRecord | None:
     try:
         record.check_writable()
     except RunFolderError:
-        # updates, training or Gram matrices have noise
+        # Updates, training or Gram matrices have noise, so ε has to be complete.
         if protocol.keeps_local_models(protocol.kept_.learned.config):
             raise
+        # Without noise every release of newcomers has an infinite ε, recorded or not.
         return None
     return record
 
 
 def _without_events(state: ChannelState) -> ChannelState:
-    """Return the network's state without the ledger's events.
-
-    The events are appended to a file of their own.
-    """
+    """Return the channel's state without the ledger's events, which have a file of their own."""
     return replace(state, ledger=replace(state.ledger, events=[]))
 
 
 def _samples(client: TrainingClient) -> dict[int, int]:
-    """Return how many samples each client trains on.
+    """Return the number of samples that each client trains on, by client number.
 
-    The cost of DP-SGD depends on this number, which is taken as public there.
+    The cost of DP-SGD depends on it, so it is public in such a run.
     """
     return dict(zip(client.cohort.ids, client.cohort.sizes, strict=True))
 
 
 def _hosts(config: Mapping[str, Any], secrets: Secrets, limits: Limits) -> Endpoint[Any]:
-    """The run's own clients, as far as newcomers need them: one of them seals the mask seed."""
-    draws = Randomness(config["seed"])
+    """Return the endpoint of the run's own clients, without data or models.
+
+    Newcomers need them for the key agreement only: one of them seals the mask seed.
+
+    Args:
+        config: of the run.
+        secrets: of the run's clients.
+        limits: of frames.
+    """
+    randomness = Randomness(config["seed"])
+    run = config_hash(config)
     keys = KeyRing(
-        config_hash(config),
+        run,
         None,
         lambda seed: None,
-        partial(Identity.derived, draws),
-        Roster.derived(draws),
+        partial(Identity.derived, randomness),
+        Roster.derived(randomness),
     )
     keys.restore(secrets)
-    return Endpoint(
-        None, range(config["clients"]), config_hash(config), Pipeline(), keys, limits=limits
-    )
+    return Endpoint(None, range(config["clients"]), run, Pipeline(), keys, limits=limits)
 
 
 def opened(protocol: ClusteringProtocol, posted: ModelDelta) -> torch.Tensor:
-    """Return the model (d,) behind a displacement that the server holds.
+    """Return the model θ, (d,), of a displacement that the server stores.
 
-    The owner of a fitted protocol reads it like this.
+    It needs the clients' keys, which only the owner of a fitted protocol has.
+
+    Args:
+        protocol: as it was fitted.
+        posted: the displacement, masked where updates are.
 
     Raises:
-        UsageError: the server holds none.
+        UsageError: the server stores no such model.
     """
     if not len(posted.displacement):
         raise UsageError("this model was not kept: run with tree=True, and with members that reply")
-    kept, flat = protocol.kept_, protocol._flat
-    pipeline = protocol.with_fitted_params().pipeline(kept.learned.config)
-    for seed in list(kept.clients.secrets.seed.values())[:1]:
+    fitted = protocol.kept_
+    pipeline = protocol.with_fitted_params().pipeline(fitted.learned.config)
+    # All clients share one mask seed.
+    for seed in list(fitted.clients.secrets.seed.values())[:1]:
         pipeline.unlock(seed)
-    return flat.initial().to(posted.displacement.dtype) + pipeline.inverse(
-        posted.displacement, posted.step
-    )
+    start = protocol._flat.initial().to(posted.displacement.dtype)
+    return start + pipeline.inverse(posted.displacement, posted.step)

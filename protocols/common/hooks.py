@@ -1,4 +1,4 @@
-"""What a method fills in, and what it may leave as it is."""
+"""Hooks of a protocol: two abstract methods, and defaults that a method may override."""
 
 from __future__ import annotations
 
@@ -19,32 +19,31 @@ from securecluster.runtime.server_channel import ServerChannel
 
 
 class ProtocolHooks(ABC):
-    """The server's loop, newcomers, and the researcher's looks at both."""
+    """The server's loop, newcomers, reports, and the observer's measurements."""
 
     name: ClassVar[str]
     client: ClassVar[type[TrainingClient]] = TrainingClient
     scenario: ClassVar[str | None] = None
-    """What the command line deals where no scenario is named; None is the data set's default."""
+    """Default scenario of the command line; None is the data set's."""
     one_model: ClassVar[bool] = True
-    """Whether a client trains one model all the run, so that its momentum can live on."""
+    """True where a client trains one model in the whole run, so that momentum can persist."""
     gps: ClassVar[type] = object
-    """The global parameter server: what it answers local parameter servers with, where the method
-    has some.
-    """
+    """Class of the global parameter server, for hierarchical methods."""
     rounds: int
 
-    def __init_subclass__(cls, **rest: Any) -> None:
-        """Check that a server's loop says what it returns.
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Check that a server's loop declares the class of its state.
 
         Raises:
             UsageError: `run_server` has no return annotation.
         """
-        super().__init_subclass__(**rest)
-        serve = vars(cls).get("run_server")
-        if serve is not None and getattr(serve, "__annotations__", {}).get("return") in (
-            None,
-            "None",
-        ):
+        super().__init_subclass__(**keywords)
+        loop = vars(cls).get("run_server")
+        if loop is None:
+            return
+        # Annotations are strings under `from __future__ import annotations`.
+        declared = getattr(loop, "__annotations__", {}).get("return")
+        if declared in (None, "None"):
             raise UsageError(
                 f"{cls.__name__}.run_server does not say what it returns: annotate it with its "
                 "state's class, -> State"
@@ -52,23 +51,28 @@ class ProtocolHooks(ABC):
 
     @abstractmethod
     def run_server(self, net: ServerChannel, run: Run) -> Any:
-        """Run the paper's loop, which is all that the server does.
+        """Run the server's part of the paper's algorithm.
 
-        Return its final state, which has `labels`.
+        Args:
+            net: client ids and the verbs by which the server calls clients.
+            run: gives the numbers of rounds, and stores checkpoints and history.
+
+        Returns:
+            The final state, a dataclass with `labels`.
         """
 
     @abstractmethod
     def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
-        """Return the clusters of newcomers, which are clients that the run never saw.
-
-        They have the numbers `to`, and are asked through verbs.
+        """Return the clusters of newcomers, which are clients that were not in the run.
 
         Args:
-            state: what `run_server` returned.
+            net: a channel to the newcomers.
+            state: the final state of `run_server`.
+            to: the newcomers' numbers.
         """
 
     def server_view(self) -> list[str]:
-        """What the server sees beyond the values of single replies."""
+        """Return what the server sees beyond the values of single replies."""
         return []
 
     def lps_view(self) -> list[str]:
@@ -79,71 +83,84 @@ class ProtocolHooks(ABC):
         return []
 
     def client_view(self) -> list[str]:
-        """What clients see of other clients, beside averages."""
+        """Return what clients see of other clients, beside averages."""
         return []
 
     def not_covered(self) -> list[str]:
-        """What ε does not cover, beyond what holds for every method."""
+        """Return what ε does not cover, beyond what holds for every method."""
         return []
 
     def state_class(self) -> type:
-        """The class of what `run_server` returns.
+        """Return the class of the final state, from the annotation of `run_server`.
 
         Raises:
             UsageError: the annotation names no dataclass with labels.
         """
         name = f"{type(self).__name__}.run_server"
         try:
-            kind = get_type_hints(type(self).run_server)["return"]
+            state_type = get_type_hints(type(self).run_server)["return"]
         except NameError as error:
             raise UsageError(
                 f"{name} is annotated with a class that is not there: {error}"
             ) from None
-        fields = getattr(kind, "__dataclass_fields__", None)
-        if fields is None or not ("labels" in fields or hasattr(kind, "labels")):
-            told = getattr(kind, "__name__", kind)
+        fields = getattr(state_type, "__dataclass_fields__", None)
+        if fields is None or not ("labels" in fields or hasattr(state_type, "labels")):
+            declared = getattr(state_type, "__name__", state_type)
             raise UsageError(
-                f"{name} returns {told}: it must be a dataclass with labels, each client's "
+                f"{name} returns {declared}: it must be a dataclass with labels, each client's "
                 "cluster, and an outbox"
             )
-        return kind  # type: ignore[no-any-return]
+        return state_type  # type: ignore[no-any-return]
 
     def final_state(self, net: ServerChannel, run: Run) -> Any:
         """Run the server's loop, and return its final state.
 
+        Args:
+            net: client ids and the verbs by which the server calls clients.
+            run: gives the numbers of rounds, and stores checkpoints and history.
+
         Raises:
-            UsageError: `run_server` returned something else than it declares.
+            UsageError: `run_server` returned an object of another class than it declares.
         """
-        kind, state = self.state_class(), self.run_server(net, run)
-        if isinstance(state, kind):
+        state_type = self.state_class()
+        state = self.run_server(net, run)
+        if isinstance(state, state_type):
             return state
-        told = "nothing" if state is None else f"a {type(state).__name__}"
+        returned = "nothing"
+        if state is not None:
+            returned = f"a {type(state).__name__}"
         name = type(self).__name__
         raise UsageError(
-            f"{name}.run_server returned {told}, and declares a {kind.__name__}: end it with "
-            "`return state`"
+            f"{name}.run_server returned {returned}, and declares a {state_type.__name__}: end it "
+            "with `return state`"
         )
 
     def shared_facts(self, federation: Federation) -> dict[str, Any]:
-        """What client and server must agree on besides the hyper-parameters."""
+        """Return what client and server must agree on besides the hyper-parameters.
+
+        Args:
+            federation: the clients and their data.
+        """
         return {}
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
-        """Return the sizes that bound what frames of a run may hold.
+        """Return the sizes that bound the contents of frames, by the names that messages declare.
 
-        They go by the names that messages declare. Every client and the server derive them from the
-        configuration. A method whose messages name further sizes adds them.
+        Every client and the server derive them from the configuration. A method whose messages name
+        further sizes adds them.
 
         Args:
             config: what clients and server agreed on.
         """
-        clients, total = int(config["clients"]), int(self.total_rounds)
-        calls = (4 * clients + 64) * (total + 2)  # more than any method makes, repetitions included
-        averages = 2 * (total + clients) + 4
+        clients = int(config["clients"])
+        rounds = int(self.total_rounds)
+        # More calls than any method makes, repetitions included.
+        calls = (4 * clients + 64) * (rounds + 2)
+        averages = 2 * (rounds + clients) + 4
         return {
             "clients": clients,
             "dimension": int(config["dimension"]),
-            "rounds": total + 1,  # what follows the loop belongs to one more
+            "rounds": rounds + 1,  # calls after the loop belong to one more round
             "steps": FIRST_SEPARATE_STEP + calls,
             "averages": averages,
             "restarts": 0,
@@ -151,63 +168,87 @@ class ProtocolHooks(ABC):
 
     @property
     def weighted(self) -> bool:
-        """Whether clients tell how many samples they hold."""
+        """Return whether clients send their numbers of samples."""
         return False
 
     @property
     def validation_share(self) -> float:
-        """Return the share of each client's training samples that is kept out of training.
-
-        Models are judged by these samples.
-        """
+        """Return the share of each client's training samples that is held out for validation."""
         return 0.0
 
     @property
     def total_rounds(self) -> int:
-        """Lines of the history: one a round."""
+        """Return the number of rounds, each of which has a line in the history."""
         return self.rounds
 
     @property
     def vectors_per_round(self) -> int:
-        """Return about how many rows of d numbers a client and the server exchange in a round.
-
-        They are an update up and an average down.
-        """
-        return 2
+        """Return about how many rows of d numbers a client and the server exchange in a round."""
+        return 2  # an update up and an average down
 
     def models_after_round(self, client: Any, state: Any) -> Rows:
-        """Return the model each client would use after this round.
+        """Return the model each client would use after this round, (m, d).
 
-        It is for the observer, which looks outside the network.
+        The observer calls it outside the network, so it changes no client.
+
+        Args:
+            client: the clients' object.
+            state: the server's state after the round.
         """
-        everyone = range(len(client.cohort.ids))
-        return client.advanced(everyone, state.outbox.message_for(everyone))  # type: ignore[no-any-return]
+        all_clients = range(len(client.cohort.ids))
+        # With the averages that are still in the queue.
+        models: Rows = client.advanced(all_clients, state.outbox.message_for(all_clients))
+        return models
 
     def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
-        """Return each client's accuracy after this round, (m,).
+        """Return each client's accuracy, or other metric of the objective, after a round, (m,).
 
-        For another objective it is the metric of that. Clients without test data have NaN.
+        Clients without test data have NaN.
+
+        Args:
+            client: the clients' object.
+            state: the server's state after the round.
         """
-        found: NDArray[np.float64] = client.cohort.scores(self.models_after_round(client, state))
-        return found
+        models = self.models_after_round(client, state)
+        scores: NDArray[np.float64] = client.cohort.scores(models)
+        return scores
 
     def final_models(self, client: Any, state: Any) -> Rows:
-        """The model each client holds at the end."""
+        """Return the model that each client has at the end of the run, (m, d).
+
+        Args:
+            client: the clients' object.
+            state: the server's final state.
+        """
         models: Rows = client.models
         return models
 
     def shared_models(self, client: Any) -> Any:
-        """Return the clusters' models (k, d), where clients go on from these alone.
+        """Return the clusters' models, (k, d), where clients continued alone from them.
 
-        Return None where clients' own models tell them.
+        Args:
+            client: the clients' object.
+
+        Returns:
+            None where the clients' own models are the clusters'.
         """
         return None
 
     def observe(
         self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
     ) -> Line:
-        """The researcher's numbers after a round; `scores` are what `evaluate` found, (m,)."""
-        line: Line = {"clusters": len(set(state.labels)), federation.objective.metric: mean(scores)}
+        """Return the observer's numbers after a round, for the history.
+
+        Args:
+            federation: the clients, with their true clusters where they are known.
+            client: the clients' object.
+            state: the server's state after the round.
+            scores: (m,) the result of `evaluate`.
+        """
+        line: Line = {
+            "clusters": len(set(state.labels)),
+            federation.objective.metric: mean(scores),
+        }
         if federation.truth is not None:
             line["ari"] = agreement(state.labels, federation.truth)["ari"]
         return line

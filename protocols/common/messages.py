@@ -1,4 +1,4 @@
-"""Messages that all protocols share: averages, updates, models and choices."""
+"""Messages of all protocols: averages, updates, models and choices."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from securecluster.core.lazy_torch import torch
 from securecluster.messaging.bounds import Between, Real, Upto, Whole
 from securecluster.messaging.messages import Picks, Rows
 
-NO_END = 1 << 62  # no post has this number
+NO_END = 1 << 62  # larger than the number of any post
 AVERAGES = Upto("posts", "averages")  # averages in one frame
-MOST_SAMPLES = 2.0**53  # that a client can say it holds
+MOST_SAMPLES = 2.0**53  # float64 represents all whole numbers up to it
 
 
 @dataclass(frozen=True, eq=False)
 class AverageDeltas:
-    """Server to client: the averages it lacks, oldest first."""
+    """Server to client: the averages that the client lacks, oldest first."""
 
-    # (r, d) as they were summed, hence masked where updates are
+    # (r, d) as the updates were summed, hence masked where updates are
     means: Annotated[Picks, Real((AVERAGES, "dimension"), sent="delta")]
-    # (r,) int64, the call whose updates each one averages: it names the mask
+    # (r,) int64, the call of the averaged updates, which identifies the mask
     steps: Annotated[Picks, Whole((AVERAGES,), maximum="steps")]
-    absolute: bool  # one row, the whole displacement since θ_0, instead of one per missed round
-    # (b,) int64, the averages that a client has had in all, once it has these; the last row is
-    # number count - 1
+    absolute: bool  # one row, the displacement since θ_0, instead of one per missed round
+    # (b,) int64, the number of averages that a client has had once it has applied these; the last
+    # row is number count - 1
     count: Annotated[Rows, Whole(maximum="averages")]
-    # the rows count from θ_0 for who has not heard of this restart; None where nobody ever restarts
+    # clients that have not seen this restart apply the rows to θ_0; None where models never restart
     restart: Annotated[int | None, Between(maximum="restarts")] = None
 
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """Client to server."""
+    """Client to server: a local update."""
 
     delta: Annotated[Rows, Real(("dimension",), squared=True)]  # (b, d) SGD_n(θ_i, D_i) − θ_i
     # (b,) |D_i|, only where the average is weighted
@@ -40,22 +40,22 @@ class Update:
 
 
 def empty_tensor() -> torch.Tensor:
-    """No tensor yet."""
+    """Return an empty placeholder tensor."""
     return torch.zeros(0)
 
 
 @dataclass
 class ModelDelta:
-    """A model as the server may hold it."""
+    """Model as a displacement from θ_0, which the server may hold."""
 
-    # θ − θ_0, (d,), masked where updates are; empty: not posted
+    # θ − θ_0, (d,), masked where updates are; empty where no client posted it
     displacement: torch.Tensor = field(default_factory=empty_tensor)
     step: int = 0  # the call whose mask it carries
 
 
 @dataclass(frozen=True, eq=False)
 class ModelChoice:
-    """Client to server."""
+    """Client to server: the model with the lowest training loss."""
 
-    # (b,) int64, the one with the lowest training loss, or noisy loss
+    # (b,) int64, by the noisy loss in a run with noise
     model: Annotated[Rows, Whole(below="models")]

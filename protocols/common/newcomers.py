@@ -1,8 +1,4 @@
-"""The releases of newcomers.
-
-The module has the newcomers' numbers, the file beside a fitted protocol that records what they have
-released, and the price of it.
-"""
+"""Releases of newcomers: their numbers, the file that records the releases, and their cost."""
 
 from __future__ import annotations
 
@@ -19,104 +15,125 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import plain, structured
 from securecluster.data import Federation
-from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError
+from securecluster.errors import (
+    FrameError,
+    RunFolderError,
+    SecureClusterWarning,
+    UpdateError,
+    UsageError,
+)
 from securecluster.privacy.dp import accounting
 from securecluster.privacy.dp.ledger import Event, Ledger
 
 if TYPE_CHECKING:
     from securecluster.protocols.common.base import ClusteringProtocol
 
-
-from securecluster.errors import FrameError, UpdateError
-
 NAME = "newcomers.jsonl"
 
 
 @dataclass(frozen=True)
 class NewcomerEntry:
-    """One event of newcomers, with their names and numbers of samples in the order of its `ids`.
-
-    A number is None where no price depends on it, since what is recorded is for others to see.
-    """
+    """One event of newcomers, with their names and numbers of samples."""
 
     event: Event
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # in the order of the event's ids
+    # None where no price depends on the number, since the record may be published
     samples: tuple[int | None, ...]
 
 
 class NewcomerRecord:
-    """The file in which the folder of a fitted protocol keeps what newcomers released.
+    """File in the folder of a fitted protocol that records the releases of newcomers.
 
-    Nothing in it is ever removed. Each line ends with a digest of itself and of the line before it,
-    so that damage is noticed. The manifest of the folder, which was written before, does not list
-    the file.
+    Entries are only ever appended. Each line ends with a digest of itself and of the previous line,
+    so that damage is detected. The folder's manifest was written earlier and does not list the
+    file.
 
     Args:
-        folder: of a finished run, or what `save` wrote.
-        clients: how many the run had; newcomers are numbered after them.
+        folder: of a finished run, or one that `save` wrote.
+        clients: number of clients in the run; newcomers have the numbers after them.
     """
 
     def __init__(self, folder: Path, clients: int) -> None:
         self.path = folder / NAME
         self._clients = clients
-        self._taken = 0  # lines that the ledger has
-        self._last = ""  # the digest of the last of them
+        self._entries_read = 0  # number of entries that the ledger contains
+        self._last_digest = ""  # of the last of them
 
     def check_writable(self) -> None:
-        """Raise RunFolderError where nothing can be appended."""
-        there = self.path.exists()
-        odd = self.path.is_symlink() or (there and not self.path.is_file())
-        if odd or not os.access(self.path if there else self.path.parent, os.W_OK):
+        """Raise RunFolderError where no line can be appended."""
+        exists = self.path.exists()
+        not_a_file = self.path.is_symlink() or (exists and not self.path.is_file())
+        target = self.path if exists else self.path.parent
+        if not_a_file or not os.access(target, os.W_OK):
             raise RunFolderError(
                 f"cannot write {self.path}, where what newcomers release is recorded: make the "
                 "folder writable, and remove what is no file there"
             )
 
     def update(self, ledger: Ledger) -> None:
-        """Add to a ledger what was recorded since the last time, by this process or another one.
+        """Add entries to a ledger that this or another process has written since the last update.
+
+        Args:
+            ledger: of the run and all its newcomers; changed in place.
 
         Raises:
             RunFolderError: the file differs from what was written.
         """
         entries, digests, _ = self._read()
-        self._take(entries, digests, ledger)
+        self._add_new(entries, digests, ledger)
 
-    def _take(
+    def _add_new(
         self, entries: Sequence[NewcomerEntry], digests: Sequence[str], ledger: Ledger
     ) -> None:
-        """Add the entries of the file to a ledger that it has not taken yet.
+        """Add the entries of the file to a ledger that does not contain them yet.
 
-        A file that another process has begun anew, after a save, is taken from its start.
+        Args:
+            entries: all entries of the file.
+            digests: of their lines.
+            ledger: changed in place.
         """
-        begun = ["", *digests]
-        same = self._taken < len(begun) and begun[self._taken] == self._last
-        for entry in entries[self._taken if same else 0 :]:
-            people = zip(entry.names, entry.samples, strict=True)
-            numbers = [number_of(ledger, self._clients, name, n) for name, n in people]
+        chain = ["", *digests]
+        # A save by another process starts a new file, which is then read from its start.
+        new_file = self._entries_read >= len(chain)
+        if not new_file:
+            new_file = chain[self._entries_read] != self._last_digest
+        first_new = 0 if new_file else self._entries_read
+        for entry in entries[first_new:]:
+            numbers = []
+            for name, samples in zip(entry.names, entry.samples, strict=True):
+                numbers.append(number_of(ledger, self._clients, name, samples))
             ledger.add(replace(entry.event, ids=tuple(numbers)))
-        self._taken, self._last = len(entries), begun[-1]
+        self._entries_read = len(entries)
+        self._last_digest = chain[-1]
 
     def lacking(self, ledger: Ledger) -> bool:
-        """Return whether newcomers released something according to the file that a ledger lacks.
+        """Return whether the file contains releases of newcomers that a ledger lacks.
+
+        Args:
+            ledger: of the run and some newcomers.
 
         Raises:
             RunFolderError: the file differs from what was written.
         """
         recorded = Ledger()
         NewcomerRecord(self.path.parent, 0).update(recorded)
-        return bool(newcomers_of(recorded, 0) - newcomers_of(ledger, self._clients))
+        missing = newcomers_of(recorded, 0) - newcomers_of(ledger, self._clients)
+        return bool(missing)
 
     def append(self, events: Sequence[Event], ledger: Ledger) -> None:
-        """Record the events of one call in one write, which is on the disk afterwards.
+        """Record the events of one call in one write, and wait until it is on the disk.
 
-        What another process recorded since the last update is added to the ledger first.
+        Entries that another process has written since the last update are added to the ledger
+        first.
 
         Args:
+            events: the newcomers' releases in the call.
             ledger: has the names and numbers of samples of the newcomers, and not the events yet.
         """
-        entries, digests, whole = self._read()
-        self._take(entries, digests, ledger)
-        last = self._last
+        entries, digests, complete = self._read()
+        # The chain of digests continues from the last line, whichever process wrote it.
+        self._add_new(entries, digests, ledger)
+        digest = self._last_digest
         lines = []
         for event in events:
             content = {
@@ -124,40 +141,52 @@ class NewcomerRecord:
                 "names": [ledger.names[i] for i in event.ids],
                 "samples": [ledger.samples.get(i) for i in event.ids],
             }
-            last = _digest(last, content)
-            lines.append(json.dumps({**content, "sha256": last}))
-        if self.path.is_file() and self.path.stat().st_size > whole:
-            kept = atomic_files.read(self.path)[:whole]  # without a line that a kill cut short
-            atomic_files.write_atomic(self.path, kept, durable=True)
+            digest = _digest(digest, content)
+            lines.append(json.dumps({**content, "sha256": digest}))
+        if self.path.is_file() and self.path.stat().st_size > complete:
+            # The last line is incomplete where a process was killed while it wrote.
+            complete_lines = atomic_files.read(self.path)[:complete]
+            atomic_files.write_atomic(self.path, complete_lines, durable=True)
         atomic_files.append_line(self.path, "\n".join(lines), durable=True)
-        self._taken, self._last = len(entries) + len(lines), last
+        self._entries_read = len(entries) + len(lines)
+        self._last_digest = digest
 
     def _read(self) -> tuple[list[NewcomerEntry], list[str], int]:
-        """Return the entries, their lines' digests, and the length of all whole lines in bytes."""
-        data = atomic_files.read(self.path) if self.path.is_file() else b""
-        whole = data.rfind(b"\n") + 1
+        """Read the complete lines of the file.
+
+        Returns:
+            The entries, their lines' digests, and the length of the lines in bytes.
+
+        Raises:
+            RunFolderError: the file differs from what was written.
+        """
+        data = b""
+        if self.path.is_file():
+            data = atomic_files.read(self.path)
+        complete = data.rfind(b"\n") + 1
         entries: list[NewcomerEntry] = []
         digests: list[str] = []
-        last = ""
-        for content in manifest.read_lines(self.path, data[:whole], json.loads):
-            entry, found = self._entry(content)
-            last = _digest(last, content)
-            if found != last:
+        digest = ""
+        for content in manifest.read_lines(self.path, data[:complete], json.loads):
+            entry, recorded_digest = self._entry(content)
+            digest = _digest(digest, content)
+            if recorded_digest != digest:
                 raise manifest.damaged(self.path)
             entries.append(entry)
-            digests.append(last)
-        return entries, digests, whole
+            digests.append(digest)
+        return entries, digests, complete
 
     def _entry(self, content: Any) -> tuple[NewcomerEntry, str]:
+        """Return the entry of a line and its digest, which is removed from the content."""
         try:
-            found = str(content.pop("sha256"))
-            return structured(content, NewcomerEntry), found
+            digest = str(content.pop("sha256"))
+            return structured(content, NewcomerEntry), digest
         except (ValueError, KeyError, TypeError, AttributeError):
             raise manifest.damaged(self.path) from None
 
 
 class NewcomerReleases(NamedTuple):
-    """One release of a newcomer, by its name: numbers differ from process to process."""
+    """One release of a newcomer, by its name, since numbers differ between processes."""
 
     call: Event
     name: str | None
@@ -166,62 +195,84 @@ class NewcomerReleases(NamedTuple):
 
 
 def newcomers_of(ledger: Ledger, clients: int) -> Counter[NewcomerReleases]:
-    """Return how often each release of newcomers is in a ledger.
+    """Return how often a ledger contains each release of newcomers.
 
     Args:
-        clients: of the run; newcomers are numbered after them.
+        ledger: of the run and all its newcomers.
+        clients: number of clients in the run; newcomers have the numbers after them.
     """
-    found: Counter[NewcomerReleases] = Counter()
+    counts: Counter[NewcomerReleases] = Counter()
     for event in ledger.events:
         for call, i, digest in event.releases():
-            if i >= clients:
-                found[
-                    NewcomerReleases(call, ledger.names.get(i), ledger.samples.get(i), digest)
-                ] += 1
-    return found
+            if i < clients:
+                continue
+            name = ledger.names.get(i)
+            samples = ledger.samples.get(i)
+            release = NewcomerReleases(call, name, samples, digest)
+            counts[release] += 1
+    return counts
 
 
-def _digest(before: str, content: Mapping[str, Any]) -> str:
-    return manifest.digest((before + json.dumps(content, sort_keys=True)).encode())
+def _digest(previous: str, content: Mapping[str, Any]) -> str:
+    """Return the digest of a line, which depends on that of the previous line."""
+    return manifest.digest((previous + json.dumps(content, sort_keys=True)).encode())
 
 
 def number_of(ledger: Ledger, clients: int, name: str, samples: int | None) -> int:
-    """Return a newcomer's number, which its keys follow from.
+    """Return a newcomer's number, from which its keys are derived.
 
-    It is the next free one where the newcomer was not seen before. The same newcomer has the same
-    keys whenever it is asked. One that is called like a client of the run is the same person to the
-    ledger, and has a number of its own.
+    The same newcomer has the same number, hence the same keys, in every call. A new one gets the
+    next free number. A newcomer with the name of a client of the run is the same person in the
+    ledger, but has a number of its own.
 
     Args:
-        ledger: keeps the numbers.
-        clients: of the run.
-        samples: that it trains on, where its price depends on them. With others it gets another
-            number.
+        ledger: stores the numbers.
+        clients: number of clients in the run.
+        name: of the newcomer.
+        samples: number of samples that it trains on, where its price depends on it. With another
+            one it gets another number.
     """
-    for i, known in ledger.names.items():
-        if i >= clients and known == name and ledger.samples.get(i) == samples:
+    for i, recorded_name in ledger.names.items():
+        if i < clients or recorded_name != name:
+            continue
+        if ledger.samples.get(i) == samples:
             return i
-    found = max(clients, 1 + max(ledger.names, default=-1))
-    ledger.names[found] = name
+    number = max(clients, 1 + max(ledger.names, default=-1))
+    ledger.names[number] = name
     if samples is not None:
-        ledger.samples[found] = samples
-    return found
+        ledger.samples[number] = samples
+    return number
 
 
 def training_sizes(protocol: ClusteringProtocol, newcomers: Federation) -> list[int]:
-    """Return how many samples each newcomer trains on, without those kept aside."""
-    sizes = [len(shard.y) for shard in newcomers.shards]
-    return [n - math.floor(protocol.validation_share * n) for n in sizes]
+    """Return the number of samples that each newcomer trains on, without validation samples.
+
+    Args:
+        protocol: as it was fitted.
+        newcomers: the clients and their data.
+    """
+    training_samples = []
+    for shard in newcomers.shards:
+        samples = len(shard.y)
+        training_samples.append(samples - math.floor(protocol.validation_share * samples))
+    return training_samples
 
 
 def samples_batches(protocol: ClusteringProtocol, method: str) -> bool:
-    """Return whether clients train with DP-SGD on sampled batches to answer a call."""
+    """Return whether clients train with DP-SGD on sampled batches to answer a call.
+
+    Args:
+        protocol: as it was fitted.
+        method: name of the client method.
+    """
     config = protocol.kept_.learned.config
     if not (protocol.per_example and config["noise"]):
         return False
     release = getattr(getattr(protocol.client, method, None), "__release__", None)
     plans = protocol.trainings(protocol.training(config), config)
-    plan = None if release is None else plans.get(release.trains)
+    if release is None:
+        return False
+    plan = plans.get(release.trains)
     return plan is not None and plan.batch_size is not None
 
 
@@ -231,23 +282,25 @@ def check_sizes(protocol: ClusteringProtocol, names: Sequence[str], sizes: Seque
     Args:
         protocol: as it was fitted, with DP-SGD.
         names: of the newcomers.
-        sizes: how many samples each trains on.
+        sizes: the number of samples that each trains on.
 
     Raises:
         UsageError: too few samples for the run's noise.
     """
     config = protocol.kept_.learned.config
-    least = min(config["sizes"])
+    minimum = min(config["sizes"])
     for name, n in zip(names, sizes, strict=True):
-        if n < least:
+        if n < minimum:
             raise UsageError(
                 f"newcomer {name!r} has {n} training samples, fewer than any client of the run "
-                f"({least}), so its batches would be a larger share of them and cost more ε: give "
-                f"it at least {least}, or leave it out"
+                f"({minimum}), so its batches would be a larger share of them and cost more ε: "
+                f"give it at least {minimum}, or leave it out"
             )
     if protocol.target_epsilon is None:
         return
     for name, n in zip(names, sizes, strict=True):
+        # The run's noise was chosen for its clients' numbers of samples. For
+        # any other number the cost is computed anew.
         if n not in config["sizes"] and _bound(protocol, n) > protocol.target_epsilon:
             raise UsageError(
                 f"newcomer {name!r} has {n} training samples, which no client of the run had, and "
@@ -258,10 +311,7 @@ def check_sizes(protocol: ClusteringProtocol, names: Sequence[str], sizes: Seque
 
 
 def _bound(protocol: ClusteringProtocol, samples: int) -> float:
-    """Return ε of all that a client with so many samples releases in a whole run.
-
-    The noise is that of the run.
-    """
+    """Return ε of all releases of a client with so many samples, at the run's noise."""
     config = protocol.kept_.learned.config
     history = protocol.history(config["noise"], samples, protocol.training(config))
     return accounting.epsilon(history, config["delta"]).epsilon
@@ -273,13 +323,14 @@ def warn_if_dear(protocol: ClusteringProtocol, ledger: Ledger, names: Sequence[s
     Args:
         protocol: as it was fitted.
         ledger: of the run and all its newcomers.
-        names: of the newcomers that were just asked.
+        names: of the newcomers in this call.
     """
     target = protocol.target_epsilon
     if target is None:
         return
-    asked = set(names) & set(ledger.names.values())  # the others released nothing
-    price = ledger.of(asked).price(protocol.delta)
+    # Names that are not in the ledger released nothing.
+    released = set(names) & set(ledger.names.values())
+    price = ledger.of(released).price(protocol.delta)
     if price.epsilon <= target or price.client is None:
         return
     name = ledger.names[price.client]
@@ -293,30 +344,35 @@ def warn_if_dear(protocol: ClusteringProtocol, ledger: Ledger, names: Sequence[s
 
 
 def check_newcomers(to: Sequence[int], ids: Sequence[int]) -> None:
-    """Raise UpdateError for newcomers `to` that did not reply.
+    """Raise UpdateError for newcomers that did not reply, which cannot be assigned to a cluster.
 
-    Nothing is known of them, so they are placed nowhere.
+    Args:
+        to: numbers of all newcomers.
+        ids: numbers of those that replied.
     """
     silent = [i for i in to if i not in ids]
     if silent:
-        raise UpdateError(
-            f"newcomer(s) {', '.join(map(str, silent[:5]))} do not reply: ask them again later"
-        )
+        few = ", ".join(map(str, silent[:5]))
+        raise UpdateError(f"newcomer(s) {few} do not reply: ask them again later")
 
 
 def check_offered(
     ids: Sequence[int], choices: Sequence[int], offered: Sequence[int]
 ) -> dict[int, int]:
-    """Return what each client chose, by its number.
+    """Return each client's choice, by its number.
+
+    Args:
+        ids: numbers of the clients that replied.
+        choices: their replies.
+        offered: the valid choices.
 
     Raises:
-        FrameError: a client chose what it was not offered.
+        FrameError: a client's choice was not offered.
     """
-    found = dict(zip(ids, choices, strict=True))
-    wrong = [i for i, choice in found.items() if choice not in offered]
-    if wrong:
-        raise FrameError(
-            f"client {wrong[0]} chose {found[wrong[0]]}, which it was not offered: its reply is "
-            "refused"
-        )
-    return found
+    choice_of = dict(zip(ids, choices, strict=True))
+    for i, choice in choice_of.items():
+        if choice not in offered:
+            raise FrameError(
+                f"client {i} chose {choice}, which it was not offered: its reply is refused"
+            )
+    return choice_of

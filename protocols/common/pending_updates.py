@@ -1,13 +1,13 @@
-"""Both ends of federated averaging by displacements, so that the server never needs a model.
+"""Both ends of federated averaging by model deltas, so that the server never needs a model.
 
-The client's end is `TrainingClient`, which holds θ, applies the averaged updates it is sent, trains
-and replies with its own. The server's end is `PendingUpdates`, which keeps every average until each
-client it is meant for has it; a client that missed rounds is sent what it lacks, and that counts as
-bytes.
+The client's end is `TrainingClient`, which holds θ, applies the averaged updates that it receives,
+trains, and sends its own update. The server's end is `PendingUpdates`, which stores every average
+until each client it is meant for has received it. A client that missed rounds receives all averages
+that it lacks, and these count as bytes.
 
-Averages are numbered. A reply may be lost after its request was carried out, a frame may come twice
-or late, and a server that was killed goes on from its checkpoint and asks again: a client counts
-what it has applied, so that no average moves its model twice.
+Averages are numbered. A reply may be lost after its request was carried out, a frame may arrive
+twice or late, and a server that was killed resumes from its checkpoint and calls again. Clients
+count the averages that they have applied, so that no average changes a model twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from securecluster.runtime.server_channel import ServerChannel
 
 @dataclass
 class RoundAverages:
-    """One round's averages: `table[row_of[i]]` is client i's, -1 where it has none."""
+    """Averages of one round; `table[row_of[i]]` is client i's, and -1 means that it has none."""
 
     step: int
     table: torch.Tensor  # (K, d)
@@ -35,16 +35,16 @@ class RoundAverages:
 
 @dataclass
 class PendingUpdates:
-    """Averages that some client still lacks.
+    """Queue of averages that some client still lacks.
 
-    Under fresh masks every round's average is kept apart, since the server cannot add averages of
-    different rounds; without a mask one row per cluster, its displacement since θ_0, replaces them
-    all.
+    Under fresh masks every round's average is stored separately, since the server cannot add
+    averages of different rounds. Without a mask, one row per cluster replaces them all: its
+    displacement since θ_0.
     """
 
     fresh: bool
     lacks: list[int]  # (m,) the number of the first post each client lacks
-    # (m,) the number of the first post that is not meant for it; NEVER where all are
+    # (m,) the number of the first post that is not meant for a client; NO_END where all are
     ends: list[int]
     posts: list[RoundAverages] = field(default_factory=list)
     first: int = 0  # the number of posts[0]
@@ -52,38 +52,60 @@ class PendingUpdates:
 
     @classmethod
     def start(cls, clients: int, fresh: bool) -> PendingUpdates:
-        """An empty outbox."""
+        """Return an empty queue.
+
+        Args:
+            clients: m.
+            fresh: updates have a fresh mask in each round.
+        """
         return cls(fresh, [0] * clients, [NO_END] * clients)
 
     @property
     def number(self) -> int:
-        """Averages posted so far."""
+        """Return the number of averages posted so far."""
         return self.first + len(self.posts)
 
     def post(self, step: int, means: torch.Tensor, labels: Sequence[int]) -> None:
-        """Add a round's averages (K, d), kept in main memory; `labels[i]` is client i's row."""
+        """Add a round's averages, which are stored in main memory.
+
+        Args:
+            step: the call whose mask the averages carry.
+            means: (K, d).
+            labels: (m,) each client's row of the means.
+        """
         means = means.cpu()
         if not self.fresh and self.posts:
-            before = self.posts[-1]
-            source = [before.row_of[list(labels).index(c)] for c in range(len(means))]
-            means = before.table[torch.as_tensor(source)] + means
+            previous = self.posts[-1]
+            # Clusters may have split since: each one continues the displacement of its members.
+            source = []
+            for c in range(len(means)):
+                member = list(labels).index(c)
+                source.append(previous.row_of[member])
+            means = previous.table[torch.as_tensor(source)] + means
             self.first += 1
             self.posts = []
         self.posts.append(RoundAverages(step, means, list(labels)))
 
     def displacement(self, client: int, width: int) -> torch.Tensor:
-        """Return all averages so far for a client as one row, where there is no mask.
+        """Return all averages so far for a client as one row, (d,), where there is no mask.
 
-        Before the first average it is zero, of `width` numbers.
+        Args:
+            client: its number.
+            width: d, for the zeros that are returned before the first average.
         """
         if not self.posts:
             return torch.zeros(width)
-        last = self.posts[-1]
-        return last.table[last.row_of[client]]
+        latest = self.posts[-1]
+        return latest.table[latest.row_of[client]]
 
     def message_for(self, to: Sequence[int]) -> AverageDeltas:
-        """Return the averages that each of `to` lacks."""
-        counts = Rows(torch.as_tensor([self.count(i) for i in to], dtype=torch.int64))
+        """Return a message with the averages that each recipient lacks.
+
+        Args:
+            to: numbers of the recipients.
+        """
+        counts_by_recipient = [self.count(i) for i in to]
+        counts = Rows(torch.as_tensor(counts_by_recipient, dtype=torch.int64))
         if not self.posts:
             no_picks = ((),) * len(to)
             no_means = Picks(torch.zeros(0, 0), no_picks)
@@ -105,9 +127,14 @@ class PendingUpdates:
     def count(self, client: int) -> int:
         """Return how many averages have been posted that are meant for a client.
 
-        For a newcomer, whom none is meant for, it is 0.
+        It is 0 for a newcomer, for which no average is meant.
+
+        Args:
+            client: its number.
         """
-        return min(self.number, self.ends[client]) if client < len(self.ends) else 0
+        if client >= len(self.ends):
+            return 0
+        return min(self.number, self.ends[client])
 
     def _missing_rows(self, client: int) -> tuple[int, ...]:
         """Return the rows of the stacked averages that a client lacks, oldest first."""
@@ -115,43 +142,65 @@ class PendingUpdates:
         rows = []
         offset = 0
         for n, post in enumerate(self.posts):
-            # A displacement since θ_0 replaces earlier ones: of a client that has left, its
-            # cluster's has not changed since.
-            number = self.first + n if self.fresh else latest
+            # A displacement since θ_0 replaces earlier ones. For a client that no longer receives
+            # averages, that of its cluster has not changed since.
+            number = latest
+            if self.fresh:
+                number = self.first + n
             if self.lacks[client] <= number < self.ends[client]:
                 rows.append(offset + post.row_of[client])
             offset += len(post.table)
         return tuple(rows)
 
     def acknowledge(self, ids: Sequence[int]) -> None:
-        """Note that these clients replied, so that they have everything posted so far.
+        """Mark all queued averages as received by these clients.
 
-        What nobody lacks is dropped.
+        Averages that every client has received are dropped.
+
+        Args:
+            ids: numbers of the clients that replied.
         """
         for i in ids:
-            self.lacks[i] = max(self.lacks[i], self.count(i))
+            received = self.count(i)
+            self.lacks[i] = max(self.lacks[i], received)
         if not self.fresh:
             return
-        first_missing = [n for n, end in zip(self.lacks, self.ends, strict=True) if n < end]
+        # Clients that received all averages meant for them need no older ones.
+        first_missing = []
+        for lacked, end in zip(self.lacks, self.ends, strict=True):
+            if lacked < end:
+                first_missing.append(lacked)
         oldest = min(first_missing, default=NO_END)
         while self.posts and oldest > self.first:
             self.posts.pop(0)
             self.first += 1
 
     def unsubscribe(self, ids: Sequence[int]) -> None:
-        """These clients go on alone: nothing posted later is meant for them."""
+        """Remove clients from the recipients of all later averages.
+
+        Args:
+            ids: numbers of the clients.
+        """
         for i in ids:
             self.ends[i] = min(self.ends[i], self.number)
 
     def lagging_clients(self) -> list[int]:
-        """The clients that lack some average."""
-        return [i for i, lacked in enumerate(self.lacks) if lacked < self.count(i)]
+        """Return the clients that lack some average."""
+        lagging = []
+        for i, lacked in enumerate(self.lacks):
+            if lacked < self.count(i):
+                lagging.append(i)
+        return lagging
 
 
 def flush(net: ServerChannel, run: Run, state: Any, tries: int = 5) -> None:
-    """Bring the last averages to everyone.
+    """Send the last averages to all clients.
 
-    Whoever does not reply is asked again, a few times, and then stays behind by name.
+    Clients that do not reply are called again, and in the end remain in `lagging_clients`.
+
+    Args:
+        state: of the server's loop, with the queue as its `outbox`.
+        tries: number of calls.
     """
 
     def send() -> PendingUpdates:
@@ -170,11 +219,17 @@ def flush(net: ServerChannel, run: Run, state: Any, tries: int = 5) -> None:
 def request_model(
     net: ServerChannel, outbox: PendingUpdates, members: Sequence[int], width: int
 ) -> ModelDelta:
-    """A cluster's model; where no member that has it replies, none.
+    """Return a cluster's model as the displacement from θ_0.
 
-    Without a mask the server knows its displacement (zero of `width` numbers before the first
-    average); under fresh masks, whose averages it cannot add, a member posts it: one that lacks no
-    average.
+    Without a mask the server knows it. Fresh masks hide it, since the server cannot add averages of
+    different rounds: then a member that lacks no average uploads it.
+
+    Args:
+        members: the cluster's clients, which are called one by one until one replies.
+        width: d, for the zeros that are returned before the first average.
+
+    Returns:
+        An empty displacement where no member with the current model replies.
     """
     if not outbox.fresh:
         return ModelDelta(outbox.displacement(members[0], width))
@@ -184,5 +239,6 @@ def request_model(
             continue
         replies = net.post(UpdateClient.post, Empty(), to=[i])
         if replies.ids:
-            return ModelDelta(replies.rows.delta.values[0].cpu(), replies.step)
+            displacement = replies.rows.delta.values[0].cpu()
+            return ModelDelta(displacement, replies.step)
     return ModelDelta()

@@ -1,4 +1,4 @@
-"""Sampling of the clients that are asked in a round."""
+"""Sampling of the clients that take part in a round."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from collections.abc import Sequence
 
 from securecluster.runtime.server_channel import ServerChannel
 
-TRIES = 5  # calls of clients that do not reply, where every reply is needed
+# Calls of a client that does not reply, where every reply is needed.
+TRIES = 5
 
 
 def sample_clients(
     net: ServerChannel, members: Sequence[int], share: float, *path: int, minimum: int = 1
 ) -> list[int]:
-    """A random share of some clients, `minimum` or more where there are as many, in order."""
-    count = min(len(members), max(minimum, round(share * len(members))))
-    if count == len(members):
+    """Return a random share of some clients, in order.
+
+    Args:
+        members: the clients to sample from.
+        share: the fraction that is sampled, in (0, 1].
+        path: names the random draw, such as by round and cluster.
+        minimum: the smallest number that is sampled, where there are as many members.
+    """
+    rounded = round(share * len(members))
+    count = min(len(members), max(minimum, rounded))
+    if count == len(members):  # no random draw is needed
         return list(members)
-    return sorted(
-        int(i)
-        for i in net.randomness.generator("server", "invite", *path).choice(
-            members, count, replace=False
-        )
-    )
+    generator = net.randomness.generator("server", "invite", *path)
+    sampled = generator.choice(members, count, replace=False)
+    return sorted(int(i) for i in sampled)

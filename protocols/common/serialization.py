@@ -1,4 +1,4 @@
-"""What a fitted protocol keeps, and its way to a folder and back, without pickle."""
+"""Saving and loading of fitted protocols, without pickle."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound="ClusteringProtocol")
 SCHEMA = 6
-LEARNED, SERVER, CLIENTS = "learned.safetensors", "server.safetensors", "clients.safetensors"
-MODELS, START = "models.safetensors", "start.safetensors"
-# among what clients remember: the clusters' models (k, d), where no client's own is one of them
-SHARED = "shared"
+LEARNED = "learned.safetensors"
+SERVER = "server.safetensors"
+CLIENTS = "clients.safetensors"
+MODELS = "models.safetensors"
+START = "start.safetensors"  # initial weights of a module of the user's own
 ALWAYS = [CLIENTS, LEARNED, MODELS, SERVER]
+# In the clients' extra state: the clusters' models (k, d), where no client's own is one of them.
+SHARED = "shared"
 
 
 @dataclass
 class FittedSummary:
-    """What was learned and may be shown."""
+    """Part of the result that may be published."""
 
     schema: int
     protocol: str
     params: dict[str, Any]
-    config: dict[str, Any]  # that clients and server of the run agreed on
+    config: dict[str, Any]  # what clients and server of the run agreed on
     settings: Settings
     names: list[str]
     labels: list[int]
@@ -54,67 +57,75 @@ class FittedSummary:
 
 @dataclass
 class FittedState:
-    """All that a fitted protocol keeps."""
+    """Complete state of a fitted protocol."""
 
     learned: FittedSummary
     server: bytes  # the server's final state, packed
-    clients: ClientState  # models and secrets, for the owner's eyes only
+    clients: ClientState  # models and secrets, which must stay private
 
 
 def save(protocol: ClusteringProtocol, folder: Path) -> None:
-    """Write a fitted protocol; the manifest comes last and means that the folder is whole.
+    """Write a fitted protocol to a folder.
+
+    The manifest is written last: a folder that has one is complete.
+
+    Args:
+        protocol: as it was fitted.
+        folder: created if it does not exist.
 
     Raises:
-        UsageError: the folder holds releases of newcomers that the protocol's ledger lacks.
+        UsageError: the folder has releases of newcomers that the protocol's ledger lacks.
     """
     from safetensors.torch import save as encode
 
-    kept = protocol.kept_
+    fitted = protocol.kept_
     _check_newcomers(protocol, folder)
     atomic_files.make_folder(folder)
     for name in (manifest.NAME, LEARNED, START):
         atomic_files.remove(folder / name)
     meta = {
-        "labels": json.dumps(kept.learned.labels),
+        "labels": json.dumps(fitted.learned.labels),
         "unshared": json.dumps(protocol.unshared_labels_),
-        "model": json.dumps(kept.learned.params["model"]),
+        "model": json.dumps(fitted.learned.params["model"]),
     }
-    tensors = _shared_tensors(protocol)
-    atomic_files.write_atomic(
-        folder / MODELS, encode(tensors, {"securecluster": json.dumps(meta, sort_keys=True)})
-    )
-    atomic_files.write_atomic(folder / SERVER, kept.server)
-    atomic_files.write_atomic(folder / CLIENTS, pack(kept.clients), 0o600)
+    header = {"securecluster": json.dumps(meta, sort_keys=True)}
+    atomic_files.write_atomic(folder / MODELS, encode(_shared_tensors(protocol), header))
+    atomic_files.write_atomic(folder / SERVER, fitted.server)
+    atomic_files.write_atomic(folder / CLIENTS, pack(fitted.clients), 0o600)  # the owner only
+    written = list(ALWAYS)
     if not isinstance(protocol.model, str):
-        atomic_files.write_atomic(
-            folder / START, encode({n: t.contiguous() for n, t in protocol.start_.items()})
-        )
-    learned = pack(kept.learned)  # with what newcomers released, as the ledger has it
-    # before the file that had it is removed
-    atomic_files.write_atomic(folder / LEARNED, learned, durable=True)
+        start = {name: tensor.contiguous() for name, tensor in protocol.start_.items()}
+        atomic_files.write_atomic(folder / START, encode(start))
+        written.append(START)
+    # The saved ledger contains the releases of newcomers, so it must be on the disk before the
+    # file that contained them is removed.
+    atomic_files.write_atomic(folder / LEARNED, pack(fitted.learned), durable=True)
     atomic_files.remove(folder / newcomers.NAME)
-    written = [*ALWAYS, START] if (folder / START).exists() else ALWAYS
     manifest.write(folder, written)
 
 
 def _check_newcomers(protocol: ClusteringProtocol, folder: Path) -> None:
-    """Refuse a folder whose releases of newcomers would be forgotten, were its files replaced."""
-    ledger, clients = protocol.ledger_, protocol.kept_.learned.config["clients"]
-    advice = "load the protocol from there before it is saved there, or save to another folder"
-    lacking = newcomers.NewcomerRecord(folder, clients).lacking(ledger)
-    if not lacking and (folder / manifest.NAME).is_file() and (folder / LEARNED).is_file():
+    """Raise UsageError if saving to the folder would delete records of newcomers' releases."""
+    ledger = protocol.ledger_
+    clients = protocol.kept_.learned.config["clients"]
+    record = newcomers.NewcomerRecord(folder, clients)
+    lacking = record.lacking(ledger)
+    has_manifest = (folder / manifest.NAME).is_file()
+    has_result = (folder / LEARNED).is_file()
+    if not lacking and has_manifest and has_result:
         try:
-            there = _read_learned(folder)
+            saved = _read_learned(folder)
         except RunFolderError as error:
             raise UsageError(
                 f"{folder} holds a ledger that cannot be read, and would be lost: save to another "
                 "folder"
             ) from error
-        released = newcomers.newcomers_of(there.network.ledger, there.config["clients"])
+        released = newcomers.newcomers_of(saved.network.ledger, saved.config["clients"])
         lacking = bool(released - newcomers.newcomers_of(ledger, clients))
     if lacking:
         raise UsageError(
-            f"{folder} holds releases of newcomers that this protocol's ledger lacks: {advice}"
+            f"{folder} holds releases of newcomers that this protocol's ledger lacks: load the "
+            "protocol from there before it is saved there, or save to another folder"
         )
 
 
@@ -132,35 +143,45 @@ def _shared_tensors(protocol: ClusteringProtocol) -> dict[str, torch.Tensor]:
 
 
 def read_kept(folder: Path) -> FittedState:
-    """Return what the fitted protocol of a folder keeps, after a check of all its files.
+    """Return the state of the fitted protocol in a folder, after a check of all its files.
+
+    Args:
+        folder: one that `save` wrote, or that of a finished run.
 
     Raises:
-        RunFolderError: nothing to load there, or a file is missing or differs from what was
-            written.
+        RunFolderError: the folder has no fitted protocol, or a file is missing or differs from what
+            was written.
     """
     try:
-        empty = not (folder / LEARNED).is_file() and not (folder / manifest.NAME).is_file()
+        has_result = (folder / LEARNED).is_file()
+        has_manifest = (folder / manifest.NAME).is_file()
     except OSError as error:
         raise RunFolderError(f"cannot read {folder} ({error.strerror}): check the path") from None
-    if empty:
+    # With one of them the folder is damaged, which is found below.
+    if not has_result and not has_manifest:
         raise RunFolderError(
             f"{folder} holds no fitted protocol (no {LEARNED}): give the folder that save wrote, "
             "or a finished run's"
         )
     marks = manifest.read(folder)
     manifest.check(folder, marks, [MODELS])
-    data = {name: manifest.checked(folder, name, marks) for name in (LEARNED, SERVER, CLIENTS)}
-    learned = unpack(data[LEARNED], FittedSummary)
+    learned_data = manifest.checked(folder, LEARNED, marks)
+    server_data = manifest.checked(folder, SERVER, marks)
+    clients_data = manifest.checked(folder, CLIENTS, marks)
+    learned = unpack(learned_data, FittedSummary)
     if learned.schema != SCHEMA:
         raise RunFolderError(
             f"{folder} was saved in schema {learned.schema}, this version reads {SCHEMA}: use the "
             "version that saved it"
         )
-    return FittedState(learned, data[SERVER], unpack(data[CLIENTS], ClientState))
+    return FittedState(learned, server_data, unpack(clients_data, ClientState))
 
 
 def read_ledger(folder: Path) -> Ledger:
-    """Return the ledger of the fitted protocol of a folder, after a check of its file.
+    """Return the ledger of the fitted protocol in a folder, after a check of its file.
+
+    Args:
+        folder: one that `save` wrote, or that of a finished run.
 
     Raises:
         RunFolderError: the file is missing or differs from what was written.
@@ -173,47 +194,75 @@ def _read_learned(folder: Path) -> FittedSummary:
     return unpack(data, FittedSummary)
 
 
-def load(kind: type[P], folder: Path, model: Any, own: dict[str, Any]) -> P:
+def load(cls: type[P], folder: Path, model: Any, objects: dict[str, Any]) -> P:
     """Return the fitted protocol of a folder.
 
-    `own` are hyper-parameters that are no names or numbers, whose code is not saved.
+    Args:
+        cls: its `name` must be that of the saved protocol.
+        folder: one that `save` wrote, or that of a finished run.
+        model: the module, where the run trained one of the user's own.
+        objects: other hyper-parameters that are objects of the user's own, whose code is not saved.
+
+    Raises:
+        UsageError: another protocol's folder, or other objects than the run used.
+        RunFolderError: no fitted protocol, or one with other hyper-parameters.
     """
-    kept = read_kept(folder)
-    learned = kept.learned
-    if learned.protocol != kind.name:
+    fitted = read_kept(folder)
+    learned = fitted.learned
+    if learned.protocol != cls.name:
         raise UsageError(
-            f"{folder} holds the protocol {learned.protocol!r}, not {kind.name!r}: load it with "
+            f"{folder} holds the protocol {learned.protocol!r}, not {cls.name!r}: load it with "
             "that protocol's class"
         )
-    names = {f.name for f in dataclasses.fields(kind)}
+    names = {f.name for f in dataclasses.fields(cls)}
     if set(learned.params) != names:
         raise RunFolderError(
-            f"{folder} was saved with other hyper-parameters than {kind.__name__} has: use the "
+            f"{folder} was saved with other hyper-parameters than {cls.__name__} has: use the "
             "version that saved it"
         )
-    needed = {
-        name for name, value in learned.params.items() if isinstance(value, dict) and "own" in value
-    }
-    if set(own) != needed:
-        wanted = (
-            f"load it with {', '.join(f'{name}=…' for name in sorted(needed))}"
-            if needed
-            else "leave out all but the model"
-        )
-        raise UsageError(
-            f"objects of your own are not saved in {folder}, only that they were used: {wanted}"
-        )
-    found = kind(
-        **{**learned.params, **own, "model": _model(folder, learned.params["model"], model)}
+    _check_own_objects(folder, learned.params, objects)
+    module = _model(folder, learned.params["model"], model)
+    protocol = cls(**{**learned.params, **objects, "model": module})
+    protocol._restore_fitted(fitted)
+    return protocol
+
+
+def _check_own_objects(folder: Path, params: dict[str, Any], objects: dict[str, Any]) -> None:
+    """Raise UsageError unless the user's own objects are those that the run used, by name.
+
+    Args:
+        folder: of the fitted protocol.
+        params: its hyper-parameters as they were saved.
+        objects: by name.
+    """
+    needed = set()
+    for name, value in params.items():
+        if isinstance(value, dict) and "own" in value:
+            needed.add(name)
+    if set(objects) == needed:
+        return
+    advice = "leave out all but the model"
+    if needed:
+        arguments = ", ".join(f"{name}=…" for name in sorted(needed))
+        advice = f"load it with {arguments}"
+    raise UsageError(
+        f"objects of your own are not saved in {folder}, only that they were used: {advice}"
     )
-    found._restore_fitted(kept)
-    return found
 
 
-def _model(folder: Path, saved: Any, given: Any) -> Any:
-    """The saved model's name, or the given module with the weights that the run started from."""
+def _model(folder: Path, saved: Any, module: Any) -> Any:
+    """Return a network's name, or a copy of the module with the weights that the run started from.
+
+    Args:
+        folder: of the fitted protocol.
+        saved: the hyper-parameter `model` as it was saved: a name, or a module's description.
+        module: the user's module, or None.
+
+    Raises:
+        UsageError: a module that the run did not train, or none where it trained one.
+    """
     if isinstance(saved, str):
-        if given is not None:
+        if module is not None:
             raise UsageError(
                 f"{folder} was trained with the network {saved!r}, which needs no module: leave "
                 "the model out"
@@ -226,21 +275,22 @@ def _model(folder: Path, saved: Any, given: Any) -> Any:
 
     from securecluster.models.validation import describe
 
-    if given is None:
+    if module is None:
         raise UsageError(
             f"{folder} was trained with a module of your own, whose code is not saved: load it "
             "with model=your module"
         )
-    module = copy.deepcopy(given)
+    restored = copy.deepcopy(module)
+    fits = True
     try:
         start = manifest.checked(folder, START, manifest.read(folder))
-        # `describe` compares all, extra state too
-        module.load_state_dict(decode(start), strict=False)
+        # Not strict: the comparison below covers all tensors, extra state too.
+        restored.load_state_dict(decode(start), strict=False)
     except (RuntimeError, AttributeError, SafetensorError):
-        module = None
-    if module is None or describe(module) != saved:
+        fits = False
+    if not fits or describe(restored) != saved:
         raise UsageError(
             f"the given module is not the one {folder} was trained with: its layers or shapes "
             "differ"
         )
-    return module
+    return restored

@@ -1,9 +1,9 @@
-"""Both ends of averaging several models at once.
+"""The clients of IFCA, which average several models at once.
 
-Each client takes the one of them that fits its own samples best. The client's end is an
-`IFCAClient`, which holds k models for each start that is still of use, and tells which of them it
-takes. The server's end is a `Restart`, which keeps `PendingUpdates` for each of its k models, since
-under fresh masks a client must be sent the averages of all of them that it lacks.
+Each client chooses the model that fits its own samples best. An `IFCAClient` holds k models for
+each start that is still in use, and sends its choice. The server's counterpart is `Restart`, which
+has a queue of averages for each of its k models: under fresh masks, a client must receive all
+averages of all models.
 """
 
 from __future__ import annotations
@@ -41,23 +41,27 @@ AVERAGES = Upto("moved", "ifca_averages")  # averages of all models in one frame
 class ModelAverages:
     """Server to client: the averages of each of the k models that it lacks, oldest first."""
 
-    means: Annotated[Picks, Real((AVERAGES, "dimension"), sent="delta")]  # (r, d) as in `Means`
-    steps: Annotated[Picks, Whole((AVERAGES,), maximum="steps")]  # (r,) int64, as in `Means`
+    means: Annotated[
+        Picks,
+        Real((AVERAGES, "dimension"), sent="delta"),
+    ]  # (r, d)
+    # (r,) int64, the call whose updates each row averages: it names the mask
+    steps: Annotated[Picks, Whole((AVERAGES,), maximum="steps")]
     # (r,) int64, the model that each average moves
     models: Annotated[Picks, Whole((AVERAGES,), below="models")]
     k: Annotated[int, Exactly("models")]
-    # whose models; the first ones follow from the public configuration
+    # the start of these models; their initial weights follow from the public configuration
     start: Annotated[int, Between(below="starts")]
-    # another start whose models are still of use, or the same
+    # another start whose models are still in use, or the same
     best: Annotated[int, Between(below="starts")]
-    absolute: bool  # one row a model at most, its whole displacement
-    # (b, k) int64, as in `Means`, of each model
+    absolute: bool  # one row a model at most: its delta since the start began
+    # (b, k) int64, the averages of each model that a client will have applied in all
     count: Annotated[Rows, Whole(("models",), maximum="averages")]
 
 
 @dataclass(frozen=True, eq=False)
 class ModelRequest:
-    """Server to client: the model it is to show."""
+    """Server to client: the model to send."""
 
     model: Annotated[Rows, Whole(below="models")]  # (b,) int64
     start: Annotated[int, Between(below="starts")]
@@ -65,137 +69,212 @@ class ModelRequest:
 
 @dataclass(frozen=True, eq=False)
 class LowestLoss:
-    """Client to server: how well the best of the models fits."""
+    """Client to server: the training loss of the client's best model."""
 
-    # (b,) |D_i| times the least mean loss, float64, nats; without sizes the least mean loss
+    # (b,) |D_i| times the lowest mean loss, float64, nats; without sizes the lowest mean loss
     loss: Annotated[Rows, Real()]
     # (b,) |D_i|, only where means are over samples
-    size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)]
+    size: Annotated[
+        Rows | None,
+        Real(low=0, maximum=MOST_SAMPLES),
+    ]
 
 
-ModelSet = list[UpdateClient]  # k models, each as all clients of a cohort have it
+ModelSet = list[UpdateClient]  # the k models of a start, each as all clients of a cohort hold it
 
 
 class IFCAClient(TrainingClient):
-    """Clients that take the best of k models (Ghosh et al. 2020, Algorithm 1, lines 5–8)."""
+    """Clients that choose the best of k models (Ghosh et al. 2020, Algorithm 1, lines 5 to 8).
+
+    Args:
+        cohort: the clients' data and local training.
+        training: local training between two averages.
+        pipeline: the stages between a client's update and the wire.
+        weighted: whether averages are weighted by |D_i|.
+    """
 
     def __init__(
         self, cohort: LocalTrainer, training: LocalTraining, pipeline: Pipeline, weighted: bool
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self.model_sets: dict[int, ModelSet] = {}  # by start
-        # by position: the start and the model it took last, and in which call
+        # by position: start and model of the last choice, and its call
         self._chosen: dict[int, tuple[int, int, int]] = {}
-        # by position: the last call that brought it averages, and of which start
+        # by position: the last call that contained averages, and their start
         self._last_call: dict[int, tuple[int, int]] = {}
 
     @answers(GATHER)
     def choose(self, context: CallContext, query: ModelAverages) -> ModelChoice:
-        """The model with the lowest loss on all training samples, where the run adds noise to
-        losses the lowest noisy one; of equal ones the first.
+        """Return the model with the lowest loss on all training samples.
+
+        It is the lowest noisy loss where the run adds noise, and the first of equal ones.
+
+        Raises:
+            PolicyError: the request is late, and is about a start or averages before the current
+                ones.
         """
-        return self._take(
-            context, query.start, self._released("choose", context, self._losses(context, query))
-        )
+        exact = self._losses(context, query)
+        losses = self._released("choose", context, exact)
+        return self._take(context, query.start, losses)
 
     @answers(GATHER)
     def join(self, context: CallContext, query: ModelAverages) -> ModelChoice:
-        """A newcomer's choice, among the models that the query moves (ours)."""
+        """Return a newcomer's choice among the models of the query (not in the paper).
+
+        Raises:
+            PolicyError: the query contains no models.
+        """
         offered = sorted(set(query.models.table.tolist()))
         if not offered:
             raise PolicyError("join brings models to choose from: without one there is no choice")
+        exact = self._losses(context, query)
         losses = np.full((len(context.positions), query.k), math.inf)
         losses[:, offered] = self._released(
-            "join", context, self._losses(context, query)[:, offered]
+            "join",
+            context,
+            exact[:, offered],
         )
         return self._take(context, query.start, losses)
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, context: CallContext, query: Empty) -> Update:
-        """n_i·Δ_i and n_i, from the model just chosen; a cluster of one is allowed, as printed.
-        Clipped, updates count the same.
+        """Return n_i·Δ_i and n_i, from the model just chosen.
+
+        Clipped updates are not weighted. A cluster of one is allowed, as in the paper.
+
+        Raises:
+            PolicyError: a client has not chosen a model, or has gone on since.
         """
         self._check_chosen(context)
+        # clients of one call may have chosen different models, which train in one batch
         picks = []
         for k in context.positions:
             start, j, _ = self._chosen[k]
             picks.append((self.model_sets[start][j].models, k))
         models = _selected_rows(picks)
-        room = self._pipeline.room(self.cohort.model.dimension)
-        sizes = None if self._pipeline.clips else [self.cohort.sizes[k] for k in context.positions]
+        # clipped updates count the same, so the numbers of samples stay at the clients
+        weighted = not self._pipeline.clips
+        sizes = None
+        if weighted:
+            sizes = [self.cohort.sizes[k] for k in context.positions]
         delta = self.cohort.train(
-            models, context.positions, self.training, context.step, room, sizes
+            models,
+            context.positions,
+            self.training,
+            context.step,
+            self._pipeline.room(self.cohort.model.dimension),
+            sizes,
         )
-        return Update(Rows(delta), None if sizes is None else self._sizes(context))
+        return Update(Rows(delta), self._sizes(context) if weighted else None)
 
     @answers(SUM, unmasked=("loss", "size"))
     def lowest_loss(self, context: CallContext, query: ModelAverages) -> LowestLoss:
-        """n_i times the lowest loss, and n_i: what a start is judged by. Where updates are clipped,
-        losses count the same, too.
+        """Return n_i times the lowest loss, and n_i, by which starts are compared.
 
-        The least of k means moves by no more than each of them does, so its noise is that of a
-        single one (ours).
+        Where updates are clipped, losses are not weighted either.
         """
         lowest = self._losses(context, query).min(1, keepdims=True)
-        means = self._released("least", context, lowest)[:, 0]
+        # The minimum of k means moves by no more than each of them does, so its noise is that of a
+        # single mean (not in the paper).
+        means = self._released(
+            "least",
+            context,
+            lowest,
+        )[:, 0]
         if self._pipeline.clips:
             return LowestLoss(Rows(torch.as_tensor(means)), None)
-        sums = means * np.array([self.cohort.sizes[k] for k in context.positions])
-        return LowestLoss(Rows(torch.as_tensor(sums)), self._sizes(context))
+        sizes = np.array([self.cohort.sizes[k] for k in context.positions])
+        return LowestLoss(Rows(torch.as_tensor(means * sizes)), self._sizes(context))
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def send_model(self, context: CallContext, query: ModelRequest) -> Update:
-        """How far a model has moved since its start began, masked on the way out: so it reaches
-        newcomers (ours).
+        """Return a model's delta since its start began, which newcomers receive.
+
+        It is masked on the way out (not in the paper).
         """
         requested = query.model.values.tolist()
-        # a client that was never asked has no models of this start yet
-        models = self.model_sets.get(query.start) or self._first(query.start, 1 + max(requested))
+        models = self.model_sets.get(query.start)
+        if not models:
+            # a client that was never asked has no models of this start yet
+            models = self._first(query.start, 1 + max(requested))
         deltas = []
-        for j, i, k in zip(requested, context.ids, context.positions, strict=True):
-            alone = CallContext((i,), (k,), context.round, context.step)
-            deltas.append(models[j].post(alone, Empty()).delta.values)
+        for j, i, k in zip(
+            requested,
+            context.ids,
+            context.positions,
+            strict=True,
+        ):
+            single = CallContext(
+                (i,),
+                (k,),
+                context.round,
+                context.step,
+            )
+            reply = models[j].post(single, Empty())
+            deltas.append(reply.delta.values)
         return Update(Rows(torch.cat(deltas)), None)
 
-    def taken(self, query: ModelAverages, at: Sequence[int], choice: Sequence[int]) -> Rows:
-        """Everyone's model, `choice[i]` client i's, where those at positions `at` have what the
-        query brings them.
+    def taken(self, query: ModelAverages, positions: Sequence[int], choice: Sequence[int]) -> Rows:
+        """Return every client's chosen model after the query's averages; nothing is stored.
+
+        Args:
+            query: the averages.
+            positions: of the clients that receive them.
+            choice: (m,) the model of each client.
         """
-        models = self.model_sets.get(query.start) or self._first(query.start, query.k)
+        models = self.model_sets.get(query.start)
+        if not models:
+            models = self._first(query.start, query.k)
         advanced = []
         for model, averages in zip(models, _averages_by_model(query), strict=True):
-            advanced.append(model.advanced(at, averages))
+            advanced.append(model.advanced(positions, averages))
         return _selected_rows([(advanced[j], k) for k, j in enumerate(choice)])
 
-    def _take(self, context: CallContext, start: int, losses: NDArray[np.float64]) -> ModelChoice:
+    def _take(
+        self,
+        context: CallContext,
+        start: int,
+        losses: NDArray[np.float64],
+    ) -> ModelChoice:
+        """Store and return the models of lowest loss.
+
+        Args:
+            context: the clients.
+            start: the start of the models.
+            losses: (b, k) as released.
+        """
         best = losses.argmin(1)
-        for k, j in zip(context.positions, best.tolist(), strict=True):
+        for k, model in zip(
+            context.positions,
+            best.tolist(),
+            strict=True,
+        ):
+            # a late request does not replace a later choice
             if k not in self._chosen or context.step >= self._chosen[k][2]:
-                self._chosen[k] = (start, j, context.step)
+                self._chosen[k] = (start, model, context.step)
         return ModelChoice(Rows(torch.as_tensor(best)))
 
     def _check_chosen(self, context: CallContext) -> None:
-        """Raise PolicyError for clients that have not chosen, or have gone on since: the server
-        asks for what they chose in this round.
+        """Raise PolicyError for clients that have not chosen, or have gone on since.
+
+        The server asks for the model that they chose in this round.
         """
-        if not all(
-            k in self._chosen and self._chosen[k][0] in self.model_sets for k in context.positions
-        ):
-            raise PolicyError(
-                "choose comes first: a client contributes to the model that it has chosen"
-            )
-        late = [
-            i
-            for i, k in zip(context.ids, context.positions, strict=True)
-            if context.step < max(self._last_call[k][0], self._chosen[k][2])
-        ]
+        for k in context.positions:
+            if k not in self._chosen or self._chosen[k][0] not in self.model_sets:
+                raise PolicyError(
+                    "choose comes first: a client contributes to the model that it has chosen"
+                )
+        late = []
+        for i, k in zip(context.ids, context.positions, strict=True):
+            last_averages, _ = self._last_call[k]
+            _, _, last_choice = self._chosen[k]
+            if context.step < max(last_averages, last_choice):
+                late.append(i)
         if late:
             raise late_request_error(late)
 
     def _check_start(self, context: CallContext, query: ModelAverages) -> None:
-        """Raise PolicyError for a late request about a start that clients have left: its models are
-        gone.
-        """
+        """Raise PolicyError for a late request about an earlier start, whose models are dropped."""
         late = []
         for i, k in zip(context.ids, context.positions, strict=True):
             step, start = self._last_call.get(k, (0, query.start))
@@ -205,8 +284,10 @@ class IFCAClient(TrainingClient):
             raise late_request_error(late)
 
     def _losses(self, context: CallContext, query: ModelAverages) -> NDArray[np.float64]:
-        """F_i(θ_j) of each model for each client that is asked, (b, k), after it has what the query
-        brings; inf where it is none.
+        """Apply the query's averages, and return F_i(θ_j) of each client and model.
+
+        Returns:
+            (b, k) in nats; inf for a loss that is not finite.
         """
         self._check_start(context, query)
         models = self._open_start(query)
@@ -215,19 +296,32 @@ class IFCAClient(TrainingClient):
         for k in context.positions:
             last = self._last_call.get(k, (0, query.start))
             self._last_call[k] = max((context.step, query.start), last)
+
         clip = loss_clip(self._pipeline.guard)
         columns = []
         for model in models:
+            rows = model.models.select(context.positions)
             columns.append(
-                self.cohort.loss(model.models.select(context.positions), context.positions, clip)
+                self.cohort.loss(
+                    rows,
+                    context.positions,
+                    clip,
+                )
             )
-        return np.nan_to_num(np.stack(columns, 1), nan=math.inf, posinf=math.inf)
+        return np.nan_to_num(
+            np.stack(columns, 1),
+            nan=math.inf,
+            posinf=math.inf,
+        )
 
     def _open_start(self, query: ModelAverages) -> ModelSet:
-        """Return the models of the query's start, and drop those of starts out of use."""
-        in_use = (query.start, query.best)
-        model_sets = {start: models for start, models in self.model_sets.items() if start in in_use}
+        """Return the models of the query's start, and drop those of starts no longer in use."""
+        model_sets = {}
+        for start, models in self.model_sets.items():
+            if start in (query.start, query.best):
+                model_sets[start] = models
         if query.start not in model_sets:
+            # never received: every client draws the initial models from the seed
             model_sets = {query.start: self._first(query.start, query.k), **model_sets}
         self.model_sets = model_sets
         return model_sets[query.start]
@@ -235,26 +329,51 @@ class IFCAClient(TrainingClient):
     def _released(
         self, purpose: str, context: CallContext, losses: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Losses (b, k) as they may leave."""
+        """Return losses as they may leave their clients.
+
+        Args:
+            purpose: names the draw of the noise.
+            context: the clients.
+            losses: (b, k) mean losses in nats.
+        """
         sizes = [self.cohort.sizes[k] for k in context.positions]
-        return noised(self._pipeline.guard, purpose, context.ids, context.step, losses, sizes)
+        return noised(
+            self._pipeline.guard,
+            purpose,
+            context.ids,
+            context.step,
+            losses,
+            sizes,
+        )
 
     def _first(self, start: int, k: int) -> ModelSet:
-        """Return the models a start begins with.
+        """Return the initial models of a start.
 
-        θ_0 is the first of all, and the others are drawn as it was.
+        The first model of all is θ_0; the others are drawn from the same distribution.
+
+        Args:
+            start: the start's number.
+            k: number of models.
         """
         models = []
         for j in range(k):
-            is_first = start == 0 and j == 0
-            theta = self.cohort.start if is_first else self.cohort.drawn("start", start, j)
+            if start == 0 and j == 0:
+                theta = self.cohort.start
+            else:
+                theta = self.cohort.drawn("start", start, j)
             models.append(
-                UpdateClient(self.cohort, self.training, self._pipeline, self._weighted, theta)
+                UpdateClient(
+                    self.cohort,
+                    self.training,
+                    self._pipeline,
+                    self._weighted,
+                    theta,
+                )
             )
         return models
 
     def state(self, secrets: Secrets) -> ClientState:
-        """For a checkpoint."""
+        """Return the clients' state for a checkpoint."""
         models = [model.models for model in self._all_models()]
         if not models:
             return super().state(secrets)
@@ -265,52 +384,85 @@ class IFCAClient(TrainingClient):
             index += [offset + row for row in rows.index]
             offset += len(rows.table)
         table = torch.cat([rows.table for rows in models])
-        return ClientState(table, index, secrets, list(self.model_sets), self.memory())
+        return ClientState(
+            table,
+            index,
+            secrets,
+            list(self.model_sets),
+            self.memory(),
+        )
 
     def _all_models(self) -> list[UpdateClient]:
-        """Return the k models of every start that is held, start by start."""
+        """Return the k models of every start in use, start by start."""
         return list(chain.from_iterable(self.model_sets.values()))
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add the averages that each model has had, and each client's last choice and call."""
-        had = [model.memory()["had"] for model in self._all_models()]
+        """Add the counts of averages by model, and each client's last choice and call."""
+        counts = [model.memory()["had"] for model in self._all_models()]
+        applied = torch.zeros(0, 0, dtype=torch.int64)
+        if counts:
+            applied = torch.stack(counts)
         chosen = [(k, *choice) for k, choice in self._chosen.items()]
         calls = [(k, *last) for k, last in self._last_call.items()]
         return {
             **super().memory(),
-            "model_sets": torch.stack(had) if had else torch.zeros(0, 0, dtype=torch.int64),
+            "model_sets": applied,
             "chosen": torch.tensor(chosen, dtype=torch.int64).view(-1, 4),
             "last_call": torch.tensor(calls, dtype=torch.int64).view(-1, 3),
         }
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned, but for the models and what they have had, which
-        `restore` puts in place.
+        """Restore what `memory` returned, except for the models and their counts of averages.
+
+        These are restored by `restore`.
         """
         super().recall(memory)
-        self._chosen = {
-            k: (start, model, step) for k, start, model, step in memory["chosen"].tolist()
-        }
-        self._last_call = {k: (step, start) for k, step, start in memory["last_call"].tolist()}
+        self._chosen = {}
+        for k, start, model, step in memory["chosen"].tolist():
+            self._chosen[k] = (start, model, step)
+        self._last_call = {}
+        for k, step, start in memory["last_call"].tolist():
+            self._last_call[k] = (step, start)
 
     def restore(self, state: ClientState) -> None:
-        """From a checkpoint."""
+        """Restore the clients' state from a checkpoint."""
         self.model_sets = {}
         if state.starts:
             rows = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
             # (starts, k, clients), as `state` stacks them
-            positions = np.arange(len(rows)).reshape(len(state.starts), -1, len(self.cohort.ids))
-            for start, models in zip(state.starts, positions.tolist(), strict=True):
+            positions = np.arange(len(rows)).reshape(
+                len(state.starts),
+                -1,
+                len(self.cohort.ids),
+            )
+            for start, models in zip(
+                state.starts,
+                positions.tolist(),
+                strict=True,
+            ):
                 self.model_sets[start] = self._first(start, len(models))
-                for model, clients in zip(self.model_sets[start], models, strict=True):
+                for model, clients in zip(
+                    self.model_sets[start],
+                    models,
+                    strict=True,
+                ):
                     model.models = rows.select(clients)
         self.recall(state.extra)
-        for model, had in zip(self._all_models(), state.extra["model_sets"], strict=True):
-            TrainingClient.recall(model, {"had": had})
+        for model, counts in zip(
+            self._all_models(),
+            state.extra["model_sets"],
+            strict=True,
+        ):
+            TrainingClient.recall(model, {"had": counts})
 
 
 def server_view(noisy: bool, clipped: bool) -> list[str]:
-    """What the server sees of clients."""
+    """Return what the server sees of clients under every mask, one phrase each.
+
+    Args:
+        noisy: whether the run adds noise.
+        clipped: whether updates are clipped, and thus not weighted.
+    """
     noise = "with noise, " if noisy else ""
     chosen = "the model each client takes, in every round"
     if noisy:
@@ -330,7 +482,7 @@ def server_view(noisy: bool, clipped: bool) -> list[str]:
 
 
 def _averages_by_model(query: ModelAverages) -> list[AverageDeltas]:
-    """Return the averages of each of the k models."""
+    """Return the averages of each of the k models, in messages of their own."""
     model_of_row = query.models.table.tolist()
     counts = query.count.values
     messages = []
@@ -340,13 +492,24 @@ def _averages_by_model(query: ModelAverages) -> list[AverageDeltas]:
             rows.append(tuple(row for row in picks if model_of_row[row] == j))
         means = Picks(query.means.table, tuple(rows))
         steps = Picks(query.steps.table, tuple(rows))
-        messages.append(AverageDeltas(means, steps, query.absolute, Rows(counts[:, j])))
+        messages.append(
+            AverageDeltas(
+                means,
+                steps,
+                query.absolute,
+                Rows(counts[:, j]),
+            )
+        )
     return messages
 
 
 def _selected_rows(picks: Sequence[tuple[Rows, int]]) -> Rows:
-    """Return row `k` of `models` for each pick (models, k); equal rows stay stored once."""
-    position: dict[tuple[int, int], int] = {}
+    """Return one row of several sets of models for each pick; equal rows are stored once.
+
+    Args:
+        picks: for each client, all clients' models and the client's position among them.
+    """
+    position: dict[tuple[int, int], int] = {}  # by table and row, the row of the result
     rows: list[torch.Tensor] = []
     index = []
     for models, k in picks:

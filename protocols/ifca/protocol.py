@@ -1,19 +1,18 @@
 """IFCA, the iterative federated clustering algorithm: Algorithm 1, with model averaging.
 
 Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning",
-NeurIPS 2020. A baseline: it is told the number of clusters.
+NeurIPS 2020. A baseline: the number of clusters is an input.
 
-θ_j    the k models; under a mask the server knows no more of them than where each began and how
-       far it has moved
+θ_j    the k models; under a mask the server has only their initial weights and their masked deltas
 F_i    the mean loss of client i's training samples; its estimate of its cluster is
        argmin_j F_i(θ_j)
-s_ij   1 where client i takes model j: it tells its choice, and its update goes into a sum over
-       those who chose alike
+s_ij   1 where client i chooses model j: it sends its choice, and its update is added to a sum over
+       the clients with the same choice
 
-Restarts: a start whose models begin badly may keep two clusters in one model, so the paper starts
-several times from random models. That all starts are short, and only the one with the lowest
-training loss goes on, is ours. So is the weighting of a model's mean by |D_i|: the paper takes the
-plain mean over the clients with s_ij = 1.
+Restarts: a start whose initial models are poor may keep two clusters in one model, so the paper
+starts several times from random models. Not in the paper: all starts are short, and only the one
+with the lowest training loss is continued. Nor is the weighting of a model's mean by |D_i|: the
+paper takes the plain mean over the clients with s_ij = 1.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from securecluster.messaging.replies import Replies
 from securecluster.protocols.common.averaging import total_weights
 from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import ModelChoice
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.sampling import sample_clients
@@ -45,24 +45,25 @@ from securecluster.runtime.server_channel import ServerChannel
 
 @dataclass
 class IFCAState:
-    """What the server's loop changes."""
+    """The state of the server's loop, as checkpoints store it."""
 
     running: Restart
-    best: Restart | None = None  # of those that are over, while others are tried
+    best: Restart | None = None  # of the starts that are over, while others are tried
     offers: OfferedModels | None = None  # the models that newcomers choose from
 
     @property
     def used(self) -> list[int]:
-        """The models that some client took last; label c is model `used[c]`."""
+        """Return the models that some client chose last; label c is model `used[c]`."""
         return sorted(set(self.running.choice))
 
     @property
     def labels(self) -> list[int]:
-        """Each client's cluster."""
-        return [self.used.index(j) for j in self.running.choice]
+        """Return each client's cluster, (m,)."""
+        label_of = {model: label for label, model in enumerate(self.used)}
+        return [label_of[model] for model in self.running.choice]
 
 
-@dataclass
+@protocol
 class IFCA(ClusteringProtocol):
     """k models; each client trains the one that fits its own samples best."""
 
@@ -73,184 +74,332 @@ class IFCA(ClusteringProtocol):
     k: int = 4
     """number of models"""
     starts: int = 10
-    """short starts from other models, of which the best goes on (ours); 1 tries no other"""
+    """short starts from different initial models, of which the best is continued (not in the
+    paper); 1 is a single start
+    """
     start_rounds: int = 5
-    """rounds of a short start, at most all; those of the best count towards rounds"""
+    """rounds of a short start, at most all; those of the best start count towards rounds"""
 
     name: ClassVar[str] = "ifca"
     client: ClassVar[type[TrainingClient]] = IFCAClient
-    one_model: ClassVar[bool] = False
+    one_model: ClassVar[bool] = False  # a client's model may be another one in each round
 
     def run_server(self, net: ServerChannel, run: Run) -> IFCAState:
-        """Algorithm 1."""
+        """Run the server's side of Algorithm 1.
+
+        Args:
+            net: the server's channel.
+            run: rounds, checkpoints and history.
+        """
         state = IFCAState(self._begin(net, 0))
         for t in run.rounds("train", state, self.total_rounds):
-            judged = t <= self._short and t % self._each == 0
-            if judged:  # clients judge the models with this round's averages
-                run.commit(state, partial(self._average, net, state, t))
+            ends_short_start = t <= self._short and t % self._each == 0
+            loss = None
+            if ends_short_start:
+                # clients evaluate the models with this round's averages, so the averages are
+                # checkpointed first
+                run.commit(
+                    state,
+                    partial(
+                        self._average,
+                        net,
+                        state,
+                        t,
+                    ),
+                )
+                loss = self._judge(net, state)
             else:
                 self._average(net, state, t)
-            run.note(start=state.running.number, loss=self._judge(net, state) if judged else None)
+            run.note(start=state.running.number, loss=loss)
+
+        # where all rounds belong to short starts, the best one is not chosen yet
         self._turn(net, state, self.total_rounds + 1)
-        state.running = run.once("deliver", lambda: self._settle(net, state), Restart)
+        state.running = run.once(
+            "deliver",
+            lambda: self._settle(net, state),
+            Restart,
+        )
         state.offers = run.once(
             "offer",
-            lambda: collect_models(net, state.running, masked=self.mask != "none"),
+            lambda: self._offers(net, state),
             OfferedModels,
         )
         return state
 
+    def _offers(self, net: ServerChannel, state: IFCAState) -> OfferedModels:
+        """Return the models that newcomers are to choose from."""
+        return collect_models(net, state.running, masked=self.mask != "none")
+
     def assign_newcomers(
         self, net: ServerChannel, state: IFCAState, to: Sequence[int]
     ) -> list[int]:
-        """Each newcomer gets the models in use and takes the best of them (ours)."""
+        """Send newcomers the models in use, of which each chooses the best (not in the paper).
+
+        Args:
+            net: the server's channel.
+            state: the run's final state.
+            to: the newcomers.
+
+        Raises:
+            UsageError: the run ended without models.
+            UpdateError: a newcomer does not reply.
+        """
         if state.offers is None or not state.offers.models:
             raise UsageError(
                 "no client could show its model at the end of the run, so newcomers have none to "
                 "choose: run it anew"
             )
-        got = net.gather(IFCAClient.join, state.offers.message_for(state.running, len(to)), to=to)
-        check_newcomers(to, got.ids)
-        found = check_offered(got.ids, got.rows.model.values.tolist(), state.offers.models)
-        return [state.used.index(found[i]) for i in to]
+        offer = state.offers.message_for(state.running, len(to))
+        replies = net.gather(IFCAClient.join, offer, to=to)
+        check_newcomers(to, replies.ids)
+        choices = replies.rows.model.values.tolist()
+        model_of = check_offered(replies.ids, choices, state.offers.models)
+        return [state.used.index(model_of[i]) for i in to]
 
     @property
     def total_rounds(self) -> int:
-        """Rounds of all starts."""
+        """Return the rounds of all starts."""
+        # the best start has made its short rounds before it is continued
         return self.rounds + max(0, self._short - self._each)
 
     @property
     def vectors_per_round(self) -> int:
-        """Each client gets all k averages, and sends an update."""
+        """Return the vectors of d numbers that a client exchanges: k averages and an update."""
         return 1 + self.k
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
-        """Add the numbers of models and of starts."""
-        found = super().frame_sizes(config)
+        """Add the numbers of models, of starts, and of averages of all models.
+
+        Args:
+            config: the run's configuration.
+        """
+        sizes = super().frame_sizes(config)
         k = int(self.k)
         return {
-            **found,
+            **sizes,
             "models": k,
             "starts": int(self.starts),
-            "ifca_averages": k * found["averages"],
+            "ifca_averages": k * sizes["averages"],
         }
 
     @property
     def _each(self) -> int:
+        """Return the rounds of one short start."""
         return min(self.start_rounds, self.rounds)
 
     @property
     def _short(self) -> int:
-        """The round with which the last of several short starts ends."""
-        return self.starts * self._each if self.starts > 1 else 0
+        """Return the round with which the last of several short starts ends; 0 without them."""
+        if self.starts <= 1:
+            return 0
+        return self.starts * self._each
 
     def _begin(self, net: ServerChannel, start: int) -> Restart:
-        return Restart.begin(start, self.k, len(net.clients), fresh=self.mask != "none")
+        """Return a start before its first round.
 
-    def _turn(self, net: ServerChannel, state: IFCAState, t: int) -> None:
-        """When a short start is over: the next one, or after the last the best of all goes on."""
-        over, left = divmod(t - 1, self._each)
-        if left or not 1 <= over <= self.starts or not self._short:
+        Args:
+            net: has the clients.
+            start: the start's number, by which clients draw its initial models.
+        """
+        return Restart.begin(
+            start,
+            self.k,
+            len(net.clients),
+            fresh=self.mask != "none",
+        )
+
+    def _turn(
+        self,
+        net: ServerChannel,
+        state: IFCAState,
+        t: int,
+    ) -> None:
+        """Change the running start if round t follows the end of a short one.
+
+        The next start begins; after the last one, the best of all is continued.
+        """
+        completed, rounds_since = divmod(t - 1, self._each)
+        if rounds_since or not self._short or not 1 <= completed <= self.starts:
             return
+        # the loss of a start is known once it is over
         if state.best is None or state.running.loss < state.best.loss:
             state.best = state.running
-        if over < self.starts:
-            state.running = self._begin(net, over)
+        if completed < self.starts:
+            state.running = self._begin(net, completed)
         else:
-            state.running, state.best = state.best, None
+            state.running = state.best
+            state.best = None
 
-    def _average(self, net: ServerChannel, state: IFCAState, t: int) -> None:
-        """Round t of averaging."""
+    def _average(
+        self,
+        net: ServerChannel,
+        state: IFCAState,
+        t: int,
+    ) -> None:
+        """Make round t of averaging (lines 4 to 11)."""
         self._turn(net, state, t)
-        # lines 4–7
-        chosen = self._choose(net, state, sample_clients(net, net.clients, self.participation, t))
-        if chosen.ids:
-            by = [state.running.choice[i] for i in chosen.ids]
-            # lines 8–9
-            sums = net.sum(IFCAClient.contribute, Empty(), to=chosen.ids, by=by, groups=self.k)
-            if sums.ids:
-                state.running.post(sums.step, sums.rows.delta.table, total_weights(sums))  # line 11
+        # line 4: the server sends the models to a share of the clients
+        recipients = sample_clients(net, net.clients, self.participation, t)
+        # lines 5–7: each client estimates its cluster, argmin_j F_i(θ_j)
+        chosen = self._choose(net, state, recipients)
+        if not chosen.ids:
+            return
+        # lines 8–9: local training of the chosen model, and a sum for each model
+        sums = net.sum(
+            IFCAClient.contribute,
+            Empty(),
+            to=chosen.ids,
+            by=[state.running.choice[i] for i in chosen.ids],
+            groups=self.k,
+        )
+        # line 11: model averaging
+        if sums.ids:
+            state.running.post(
+                sums.step,
+                sums.rows.delta.table,
+                total_weights(sums),
+            )
 
     def _choose(
         self, net: ServerChannel, state: IFCAState, to: Sequence[int]
     ) -> Replies[ModelChoice]:
-        """Each client takes what it lacks of the models and names the one it takes."""
-        got = net.gather(IFCAClient.choose, state.running.message_for(to, state.best), to=to)
-        state.running.taken(got)
-        return got
+        """Send clients the averages that they lack, and receive their choices."""
+        query = state.running.message_for(to, state.best)
+        replies = net.gather(IFCAClient.choose, query, to=to)
+        state.running.taken(replies)
+        return replies
 
     def _judge(self, net: ServerChannel, state: IFCAState) -> float | None:
-        """The training loss of a start, each client with its best model; the same clients judge
-        every start.
-        """
-        judges = sample_clients(net, net.clients, self.participation, 0, minimum=MINIMUM)
-        return state.running.judged(
-            net.sum(
-                IFCAClient.lowest_loss, state.running.message_for(judges, state.best), to=judges
-            )
-        )
+        """Return the training loss of a start, where each client uses its best model.
 
-    def _settle(self, net: ServerChannel, state: IFCAState, tries: int = 5) -> Restart:
-        """The last averages reach everyone, who chooses once more (ours); who does not reply stays
-        with its last choice.
+        None where no client replied.
         """
-        left = tuple(net.clients)
+        # round number 0 in the draw: the same clients evaluate every start
+        clients = sample_clients(net, net.clients, self.participation, 0, minimum=MINIMUM)
+        query = state.running.message_for(clients, state.best)
+        sums = net.sum(IFCAClient.lowest_loss, query, to=clients)
+        return state.running.judged(sums)
+
+    def _settle(
+        self,
+        net: ServerChannel,
+        state: IFCAState,
+        tries: int = 5,
+    ) -> Restart:
+        """Send the last averages to all clients, which choose once more (not in the paper).
+
+        Clients that do not reply keep their last choice.
+        """
+        silent = tuple(net.clients)
         for _ in range(tries):
-            if left:
-                left = self._choose(net, state, left).lost
+            if silent:
+                silent = self._choose(net, state, silent).lost
         return state.running
 
     @property
     def weighted(self) -> bool:
-        """Always: each model is the mean over samples (ours; the paper's is over clients)."""
+        """Return True: each model is the mean over samples (the paper's is over clients)."""
         return True
 
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
-        """Refuses a model whose initial weights cannot be drawn anew."""
+        """Return the run's configuration.
+
+        Args:
+            federation: the clients and their data.
+            dtype: of the models.
+
+        Raises:
+            UsageError: the initial weights of a user's module cannot be drawn again.
+        """
+        # all but the first model of the first start are drawn by clients, and never sent
         if max(self.k, self.starts) > 1:
-            self.flat_model(federation).redrawn(Randomness(federation.seed), "start", 0, 1)
+            self.flat_model(federation).redrawn(
+                Randomness(federation.seed),
+                "start",
+                0,
+                1,
+            )
         return super().config(federation, dtype)
 
     def check(self, clients: int) -> None:
-        """Adds the numbers of models and starts."""
+        """Add checks of the numbers of models and starts.
+
+        Args:
+            clients: m.
+
+        Raises:
+            UsageError: a hyper-parameter is out of range.
+        """
         super().check(clients)
         check_number(self.k, clients)
         check_whole(self, starts=1, start_rounds=1)
 
     def releases(self) -> ReleaseCounts:
-        """In every round a choice, a row of k losses, and an update; a choice at the end, and the
-        least loss of each short start.
+        """Return how often a client releases updates and losses.
+
+        In every round it releases a choice, which follows from a row of k losses, and an update;
+        a choice at the end; and its lowest loss in each short start.
         """
+        loss_rows = self.total_rounds + 1
+        if self._short:
+            loss_rows += self.starts
         return ReleaseCounts(
             updates=self.total_rounds,
-            losses=self.total_rounds + 1 + (self.starts if self._short else 0),
+            losses=loss_rows,
             trainings=self.total_rounds,
         )
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Of losses, and of choices, which are made of noisy ones."""
+        """Add the noise of losses, and of the choices that follow from them.
+
+        Args:
+            config: the run's configuration, with the noise multiplier z.
+        """
+        multipliers = super().multipliers(config)
         z = float(config["noise"])
-        return super().multipliers(config) | ({"loss": z, "model": z} if z else {})
+        if not z:
+            return multipliers
+        return multipliers | {"loss": z, "model": z}
 
     def replacement_factors(self) -> dict[str, float]:
-        """A row of losses moves as far (`noisy_losses`)."""
+        """Return 1 for losses: replacing a sample or client moves a row as far as adding one."""
         return {"loss": 1.0, "model": 1.0}
 
     def server_view(self) -> list[str]:
-        """What the choices show."""
+        """Return what stays visible to the server under every mask."""
         return server_view(self.noisy, self.per_client)
 
     def models_after_round(self, client: Any, state: Any) -> Rows:
-        """The model each client took last, with the averages it has yet to get."""
-        return self._held(client, state, range(len(client.cohort.ids)))
+        """Return the model each client chose last, after the averages it has yet to receive.
+
+        Args:
+            client: an `IFCAClient`.
+            state: the server's `IFCAState`.
+        """
+        return self._held(
+            client,
+            state,
+            range(len(client.cohort.ids)),
+        )
 
     def final_models(self, client: Any, state: Any) -> Rows:
-        """The model each client took last."""
+        """Return the model each client chose last.
+
+        Args:
+            client: an `IFCAClient`.
+            state: the server's `IFCAState`.
+        """
         return self._held(client, state, [])
 
-    def _held(self, client: Any, state: IFCAState, at: Sequence[int]) -> Rows:
+    def _held(
+        self,
+        client: Any,
+        state: IFCAState,
+        positions: Sequence[int],
+    ) -> Rows:
+        """Return each client's model, after pending averages of those at some positions."""
         choice = [state.running.choice[i] for i in client.cohort.ids]
-        models: Rows = client.taken(
-            state.running.message_for([client.cohort.ids[k] for k in at], state.best), at, choice
-        )
+        recipients = [client.cohort.ids[k] for k in positions]
+        query = state.running.message_for(recipients, state.best)
+        models: Rows = client.taken(query, positions, choice)
         return models

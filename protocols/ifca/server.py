@@ -1,10 +1,11 @@
-"""IFCA's server: restarts, the models that they offer, and the choices among them."""
+"""IFCA's server: restarts, the models that they offer, and the clients' choices."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Picks, Rows
@@ -17,25 +18,42 @@ from securecluster.runtime.server_channel import ServerChannel
 
 @dataclass
 class Restart:
-    """What the server knows of one start of the k models."""
+    """The server's state of one start of the k models."""
 
     number: int
-    pending: list[PendingUpdates]  # of each model
-    choice: list[int]  # (m,) the model that each client took last
-    loss: float = math.inf  # mean over samples of their client's least loss, at the end
+    pending: list[PendingUpdates]  # (k,) one queue a model
+    choice: list[int]  # (m,) the model that each client chose last
+    # mean over samples of their client's lowest loss, in nats, at the end of the start
+    loss: float = math.inf
 
     @classmethod
-    def begin(cls, number: int, k: int, clients: int, fresh: bool) -> Restart:
-        """Nothing sent yet."""
-        return cls(number, [PendingUpdates.start(clients, fresh) for _ in range(k)], [0] * clients)
-
-    def message_for(self, to: Sequence[int], best: Restart | None = None) -> ModelAverages:
-        """Return the averages of all k models that each of `to` lacks.
+    def begin(
+        cls,
+        number: int,
+        k: int,
+        clients: int,
+        fresh: bool,
+    ) -> Restart:
+        """Return a start before its first round.
 
         Args:
-            best: another start whose models clients are to keep; None: no other.
+            number: of the start.
+            k: number of models.
+            clients: m.
+            fresh: whether averages of different rounds are stored separately.
         """
-        messages = [box.message_for(to) for box in self.pending]
+        queues = [PendingUpdates.start(clients, fresh) for _ in range(k)]
+        return cls(number, queues, choice=[0] * clients)
+
+    def message_for(self, to: Sequence[int], best: Restart | None = None) -> ModelAverages:
+        """Return the averages of all k models that each recipient lacks.
+
+        Args:
+            to: the recipients.
+            best: another start whose models clients are to keep; None means no other.
+        """
+        # the averages of all models are stacked; `models` has the model of each row
+        messages = [queue.message_for(to) for queue in self.pending]
         picks = _stacked_picks([message.means for message in messages])
         tables = [message.means.table for message in messages if len(message.means.table)]
         means = torch.cat(tables) if tables else torch.zeros(0, 0)
@@ -44,54 +62,79 @@ class Restart:
         for j, message in enumerate(messages):
             models += [j] * len(message.steps.table)
         counts = torch.stack([message.count.table for message in messages], 1)
+        kept_start = best or self
         return ModelAverages(
             means=Picks(means, picks),
             steps=Picks(steps, picks),
             models=Picks(torch.as_tensor(models, dtype=torch.int64), picks),
             k=len(self.pending),
             start=self.number,
-            best=self.number if best is None else best.number,
+            best=kept_start.number,
             absolute=any(message.absolute for message in messages),
             count=Rows(counts),
         )
 
     def acknowledge(self, ids: Sequence[int]) -> None:
-        """These clients replied, so they have all of it."""
-        for box in self.pending:
-            box.acknowledge(ids)
+        """Note that these clients replied, so that they have all averages posted so far."""
+        for queue in self.pending:
+            queue.acknowledge(ids)
 
     def taken(self, replies: Replies[ModelChoice]) -> None:
-        """These clients have all of it, and took these models."""
+        """Store the clients' choices; clients that replied have all averages posted so far."""
         self.acknowledge(replies.ids)
-        if replies.ids:
-            for i, j in zip(replies.ids, replies.rows.model.values.tolist(), strict=True):
-                self.choice[i] = j
+        if not replies.ids:
+            return
+        choices = replies.rows.model.values.tolist()
+        for i, model in zip(replies.ids, choices, strict=True):
+            self.choice[i] = model
 
     def judged(self, sums: Sums[LowestLoss]) -> float | None:
-        """The mean of the least losses, over samples where clients tell how many; None where nobody
-        replied.
+        """Store and return the mean of the clients' lowest losses.
+
+        The mean is over samples where clients send their number, otherwise over clients. None where
+        no client replied.
         """
         self.acknowledge(sums.ids)
         if not sums.ids:
             return None
-        loss, size = sums.rows.loss.table, sums.rows.size
-        weight = sums.counts[0] if size is None else size.table
+        loss = sums.rows.loss.table
+        size = sums.rows.size
+        weight: Any = sums.counts[0]
+        if size is not None:
+            weight = size.table
         self.loss = float(loss / weight)
         return self.loss
 
-    def post(self, step: int, sums: torch.Tensor, sizes: torch.Tensor) -> None:
-        """Add a round's averages (K, d), given as sums and weights; a model nobody took stays where
-        it is.
+    def post(
+        self,
+        step: int,
+        sums: torch.Tensor,
+        sizes: torch.Tensor,
+    ) -> None:
+        """Queue a round's averages; a model that no client chose is unchanged.
+
+        Args:
+            step: the call whose mask the sums carry.
+            sums: (k, d) weighted sums of updates.
+            sizes: (k,) their weights.
         """
-        for box, total, size in zip(self.pending, sums, sizes.tolist(), strict=True):
+        one_cluster = [0] * len(self.choice)  # every client gets the averages of all models
+        for queue, weighted_sum, size in zip(
+            self.pending,
+            sums,
+            sizes.tolist(),
+            strict=True,
+        ):
             if size:
-                box.post(step, (total / size)[None], [0] * len(self.choice))
+                mean = weighted_sum / size
+                queue.post(step, mean[None], one_cluster)
 
 
 @dataclass
 class OfferedModels:
-    """The models in use, as newcomers can be sent them: `table[c]` is the displacement of
-    `models[c]` since its start began.
+    """The models in use, as they are sent to newcomers.
+
+    Row c of the table is the delta of `models[c]` since its start began.
     """
 
     models: list[int]
@@ -99,10 +142,16 @@ class OfferedModels:
     table: torch.Tensor  # (k', d)
 
     def message_for(self, start: Restart, clients: int) -> ModelAverages:
-        """All of them, to each newcomer."""
+        """Return a message with all models to each newcomer.
+
+        Args:
+            start: the start that the models belong to.
+            clients: the number of newcomers.
+        """
         picks = (tuple(range(len(self.models))),) * clients
         models = torch.as_tensor(self.models)
         k = len(start.pending)
+        # one average a model, its delta since the start
         counts = torch.zeros(clients, k, dtype=torch.int64)
         counts[:, models] = 1
         return ModelAverages(
@@ -120,57 +169,72 @@ class OfferedModels:
 def collect_models(
     net: ServerChannel, start: Restart, masked: bool, tries: int = 5
 ) -> OfferedModels:
-    """The models in use. Under a mask the server cannot add up their averages, so a client that
-    lacks none of them shows one.
+    """Return the models in use.
+
+    Args:
+        net: the server's channel.
+        start: the start that is finished.
+        masked: whether updates are masked: the server then cannot add up a model's averages, so a
+            client that has all of them posts the model.
+        tries: how many clients are asked for a model, one after the other.
     """
     collected = _request_models(net, start, tries) if masked else _known_models(start)
     models = sorted(collected)
     steps = [collected[j][0] for j in models]
     rows = [collected[j][1] for j in models]
-    return OfferedModels(models, steps, torch.stack(rows) if rows else torch.zeros(0, 0))
+    table = torch.stack(rows) if rows else torch.zeros(0, 0)
+    return OfferedModels(models, steps, table)
 
 
 def _known_models(start: Restart) -> dict[int, tuple[int, torch.Tensor]]:
-    """Return step and displacement of each model in use, as a server without a mask has them.
+    """Return step and delta of each model in use, which a server without a mask has.
 
-    There are none before the first average, which tells how many numbers a model has.
+    There are none before the first average, which determines the number of parameters.
     """
-    used = sorted(set(start.choice))
-    moved = {j: start.pending[j].posts[-1].table[0] for j in used if start.pending[j].posts}
-    if not moved:
+    models = sorted(set(start.choice))
+    deltas = {}
+    for j in models:
+        posts = start.pending[j].posts
+        if posts:
+            # the last row replaces the earlier ones: it is the delta since the start
+            deltas[j] = posts[-1].table[0]
+    if not deltas:
         return {}
-    unmoved = torch.zeros_like(next(iter(moved.values())))
-    return {j: (0, moved.get(j, unmoved)) for j in used}
+    unmoved = torch.zeros_like(next(iter(deltas.values())))
+    return {j: (0, deltas.get(j, unmoved)) for j in models}
 
 
 def _request_models(
     net: ServerChannel, start: Restart, tries: int
 ) -> dict[int, tuple[int, torch.Tensor]]:
-    """Return step and displacement of each model in use, as one of the clients that took it posts.
+    """Return step and delta of each model in use, posted by one of the clients that chose it.
 
-    In each try another of these clients is asked.
+    Another of these clients is asked in each try.
     """
     holders = _holders(start)
     collected: dict[int, tuple[int, torch.Tensor]] = {}
     for attempt in range(tries):
-        asked: dict[int, int] = {}  # client -> model
+        model_of: dict[int, int] = {}  # by client
         for j, clients in holders.items():
             if clients and j not in collected:
-                asked[clients[attempt % len(clients)]] = j
-        if not asked:
+                client = clients[attempt % len(clients)]
+                model_of[client] = j
+        if not model_of:
             break
-        request = ModelRequest(Rows(torch.as_tensor(list(asked.values()))), start.number)
-        replies = net.post(IFCAClient.send_model, request, to=list(asked))
+        models = torch.as_tensor(list(model_of.values()))
+        request = ModelRequest(Rows(models), start.number)
+        replies = net.post(IFCAClient.send_model, request, to=list(model_of))
         for k, i in enumerate(replies.ids):
-            collected[asked[i]] = (replies.step, replies.rows.delta.row(k).cpu())
+            delta = replies.rows.delta.row(k).cpu()
+            collected[model_of[i]] = (replies.step, delta)
     return collected
 
 
 def _holders(start: Restart) -> dict[int, list[int]]:
-    """Return the clients that can post each model in use: they took it and lack no average."""
+    """Return the clients that can post each model in use: they chose it and lack no average."""
     lagging: set[int] = set()
-    for box in start.pending:
-        lagging.update(box.lagging_clients())
+    for queue in start.pending:
+        lagging.update(queue.lagging_clients())
     holders: dict[int, list[int]] = {j: [] for j in sorted(set(start.choice))}
     for i, j in enumerate(start.choice):
         if i not in lagging:
@@ -179,7 +243,7 @@ def _holders(start: Restart) -> dict[int, list[int]]:
 
 
 def _stacked_picks(tables: Sequence[Picks]) -> tuple[tuple[int, ...], ...]:
-    """Return each recipient's rows of several tables, as rows of the tables stacked."""
+    """Return each recipient's rows of several tables, as rows of the stacked tables."""
     recipients: list[list[int]] = [[] for _ in tables[0].picks]
     offset = 0
     for table in tables:

@@ -1,5 +1,6 @@
-"""Clients that train alone, hand in one layer of their model in the clear, and then average within
-clusters (Pacheco et al. 2021).
+"""Clients of NSIM, which train alone, send one layer of their model, and then average in clusters.
+
+The layer leaves unmasked (Pacheco et al. 2021).
 """
 
 from __future__ import annotations
@@ -26,14 +27,23 @@ if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
 
 
+# The paper says both "last layer" and "last hidden layer"; its results are of the hidden one.
 LAYERS = ("hidden", "last")
+# Weights are comparable only under a common start, which is not in the paper; "independent" is the
+# paper's wording.
 INITIALIZATIONS = ("common", "independent")
 
 
 @dataclass(frozen=True)
 class LayerSlice:
-    """A dense layer's weights (outputs, inputs) and bias (outputs,) within the flat vector, in this
-    order.
+    """The position of a dense layer in the flat vector of a model.
+
+    Args:
+        name: of the layer.
+        first: index of its first weight; weights (outputs, inputs) are followed by the bias.
+        outputs: numbers of its output.
+        inputs: numbers of its input.
+        bias: whether it has a bias (outputs,).
     """
 
     name: str
@@ -44,61 +54,102 @@ class LayerSlice:
 
     @property
     def size(self) -> int:
-        """q, the numbers of its weights and bias."""
+        """Return q, the numbers of its weights and bias."""
         return self.outputs * (self.inputs + self.bias)
 
     def rows(self, models: torch.Tensor) -> torch.Tensor:
-        """Of models (m, d): the layer of each, (m, q)."""
+        """Return the layer of each model.
+
+        Args:
+            models: (m, d).
+
+        Returns:
+            (m, q), a view.
+        """
         return models[:, self.first : self.first + self.size]
 
     def weights(self, rows: torch.Tensor) -> NDArray[np.float64]:
-        """Of layers (m, q): the weights alone as (m, inputs, outputs), what a kernel compares
-        (inputs are its examples: ours).
+        """Return the weights of layers without their biases, for CKA and CCA.
+
+        Args:
+            rows: (m, q).
+
+        Returns:
+            (m, inputs, outputs); inputs are the examples (not in the paper).
         """
-        flat = rows[:, : self.outputs * self.inputs].double().cpu().numpy()
-        return np.asarray(flat.reshape(-1, self.outputs, self.inputs).swapaxes(1, 2))
+        without_bias = rows[:, : self.outputs * self.inputs]
+        flat = without_bias.double().cpu().numpy()
+        matrices = flat.reshape(-1, self.outputs, self.inputs)
+        return np.asarray(matrices.swapaxes(1, 2))
 
 
 def find_layer(flat: FlatModel, which: str) -> LayerSlice:
-    """The last dense layer of a model ("last"), or the one before it ("hidden"), in the order in
-    which the module declares them.
+    """Return the layer that clients send.
+
+    Args:
+        flat: the network.
+        which: "last", the last dense layer, or "hidden", the one before it, in the order in which
+            the module declares them.
 
     Raises:
         UsageError: another word, or a model with too few dense layers.
     """
     if which not in LAYERS:
         raise unknown("layer", which, LAYERS)
-    slices = dict(
-        zip(
-            flat.shapes,
-            np.cumsum([0, *(s.numel() for s in flat.shapes.values())]).tolist(),
-            strict=False,
-        )
-    )
-    dense = [
-        name
-        for name, part in flat.module.named_modules()
-        if isinstance(part, torch.nn.Linear) and f"{name}.weight" in slices
-    ]
-    place = 1 if which == "last" else 2
-    if len(dense) < place:
+    first_index = {}
+    index = 0
+    for name, shape in flat.shapes.items():
+        first_index[name] = index
+        index += shape.numel()
+    # frozen layers are not in the vector
+    dense = []
+    for name, module in flat.module.named_modules():
+        if isinstance(module, torch.nn.Linear) and f"{name}.weight" in first_index:
+            dense.append(name)
+    from_end = 1 if which == "last" else 2
+    if len(dense) < from_end:
         raise UsageError(
             f"the model has {len(dense)} dense layer(s) that train, and layer={which!r} needs "
-            f"{place}: use another model"
+            f"{from_end}: use another model"
         )
-    name = dense[-place]
-    outputs, inputs = flat.shapes[f"{name}.weight"]
-    return LayerSlice(name, slices[f"{name}.weight"], outputs, inputs, f"{name}.bias" in slices)
+    name = dense[-from_end]
+    weight = f"{name}.weight"
+    outputs, inputs = flat.shapes[weight]
+    return LayerSlice(
+        name=name,
+        first=first_index[weight],
+        outputs=outputs,
+        inputs=inputs,
+        bias=f"{name}.bias" in first_index,
+    )
 
 
 def initial_models(
     cohort: LocalTrainer, start: str, ids: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """The weights that each client of a cohort, or of some numbers, begins with, (m, d)."""
-    who = cohort.ids if ids is None else ids
+    """Return the weights that clients begin with.
+
+    Args:
+        cohort: the clients.
+        start: "common" or "independent".
+        ids: the clients' numbers; None means all of the cohort.
+
+    Returns:
+        (m, d)
+    """
+    clients = cohort.ids if ids is None else ids
     if start == "common":
-        return cohort.start.repeat(len(who), 1)
-    return torch.stack([cohort.drawn("client", i, "start") for i in who])
+        return cohort.start.repeat(len(clients), 1)
+    return torch.stack(
+        [
+            cohort.drawn(
+                "client",
+                i,
+                "start",
+            )
+            for i in clients
+        ]
+    )
 
 
 def check_layer_mask(mask: str) -> None:
@@ -111,57 +162,72 @@ def check_layer_mask(mask: str) -> None:
         )
 
 
-def server_view(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
-    """What a server that trains synthetic users sees of layers, and makes of them
-    (`benchmarks.papers.nsim_masks` measures layers in the clear).
+def server_view(
+    layer: str,
+    start: str,
+    noisy: str,
+    sizes: bool,
+) -> list[str]:
+    """Return what a server that trains synthetic users sees of clients, one phrase each.
+
+    `benchmarks.papers.nsim_masks` measures what layers without noise reveal.
 
     Args:
-        noisy: the unit that noise protects; "" without any.
-        sizes: whether clients tell how many samples they hold.
+        layer: "hidden" or "last".
+        start: "common" or "independent".
+        noisy: the unit that noise protects; "" without noise.
+        sizes: whether clients send their numbers of samples.
     """
     name = "last hidden" if layer == "hidden" else "last"
-    how = {
+    protection = {
         "": "in the clear",
         "client": "clipped and with noise, unmasked",
         "example": "unmasked, as training with noise left it",
     }[noisy]
-    much = "something" if noisy else "much"
-    common = (
-        f"{much} of the rest of that model, whatever the mask: training starts from what the "
-        "server knows, and synthetic users' does too"
-    )
-    own = (
-        "each client's first weights, from the seed: they tell where a permutation of the first "
-        "sum has put most coordinates"
-    )
-    return [
-        f"each client's {name} layer after training alone, {how}",
-        common if start == "common" else own,
+    amount = "something" if noisy else "much"
+    if start == "common":
+        rest_of_model = (
+            f"{amount} of the rest of that model, whatever the mask: training starts from what the "
+            "server knows, and synthetic users' does too"
+        )
+    else:
+        rest_of_model = (
+            "each client's first weights, from the seed: they tell where a permutation of the "
+            "first sum has put most coordinates"
+        )
+    views = [
+        f"each client's {name} layer after training alone, {protection}",
+        rest_of_model,
         "the predicted similarity of all pairs of clients' data, the clusters, and each client's "
         "cluster",
-        *["each client's number of samples (the plain sum reads every reply)"] * sizes,
     ]
+    if sizes:
+        views.append("each client's number of samples (the plain sum reads every reply)")
+    return views
 
 
 @dataclass(frozen=True, eq=False)
 class ClientLayer:
-    """Client to server."""
+    """Client to server: one layer of the client's model."""
 
-    # (b, q) weights and bias of one layer, as they are, or moved from the first ones by what was
-    # clipped and noised
+    # (b, q) weights and bias of the layer; with noise, its initial values plus their clipped and
+    # noised change
     layer: Annotated[Rows, Real(("layer",), squared=True)]
 
 
 class NSIMClient(LocalFirstClient):
-    """Clients that train alone, hand in one layer in the clear, and then contribute to means that
-    count from θ_0.
+    """Clients that train alone, send one layer, and then contribute to averages since θ_0.
 
     Args:
-        layer: which.
-        start: "common", or "independent": then a client begins with weights of its own.
+        cohort: the clients' data and local training.
+        training: local training between two averages.
+        pipeline: the stages between a client's update and the wire.
+        weighted: whether averages are weighted by |D_i|.
+        layer: the layer that leaves unmasked.
+        start: "common", or "independent": then each client begins with weights of its own.
     """
 
-    clear: ClassVar[bool] = True
+    clear: ClassVar[bool] = True  # the layer leaves without a mask
 
     def __init__(
         self,
@@ -173,40 +239,61 @@ class NSIMClient(LocalFirstClient):
         start: str,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
-        self._layer, self._began = layer, start
+        self._layer = layer
+        self._began = start
         if start != "common":
+            # each client has a row of its own
             self.models = Rows(initial_models(cohort, start), tuple(range(len(cohort.ids))))
 
     @answers(GATHER, unmasked=("layer",))
     def send_model(self, context: CallContext, query: Empty) -> ClientLayer:
-        """The layer of θ_i; no mask can hide it, since a trained network is to read it. Asked
-        again, the answer is the same.
+        """Return the layer of θ_i; no mask can hide it, since a trained network reads it.
 
-        Where the unit of privacy is the client, what it has moved from its first weights, which
-        follow from the public configuration, is clipped and noised (ours); where it is the example,
-        training has paid for it.
+        The reply is the same whenever the client is asked. Where the unit of privacy is the client,
+        the layer's change from its initial values is clipped and noised (not in the paper): these
+        values follow from the public configuration. Where it is the example, training has added the
+        noise.
+
+        Raises:
+            PolicyError: the client no longer holds the model that it trained alone.
         """
         self.check_alone(context, "send_model")
-        rows, guard = (
-            self._layer.rows(self.models.select(context.positions).values),
-            self._pipeline.guard,
-        )
+        models = self.models.select(context.positions).values
+        rows = self._layer.rows(models)
+        guard = self._pipeline.guard
         if guard is None or guard.unit == "example":
+            # a copy, since training alone changes the models in place
             return ClientLayer(Rows(rows.clone()))
-        began = self._layer.rows(initial_models(self.cohort, self._began, context.ids))
-        return ClientLayer(
-            Rows(began + noised_rows(guard, "layer", context.ids, context.step, rows - began))
+        initial = self._layer.rows(
+            initial_models(
+                self.cohort,
+                self._began,
+                context.ids,
+            )
         )
+        noisy = noised_rows(
+            guard,
+            "layer",
+            context.ids,
+            context.step,
+            rows - initial,
+        )
+        return ClientLayer(Rows(initial + noisy))
 
     @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
     def pool(self, context: CallContext, query: Empty) -> Update:
-        """n_i·P(θ_i − θ_0) and n_i: what a client learned alone, for its cluster's first average.
-        Clipped, they count the same.
+        """Return n_i·P(θ_i − θ_0) and n_i, for the first average of the client's cluster.
+
+        Clipped updates are not weighted.
+
+        Raises:
+            PolicyError: the client no longer holds the model that it trained alone.
         """
         self.check_alone(context, "pool")
-        found = self.displaced(context.positions)
+        update = self.displaced(context.positions)
         if self._pipeline.clips:
-            return found
+            return update
         sizes = self._sizes(context)
-        found.delta.table.mul_(sizes.table.to(found.delta.table)[:, None])
-        return Update(found.delta, sizes)
+        table = update.delta.table
+        table.mul_(sizes.table.to(table)[:, None])  # in place: there is one (m, d) matrix at most
+        return Update(update.delta, sizes)

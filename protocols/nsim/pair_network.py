@@ -1,5 +1,6 @@
-"""A symmetric network on pairs of rows, and how it is trained: what the estimator is made of
-(ours).
+"""A symmetric network on pairs of rows, and its training (not in the paper).
+
+The similarity model of NSIM consists of such networks.
 """
 
 from __future__ import annotations
@@ -19,14 +20,21 @@ SLOPE = 0.1  # of the leaky ReLUs
 
 @dataclass(frozen=True)
 class PairNetworkConfig:
-    """One architecture and its training: an encoder q-`width`-`embedding`, and a head on the
+    """One architecture and its training.
+
+    An encoder maps q numbers to `width` and then `embedding` numbers; a head predicts from the
     features of a pair.
 
     Args:
-        dropout: share of the hidden units that are left out while training.
-        noise: standard deviation of what is added to standardised rows while training.
-        steps: mini-batches, under a learning rate that rises to `lr` and falls to 0 along a cosine.
-        decay: of the weights, as AdamW's.
+        width: hidden units of the encoder.
+        embedding: outputs of the encoder.
+        head: hidden units of the head.
+        dropout: share of the hidden units that are left out in training.
+        noise: standard deviation of the noise that is added to standardised rows in training.
+        steps: mini-batches, with a learning rate that increases to `lr` and then decays to 0 along
+            a cosine.
+        lr: largest learning rate.
+        decay: of the weights, as in AdamW.
     """
 
     width: int = 256
@@ -41,37 +49,66 @@ class PairNetworkConfig:
 
 @dataclass(frozen=True, eq=False)
 class PairNetwork:
-    """Weights: two dense layers to an embedding e, then on (|e_a − e_b|, e_a·e_b) two more and a
-    sigmoid.
+    """Weights of two dense layers for an embedding e, and of two for a pair's similarity.
+
+    The input of the second two is (|e_a − e_b|, e_a·e_b); their output passes a sigmoid.
     """
 
     layers: list[torch.Tensor]  # w (o, i) and b (o,) in turn: two of the encoder, two of the head
 
 
-def start(inputs: int, plan: PairNetworkConfig, draw: np.random.Generator) -> PairNetwork:
-    """Initial weights, uniform within ±1/√(inputs of the layer)."""
-    layers = []
-    for i, o in (
+def start(
+    inputs: int,
+    plan: PairNetworkConfig,
+    draw: np.random.Generator,
+) -> PairNetwork:
+    """Draw initial weights, uniform within ±1/√(inputs of the layer).
+
+    Args:
+        inputs: q, numbers of a row.
+        plan: the architecture.
+        draw: the source of random numbers.
+    """
+    shapes = (
         (inputs, plan.width),
         (plan.width, plan.embedding),
         (2 * plan.embedding, plan.head),
         (plan.head, 1),
-    ):
+    )
+    layers = []
+    for i, o in shapes:
         bound = 1 / math.sqrt(i)
-        layers += [draw.uniform(-bound, bound, (o, i)), draw.uniform(-bound, bound, o)]
+        weight = draw.uniform(-bound, bound, (o, i))
+        bias = draw.uniform(-bound, bound, o)
+        layers += [weight, bias]
     return PairNetwork([torch.as_tensor(layer, dtype=torch.float32) for layer in layers])
 
 
-def pairwise(network: PairNetwork, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Predictions for all pairs of standardised rows a (m, q), b (r, q): (m, r); at most CHUNK
-    pairs, or one row's, at once.
+def pairwise(
+    network: PairNetwork,
+    a: torch.Tensor,
+    b: torch.Tensor,
+) -> torch.Tensor:
+    """Return the predictions for all pairs of standardised rows.
 
-    The mean of both orders, so that swapping a and b gives the same bits: sums of a matrix product
-    may round by their place in it.
+    At most CHUNK pairs, or those of one row, are in memory at once.
+
+    Args:
+        network: the weights.
+        a: (m, q).
+        b: (r, q).
+
+    Returns:
+        (m, r); swapping a and b gives the same bits.
     """
+    # Sums of a matrix product may be rounded differently by their position in it, so the mean of
+    # both orders is returned.
     with torch.no_grad():
-        left, right = _encode(network, a), _encode(network, b)
-        return (_one_way(network, left, right) + _one_way(network, right, left).T) / 2
+        encoded_a = _encode(network, a)
+        encoded_b = _encode(network, b)
+        forward = _one_way(network, encoded_a, encoded_b)
+        backward = _one_way(network, encoded_b, encoded_a)
+        return (forward + backward.T) / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +116,7 @@ class TrainingPairs:
     """The users whose pairs a network is trained on.
 
     Args:
-        rows: standardised, (u, q).
+        rows: (u, q), standardised.
         similarity: (u, u).
         weight: (u, u), 0 for pairs that are not trained on.
     """
@@ -97,17 +134,25 @@ def trained(
     score: Callable[[PairNetwork], float],
     every: int = 100,
 ) -> tuple[PairNetwork, float]:
-    """The network trained on the squared error of pairs by AdamW, as it was where `score` was
-    greatest, and that score.
+    """Train a network on the squared error of pairs by AdamW.
 
     Args:
+        network: the initial weights.
+        pairs: the training data.
+        plan: the training.
         seed: of mini-batches, dropout and noise.
+        score: the validation score, which is to be large.
         every: steps between two scores.
+
+    Returns:
+        The network at its largest score, and this score.
     """
     draw = torch.Generator().manual_seed(seed)
+    # clones, so that the initial network is unchanged where it is the best one
     layers = [layer.clone().requires_grad_() for layer in network.layers]
     optimizer = torch.optim.AdamW(layers, lr=plan.lr, weight_decay=plan.decay)
-    best, best_score = network, -math.inf
+    best = network
+    best_score = -math.inf
     for step in range(plan.steps):
         optimizer.param_groups[0]["lr"] = plan.lr * _rate(step / plan.steps)
         loss = _loss(PairNetwork(layers), pairs, plan, draw)
@@ -115,18 +160,27 @@ def trained(
         for layer, gradient in zip(layers, gradients, strict=True):
             layer.grad = gradient
         optimizer.step()
-        scored = (step + 1) % every == 0 or step + 1 == plan.steps
-        if scored:
-            current = PairNetwork([layer.detach().clone() for layer in layers])
-            current_score = score(current)
-            # a NaN, where nothing can be correlated, counts as an improvement
-            if not current_score <= best_score:
-                best, best_score = current, current_score
+
+        is_last = step + 1 == plan.steps
+        if (step + 1) % every and not is_last:
+            continue
+        current = PairNetwork([layer.detach().clone() for layer in layers])
+        current_score = score(current)
+        # a NaN, where nothing can be correlated, counts as an improvement
+        if not current_score <= best_score:
+            best = current
+            best_score = current_score
     return best, best_score
 
 
 def _rate(progress: float) -> float:
-    """A tenth of the steps up, the rest down along a cosine."""
+    """Return the learning rate relative to its maximum.
+
+    It increases during a tenth of the steps, and then decays along a cosine.
+
+    Args:
+        progress: share of the steps that are completed, in [0, 1).
+    """
     if progress < 0.1:
         return (progress + 0.01) / 0.11
     return (1 + math.cos(math.pi * (progress - 0.1) / 0.9)) / 2
@@ -135,24 +189,54 @@ def _rate(progress: float) -> float:
 def _loss(
     network: PairNetwork, pairs: TrainingPairs, plan: PairNetworkConfig, draw: torch.Generator
 ) -> torch.Tensor:
-    """Mean squared error of all pairs of a few users."""
+    """Return the mean squared error of all pairs of a mini-batch of users.
+
+    Args:
+        network: the weights.
+        pairs: the training data.
+        plan: noise and dropout.
+        draw: the source of random numbers.
+    """
     users = torch.randperm(len(pairs.rows), generator=draw)[:USERS]
-    i, j = torch.triu_indices(len(users), len(users), 1)
+    i, j = torch.triu_indices(
+        len(users),
+        len(users),
+        1,
+    )
     x = pairs.rows[users]
     if plan.noise:
         x = x + plan.noise * torch.randn(x.shape, generator=draw)
-    e = _encode(network, x, plan.dropout, draw)
-    predicted = _pair(network, e[i], e[j], plan.dropout, draw)
+    embeddings = _encode(network, x, plan.dropout, draw)
+    predicted = _pair(
+        network,
+        embeddings[i],
+        embeddings[j],
+        plan.dropout,
+        draw,
+    )
     error = predicted - pairs.similarity[users[i], users[j]]
     weight = pairs.weight[users[i], users[j]]
+    # a mini-batch may consist of held-out pairs only
     return (error.square() * weight).sum() / weight.sum().clamp_min(1)
 
 
 def _encode(
     network: PairNetwork, x: torch.Tensor, dropout: float = 0.0, draw: torch.Generator | None = None
 ) -> torch.Tensor:
+    """Return the embeddings of standardised rows.
+
+    Args:
+        network: the weights.
+        x: (n, q).
+        dropout: share of the hidden units to leave out.
+        draw: the source of random numbers; None means no dropout.
+
+    Returns:
+        (n, e)
+    """
     w1, b1, w2, b2 = network.layers[:4]
-    return _hidden(x, w1, b1, dropout, draw) @ w2.T + b2
+    hidden = _hidden(x, w1, b1, dropout, draw)
+    return hidden @ w2.T + b2
 
 
 def _pair(
@@ -162,24 +246,68 @@ def _pair(
     dropout: float = 0.0,
     draw: torch.Generator | None = None,
 ) -> torch.Tensor:
+    """Return the predicted similarities of pairs of embeddings.
+
+    Args:
+        network: the weights.
+        a: (…, e).
+        b: (…, e).
+        dropout: share of the hidden units to leave out.
+        draw: the source of random numbers; None means no dropout.
+
+    Returns:
+        (…) in [0, 1].
+    """
     w1, b1, w2, b2 = network.layers[4:]
-    hidden = _hidden(torch.cat([(a - b).abs(), a * b], -1), w1, b1, dropout, draw)
+    # both features are the same for (a, b) and (b, a)
+    features = torch.cat([(a - b).abs(), a * b], -1)
+    hidden = _hidden(features, w1, b1, dropout, draw)
     return torch.sigmoid(hidden @ w2[0] + b2)
 
 
 def _hidden(
     x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, dropout: float, draw: torch.Generator | None
 ) -> torch.Tensor:
+    """Return a hidden layer of leaky ReLUs, with dropout in training.
+
+    Args:
+        x: (…, i).
+        w: (o, i).
+        b: (o,).
+        dropout: share of the units to leave out.
+        draw: the source of random numbers; None means no dropout.
+
+    Returns:
+        (…, o)
+    """
     hidden = torch.nn.functional.leaky_relu(x @ w.T + b, SLOPE)
     if dropout and draw is not None:
-        hidden = hidden * (torch.rand(hidden.shape, generator=draw) >= dropout) / (1 - dropout)
+        mask = torch.rand(hidden.shape, generator=draw) >= dropout
+        # scaled, so that the expectation is that of the full layer
+        hidden = hidden * mask / (1 - dropout)
     return hidden
 
 
-def _one_way(network: PairNetwork, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    m, r = len(left), len(right)
-    parts = [
-        _pair(network, part[:, None].expand(-1, r, -1), right[None].expand(len(part), -1, -1))
-        for part in torch.split(left, max(1, CHUNK // max(1, r)))
-    ]
-    return torch.cat(parts) if parts else left.new_zeros(m, r)
+def _one_way(network: PairNetwork, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Return the predictions for all pairs of embeddings, in one order.
+
+    Args:
+        network: the weights.
+        first: (m, e).
+        second: (r, e).
+
+    Returns:
+        (m, r)
+    """
+    m = len(first)
+    r = len(second)
+    if not m:
+        return first.new_zeros(m, r)
+    # by blocks of rows, since a pair has 2e features
+    height = max(1, CHUNK // max(1, r))
+    predictions = []
+    for rows in torch.split(first, height):
+        a = rows[:, None].expand(-1, r, -1)
+        b = second[None].expand(len(rows), -1, -1)
+        predictions.append(_pair(network, a, b))
+    return torch.cat(predictions)

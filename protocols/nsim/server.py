@@ -1,4 +1,4 @@
-"""NSIM's server: the average of a cluster's layers."""
+"""NSIM's server: the first average of each cluster."""
 
 from __future__ import annotations
 
@@ -11,28 +11,48 @@ from securecluster.runtime.server_channel import ServerChannel
 
 
 def average_layers(net: ServerChannel, state: AveragingState) -> None:
-    """The paper's one average in each cluster, of what its members learned alone; a cluster that
-    does not reply goes apart (ours).
+    """Average in each cluster what its members learned alone (the one average of the paper).
+
+    A cluster without replies is divided into single clients (not in the paper).
+
+    Args:
+        net: the server's channel.
+        state: its labels and queue of averages are updated.
     """
-    clusters, averages, step = members(state.labels), dict[int, torch.Tensor](), 0
-    asked = [i for i in net.clients if len(clusters[state.labels[i]]) > 1]
-    if asked:
-        total = net.sum(
+    clusters = members(state.labels)
+    averages: dict[int, torch.Tensor] = {}
+    step = 0
+    # a sum over one client would reveal its model
+    recipients = [i for i in net.clients if len(clusters[state.labels[i]]) > 1]
+    if recipients:
+        sums = net.sum(
             NSIMClient.pool,
             Empty(),
-            to=asked,
-            by=[state.labels[i] for i in asked],
+            to=recipients,
+            by=[state.labels[i] for i in recipients],
             groups=len(clusters),
         )
-        if total.ids:
-            step, means = total.step, weighted_means(total)
-            averages = {c: means[c] for c, count in enumerate(total.counts) if count}
+        if sums.ids:
+            step = sums.step
+            means = weighted_means(sums)
+            averages = {c: means[c] for c, count in enumerate(sums.counts) if count}
+
+    # clusters without an average become single clients, which go on alone
     old = [c if c in averages else -1 for c in state.labels]
     state.labels = relabel(old)
-    state.outbox.unsubscribe([i for i in net.clients if old[i] < 0])
-    if averages:
-        row = dict(zip(state.labels, old, strict=True))
-        nobody = torch.zeros_like(next(iter(averages.values())))
-        state.outbox.post(
-            step, torch.stack([averages.get(row[c], nobody) for c in sorted(row)]), state.labels
-        )
+    single = [i for i in net.clients if old[i] < 0]
+    state.outbox.unsubscribe(single)
+    if not averages:
+        return
+    old_label = dict(zip(state.labels, old, strict=True))
+    # The average counts from θ_0 whatever a member holds, so a member that missed the sum starts
+    # from it, too.
+    zeros = torch.zeros_like(next(iter(averages.values())))  # for single clients
+    table = []
+    for label in sorted(old_label):
+        table.append(averages.get(old_label[label], zeros))
+    state.outbox.post(
+        step,
+        torch.stack(table),
+        state.labels,
+    )

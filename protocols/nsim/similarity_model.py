@@ -1,9 +1,9 @@
-"""The pair network: predicts how alike two users' data are from the last layers of their models
-(Pacheco et al. 2021, 3.1).
+"""The similarity model, which predicts the similarity of two users' data from their models.
 
-The paper says that the network takes two models' weights and that a grid search finds its
-architecture. Both models go through one encoder, and the features of the pair do not depend on its
-order: this shape, and all numbers here, are ours.
+Its inputs are the last layers of the two models (Pacheco et al. 2021, Section 3.1). The paper says
+that the network takes two models' weights and that a grid search determines its architecture. Here
+both models pass one encoder, and the features of a pair do not depend on its order: this, and all
+numbers here, are not in the paper.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from securecluster.protocols.nsim.pair_network import (
 )
 
 LEAST_USERS = 8
-# shares of the users: in no part of the fit; to stop by and to choose the architecture by
-UNSEEN = 0.2
-VALIDATION = 0.15
+UNSEEN = 0.2  # share of the users that take no part in the fit
+VALIDATION = 0.15  # share of the users for early stopping and the choice of the architecture
 HELD_PAIRS = 0.1  # share of the training users' pairs that are not trained on
-CLIP = 5.0  # standard deviations beyond which a weight counts as that far
+CLIP = 5.0  # standard deviations to which a standardised weight is clipped
 
 GRID = (
     PairNetworkConfig(width=256, embedding=64),
@@ -40,13 +39,14 @@ GRID = (
     PairNetworkConfig(width=512, embedding=128),
     PairNetworkConfig(width=256, embedding=64, dropout=0.2),
 )
-"""The architectures the search compares; the first is used without a search."""
+"""The architectures that the search compares; without a search the first one is used."""
 
 
 @dataclass(frozen=True, eq=False)
 class SimilarityModel:
-    """What `predict` needs: rows are standardised by mean and scale (q,), then the networks'
-    predictions are averaged.
+    """The parameters of `predict`.
+
+    Rows are standardised by mean and scale (q,), then the networks' predictions are averaged.
     """
 
     mean: torch.Tensor
@@ -56,8 +56,11 @@ class SimilarityModel:
 
 @dataclass(frozen=True)
 class Trial:
-    """One architecture of the grid search, and Pearson's correlation on the validation users'
-    pairs.
+    """One architecture of the grid search.
+
+    Args:
+        plan: the architecture.
+        pearson: correlation of predicted and true similarities on the validation users' pairs.
     """
 
     plan: PairNetworkConfig
@@ -66,11 +69,16 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A fitted estimator and how well it predicts.
+    """A fitted similarity model and its accuracy; a correlation is NaN where it is undefined.
 
-    `unseen` are the users in no part of the fit; `true` and `predicted` (k, k) are theirs.
-    `pearson_pairs` is over pairs of training users that were not trained on. A correlation is NaN
-    where there is nothing to correlate.
+    Args:
+        estimator: the similarity model.
+        pearson: correlation on the pairs of unseen users.
+        pearson_pairs: correlation on pairs of training users that were not trained on.
+        grid: the trials of the search.
+        unseen: (k,) the users that took no part in the fit.
+        true: (k, k) similarities of the unseen users.
+        predicted: (k, k) predictions for them.
     """
 
     estimator: SimilarityModel
@@ -84,13 +92,20 @@ class Fitted:
 
 @dataclass(frozen=True)
 class _Split:
-    """Users by number."""
+    """The division of the users, by number."""
 
     unseen: NDArray[np.int64]
     folds: list[NDArray[np.int64]]  # validation users of each network
 
     def train(self, users: int, fold: int) -> NDArray[np.int64]:
-        return np.setdiff1d(np.arange(users), np.concatenate([self.unseen, self.folds[fold]]))
+        """Return the training users of a network.
+
+        Args:
+            users: number of all users.
+            fold: number of the network.
+        """
+        held = np.concatenate([self.unseen, self.folds[fold]])
+        return np.setdiff1d(np.arange(users), held)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,17 +126,19 @@ def fit(
     grid: Sequence[PairNetworkConfig] = GRID,
     networks: int = 3,
 ) -> Fitted:
-    """Train the pair network on synthetic users, whose similarity is known.
+    """Train the similarity model on synthetic users, whose similarity is known.
 
-    A fifth of the users is kept out of everything and judges the result. The architecture is chosen
-    by the pairs of validation users; then `networks` networks of it, each with validation users of
-    its own that it stops by, are averaged.
+    A fifth of the users takes no part and measures the accuracy. The architecture is chosen by the
+    pairs of validation users. Then `networks` networks of this architecture are averaged, each with
+    its own validation users for early stopping.
 
     Args:
-        rows: the users' last layers, (u, q).
+        rows: (u, q) the users' last layers.
         similarity: (u, u) symmetric, in [0, 1].
         randomness: of the splits, the initial weights and the mini-batches.
-        search: whether the whole `grid` is tried, or its first entry taken.
+        search: whether all of `grid` is compared; otherwise its first entry is used.
+        grid: the architectures.
+        networks: number of networks to average.
 
     Raises:
         UsageError: too few users, wrong shapes, a similarity outside [0, 1], an empty grid.
@@ -130,35 +147,59 @@ def fit(
     _check(rows, similarity, grid, networks)
     rows = rows.detach().float().cpu()
     split = _split(len(rows), networks, randomness)
-    held_pairs = _held_pairs(len(rows), randomness)
-    users = _Users(rows, similarity.detach().float().cpu(), held_pairs, split)
+    users = _Users(
+        rows=rows,
+        similarity=similarity.detach().float().cpu(),
+        held_pairs=_held_pairs(len(rows), randomness),
+        split=split,
+    )
+    # statistics of training users only, so that unseen users have no influence
     training_rows = rows[split.train(len(rows), 0)]
     mean = training_rows.mean(0)
     scale = training_rows.std(0).clamp_min(1e-8)
     standardised = replace(users, rows=_standard(rows, mean, scale))
 
+    # grid search, with the validation users of the first network
     trials = []
-    tried = []
-    for k, plan in enumerate(grid if search else grid[:1]):
-        network, score = _member(standardised, 0, plan, randomness, k)
+    candidates = []
+    plans = grid if search else grid[:1]
+    for number, plan in enumerate(plans):
+        network, score = _member(standardised, 0, plan, randomness, number)
         trials.append(Trial(plan, score))
-        tried.append(network)
+        candidates.append(network)
     best = max(range(len(trials)), key=lambda k: trials[k].pearson)
-    members = [tried[best]]
+
+    # the best architecture's first network is trained already
+    members = [candidates[best]]
     for fold in range(1, networks):
-        network, _ = _member(standardised, fold, trials[best].plan, randomness, best)
+        network, _ = _member(
+            standardised,
+            fold,
+            trials[best].plan,
+            randomness,
+            best,
+        )
         members.append(network)
-    return _judged(SimilarityModel(mean, scale, members), trials, users)
+    return _evaluated(SimilarityModel(mean, scale, members), trials, users)
 
 
-def predict(estimator: SimilarityModel, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Predicted similarities of all pairs of rows of a (m, q) and b (r, q): (m, r) float32 in [0,
-    1].
+def predict(
+    estimator: SimilarityModel,
+    a: torch.Tensor,
+    b: torch.Tensor,
+) -> torch.Tensor:
+    """Return the predicted similarities of all pairs of rows.
 
-    predict(a, b) equals predict(b, a).T to the last bit.
+    Args:
+        estimator: the similarity model.
+        a: (m, q).
+        b: (r, q).
+
+    Returns:
+        (m, r) float32 in [0, 1]; predict(a, b) equals predict(b, a).T to the last bit.
 
     Raises:
-        UsageError: rows of another length than the estimator was fitted to.
+        UsageError: rows of another length than the model was fitted to.
         UpdateError: a row that is not finite.
     """
     for rows in (a, b):
@@ -168,20 +209,26 @@ def predict(estimator: SimilarityModel, a: torch.Tensor, b: torch.Tensor) -> tor
                 f"{tuple(rows.shape)}: hand in those"
             )
         _check_finite(rows)
-    left = _standard(a.detach().float().cpu(), estimator.mean, estimator.scale)
-    right = _standard(b.detach().float().cpu(), estimator.mean, estimator.scale)
-    each = [pairwise(network, left, right) for network in estimator.networks]
-    return torch.stack(each).mean(0)
+    rows_a = _standard(a.detach().float().cpu(), estimator.mean, estimator.scale)
+    rows_b = _standard(b.detach().float().cpu(), estimator.mean, estimator.scale)
+    predictions = [pairwise(network, rows_a, rows_b) for network in estimator.networks]
+    return torch.stack(predictions).mean(0)
 
 
 def _member(
     users: _Users, fold: int, plan: PairNetworkConfig, randomness: Randomness, number: int
 ) -> tuple[PairNetwork, float]:
-    """One network, and its correlation on the validation users of its fold.
+    """Train one network.
 
     Args:
         users: with standardised rows.
+        fold: of its validation users.
+        plan: the architecture.
+        randomness: of the fit.
         number: of the architecture in the grid, which names the draws.
+
+    Returns:
+        The network, and its correlation on the validation users' pairs.
     """
     train = torch.as_tensor(users.split.train(len(users.rows), fold))
     validation = torch.as_tensor(users.split.folds[fold])
@@ -203,19 +250,35 @@ def _member(
     return trained(initial, pairs, plan, seed, score)
 
 
-def _judged(estimator: SimilarityModel, grid: list[Trial], users: _Users) -> Fitted:
-    """The estimator, and its correlations on unseen users and on pairs that were held out."""
+def _evaluated(
+    estimator: SimilarityModel,
+    grid: list[Trial],
+    users: _Users,
+) -> Fitted:
+    """Evaluate a model on unseen users and on held-out pairs.
+
+    Args:
+        estimator: the similarity model.
+        grid: the trials of the search.
+        users: with their original rows.
+    """
     split = users.split
     unseen = torch.as_tensor(split.unseen)
     true = _among(users.similarity, unseen)
-    predicted = predict(estimator, users.rows[unseen], users.rows[unseen])
+    predicted = predict(
+        estimator,
+        users.rows[unseen],
+        users.rows[unseen],
+    )
 
     # pairs that were held out, of users that every network was trained on
     held_users = np.concatenate([split.unseen, *split.folds])
-    seen = torch.as_tensor(np.setdiff1d(np.arange(len(users.rows)), held_users))
-    held = _among(users.held_pairs, seen).triu(1)
-    predicted_pairs = predict(estimator, users.rows[seen], users.rows[seen])[held]
-    true_pairs = _among(users.similarity, seen)[held]
+    training_users = np.setdiff1d(np.arange(len(users.rows)), held_users)
+    trained_on = torch.as_tensor(training_users)
+    held = _among(users.held_pairs, trained_on).triu(1)
+    rows = users.rows[trained_on]
+    predicted_pairs = predict(estimator, rows, rows)[held]
+    true_pairs = _among(users.similarity, trained_on)[held]
     return Fitted(
         estimator=estimator,
         pearson=pearson(_upper(predicted), _upper(true)),
@@ -227,26 +290,46 @@ def _judged(estimator: SimilarityModel, grid: list[Trial], users: _Users) -> Fit
     )
 
 
-def _split(users: int, networks: int, randomness: Randomness) -> _Split:
-    order = randomness.generator("pair network", "users").permutation(users).astype(np.int64)
+def _split(
+    users: int,
+    networks: int,
+    randomness: Randomness,
+) -> _Split:
+    """Draw the unseen users, and each network's validation users.
+
+    Args:
+        users: number of users.
+        networks: number of networks.
+        randomness: of the fit.
+    """
+    generator = randomness.generator("pair network", "users")
+    order = generator.permutation(users).astype(np.int64)
     unseen = max(2, round(UNSEEN * users))
     validation = max(2, round(VALIDATION * users))
-    rest = order[unseen:]
-    folds = [np.roll(rest, -k * validation)[:validation] for k in range(networks)]
+    remaining = order[unseen:]
+    # consecutive slices, which are disjoint as long as there are enough users
+    folds = [np.roll(remaining, -k * validation)[:validation] for k in range(networks)]
     return _Split(order[:unseen], folds)
 
 
 def _held_pairs(users: int, randomness: Randomness) -> torch.Tensor:
+    """Draw the pairs that are not trained on, (u, u) bool, symmetric."""
     draws = randomness.generator("pair network", "pairs").random((users, users))
     held = np.triu(draws < HELD_PAIRS, 1)
     return torch.as_tensor(held | held.T)
 
 
-def _standard(rows: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def _standard(
+    rows: torch.Tensor,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+) -> torch.Tensor:
+    """Return rows (n, q) standardised by mean and scale (q,), and clipped."""
     return ((rows - mean) / scale).clamp(-CLIP, CLIP)
 
 
 def _upper(square: torch.Tensor) -> NDArray[np.float32]:
+    """Return the entries above the diagonal, one for each pair."""
     pairs: NDArray[np.float32] = square.numpy()[np.triu_indices(len(square), 1)]
     return pairs
 
@@ -259,6 +342,12 @@ def _among(square: torch.Tensor, users: torch.Tensor) -> torch.Tensor:
 def _check(
     rows: torch.Tensor, similarity: torch.Tensor, grid: Sequence[PairNetworkConfig], networks: int
 ) -> None:
+    """Check the arguments of `fit`.
+
+    Raises:
+        UsageError: too few users, wrong shapes, a similarity outside [0, 1], an empty grid.
+        UpdateError: a row that is not finite.
+    """
     if rows.ndim != 2 or len(rows) < LEAST_USERS:
         raise UsageError(
             f"the pair network learns from the layers (u, q) of at least {LEAST_USERS} synthetic "
@@ -269,9 +358,8 @@ def _check(
             f"similarities of {len(rows)} users are a square of that size, not "
             f"{tuple(similarity.shape)}"
         )
-    if not ((similarity >= 0) & (similarity <= 1)).all() or not torch.equal(
-        similarity, similarity.T
-    ):
+    in_range = ((similarity >= 0) & (similarity <= 1)).all()
+    if not in_range or not torch.equal(similarity, similarity.T):
         raise UsageError(
             "similarities are symmetric numbers in [0, 1]: divide the LCSS by the shorter length"
         )
@@ -283,6 +371,7 @@ def _check(
 
 
 def _check_finite(rows: torch.Tensor) -> None:
+    """Raise UpdateError for rows that are not finite, by the users' numbers."""
     bad = (~torch.isfinite(rows).all(1)).nonzero().flatten().tolist()
     if bad:
         raise UpdateError(

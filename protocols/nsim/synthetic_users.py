@@ -1,5 +1,7 @@
-"""The server's part of NSIM before any client is asked: synthetic users, their models, and a
-network that tells users' similarity from a layer of two models (Pacheco et al. 2021, Section 3.1).
+"""The server's part of NSIM before any client is asked.
+
+The server generates synthetic users, trains their models, and trains a network that predicts users'
+similarity from a layer of two models (Pacheco et al. 2021, Section 3.1).
 """
 
 from __future__ import annotations
@@ -31,14 +33,19 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
 
+# the paper compares its network with such kernels of the same layers (Figures 1 to 3)
 KERNELS = {"cka": cka, "cca": cca, "svcca": svcca}
-ROUNDING = 1e-9
+ROUNDING = 1e-9  # similarities whose range is smaller count as constant
 
 
 @dataclass
 class TrainedSimilarityModel:
-    """The network, and Pearson's correlations with the true similarity of synthetic users that it
-    never saw: its own, and of kernels.
+    """The similarity model, and its correlations with the true similarity of unseen users.
+
+    Args:
+        fitted: the model.
+        scores: Pearson's correlations by name, of the model and of kernels of the same layers; None
+            where one is undefined.
     """
 
     fitted: Fitted
@@ -47,19 +54,21 @@ class TrainedSimilarityModel:
 
 @dataclass(frozen=True)
 class SyntheticUsersConfig:
-    """What synthetic users are, and what is learned from them.
+    """Synthetic users, their training, and the similarity model that is trained on them.
 
     Args:
-        users: how many.
-        walks: what makes their data, in the declared format `form`.
-        radius: up to which two of their positions match.
-        layer: of their models, and `start` of training: see `securecluster.protocols.nsim.client`.
+        users: number of synthetic users.
+        walks: the source of their data, in the declared format.
+        form: the declared format.
+        radius: two positions match up to this distance, in units of the area.
+        layer: of their models; see `securecluster.protocols.nsim.client`.
+        start: initial weights; see `securecluster.protocols.nsim.client`.
         rounds: in which they train alone.
-        stride: LCSS compares every so many of their positions.
-        grid: how many of the architectures of `GRID`, the first ones, are compared.
-        shape: of a sample, what a generator of samples has to keep to; () takes any.
-        clip, noise: S and z of the layers that real users hand in: synthetic users' are made alike;
-            noise 0 leaves them as they are.
+        stride: LCSS compares one of so many of their positions.
+        grid: number of architectures of `GRID`, the first ones, that are compared.
+        shape: of a sample, which a generator of samples must respect; () accepts any.
+        clip: S of the layers that real users send, to which synthetic users' are clipped, too.
+        noise: z of the layers that real users send; 0 leaves layers as they are.
     """
 
     users: int
@@ -76,29 +85,18 @@ class SyntheticUsersConfig:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, word, words in (
-            ("layer", self.layer, LAYERS),
-            ("init", self.start, INITIALIZATIONS),
-        ):
-            if word not in words:
-                raise unknown(name, word, words)
+        _check_word("layer", self.layer, LAYERS)
+        _check_word("init", self.start, INITIALIZATIONS)
         if not callable(self.walks):
             raise UsageError(
                 f"walks = {self.walks!r} makes no synthetic users: give random, or in Python a "
                 "callable"
             )
-        for name, value, least in (
-            ("local_rounds", self.rounds, 1),
-            ("synthetic", self.users, LEAST_USERS),
-            ("stride", self.stride, 1),
-        ):
-            if not (isinstance(value, Integral) and int(value) >= least):
-                raise UsageError(
-                    f"{name} = {value!r} is not possible: it is a whole number from {least}"
-                )
-        if isinstance(self.grid, bool) or not (
-            isinstance(self.grid, Integral) and 1 <= int(self.grid) <= len(GRID)
-        ):
+        _check_count("local_rounds", self.rounds, 1)
+        _check_count("synthetic", self.users, LEAST_USERS)
+        _check_count("stride", self.stride, 1)
+        is_count = isinstance(self.grid, Integral) and not isinstance(self.grid, bool)
+        if not (is_count and 1 <= int(self.grid) <= len(GRID)):
             raise UsageError(
                 f"grid = {self.grid!r} architectures cannot be compared: it is a whole number from "
                 f"1 to {len(GRID)}"
@@ -110,33 +108,58 @@ class SyntheticUsersConfig:
             )
 
     def learned(
-        self, flat: FlatModel, plan: LocalTraining, agreed: Mapping[str, Any], draws: Randomness
+        self,
+        flat: FlatModel,
+        plan: LocalTraining,
+        agreed: Mapping[str, Any],
+        draws: Randomness,
     ) -> TrainedSimilarityModel:
-        """Synthetic data, M_synth, their LCSS, and the network, trained to tell it; `agreed` is
-        what everyone knows of the data.
+        """Generate synthetic users, train their models M_synth, and train the similarity model.
+
+        Args:
+            flat: the users' architecture A_u.
+            plan: local training of a round.
+            agreed: the run's configuration.
+            draws: the source of all random numbers.
+
+        Raises:
+            UpdateError: a model is not finite.
         """
-        users = generated(self.walks, self.form, self.users, draws.generator("walks"))
+        users = generated(
+            self.walks,
+            self.form,
+            self.users,
+            draws.generator("walks"),
+        )
+        seed = draws.integer("training")
         models = self.trained(
-            users, flat, plan, agreed["classes"], agreed["dtype"], draws.integer("training")
+            users,
+            flat,
+            plan,
+            agreed["classes"],
+            agreed["dtype"],
+            seed,
         )
-        true = true_similarity([y for _, y in users], self.radius, self.stride)
+        targets = [y for _, y in users]
+        true = true_similarity(targets, self.radius, self.stride)
+
         layer = find_layer(flat, self.layer)
-        rows = self._shown(
-            layer.rows(models), layer.rows(self._begun(flat, draws.integer("training"))), draws
-        )
+        initial = layer.rows(self._initial(flat, seed))
+        rows = self._released(layer.rows(models), initial, draws)
         fitted = fit(
             rows,
             torch.from_numpy(true),
             Randomness(draws.integer("estimator")),
             grid=GRID[: self.grid],
         )
-        told = fitted.predicted.double().numpy()
-        scores = correlations(
-            told, layer.weights(rows[fitted.unseen]), true[np.ix_(fitted.unseen, fitted.unseen)]
-        )
-        return TrainedSimilarityModel(
-            fitted, {"pearson_pairs": _number(fitted.pearson_pairs), **scores}
-        )
+
+        # accuracy on users that took no part in the fit
+        predicted = fitted.predicted.double().numpy()
+        unseen_layers = layer.weights(rows[fitted.unseen])
+        unseen_pairs = np.ix_(fitted.unseen, fitted.unseen)
+        scores = correlations(predicted, unseen_layers, true[unseen_pairs])
+        scores = {"pearson_pairs": _number(fitted.pearson_pairs), **scores}
+        return TrainedSimilarityModel(fitted, scores)
 
     def trained(
         self,
@@ -147,61 +170,131 @@ class SyntheticUsersConfig:
         dtype: str,
         seed: int,
     ) -> torch.Tensor:
-        """The models of users with samples (x, y), all trained in one batched pass as clients are,
-        (u, d).
+        """Train the users' models, in one batched pass as clients are trained.
+
+        Args:
+            users: samples (x, y) of each.
+            flat: the architecture.
+            plan: local training of a round.
+            classes: of the targets.
+            dtype: of the models.
+            seed: of batches, initial weights and noise.
+
+        Returns:
+            (u, d)
+
+        Raises:
+            UsageError: samples of another shape than the clients'.
+            UpdateError: a model is not finite.
         """
-        own = {f"synthetic {k}": pair for k, pair in enumerate(users)}
-        none = {name: (x[:0], y[:0]) for name, (x, y) in own.items()}
+        training_data = {}
+        no_test_data = {}
+        for number, (x, y) in enumerate(users):
+            name = f"synthetic {number}"
+            training_data[name] = (x, y)
+            no_test_data[name] = (x[:0], y[:0])
         federation = Federation.from_arrays(
-            own, test=none, objective=flat.objective, classes=classes, seed=seed
+            training_data,
+            test=no_test_data,
+            objective=flat.objective,
+            classes=classes,
+            seed=seed,
         )
         if self.shape and federation.shape != self.shape:
             raise UsageError(
                 f"the generator of synthetic users gives samples of shape {federation.shape}, and "
                 f"clients' have {self.shape}"
             )
-        # they train with noise where users do; theirs is nobody's secret
-        secret = NoiseStreams.derived(Randomness(seed), "synthetic")
+        randomness = Randomness(seed)
         cohort = LocalTrainer(
             federation,
             flat,
-            Randomness(seed),
+            randomness,
             torch.device("cpu"),
             getattr(torch, dtype),
-            secret=secret,
+            # they train with noise where users do, but theirs need not be secret
+            secret=NoiseStreams.derived(randomness, "synthetic"),
         )
+        # the same code, plan and number of calls as those of clients
         models = initial_models(cohort, self.start)
         for step in range(1, self.rounds + 1):
-            models = models + cohort.train(Rows(models), range(len(users)), plan, step)
+            models = models + cohort.train(
+                Rows(models),
+                range(len(users)),
+                plan,
+                step,
+            )
         if not bool(models.isfinite().all()):
             raise UpdateError(
                 "the models of synthetic users are not finite: lower the learning rate (--lr)"
             )
         return models
 
-    def _begun(self, flat: FlatModel, seed: int) -> torch.Tensor:
-        """The weights that synthetic users begin with, (1, d) or (u, d)."""
+    def _initial(self, flat: FlatModel, seed: int) -> torch.Tensor:
+        """Return the weights that synthetic users begin with, (1, d) or (u, d)."""
         if self.start == "common":
             return flat.initial()[None]
-        return torch.stack(
-            [flat.redrawn(Randomness(seed), "client", i, "start") for i in range(self.users)]
-        )
+        models = []
+        for user in range(self.users):
+            models.append(
+                flat.redrawn(
+                    Randomness(seed),
+                    "client",
+                    user,
+                    "start",
+                )
+            )
+        return torch.stack(models)
 
-    def _shown(self, rows: torch.Tensor, begun: torch.Tensor, draws: Randomness) -> torch.Tensor:
-        """Layers (u, q) as real users hand them in."""
+    def _released(
+        self, rows: torch.Tensor, initial: torch.Tensor, draws: Randomness
+    ) -> torch.Tensor:
+        """Return layers as real users send them: their change clipped, and with noise.
+
+        Args:
+            rows: (u, q) layers after training.
+            initial: (1, q) or (u, q) layers before training.
+            draws: the source of the noise.
+
+        Returns:
+            (u, q)
+        """
         if not self.noise:
             return rows
-        drawn = torch.from_numpy(draws.generator("layer noise").normal(size=rows.shape)).to(rows)
-        return (
-            begun.to(rows)
-            + Clip(self.clip, total=True).forward(rows - begun.to(rows), 0)
-            + self.noise * self.clip * drawn
-        )
+        generator = draws.generator("layer noise")
+        normal = torch.from_numpy(generator.normal(size=rows.shape)).to(rows)
+        # initial weights are public, so only the change from them needs noise
+        initial = initial.to(rows)
+        clipped = Clip(self.clip, nonfinite_as_zeros=True).forward(rows - initial, 0)
+        return initial + clipped + self.noise * self.clip * normal
+
+
+def _check_word(
+    name: str,
+    word: str,
+    words: Sequence[str],
+) -> None:
+    """Raise UsageError for an option that is not one of some words."""
+    if word not in words:
+        raise unknown(name, word, words)
+
+
+def _check_count(
+    name: str,
+    value: object,
+    minimum: int,
+) -> None:
+    """Raise UsageError for an option that is no whole number from a minimum."""
+    if not (isinstance(value, Integral) and int(value) >= minimum):
+        raise UsageError(f"{name} = {value!r} is not possible: it is a whole number from {minimum}")
 
 
 def check_walks(walks: Any, objective: Objective) -> None:
-    """Raise UsageError where synthetic users are to be made by random walks, and clients' data are
-    no positions.
+    """Raise UsageError for random walks where clients' data are no positions.
+
+    Args:
+        walks: the source of synthetic users, or "random".
+        objective: of the clients' data.
     """
     if isinstance(walks, str) and not isinstance(objective, Trajectory):
         raise UsageError(
@@ -211,47 +304,96 @@ def check_walks(walks: Any, objective: Objective) -> None:
         )
 
 
-def true_similarity(targets: Sequence[Any], radius: float, stride: int = 1) -> NDArray[np.float64]:
-    """LCSS of users' targets (n_i, …) in the order of time, every `stride`-th of them, of all
-    pairs, (m, m).
+def true_similarity(
+    targets: Sequence[Any],
+    radius: float,
+    stride: int = 1,
+) -> NDArray[np.float64]:
+    """Return the LCSS of all pairs of users.
+
+    Args:
+        targets: (n_i, …) of each user, in the order of time.
+        radius: two targets match up to this distance.
+        stride: one of so many targets is compared.
+
+    Returns:
+        (m, m) in [0, 1], symmetric.
     """
-    return similarities([np.asarray(y).reshape(len(y), -1)[::stride] for y in targets], radius)
+    sequences = []
+    for y in targets:
+        # a target is one point, whatever its shape
+        flat = np.asarray(y).reshape(len(y), -1)
+        sequences.append(flat[::stride])
+    return similarities(sequences, radius)
 
 
 def correlations(
-    told: NDArray[np.float64],
+    predicted: NDArray[np.float64],
     layers: NDArray[np.float64],
     true: NDArray[np.float64],
     name: str = "",
 ) -> dict[str, float | None]:
-    """Pearson's correlation of the true similarity (m, m) of users, over all pairs, with what the
-    network told, (m, m), and with CKA, mean CCA and SVCCA of the same layers (m, r, c).
+    """Return Pearson's correlations of similarities with the true one, over all pairs of users.
+
+    The similarities are the model's predictions, and CKA, mean CCA and SVCCA of the same layers.
+
+    Args:
+        predicted: (m, m) by the model.
+        layers: (m, r, c).
+        true: (m, m).
+        name: suffix of the keys.
+
+    Returns:
+        By name; None where the correlation is undefined.
     """
     pairs = np.triu_indices(len(true), 1)
-    found = {"pearson": told, **{kernel: compare(layers) for kernel, compare in KERNELS.items()}}
-    return {
-        f"{kernel}{name}": _correlation(matrix[pairs], true[pairs])
-        for kernel, matrix in found.items()
-    }
+    similarity = {"pearson": predicted}
+    for kernel, compare in KERNELS.items():
+        similarity[kernel] = compare(layers)
+    scores = {}
+    for kernel, matrix in similarity.items():
+        scores[f"{kernel}{name}"] = _correlation(matrix[pairs], true[pairs])
+    return scores
 
 
 def some_pairs(
-    told: NDArray[np.float64], true: NDArray[np.float64], most: int = 500
+    predicted: NDArray[np.float64], true: NDArray[np.float64], maximum: int = 500
 ) -> list[list[float]]:
-    """[true, told] of some of the pairs of users, evenly spread over all, for a picture."""
+    """Return true and predicted similarity of some pairs of users, for a plot.
+
+    Args:
+        predicted: (m, m).
+        true: (m, m).
+        maximum: number of pairs; they are evenly spread over all.
+
+    Returns:
+        [true, predicted] of each pair.
+    """
     first, second = np.triu_indices(len(true), 1)
-    chosen = (
-        np.unique(np.linspace(0, len(first) - 1, min(most, len(first))).astype(int))
-        if len(first)
-        else first
-    )
-    return np.round(np.stack([true, told], axis=-1)[first[chosen], second[chosen]], 4).tolist()  # type: ignore[no-any-return]
+    pairs = len(first)
+    chosen = first
+    if pairs:
+        even = np.linspace(
+            0,
+            pairs - 1,
+            min(maximum, pairs),
+        )
+        chosen = np.unique(even.astype(int))
+    both_values = np.stack([true, predicted], axis=-1)
+    values = both_values[first[chosen], second[chosen]]
+    return np.round(values, 4).tolist()  # type: ignore[no-any-return]
 
 
-def _correlation(told: NDArray[np.float64], true: NDArray[np.float64]) -> float | None:
-    """None where nothing is told: CCA of square layers is 1 for every pair, up to rounding."""
-    return _number(pearson(told, true)) if told.size and np.ptp(told) > ROUNDING else None
+def _correlation(similarity: NDArray[np.float64], true: NDArray[np.float64]) -> float | None:
+    """Return Pearson's correlation; None where similarities are constant.
+
+    CCA of square layers is 1 for every pair, up to rounding.
+    """
+    if not similarity.size or np.ptp(similarity) <= ROUNDING:
+        return None
+    return _number(pearson(similarity, true))
 
 
 def _number(value: float) -> float | None:
+    """Return a number, or None in place of NaN."""
     return None if np.isnan(value) else value

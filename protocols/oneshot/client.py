@@ -1,5 +1,6 @@
-"""Clients that compare their data with others' by leading eigenvectors (Ali & Arafa 2024, Algorithm
-2).
+"""Clients of one-shot clustering, which compare their data by leading eigenvectors.
+
+The comparison is that of Ali & Arafa 2024, Algorithm 2.
 """
 
 from __future__ import annotations
@@ -45,10 +46,13 @@ VIEWS = {
 
 @dataclass(frozen=True, eq=False)
 class Eigenvectors:
-    """Client to server."""
+    """Client to server: the eigenvectors that the client shares."""
 
     # (b, p, D) unit eigenvectors v_k of G_i, or (b, n) uint8, sealed; zero beyond the rank
-    vectors: Annotated[Rows, Real(("vectors", "features"), squared=True)]
+    vectors: Annotated[
+        Rows,
+        Real(("vectors", "features"), squared=True),
+    ]
 
 
 OTHERS = Upto("others", "clients", minimum=1)
@@ -56,41 +60,58 @@ OTHERS = Upto("others", "clients", minimum=1)
 
 @dataclass(frozen=True, eq=False)
 class OtherEigenvectors:
-    """Server to client: other clients' eigenvectors, as they came; never the client's own."""
+    """Server to client: other clients' eigenvectors as received, never the client's own."""
 
     # (r, p, D), or (r, n) uint8
-    vectors: Annotated[Picks, Real((OTHERS, "vectors", "features"), sent="vectors", sealed=True)]
-    # (r,) int64, whose they are, ascending
+    vectors: Annotated[
+        Picks,
+        Real(
+            (OTHERS, "vectors", "features"),
+            sent="vectors",
+            sealed=True,
+        ),
+    ]
+    # (r,) int64, the clients they belong to, ascending
     ids: Annotated[Picks, Whole((OTHERS,), below="clients")]
-    # (r,) int64, their clusters: for newcomers
-    labels: Annotated[Picks | None, Whole((OTHERS,), below="clients")]
-    step: Annotated[int, Between(maximum="steps")]  # the call in which they came
+    # (r,) int64, these clients' clusters: for newcomers
+    labels: Annotated[
+        Picks | None,
+        Whole((OTHERS,), below="clients"),
+    ]
+    step: Annotated[int, Between(maximum="steps")]  # the call in which they were received
 
 
 @dataclass(frozen=True, eq=False)
 class RelevanceRow:
-    """Client to server."""
+    """Client to server: the relevance of all clients' data to the client's own."""
 
-    # (b, m) r(i, j) for all clients j in ascending order, 1 for itself
-    row: Annotated[Rows, Real((Upto("compared", "clients"),), low=-0.01, maximum=1.01)]
+    # (b, m) r(i, j) for all clients j in ascending order, 1 for the client itself
+    row: Annotated[
+        Rows,
+        Real(
+            (Upto("compared", "clients"),),
+            low=-0.01,
+            maximum=1.01,
+        ),
+    ]
 
 
 @dataclass(frozen=True, eq=False)
 class TaskChoice:
-    """Client to server."""
+    """Newcomer to server: the cluster to join."""
 
     cluster: Annotated[Rows, Whole(below="clients")]  # (b,) int64
 
 
 @dataclass(frozen=True)
 class EigenvectorOptions:
-    """How clients compare their data.
+    """Options of the comparison of clients' data.
 
     Args:
         features: Φ.
         count: p, the eigenvectors that are shared.
-        floor: own eigenvalues below this share of the largest are left out.
-        noise: what hides Gram matrices; None leaves them exact.
+        floor: a client's own eigenvalues below this share of its largest are left out.
+        noise: of Gram matrices; None leaves them exact.
     """
 
     features: Features
@@ -100,8 +121,14 @@ class EigenvectorOptions:
 
 
 class OneShotClient(SumClient):
-    """Clients that share eigenvectors, tell how relevant others' data are to theirs, and then
-    contribute to means.
+    """Clients that share eigenvectors, compute relevance, and then contribute to averages.
+
+    Args:
+        cohort: the clients' data and local training.
+        training: local training between two averages.
+        pipeline: the stages between a client's update and the wire.
+        weighted: whether averages are weighted by |D_i|.
+        options: of the comparison of data.
     """
 
     def __init__(
@@ -117,34 +144,56 @@ class OneShotClient(SumClient):
         self._count = options.count
         self._floor = options.floor
         self._noise = options.noise
-        # by position: eigenvalues and eigenvectors
-        self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # by position: eigenvalues and eigenvectors of the client's own data
+        self._spectra: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._made: dict[int, bytes] = {}  # by position: the digest of its noisy matrix, once used
+
+    @property
+    def _gram_noise(self) -> GramNoise | None:
+        """Return the noise of Gram matrices; None where the mechanism is naive."""
+        if self._noise is None or self._noise.naive:
+            return None
+        return self._noise
 
     @answers(GATHER, through=("vectors",), sealed=("vectors",), fresh=True)
     def eigen(self, context: CallContext, query: Empty) -> Eigenvectors:
-        """The first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2–5), or of what noise makes
-        of it; the eigenvalues stay here.
+        """Return the first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2 to 5).
+
+        They are those of a noisy matrix where the run adds noise. Eigenvalues stay at the client.
         """
         vectors = torch.stack([self._released(k) for k in context.positions])
         return Eigenvectors(Rows(vectors.to(self.cohort.start)))
 
     @answers(PAIRS, unmasked=("row",))
     def relevance(self, context: CallContext, query: OtherEigenvectors) -> RelevanceRow:
-        """r(i, ·) (lines 6–13)."""
+        """Return the relevance r(i, ·) of all clients' data (lines 6 to 13).
+
+        Raises:
+            FrameError: the others' numbers do not ascend, or include the client's own.
+        """
         rows = []
+        compared = self._compared(context, query)
         for i, (others, relevances) in zip(
-            context.ids, self._compared(context, query), strict=True
+            context.ids,
+            compared,
+            strict=True,
         ):
+            # r(i, i) = 1, in the client's own place
             position = bisect(others, i)
-            before, after = relevances[:position], relevances[position:]
+            before = relevances[:position]
+            after = relevances[position:]
             rows.append(torch.cat([before, relevances.new_ones(1), after]))
         return RelevanceRow(Rows(torch.stack(rows).to(self.cohort.start)))
 
     @answers(GATHER)
     def choose(self, context: CallContext, query: OtherEigenvectors) -> TaskChoice:
-        """The cluster whose members' data are, on average, most relevant to a newcomer's own; it
-        tells no more than that (ours).
+        """Return a newcomer's cluster, and nothing else (not in the paper).
+
+        It is the cluster whose members' data are, on average, most relevant to the newcomer's.
+
+        Raises:
+            PolicyError: the query lacks the others' clusters.
+            FrameError: the others' numbers do not ascend, or include the client's own.
         """
         if query.labels is None:
             raise PolicyError(
@@ -153,18 +202,26 @@ class OneShotClient(SumClient):
             )
         chosen = []
         compared = self._compared(context, query)
-        for picks, (_, relevances) in zip(query.labels.picks, compared, strict=True):
+        for picks, (_, relevances) in zip(
+            query.labels.picks,
+            compared,
+            strict=True,
+        ):
+            # each newcomer receives the eigenvectors of all clients of the run
             labels = query.labels.table[list(picks)].to(relevances.device)
             clusters = sorted(set(labels.tolist()))
             means = torch.stack([relevances[labels == c].mean() for c in clusters])
-            chosen.append(int(means.argmax()))
+            best = int(means.argmax())
+            chosen.append(best)
         return TaskChoice(Rows(torch.as_tensor(chosen)))
 
     def _check_others(self, context: CallContext, query: OtherEigenvectors) -> None:
-        """Raise FrameError unless each client is sent vectors of others, each once, by ascending
-        number.
-        """
-        for i, picks in zip(context.ids, query.ids.picks, strict=True):
+        """Raise FrameError unless each client receives vectors of others, in ascending order."""
+        for i, picks in zip(
+            context.ids,
+            query.ids.picks,
+            strict=True,
+        ):
             ids = query.ids.table[list(picks)].tolist()
             if ids != sorted(set(ids)) or i in ids:
                 raise FrameError(
@@ -175,57 +232,97 @@ class OneShotClient(SumClient):
     def _compared(
         self, context: CallContext, query: OtherEigenvectors
     ) -> list[tuple[list[int], torch.Tensor]]:
-        """For each client that is asked: whose vectors it was sent, and r(i, j) of each, (r,)."""
+        """Compare each client's data with the eigenvectors that it received.
+
+        Returns:
+            For each client of the call: the other clients, and r(i, j) of each, (r,).
+        """
         self._check_others(context, query)
         vectors = self._opened(query)
-        return [
-            (query.ids.table[list(picks)].tolist(), self._relevant(k, vectors[list(picks)]))
-            for k, picks in zip(context.positions, query.vectors.picks, strict=True)
-        ]
+        compared = []
+        for k, picks in zip(
+            context.positions,
+            query.vectors.picks,
+            strict=True,
+        ):
+            rows = list(picks)
+            others = query.ids.table[rows].tolist()
+            compared.append((others, self._relevant(k, vectors[rows])))
+        return compared
 
     def _relevant(self, k: int, vectors: torch.Tensor) -> torch.Tensor:
-        """Return r(i, ·) from G_i, or, where that has noise, r of spans from the noisy matrix that
-        the client's eigenvectors are of.
+        """Return r(i, ·), from G_i or from the noisy matrix of the client's eigenvectors.
+
+        Args:
+            k: the client's position.
+            vectors: (r, p, D) of other clients.
+
+        Returns:
+            (r,) in [0, 1].
         """
-        features, flat = self._features(k), vectors.flatten(0, 1)
-        if self._noise is None or self._noise.naive:
-            image = projected(features, flat)
+        features = self._features(k)
+        flat = vectors.flatten(0, 1)
+        shape = vectors.shape[:2]
+        noise = self._gram_noise
+        if noise is None:
+            # λ̂_k = ‖G_i v_k‖, and the ratios of eq. 3 and 4
+            image = projected(features, flat).view(shape)
+            values, _ = self._spectrum(k)
             return relevance(
-                self._spectrum(k)[0], image.view(vectors.shape[:2]), self._floor, vectors.any(-1)
+                values,
+                image,
+                self._floor,
+                vectors.any(-1),
             )
-        noisy = self._noisy(k, features, self._noise)
-        image = (flat.to(noisy) @ noisy).norm(dim=1)
-        own = self._spectrum(k)[0]
-        return span_relevance(own, image.view(vectors.shape[:2]), self._floor, told_by_all(vectors))
+        # In the ratios, noise that turns the first vector slightly changes ‖G v_k‖ of all later
+        # ones by the first eigenvalue. The energy of a span does not depend on its basis.
+        noisy = self._noisy(k, features, noise)
+        image = (flat.to(noisy) @ noisy).norm(dim=1).view(shape)
+        values, _ = self._spectrum(k)
+        return span_relevance(values, image, self._floor, told_by_all(vectors))
 
     def _opened(self, query: OtherEigenvectors) -> torch.Tensor:
-        """(r, p, D) of the query's table."""
-        start, table = self.cohort.start, query.vectors.table
-        if self._pipeline.seal:
-            like = start.new_empty(self._count, self._phi.dimension)
-            return self._pipeline.seal.open(
-                table, query.ids.table.tolist(), query.step, "eigen", "vectors", like
-            )
-        return self._pipeline.of("vectors").inverse(table.to(start), query.step)
+        """Return the eigenvectors of the query's table, (r, p, D), opened or unmasked."""
+        start = self.cohort.start
+        table = query.vectors.table
+        seal = self._pipeline.seal
+        if not seal:
+            return self._pipeline.of("vectors").inverse(table.to(start), query.step)
+        template = start.new_empty(self._count, self._phi.dimension)
+        owners = query.ids.table.tolist()
+        return seal.open(table, owners, query.step, "eigen", "vectors", template)
 
     def _features(self, k: int) -> torch.Tensor:
-        """Φ of the samples of the client at position k, (n, D)."""
-        noisy = self._noise is not None and not self._noise.naive
-        return self._phi(self.cohort.inputs(k), finite=not noisy)
+        """Return Φ of the samples of the client at position k, (n, D)."""
+        # under noise, rows that are not finite count as zeros: an error would be a release
+        refuse_nonfinite = self._gram_noise is None
+        return self._phi(self.cohort.inputs(k), finite=refuse_nonfinite)
 
-    def _noisy(self, k: int, features: torch.Tensor, noise: GramNoise) -> torch.Tensor:
-        """Return the one noisy Gram matrix (D, D) of the client at position k.
+    def _noisy(
+        self,
+        k: int,
+        features: torch.Tensor,
+        noise: GramNoise,
+    ) -> torch.Tensor:
+        """Return the one noisy Gram matrix of a client.
 
-        Its noise depends on every bit of the exact matrix. Where this is rounded otherwise, the
-        noisy matrix is a new one, and whatever is told of it is a second release.
+        Args:
+            k: the client's position.
+            features: (n, D) of its samples.
+            noise: of Gram matrices.
+
+        Returns:
+            (D, D) float64.
 
         Raises:
             PolicyError: the matrix differs from the one that was used before.
         """
         client = self.cohort.ids[k]
         matrix = noise.matrix(features, client)
-        found = digest(matrix)
-        if self._made.setdefault(k, found) != found:
+        # The noise depends on every bit of the exact matrix. If that is rounded differently, the
+        # noisy matrix is a new one, and everything computed from it is a second release.
+        current = digest(matrix)
+        if self._made.setdefault(k, current) != current:
             raise PolicyError(
                 f"client {client}'s noisy Gram matrix came out otherwise than when it was first "
                 "used, as on a machine that rounds otherwise, and its noise covers one matrix "
@@ -236,37 +333,37 @@ class OneShotClient(SumClient):
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Add digests of the noisy Gram matrices that were used, and their clients' positions."""
-        at = sorted(self._made)
-        digests = torch.tensor([list(self._made[k]) for k in at], dtype=torch.uint8)
+        positions = sorted(self._made)
+        digests = torch.tensor([list(self._made[k]) for k in positions], dtype=torch.uint8)
         return {
             **super().memory(),
-            "made": digests.view(len(at), DIGEST),
-            "made_at": torch.tensor(at, dtype=torch.int64),
+            "made": digests.view(len(positions), DIGEST),
+            "made_at": torch.tensor(positions, dtype=torch.int64),
         }
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned; what was made of other matrices is made again."""
+        """Restore what `memory` returned; spectra of other matrices are computed again."""
         super().recall(memory)
         digests = [bytes(row) for row in memory["made"].tolist()]
-        self._made = dict(zip(memory["made_at"].tolist(), digests, strict=True))
-        self._own = {}
+        positions = memory["made_at"].tolist()
+        self._made = dict(zip(positions, digests, strict=True))
+        self._spectra = {}  # they may be of other matrices
 
     def _released(self, k: int) -> torch.Tensor:
-        """The eigenvectors (p, D) that leave the client at position k."""
-        vectors = self._spectrum(k)[1]
-        return (
-            self._noise.blurred(vectors, self.cohort.ids[k])
-            if self._noise and self._noise.naive
-            else vectors
-        )
+        """Return the eigenvectors (p, D) that leave the client at position k."""
+        _, vectors = self._spectrum(k)
+        if self._noise and self._noise.naive:
+            return self._noise.blurred(vectors, self.cohort.ids[k])
+        return vectors
 
     def _spectrum(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Eigenvalues (p,) and eigenvectors (p, D) of the client at position k."""
-        if k not in self._own:
+        """Return eigenvalues (p,) and eigenvectors (p, D) of the client at position k."""
+        if k not in self._spectra:
             features = self._features(k)
-            if self._noise is None or self._noise.naive:
-                self._own[k] = top(features, self._count)
+            noise = self._gram_noise
+            if noise is None:
+                self._spectra[k] = top(features, self._count)
             else:
-                matrix = self._noisy(k, features, self._noise)
-                self._own[k] = self._noise.spectrum(matrix, self._count)
-        return self._own[k]
+                matrix = self._noisy(k, features, noise)
+                self._spectra[k] = noise.spectrum(matrix, self._count)
+        return self._spectra[k]

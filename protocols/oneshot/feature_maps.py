@@ -1,7 +1,6 @@
-"""Feature maps Φ: what a client's samples are described by before their Gram matrix is formed (Ali
-& Arafa 2024, II-B).
+"""Feature maps Φ, applied to a client's samples before their Gram matrix (Ali & Arafa 2024, II-B).
 
-Every client must use the same map, so a map is made from public things alone: a name, the run's
+All clients must use the same map, so a map is determined by public information: a name, the run's
 seed, a public data set, published weights.
 """
 
@@ -33,18 +32,22 @@ if TYPE_CHECKING:
     Map: TypeAlias = Callable[[Tensor], Tensor]
 
 NAMES = ("identity", "pca", "dct", "conv", "resnet18")
-DIMENSION = {"pca": 64, "dct": 16, "conv": 512}  # numbers per sample unless told otherwise (ours)
-PUBLIC = 4000  # public samples that principal components are computed from (ours)
+DIMENSION = {"pca": 64, "dct": 16, "conv": 512}  # default D (not in the paper)
+PUBLIC = 4000  # public samples for principal components (not in the paper)
 BATCH = 500  # samples mapped at once
 
 
 @dataclass(frozen=True)
 class Features:
-    """A map Φ of samples (n, *shape) in [0, 1] to features (n, D) float32, on the samples' device.
+    """A map Φ of samples in [0, 1] to features, which are float32 on the samples' device.
 
     Args:
-        dimension: D. description: what a configuration says of it, for JSON. batch: samples mapped
-            at once.
+        name: of the map.
+        shape: of a sample.
+        dimension: D, the numbers of a sample's features.
+        function: the map of (n, *shape) to (n, D).
+        description: of the map, in JSON for configurations.
+        batch: samples mapped at once.
     """
 
     name: str
@@ -55,15 +58,19 @@ class Features:
     batch: int = BATCH
 
     def __call__(self, x: Tensor, finite: bool = True) -> Tensor:
-        """Φ(x), (n, D).
+        """Return Φ(x).
 
         Args:
+            x: (n, *shape).
             finite: whether a row that is not finite is refused. Under noise it counts as zeros
-                later, since a refusal would be a release of its own.
+                later, since a refusal would be a release without noise.
+
+        Returns:
+            (n, D) float32.
 
         Raises:
-            UsageError: samples of another shape, or a map of a user's own that fails or does not
-                give a row of D for each.
+            UsageError: samples of another shape, or a user's own map that fails or does not return
+                D numbers for each sample.
         """
         if tuple(x.shape[1:]) != self.shape:
             raise UsageError(
@@ -72,24 +79,34 @@ class Features:
             )
         if not len(x):
             return torch.zeros(0, self.dimension, device=x.device)
-        parts = torch.split(x, self.batch)
-        # maps have float32 weights, also in runs in float64
-        rows = torch.cat(
-            [_checked(self.name, self.function, part.float(), self.dimension) for part in parts]
-        )
+        batches = []
+        for samples in torch.split(x, self.batch):
+            # maps have float32 weights, also in runs in float64
+            batches.append(
+                _checked(
+                    self.name,
+                    self.function,
+                    samples.float(),
+                    self.dimension,
+                )
+            )
+        rows = torch.cat(batches)
         if finite:
             _check_finite(self.name, rows)
         return rows
 
     def describe(self) -> Any:
-        """What a configuration says of it, so that clients with another map are refused."""
-        return copy.deepcopy(self.description)  # those of named maps are kept and shared
+        """Return the map's description, so that clients with another map are refused."""
+        return copy.deepcopy(self.description)  # descriptions of named maps are cached and shared
 
     def agreed(self, description: Any) -> Features:
-        """The same map.
+        """Return this map if it is the run's.
+
+        Args:
+            description: of the map in the run's configuration.
 
         Raises:
-            UsageError: the run's configuration describes another one.
+            UsageError: the configuration describes another map.
         """
         if self.description != description:
             raise UsageError(
@@ -99,12 +116,21 @@ class Features:
         return self
 
 
-def check(features: Any, public: str | None = None, dimension: int | None = None) -> None:
-    """Refuse options that no data could make right; torch is not loaded for it.
+def check(
+    features: Any,
+    public: str | None = None,
+    dimension: int | None = None,
+) -> None:
+    """Check options that are invalid for any data; torch is not imported.
+
+    Args:
+        features: the map's name, or a user's own map.
+        public: name of a public data set, or None.
+        dimension: D, or None.
 
     Raises:
-        UsageError: an unknown name, a public data set that is missing, unknown or of no use, or a
-            dimension that is none.
+        UsageError: an unknown name; a public data set that is missing, unknown or not used; or an
+            invalid dimension.
     """
     if not isinstance(features, str) and not callable(features):
         raise UsageError(
@@ -113,21 +139,35 @@ def check(features: Any, public: str | None = None, dimension: int | None = None
         )
     if isinstance(features, str) and features not in NAMES:
         raise unknown("features", features, NAMES)
+    _check_public(features, public)
+    _check_dimension(features, dimension)
+
+
+def _check_public(features: Any, public: str | None) -> None:
+    """Raise UsageError unless a public data set is given for pca, and for pca alone."""
     if features == "pca" and public is None:
         raise UsageError(
             "the features pca need public data of the same shape: name a data set as public, "
             "cifar100 for cifar10, say"
         )
-    if public is not None and features != "pca":
+    if public is None:
+        return
+    if features != "pca":
         raise UsageError("public data serve the features pca alone: leave public out, or use pca")
-    # what cannot be hashed may be asked for, too
-    if public is not None and public not in tuple(SOURCES):
+    # a tuple, since a user may give something that cannot be hashed
+    if public not in tuple(SOURCES):
         raise unknown("public data", public, SOURCES)
-    if dimension is not None and (not isinstance(features, str) or features not in DIMENSION):
+
+
+def _check_dimension(features: Any, dimension: int | None) -> None:
+    """Raise UsageError for a dimension of a map that has none to choose, or one below 1."""
+    if dimension is None:
+        return
+    if not isinstance(features, str) or features not in DIMENSION:
         raise UsageError(
             f"components are chosen for the features {', '.join(DIMENSION)} alone: leave them out"
         )
-    if dimension is not None and not (isinstance(dimension, Integral) and dimension >= 1):
+    if not (isinstance(dimension, Integral) and dimension >= 1):
         raise UsageError(f"components = {dimension!r} is not possible: it is a whole number from 1")
 
 
@@ -147,46 +187,57 @@ def build(
     public: str | None = None,
     dimension: int | None = None,
 ) -> Features:
-    """The named map for samples of this shape, or a user's own, tried on three random samples.
+    """Return a feature map for samples of a shape, after a trial on three random samples.
 
-    "identity" flattens; "pca" projects on the principal components of public samples; "dct" keeps
-    an image's lowest frequencies, which needs no data at all; "conv" is an untrained network whose
-    weights are drawn from the seed; "resnet18" is torchvision's, trained on ImageNet, up to its
-    average pool (Ali & Arafa 2024, III).
+    "identity" flattens samples. "pca" projects on the principal components of public samples. "dct"
+    is an image's lowest frequencies, which needs no data. "conv" is an untrained network whose
+    weights are drawn from the seed. "resnet18" is torchvision's network, trained on ImageNet, up to
+    its average pool (Ali & Arafa 2024, III).
 
     Args:
-        public: name of a public data set, for pca. dimension: D, for pca, dct and conv (None:
-            `DIMENSION`).
+        features: the map's name, or a user's own map.
+        shape: of a sample.
+        randomness: of the run.
+        public: name of a public data set, for pca.
+        dimension: D, for pca, dct and conv; None means `DIMENSION`.
 
     Raises:
-        UsageError: as in `check`; or samples that the map does not take, public data, packages or
-            weights that are missing.
+        UsageError: as in `check`; or samples that the map does not accept, or public data, packages
+            or weights that are missing.
     """
     check(features, public, dimension)
     batch = BATCH
+    if isinstance(features, str):
+        name = features
+        components = int(dimension or DIMENSION.get(name, 0))
+    else:
+        name = getattr(features, "__name__", type(features).__name__)
+
     if not isinstance(features, str):
         function, description = _own(features)
     elif features == "identity":
         function, description = (lambda x: x.flatten(1)), "identity"
     elif features == "pca":
-        function, description = _pca(
-            tuple(shape), randomness.seed, str(public), int(dimension or DIMENSION["pca"]), PUBLIC
-        )
+        function, description = _pca(tuple(shape), randomness.seed, str(public), components, PUBLIC)
     elif features == "dct":
-        function, description = _dct(tuple(shape), int(dimension or DIMENSION["dct"]))
+        function, description = _dct(tuple(shape), components)
     elif features == "conv":
-        function, description = _conv(shape, randomness, int(dimension or DIMENSION["conv"]))
+        function, description = _conv(shape, randomness, components)
     else:
         function, description, batch = resnet18(shape)
-    name = (
-        features
-        if isinstance(features, str)
-        else getattr(features, "__name__", type(features).__name__)
-    )
-    found = _tried(name, function, shape)
+
+    trial = _tried(name, function, shape)
     if description is None:
-        description = {"callable": _place(features), "probe": _print(found)}
-    return Features(name, tuple(shape), found.shape[1], function, description, batch)
+        # a callable has no weights to describe, so its values on the trial samples stand for it
+        description = {"callable": _qualified_name(features), "probe": _print(trial)}
+    return Features(
+        name,
+        tuple(shape),
+        trial.shape[1],
+        function,
+        description,
+        batch,
+    )
 
 
 # a run builds its map several times: for the server's facts, its clients, newcomers
@@ -194,42 +245,68 @@ def build(
 def _pca(
     shape: tuple[int, ...], seed: int, public: str, dimension: int, count: int
 ) -> tuple[Map, Any]:
-    """Projection on the leading principal components of a seeded draw of public samples.
+    """Return the projection on the leading principal components of public samples.
 
-    The samples' own mean stays in (ours): G is about the origin, and much of what tells tasks apart
-    is where their means lie.
+    Args:
+        shape: of a sample.
+        seed: of the run, by which public samples are drawn.
+        public: name of the data set.
+        dimension: D.
+        count: number of public samples.
+
+    Returns:
+        The map and its description.
+
+    Raises:
+        UsageError: samples of another shape, or too few for so many components.
     """
-    given = source(public)
-    if given.shape != shape:
+    data = source(public)
+    if data.shape != shape:
         raise UsageError(
-            f"the public data {public} have samples of shape {_text(given.shape)}, the clients' "
+            f"the public data {public} have samples of shape {_text(data.shape)}, the clients' "
             f"have {_text(shape)}: name data of one shape"
         )
-    draw = Randomness(seed).generator("features", "public").permutation(len(given.train.y))[:count]
-    samples = torch.from_numpy(given.train.read(np.sort(draw))).flatten(1)
+    generator = Randomness(seed).generator("features", "public")
+    drawn = generator.permutation(len(data.train.y))[:count]
+    samples = torch.from_numpy(data.train.read(np.sort(drawn))).flatten(1)
     if dimension > min(samples.shape):
         raise UsageError(
             f"{len(samples)} samples of {public} have at most {min(samples.shape)} principal "
             f"components, not {dimension}"
         )
+    # centred for the components only: their directions are those of the largest variance
     wide = samples.double()
-    vectors = top(wide - wide.mean(0), dimension)[1].float()
+    _, components = top(wide - wide.mean(0), dimension)
+    components = components.float()
 
     def function(x: Tensor) -> Tensor:
-        return x.flatten(1) @ vectors.to(x.device).T
+        # Not centred (not in the paper): G is about the origin, and tasks differ to a large extent
+        # by their means.
+        return x.flatten(1) @ components.to(x.device).T
 
-    return function, {
+    description = {
         "pca": public,
         "dimension": dimension,
         "samples": hashlib.sha256(samples.numpy().tobytes()).hexdigest(),
     }
+    return function, description
 
 
 def _dct(shape: tuple[int, ...], dimension: int) -> tuple[Map, Any]:
-    """The lowest frequencies (u/H, v/W) of each channel's orthonormal DCT-II, by u²/H² + v²/W²
-    (ours).
+    """Return the lowest frequencies of each channel's orthonormal DCT-II (not in the paper).
 
-    A projection, so it makes no sample longer.
+    Frequencies (u/H, v/W) are ordered by u²/H² + v²/W². The map is a projection, so it increases no
+    sample's norm.
+
+    Args:
+        shape: (channels, H, W) of an image.
+        dimension: D.
+
+    Returns:
+        The map and its description.
+
+    Raises:
+        UsageError: samples that are no images, or have fewer frequencies.
     """
     from scipy.fft import idctn
 
@@ -239,19 +316,30 @@ def _dct(shape: tuple[int, ...], dimension: int) -> tuple[Map, Any]:
             "pca"
         )
     channels, height, width = shape
-    if dimension > channels * height * width:
+    frequencies = channels * height * width
+    if dimension > frequencies:
         raise UsageError(
-            f"samples of shape {_text(shape)} have {channels * height * width} frequencies, not "
+            f"samples of shape {_text(shape)} have {frequencies} frequencies, not "
             f"{dimension}: ask for fewer"
         )
+
+    def by_frequency(index: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+        u, v, _ = index
+        return (u / height) ** 2 + (v / width) ** 2, index
+
     order = sorted(
-        np.ndindex(height, width, channels),
-        key=lambda f: ((f[0] / height) ** 2 + (f[1] / width) ** 2, f),
+        np.ndindex(
+            height,
+            width,
+            channels,
+        ),
+        key=by_frequency,
     )[:dimension]
-    waves = np.zeros((dimension, *shape))
-    for k, (u, v, c) in enumerate(order):
-        waves[k, c, u, v] = 1
-    basis = torch.from_numpy(idctn(waves, axes=(2, 3), norm="ortho").reshape(dimension, -1)).float()
+    spectra = np.zeros((dimension, *shape))
+    for k, (u, v, channel) in enumerate(order):
+        spectra[k, channel, u, v] = 1
+    waves = idctn(spectra, axes=(2, 3), norm="ortho")
+    basis = torch.from_numpy(waves.reshape(dimension, -1)).float()
 
     def function(x: Tensor) -> Tensor:
         return x.flatten(1) @ basis.to(x.device).T
@@ -259,50 +347,94 @@ def _dct(shape: tuple[int, ...], dimension: int) -> tuple[Map, Any]:
     return function, {"dct": dimension}
 
 
-def _conv(shape: tuple[int, ...], randomness: Randomness, dimension: int) -> tuple[Map, Any]:
-    """Two 3×3 convolutions with random weights, ReLU and pooling, averaged over the four quarters
-    of the image (ours).
+def _conv(
+    shape: tuple[int, ...],
+    randomness: Randomness,
+    dimension: int,
+) -> tuple[Map, Any]:
+    """Return an untrained network of two convolutions (not in the paper).
 
-    `benchmarks.papers.oneshot_table1` and `benchmarks.tasks` tell how well it tells tasks apart,
-    beside the pixels themselves.
+    They are 3×3 convolutions with random weights, ReLU and pooling, averaged over the four quarters
+    of the image. `benchmarks.papers.oneshot_table1` and `benchmarks.tasks` measure how well it
+    separates tasks, compared with the pixels themselves.
+
+    Args:
+        shape: (channels, H, W) of an image.
+        randomness: of the run.
+        dimension: D.
+
+    Returns:
+        The map and its description.
+
+    Raises:
+        UsageError: samples that are no images, or too small ones.
     """
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise UsageError(
             "the features conv take images of at least 4×4 pixels, not samples of shape "
             f"{_text(shape)}: use identity"
         )
+    # four numbers a channel, one for each quarter, so D / 4 channels rounded up
     widths = (shape[0], 32, -(-dimension // 4))
-    layers = [
-        _layer(randomness, k, before, after) for k, (before, after) in enumerate(pairwise(widths))
-    ]
+    layers = []
+    for number, (inputs, outputs) in enumerate(pairwise(widths)):
+        layers.append(_layer(randomness, number, inputs, outputs))
 
     def function(x: Tensor) -> Tensor:
-        (w1, b1), (w2, b2) = (tuple(part.to(x.device) for part in layer) for layer in layers)
-        do = torch.nn.functional
-        first = do.max_pool2d(do.conv2d(x - 0.5, w1, b1, padding=1).relu(), 2)
-        out: Tensor = do.adaptive_avg_pool2d(do.conv2d(first, w2, b2, padding=1).relu(), 2).flatten(
-            1
+        ops = torch.nn.functional
+        (weight1, bias1), (weight2, bias2) = layers
+        device = x.device
+        hidden = ops.conv2d(
+            x - 0.5,
+            weight1.to(device),
+            bias1.to(device),
+            padding=1,
         )
-        return out[:, :dimension]
+        hidden = ops.max_pool2d(hidden.relu(), 2)
+        output = ops.conv2d(
+            hidden,
+            weight2.to(device),
+            bias2.to(device),
+            padding=1,
+        )
+        quarters: Tensor = ops.adaptive_avg_pool2d(output.relu(), 2).flatten(1)
+        return quarters[:, :dimension]
 
     return function, {"conv": list(widths), "dimension": dimension}
 
 
-def _layer(randomness: Randomness, k: int, before: int, after: int) -> tuple[Tensor, Tensor]:
-    """Weights (after, before, 3, 3) and biases (after,), uniform in ± 1/√fan-in."""
-    draw, bound = randomness.generator("features", "conv", k), (9 * before) ** -0.5
-    weight, bias = (
-        draw.uniform(-bound, bound, (after, before, 3, 3)),
-        draw.uniform(-bound, bound, after),
+def _layer(randomness: Randomness, number: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+    """Return the weights of a convolution, uniform in ± 1/√fan-in.
+
+    Args:
+        randomness: of the run.
+        number: of the layer.
+        inputs: channels.
+        outputs: channels.
+
+    Returns:
+        Weights (outputs, inputs, 3, 3) and biases (outputs,).
+    """
+    generator = randomness.generator("features", "conv", number)
+    bound = (9 * inputs) ** -0.5
+    weight = generator.uniform(
+        -bound,
+        bound,
+        (outputs, inputs, 3, 3),
     )
+    bias = generator.uniform(-bound, bound, outputs)
     return torch.from_numpy(weight).float(), torch.from_numpy(bias).float()
 
 
 def _own(features: Map | nn.Module) -> tuple[Map, Any]:
-    """A user's own map; of a module a copy in evaluation mode, described by its text and weights.
+    """Return a user's own map and its description.
 
-    It is given copies of samples: `x -= mean`, or a ReLU in place, would change what clients train
-        on.
+    A module is copied in evaluation mode, and described by its text and weights; a callable has no
+    description. Both receive copies of samples: `x -= mean`, or a ReLU in place, would otherwise
+    change the data that clients train on.
+
+    Raises:
+        UsageError: a module that cannot be copied.
     """
     if not isinstance(features, torch.nn.Module):
         return (lambda x: features(x.clone())), None
@@ -317,30 +449,78 @@ def _own(features: Map | nn.Module) -> tuple[Map, Any]:
     return (lambda x: module.to(x.device)(x.clone())), describe(module)
 
 
-def _tried(name: str, function: Map, shape: tuple[int, ...]) -> Tensor:
-    """The features (3, D) of three random samples, which are always the same ones."""
-    x = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-    found = _checked(name, function, x)
-    _check_finite(name, found)
-    again, alone = (_checked(name, function, part, found.shape[1]) for part in (x, x[:1]))
-    near = 1e-3 * float(found.abs().max())
-    if not torch.allclose(found, again, rtol=0, atol=near):
+def _tried(
+    name: str,
+    function: Map,
+    shape: tuple[int, ...],
+) -> Tensor:
+    """Return the features of three random samples, which are always the same ones.
+
+    Args:
+        name: of the map, for errors.
+        function: the map.
+        shape: of a sample.
+
+    Returns:
+        (3, D)
+
+    Raises:
+        UsageError: the map draws random numbers, has a state, or mixes samples.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(3, *shape, generator=generator, dtype=torch.float32)
+    features = _checked(name, function, x)
+    _check_finite(name, features)
+    again = _checked(name, function, x, features.shape[1])
+    single = _checked(
+        name,
+        function,
+        x[:1],
+        features.shape[1],
+    )
+    # products of other sizes may be rounded differently
+    tolerance = 1e-3 * float(features.abs().max())
+    if not torch.allclose(features, again, rtol=0, atol=tolerance):
         raise UsageError(
             f"the features {name} differ from call to call: let them draw no random numbers and "
             "keep no state"
         )
-    if not torch.allclose(found[:1], alone, rtol=0, atol=near):
+    if not torch.allclose(
+        features[:1],
+        single,
+        rtol=0,
+        atol=tolerance,
+    ):
         raise UsageError(
             f"the features {name} of a sample depend on the others of its batch: map each sample "
             "on its own"
         )
-    return found
+    return features
 
 
-def _checked(name: str, function: Map, x: Tensor, dimension: int | None = None) -> Tensor:
+def _checked(
+    name: str,
+    function: Map,
+    x: Tensor,
+    dimension: int | None = None,
+) -> Tensor:
+    """Apply a map, and check the shape and type of its result.
+
+    Args:
+        name: of the map, for errors.
+        function: the map.
+        x: (n, *shape) samples.
+        dimension: D; None accepts any.
+
+    Returns:
+        (n, D) float32.
+
+    Raises:
+        UsageError: the map fails, or returns something else.
+    """
     try:
         with torch.no_grad():
-            found: Any = function(x)
+            features: Any = function(x)
     except UsageError:
         raise
     except Exception as error:  # a user's own map may raise anything
@@ -348,56 +528,73 @@ def _checked(name: str, function: Map, x: Tensor, dimension: int | None = None) 
             f"the features {name} do not take samples of shape {_text(x.shape[1:])}: "
             f"{_reason(error)}"
         ) from error
-    if (
-        not isinstance(found, torch.Tensor)
-        or found.ndim != 2
-        or len(found) != len(x)
-        or not found.shape[1]
-    ):
-        what = _text(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+    if not _is_matrix(features, len(x)):
+        description = type(features).__name__
+        if isinstance(features, torch.Tensor):
+            description = _text(features.shape)
         raise UsageError(
-            f"the features {name} give {what} for {len(x)} samples: they must give one row of "
-            "numbers for each"
+            f"the features {name} give {description} for {len(x)} samples: they must give one row "
+            "of numbers for each"
         )
-    if found.shape[1] != (dimension or found.shape[1]):
+    if dimension and features.shape[1] != dimension:
         raise UsageError(
-            f"the features {name} give {dimension} numbers for a sample, then {found.shape[1]}: "
+            f"the features {name} give {dimension} numbers for a sample, then {features.shape[1]}: "
             "give equally many"
         )
-    if found.is_complex():
+    if features.is_complex():
         raise UsageError(f"the features {name} are complex: give real numbers")
-    return found.detach().float()
+    rows: Tensor = features.detach().float()
+    return rows
+
+
+def _is_matrix(features: Any, rows: int) -> bool:
+    """Return whether features are a tensor with so many rows, and at least one column."""
+    if not isinstance(features, torch.Tensor) or features.ndim != 2:
+        return False
+    return len(features) == rows and features.shape[1] > 0
 
 
 def _check_finite(name: str, rows: Tensor) -> None:
+    """Raise UsageError if a number is not finite."""
     if not bool(rows.isfinite().all()):
         raise UsageError(
             f"the features {name} of some sample are not finite: mend the map, or the sample"
         )
 
 
-def _place(features: Any) -> str:
-    kind = features if hasattr(features, "__qualname__") else type(features)
-    return f"{kind.__module__}.{kind.__qualname__}"
+def _qualified_name(features: Any) -> str:
+    """Return module and name of a function, or of an object's class."""
+    definition = features if hasattr(features, "__qualname__") else type(features)
+    return f"{definition.__module__}.{definition.__qualname__}"
 
 
-def _print(found: Tensor) -> list[str]:
-    """A few digits of random projections of the probe's features, which tell maps apart but not
-    machines that round differently.
+def _print(features: Tensor) -> list[str]:
+    """Return a fingerprint of the trial samples' features.
+
+    It has a few digits of random projections, which differ between maps but not between machines
+    that round differently.
     """
-    draw = Randomness(0).generator("features", "probe").standard_normal((found.shape[1], 4))
-    return [
-        f"{value:.2e}"
-        for value in (found.double().cpu() @ torch.from_numpy(draw)).flatten().tolist()
-    ]
+    generator = Randomness(0).generator("features", "probe")
+    directions = torch.from_numpy(generator.standard_normal((features.shape[1], 4)))
+    projections = features.double().cpu() @ directions
+    return [f"{value:.2e}" for value in projections.flatten().tolist()]
 
 
 def _text(shape: tuple[int, ...]) -> str:
+    """Return a shape as text for errors, such as 3×32×32."""
     return "×".join(map(str, shape)) or "a single number"
 
 
 def _reason(error: Exception) -> str:
+    """Return the first line of an error's text, shortened, or its type."""
+    lines = str(error).splitlines()
+    if not lines:
+        return type(error).__name__
     return (
-        textwrap.shorten((str(error).splitlines() or [""])[0], 200, placeholder=" …")
+        textwrap.shorten(
+            lines[0],
+            200,
+            placeholder=" …",
+        )
         or type(error).__name__
     )

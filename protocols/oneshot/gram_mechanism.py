@@ -1,17 +1,18 @@
-"""Gram matrices with noise, from which a client's eigenvectors and all its relevance values follow
-(ours; Ali & Arafa 2024 have none).
+"""Gram matrices with noise, from which a client's eigenvectors and relevance values follow.
 
-A is XᵀX of features whose rows are clipped to norm 1: a rule that looks at one sample at a time.
-Neither eigenvectors nor relevance, which is made of ratios, need the division by n, so for unit
-"example" there is none: one sample more or less moves A by at most 1 in Frobenius norm, one
-replaced by at most √2. For unit "client" it is XᵀX/n, whose norm is at most 1, against zero, or √2
-from another client's.
+None of this is in Ali & Arafa 2024.
 
-The symmetric matrices are a vector space of D(D + 1)/2 numbers whose Frobenius norm is the norm of
-(diagonal, √2 · what is above it). Noise is isotropic there: N(0, s²) on the diagonal, N(0, s²/2)
-beside it. The privacy is that of Analyze Gauss (Dwork, Talwar, Thakurta, Zhang 2014), which has
-N(0, s²) everywhere, and the spectral norm tends to s·√(2D) instead of s·√(4D), by Wigner's
-semicircle.
+A = XᵀX of features whose rows are clipped to norm 1, a rule that considers one sample at a time.
+Neither eigenvectors nor relevance, which is made of ratios, require the division by n. So for the
+unit "example" there is none: adding or removing a sample moves A by at most 1 in Frobenius norm,
+replacing one by at most √2. For the unit "client", A = XᵀX/n, whose norm is at most 1: this is its
+distance to the zero matrix, and it is at most √2 from another client's matrix.
+
+The symmetric matrices are a vector space of D(D + 1)/2 numbers, in which the Frobenius norm is the
+Euclidean norm of (diagonal, √2 · entries above it). Noise is isotropic there: N(0, s²) on the
+diagonal, N(0, s²/2) beside it. The privacy is that of Analyze Gauss (Dwork, Talwar, Thakurta, Zhang
+2014), which adds N(0, s²) everywhere. By Wigner's semicircle law, the spectral norm of the noise
+tends to s·√(2D) instead of s·√(4D).
 """
 
 from __future__ import annotations
@@ -30,33 +31,58 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 
 # ‖xxᵀ − yyᵀ‖ ≤ √2 where ‖x‖, ‖y‖ ≤ 1; so do two positive semidefinite matrices of norm 1 differ
 REPLACE = math.sqrt(2)
-# `benchmarks.papers.oneshot_noise` tells what it is good for; chosen by trial on other seeds (ours)
+# measured by `benchmarks.papers.oneshot_noise`; chosen by trial on other seeds (not in the paper)
 APART = 2.0
 
 
 def clipped(features: torch.Tensor) -> torch.Tensor:
-    """x·min(1, 1/‖x‖) of each row of (n, D), float64; a row that is not finite counts as zeros."""
+    """Clip each row to norm 1.
+
+    Args:
+        features: (n, D); a row that is not finite counts as zeros, since an error would be a
+            release without noise.
+
+    Returns:
+        (n, D) float64.
+    """
     wide = features.double()
-    wide = wide.masked_fill(~wide.isfinite().all(1, keepdim=True), 0)
-    found: torch.Tensor = wide / wide.norm(dim=1, keepdim=True).clamp_min(1)
-    return found
+    finite_rows = wide.isfinite().all(1, keepdim=True)
+    wide = wide.masked_fill(~finite_rows, 0)
+    norms = wide.norm(dim=1, keepdim=True)
+    rows: torch.Tensor = wide / norms.clamp_min(1)
+    return rows
 
 
 def gram(features: torch.Tensor, mean: bool = False) -> torch.Tensor:
-    """A = XᵀX (D, D) float64 of the clipped rows of features (n, D), or XᵀX/n where `mean` says so;
-    zero without rows.
+    """Return the Gram matrix A of clipped rows.
+
+    Args:
+        features: (n, D).
+        mean: if True, return XᵀX/n instead of XᵀX.
+
+    Returns:
+        (D, D) float64; zero without rows.
     """
     n, d = features.shape
-    total = torch.zeros(d, d, dtype=torch.float64, device=features.device)
-    for rows in torch.split(features, max(1, BLOCK // d)):
-        own = clipped(rows)
-        total += own.T @ own
-    return total / max(n, 1) if mean else total
+    matrix = torch.zeros(d, d, dtype=torch.float64, device=features.device)
+    # by blocks of rows, so that the float64 copy of the features stays small
+    for block in torch.split(features, max(1, BLOCK // d)):
+        rows = clipped(block)
+        matrix += rows.T @ rows
+    if mean:
+        return matrix / max(n, 1)
+    return matrix
 
 
 def packed(matrix: torch.Tensor) -> torch.Tensor:
-    """A symmetric matrix (D, D) as the D(D + 1)/2 numbers a_ii and √2·a_ij, i < j, whose norm is
-    its Frobenius norm.
+    """Return a symmetric matrix as a vector of the same norm.
+
+    Args:
+        matrix: (D, D), symmetric.
+
+    Returns:
+        (D(D + 1)/2,) the numbers a_ii and √2·a_ij, i < j, whose Euclidean norm is the matrix's
+        Frobenius norm.
     """
     i, j = torch.triu_indices(*matrix.shape, device=matrix.device)
     row = matrix[i, j]
@@ -65,173 +91,266 @@ def packed(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def unpacked(row: torch.Tensor, d: int) -> torch.Tensor:
-    """The symmetric matrix (D, D) that `packed` made the row of."""
+    """Return the symmetric matrix that `packed` made the vector of.
+
+    Args:
+        row: (D(D + 1)/2,).
+        d: D.
+
+    Returns:
+        (D, D)
+    """
     i, j = torch.triu_indices(d, d, device=row.device)
-    out = row.new_zeros(d, d)
-    out[i, j] = row
-    out.div_(math.sqrt(2)).diagonal().mul_(math.sqrt(2))
-    return out + out.triu(1).T
+    upper = row.new_zeros(d, d)
+    upper[i, j] = row
+    upper.div_(math.sqrt(2))
+    upper.diagonal().mul_(math.sqrt(2))
+    return upper + upper.triu(1).T
 
 
 def edge(sigma: float, d: int) -> float:
-    """s·√(2D): what the spectral norm of the noise on a matrix (D, D) tends to, and its
-    eigenvectors tell nothing below.
+    """Return s·√(2D), to which the spectral norm of the noise tends.
+
+    Eigenvectors with eigenvalues below it contain no information about the data.
+
+    Args:
+        sigma: s, the standard deviation of the noise on the diagonal.
+        d: D, the size of the matrix.
     """
     return sigma * math.sqrt(2 * d)
 
 
 @dataclass(frozen=True)
 class GramNoise:
-    """How clients hide their Gram matrices.
+    """The noise of clients' Gram matrices.
 
     Args:
-        multiplier: z, positive: noise of std s = z times the sensitivity to adding or removing the
-            unit, which is 1.
-        mechanism: "gram" noises A; "naive" leaves it, and noises unit eigenvectors by z times their
-            trivial sensitivity 2√p.
-        per_client: whether a whole client is the unit, not one of its samples.
-        draws: what noise is drawn from.
-        apart: an eigenvalue counts from so many times the noise's spectral norm on.
+        multiplier: z, positive: the noise has the standard deviation s = z times the sensitivity to
+            adding or removing the unit, which is 1.
+        mechanism: "gram" adds noise to A; "naive" adds noise to unit eigenvectors, z times their
+            trivial sensitivity 2√p, and leaves A exact.
+        per_client: whether the unit of privacy is a whole client, not one of its samples.
+        draws: the source of the noise.
+        separation: an eigenvalue counts if it is at least this multiple of the noise's spectral
+            norm.
     """
 
     multiplier: float
     mechanism: str
     per_client: bool
     draws: NoiseStreams
-    apart: float = APART
+    separation: float = APART
 
     @property
     def naive(self) -> bool:
-        """Return whether the eigenvectors alone are noised.
+        """Return whether noise is added to eigenvectors alone.
 
         This is for research on how robust the clustering is.
         """
         return self.mechanism == "naive"
 
     def matrix(self, features: torch.Tensor, client: int) -> torch.Tensor:
-        """The client's noisy A, (D, D) float64: the same for the same data, rounded alike.
+        """Return the client's noisy A.
 
-        It is made again when it is needed and not kept; making it holds about six matrices (D, D)
-        in float64.
+        It is the same for the same data, as long as they are rounded alike. It is computed again
+        whenever it is needed, since storing one for each client would take D² numbers each; the
+        computation holds about six (D, D) matrices in float64.
+
+        Args:
+            features: (n, D).
+            client: the client's number.
+
+        Returns:
+            (D, D) float64.
         """
         row = packed(gram(features, self.per_client))
-        return unpacked(
-            self.draws.noised(client, "gram", 0, row, self.multiplier, 1.0), features.shape[1]
+        noisy = self.draws.noised(
+            client,
+            "gram",
+            0,
+            row,
+            self.multiplier,
+            1.0,
         )
+        return unpacked(noisy, features.shape[1])
 
     def spectrum(self, matrix: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The p largest eigenvalues (p,) of a noisy A and its eigenvectors (p, D), as far as they
-        stand out of the noise.
+        """Return the largest eigenvalues of a noisy A, and their eigenvectors.
 
-        An eigenvalue below `apart` times the noise's edge and its vector are zero, as those beyond
-        a rank are; the first vector is always told, and its eigenvalue zero where it is negative.
-        All this is made from the noisy matrix, so it costs nothing (ours).
+        An eigenvalue below `separation` times the noise's edge, and its vector, are zero, as those
+        beyond a rank are. The first vector is always returned; its eigenvalue is zero if it is
+        negative (not in the paper).
+
+        Args:
+            matrix: (D, D) noisy A.
+            p: number of eigenvectors.
+
+        Returns:
+            Eigenvalues (p,) and eigenvectors (p, D).
         """
+        # all of this is post-processing of the noisy matrix, so it has no privacy cost
         values, vectors = leading(matrix, p)
-        stands = values >= self.apart * edge(self.multiplier, len(matrix))
-        stands[0] = True
-        return torch.where(stands, values.clamp_min(0), 0.0), torch.where(
-            stands[:, None], vectors, 0.0
+        significant = values >= self.separation * edge(self.multiplier, len(matrix))
+        significant[0] = True
+        values = torch.where(significant, values.clamp_min(0), 0.0)
+        vectors = torch.where(
+            significant[:, None],
+            vectors,
+            0.0,
         )
+        return values, vectors
 
     def blurred(self, vectors: torch.Tensor, client: int) -> torch.Tensor:
-        """The naive mechanism: unit eigenvectors (p, D), or zeros, with noise of std z·2√p, scaled
-        to unit norm again.
+        """Return eigenvectors with the noise of the naive mechanism, scaled to unit norm again.
+
+        The standard deviation is z·2√p.
+
+        Args:
+            vectors: (p, D) unit vectors, or zeros.
+            client: the client's number.
+
+        Returns:
+            (p, D)
         """
-        reach = 2 * math.sqrt(len(vectors))
-        noisy = self.draws.noised(client, "eigenvectors", 0, vectors, self.multiplier, reach)
-        found: torch.Tensor = noisy / noisy.norm(dim=1, keepdim=True).clamp_min(
-            torch.finfo(noisy.dtype).tiny
+        sensitivity = 2 * math.sqrt(len(vectors))
+        noisy = self.draws.noised(
+            client,
+            "eigenvectors",
+            0,
+            vectors,
+            self.multiplier,
+            sensitivity,
         )
-        return found
+        norms = noisy.norm(dim=1, keepdim=True)
+        unit: torch.Tensor = noisy / norms.clamp_min(torch.finfo(noisy.dtype).tiny)
+        return unit
 
 
 def told_by_all(vectors: torch.Tensor) -> torch.Tensor:
-    """Which of the vectors (r, p, D) of r clients are told by all of them, (r, p); the first of one
-    that tells any counts always (ours).
+    """Return which eigenvectors all clients have released (not in the paper).
 
-    Pairs that compare more vectors are less relevant to each other than other pairs whatever their
-    data, so all compare as many.
+    The first vector of a client that has released any always counts.
+
+    Args:
+        vectors: (r, p, D) of r clients; zeros are vectors that were not released.
+
+    Returns:
+        (r, p) bool.
     """
-    there = vectors.any(-1)
-    everywhere = there.all(0)
-    everywhere[:1] = True
-    return there & everywhere
+    # Pairs that compare more vectors are less relevant to each other than other pairs, whatever
+    # their data, so all pairs compare the same number.
+    released = vectors.any(-1)
+    by_all = released.all(0)
+    by_all[:1] = True
+    return released & by_all
 
 
 def hidden(config: Mapping[str, Any], secret: object) -> GramNoise | None:
-    """Return the noise of a run's configuration, drawn from its clients' secret.
+    """Return the noise of Gram matrices that a configuration specifies, or None.
 
-    Return None where there is none.
+    Args:
+        config: the run's configuration.
+        secret: the clients' source of noise.
     """
     if not config["gram_noise"]:
         return None
     assert isinstance(secret, NoiseStreams)
-    return GramNoise(
-        config["gram_noise"], config["gram_mechanism"], config["dp_unit"] == "client", secret
-    )
+    per_client = config["dp_unit"] == "client"
+    return GramNoise(config["gram_noise"], config["gram_mechanism"], per_client, secret)
 
 
 def multipliers(z: float, mechanism: str) -> dict[str, float]:
-    """Noise multipliers of one-shot clustering's replies, by field: rows of relevance follow from
-    the matrix whose eigenvectors are told.
+    """Return the noise multipliers of one-shot clustering's replies, by field.
 
-    A newcomer tells the cluster it chooses, and nothing else, so that is its one release. Naive
-    noise is in none but the eigenvectors.
+    Args:
+        z: the noise multiplier of Gram matrices; 0 means no noise.
+        mechanism: "gram" or "naive".
     """
     if not z:
         return {}
-    return {"vectors": z} if mechanism == "naive" else {"vectors": z, "row": math.inf, "cluster": z}
+    if mechanism == "naive":
+        # this noise is in the eigenvectors only
+        return {"vectors": z}
+    # Rows of relevance follow from the matrix whose eigenvectors were released (inf: no cost). A
+    # newcomer releases only the cluster that it chooses.
+    return {"vectors": z, "row": math.inf, "cluster": z}
 
 
-def check(given: Any) -> None:
-    """Raise UsageError for noise of Gram matrices that cannot be, or is said twice; `given` has the
-    options of one-shot clustering.
+def check(options: Any) -> None:
+    """Check the noise of Gram matrices.
+
+    Args:
+        options: a protocol with the options of one-shot clustering.
+
+    Raises:
+        UsageError: the noise is out of range, or specified twice.
     """
-    check_choice(given, gram_mechanism=("gram", "naive"))
-    check_noise(given, "gram_noise")
-    naive = given.gram_mechanism == "naive"
-    if naive and given.target_epsilon is not None:
+    check_choice(options, gram_mechanism=("gram", "naive"))
+    check_noise(options, "gram_noise")
+    naive = options.gram_mechanism == "naive"
+    if naive and options.target_epsilon is not None:
         raise UsageError(
             "naive noise leaves relevance exact, so no noise reaches a target_epsilon: use the "
             "gram mechanism"
         )
-    if naive and not given.gram_noise:
+    if naive and not options.gram_noise:
         raise UsageError(
             "the naive mechanism is noise on eigenvectors: say how much (gram_noise), or leave it "
             "out"
         )
-    if given.gram_noise and given.target_epsilon is not None:
+    if options.gram_noise and options.target_epsilon is not None:
         raise UsageError(
             "gram_noise and target_epsilon both say how much noise there is: give one of them"
         )
 
 
-def said(z: float, mechanism: str, p: int, delta: float) -> list[str]:
-    """What the naive mechanism's own price is, which does not stand for the run's."""
+def said(
+    z: float,
+    mechanism: str,
+    p: int,
+    delta: float,
+) -> list[str]:
+    """Return a sentence on the price of the naive mechanism, which is not the run's.
+
+    Args:
+        z: the noise multiplier of Gram matrices.
+        mechanism: "gram" or "naive".
+        p: eigenvectors that each client shares.
+        delta: δ.
+
+    Returns:
+        One sentence, or none for the gram mechanism.
+    """
     if not (z and mechanism == "naive"):
         return []
     from securecluster.privacy.dp.accounting import epsilon
 
-    alone = epsilon([(z, 1.0, 1)], delta).epsilon
+    price = epsilon([(z, 1.0, 1)], delta).epsilon
+    deviation = z * 2 * math.sqrt(p)
     return [
-        f"naive noise of std {z * 2 * math.sqrt(p):.3g} is on eigenvectors alone: by their trivial "
+        f"naive noise of std {deviation:.3g} is on eigenvectors alone: by their trivial "
         "sensitivity 2√p, whoever is protected,"
-        f" ε = {alone:.3g} for them; relevance is exact, so ε of all that is released is infinite"
+        f" ε = {price:.3g} for them; relevance is exact, so ε of all that is released is infinite"
     ]
 
 
 def trusted(features: object, public: str | None) -> list[str]:
-    """What is taken for granted of the feature map where Gram matrices have noise."""
+    """Return what is assumed of the feature map where Gram matrices have noise.
+
+    Args:
+        features: the name of the map, or a user's own.
+        public: the public data set of principal components.
+
+    Returns:
+        One sentence, or none for maps that no data determine.
+    """
     if features == "pca":
         return [
             f"the features are principal components of {public}, taken as public: clients' samples "
             "that are among these are not covered"
         ]
-    return (
-        []
-        if isinstance(features, str)
-        else [
-            "features of your own are taken as made without any client's data, one sample at a time"
-        ]
-    )
+    if isinstance(features, str):
+        return []
+    return [
+        "features of your own are taken as made without any client's data, one sample at a time"
+    ]

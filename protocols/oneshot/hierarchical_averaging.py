@@ -1,9 +1,8 @@
-"""Hierarchical federated averaging: local parameter servers (LPS), one a cluster, and a global one
-(GPS) for the layers they share.
+"""Hierarchical federated averaging with local parameter servers (LPS) and a global one (GPS).
 
-Each LPS averages its members' updates (`averaging`); now and then it sends the GPS how its first,
-common layers have moved, and gets the weighted average of all LPSs back. The rest of each model
-stays with its LPS (Ali & Arafa 2024, Algorithm 1, lines 5–7).
+There is one LPS for each cluster. It averages its members' updates (`averaging`). Periodically it
+sends the GPS the deltas of its first, common layers, and receives the weighted average of all LPSs.
+The other layers of each model stay at its LPS (Ali & Arafa 2024, Algorithm 1, lines 5 to 7).
 """
 
 from __future__ import annotations
@@ -31,47 +30,60 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class CommonDeltas:
-    """LPS to GPS: how its common layers moved in each FedAvg round since the last time. And back:
-    how they are to have moved.
+    """Deltas of the common layers, between the LPSs and the GPS.
+
+    An LPS sends those of each FedAvg round since the last time. The GPS replies with those that all
+    LPSs are to apply instead.
     """
 
-    # (K, L, n) of L rounds, masked where updates are; rounds have masks of their own, so they are
-    # not added up
+    # (K, L, n) of L rounds, masked where updates are; the masks of rounds differ, so that deltas of
+    # different rounds are not added up
     deltas: Rows
-    size: Rows | None  # (K, L) samples behind each move; not on the way back
+    size: Rows | None  # (K, L) samples behind each delta; not in the reply
 
 
 class GPS:
-    """The global parameter server, as far as it trains."""
+    """The global parameter server's part in the training."""
 
     @answers(RELAY, private=False)
     def mix(self, query: CommonDeltas) -> CommonDeltas:
-        """Σ_c n_c·w_c / Σ_c n_c (the paper says "weighted average"; the weights, sample counts, are
-        ours).
+        """Return Σ_c n_c·w_c / Σ_c n_c to all LPSs.
+
+        The paper writes "weighted average" only; the weights n_c, sample counts, are not in the
+        paper.
+
+        Args:
+            query: deltas (K, L, n) and sizes (K, L).
         """
         assert query.size is not None
-        size, moves = query.size.table, query.deltas.table
-        total = size.sum(0)
-        share = size / torch.where(total > 0, total, torch.ones_like(total))
-        mean = (share[..., None].to(moves) * moves).sum(0)
-        return CommonDeltas(Rows(mean[None], (0,) * len(moves)), None)
+        size = query.size.table
+        deltas = query.deltas.table
+        samples = size.sum(0)
+        # a round without any reply has no samples, and zero deltas
+        share = size / torch.where(
+            samples > 0,
+            samples,
+            torch.ones_like(samples),
+        )
+        mean = (share[..., None].to(deltas) * deltas).sum(0)
+        return CommonDeltas(Rows(mean[None], (0,) * len(deltas)), None)
 
 
 @dataclass
 class ClusterDelta:
-    """One FedAvg round of all LPSs; row c is the c-th one's own."""
+    """One FedAvg round of all LPSs; row c belongs to the LPS of cluster c."""
 
-    step: int  # the call whose mask the moves carry
+    step: int  # the call whose mask the deltas carry
     deltas: torch.Tensor  # (K, n) of the common layers
-    # (K,) samples behind them, 0 where fewer than two members replied: what one of them sent is not
-    # for the GPS
+    # (K,) samples behind them; 0 where fewer than two members replied, since the update of a single
+    # client must not reach the GPS
     size: torch.Tensor
-    width: int  # numbers of a whole average
+    width: int  # numbers of an average of all layers
 
 
 @dataclass
 class HierarchicalState(AveragingState):
-    """What the servers' loop changes."""
+    """The state of the servers' loop, as checkpoints store it."""
 
     # since the LPSs last sent their common layers
     pending: list[ClusterDelta] = field(default_factory=list)
@@ -80,60 +92,95 @@ class HierarchicalState(AveragingState):
 def average_in_layers(
     net: ServerChannel, state: HierarchicalState, gps: GPS, share: float, t: int, mix: bool
 ) -> None:
-    """Round t of FedAvg at each LPS; where `mix` says so their common layers then become the GPS's
-    average.
+    """Make round t of FedAvg at each LPS, and average the common layers at the GPS if asked to.
 
-    A cluster of one has no LPS to speak of: its client trains alone, and no layer of it leaves
-        (ours).
+    A cluster of one has no LPS: its client trains alone, and none of its layers leaves it (not in
+    the paper).
+
+    Args:
+        net: the servers' channel.
+        state: the clusters, their queue of averages, and the deltas that the GPS has not received.
+        gps: the global parameter server.
+        share: of each cluster's members to ask, in (0, 1].
+        t: the round.
+        mix: whether the GPS averages the common layers after this round.
     """
-    total = cluster_sums(net, state, share, t)
-    means = None if total is None else weighted_means(total)
-    if total is not None and means is not None:
-        size = total_weights(total).cpu() * (torch.as_tensor(total.counts) >= MINIMUM)
-        state.pending.append(
-            ClusterDelta(total.step, means[:, : net.common].cpu(), size, means.shape[1])
+    sums = cluster_sums(net, state, share, t)
+    if sums is None:
+        if mix:
+            _mix(net, state, gps)
+        return
+    means = weighted_means(sums)
+    large_enough = torch.as_tensor(sums.counts) >= MINIMUM
+    size = total_weights(sums).cpu() * large_enough
+    common = means[:, : net.common].cpu()
+    state.pending.append(
+        ClusterDelta(
+            sums.step,
+            common,
+            size,
+            means.shape[1],
         )
+    )
     if mix:
-        _mix(net, state, gps, None if total is None else total.step, means)
-    if total is not None and means is not None:
-        state.outbox.post(total.step, means, state.labels)
+        _mix(net, state, gps, sums.step, means)
+    state.outbox.post(sums.step, means, state.labels)
 
 
 def _mix(
     net: ServerChannel,
     state: HierarchicalState,
     gps: GPS,
-    now: int | None,
-    means: torch.Tensor | None,
+    step: int | None = None,
+    means: torch.Tensor | None = None,
 ) -> None:
-    """Send the pending moves, and put right what the members have been told of them, or, for this
-    round's, are about to be told.
+    """Send the pending deltas to the GPS, and apply its averages.
+
+    Averages of this round are replaced before members receive them; for those of earlier rounds,
+    which members have received, a correction is queued.
+
+    Args:
+        net: the servers' channel.
+        state: its pending deltas are sent, and corrections are queued.
+        gps: the global parameter server.
+        step: the call of this round, or None.
+        means: (K, d) averages of this round, whose common layers are replaced in place.
     """
-    clusters = [c for c, members in enumerate(clusters_of(state.labels)) if len(members) > 1]
+    clusters = []
+    for c, members in enumerate(clusters_of(state.labels)):
+        if len(members) > 1:
+            clusters.append(c)
     pending = state.pending
     state.pending = []
     if not (net.common and pending and len(clusters) > 1):
         return
-    size = torch.stack([move.size for move in pending], 1)[clusters]
-    moves = torch.stack([move.deltas for move in pending], 1)[clusters]
-    deltas = CommonDeltas(Rows(moves * (size > 0)[..., None]), Rows(size))
-    mixed = net.relay(gps.mix, deltas, to=clusters).deltas.values
-    for n, move in enumerate(pending):
-        if move.step == now and means is not None:
+    size = torch.stack([cluster_delta.size for cluster_delta in pending], 1)[clusters]
+    deltas = torch.stack([cluster_delta.deltas for cluster_delta in pending], 1)[clusters]
+    deltas = deltas * (size > 0)[..., None]
+    query = CommonDeltas(Rows(deltas), Rows(size))
+    mixed = net.relay(gps.mix, query, to=clusters).deltas.values
+    for n, cluster_delta in enumerate(pending):
+        if cluster_delta.step == step and means is not None:
             means[clusters, : net.common] = mixed[:, n].to(means)
         else:
-            correction = torch.zeros(1 + max(state.labels), move.width, dtype=mixed.dtype)
-            correction[clusters, : net.common] = mixed[:, n] - move.deltas[clusters]
-            state.outbox.post(move.step, correction, state.labels)
+            # masks are fresh each round, so each round's correction carries the mask of its step
+            correction = torch.zeros(
+                1 + max(state.labels),
+                cluster_delta.width,
+                dtype=mixed.dtype,
+            )
+            correction[clusters, : net.common] = mixed[:, n] - cluster_delta.deltas[clusters]
+            state.outbox.post(cluster_delta.step, correction, state.labels)
 
 
 def common_layers(model: FlatModel, names: str) -> int:
-    """How many of the model's parameters, the first ones, all clusters share.
+    """Return how many parameters, the first of the model, all clusters share.
 
     Args:
-        names: of the layers, the first of the model, joined by commas; "none"; or "auto", what the
-            model names: everything up to its last convolution, without convolutions its first
-            layer, and nothing where that would be all it has.
+        model: the network.
+        names: of the layers, the first of the model, joined by commas; or "none"; or "auto", all
+            layers up to the last convolution. Without convolutions "auto" is the first layer, and
+            nothing where that would be the whole model.
 
     Raises:
         UsageError: an unknown layer, or layers that are not the first ones.
@@ -142,49 +189,69 @@ def common_layers(model: FlatModel, names: str) -> int:
         raise UsageError(
             f"common = {names!r} is no text: give auto, none, or names of layers joined by commas"
         )
-    parameters = list(model.shapes)
-    layers = list(dict.fromkeys(_layer_of(name) for name in parameters))
     if names == "none":
         return 0
+    parameters = list(model.shapes)
+    layers = list(dict.fromkeys(_layer_of(name) for name in parameters))
     if names == "auto":
         shared = _automatic(model, layers)
     else:
         shared = [name.strip() for name in names.split(",")]
 
-    # a name may be a block's, which stands for all layers in it
-    unknown = []
+    first_layers = _first_layers(layers, shared, names)
+    count = 0
+    for name in parameters:
+        if _layer_of(name) in first_layers:
+            count += model.shapes[name].numel()
+    if names == "auto" and count == model.dimension:
+        return 0
+    return count
+
+
+def _first_layers(
+    layers: Sequence[str],
+    shared: Sequence[str],
+    names: str,
+) -> set[str]:
+    """Return the layers that are shared, if they are the model's first ones.
+
+    Args:
+        layers: of the model, in order.
+        shared: names of layers, or of blocks, which include all layers in them.
+        names: the option, for the error.
+
+    Raises:
+        UsageError: an unknown layer, or layers that are not the first ones.
+    """
+    all_known = True
     matched: set[str] = set()
     for name in shared:
         named = [layer for layer in layers if layer == name or layer.startswith(f"{name}.")]
         matched.update(named)
-        if not named:
-            unknown.append(name)
+        all_known = all_known and bool(named)
     first_layers = set(layers[: len(matched)])
-    if unknown or matched != first_layers:
-        if all(layers):
-            known = f"they are {', '.join(layers)}"
-        else:
-            known = "some have none, so give auto or none"
-        raise UsageError(
-            f"common = {names!r} must name the first layers of the model, in its own words: {known}"
-        )
-    count = sum(
-        model.shapes[name].numel() for name in parameters if _layer_of(name) in first_layers
+    if all_known and matched == first_layers:
+        return first_layers
+    # parameters of the module itself belong to a layer without a name
+    hint = "some have none, so give auto or none"
+    if all(layers):
+        hint = f"they are {', '.join(layers)}"
+    raise UsageError(
+        f"common = {names!r} must name the first layers of the model, in its own words: {hint}"
     )
-    whole_model = count == model.dimension
-    return 0 if names == "auto" and whole_model else count
 
 
 def _layer_of(parameter: str) -> str:
+    """Return the name of a parameter's layer."""
     return parameter.rpartition(".")[0]
 
 
 def _automatic(model: FlatModel, layers: Sequence[str]) -> list[str]:
-    convolutions = [
-        name
-        for name, part in model.module.named_modules()
-        if isinstance(part, torch.nn.modules.conv._ConvNd)
-    ]
+    """Return all layers up to the last convolution, or the first layer without convolutions."""
+    convolutions = set()
+    for name, module in model.module.named_modules():
+        if isinstance(module, torch.nn.modules.conv._ConvNd):
+            convolutions.add(name)
     positions = [n for n, layer in enumerate(layers) if layer in convolutions]
     last = max(positions, default=0)
     return list(layers[: last + 1])

@@ -5,22 +5,23 @@ Learning", 2024.
 
 G_i        Φ(X_i)ᵀΦ(X_i)/n_i, the Gram matrix of client i's features; λ_k, v_k its p leading
            eigenvalues and eigenvectors
-r(i, j)    relevance of j's data to i: Π_k (min/max of λ_k^(i) and λ̂_k = ‖G_i v_k^(j)‖)^(1/p)
-           of noisy Gram matrices r(i, j) compares Σ_k λ_k² and Σ_k λ̂_k² instead:
-           `spectra.span_relevance` (ours)
-R          (r(i, j) + r(j, i)) / 2, all that clusters are made from: before any training, without a
-           model or a loss
+r(i, j)    relevance of j's data to i: Π_k (min/max of λ_k^(i) and λ̂_k = ‖G_i v_k^(j)‖)^(1/p).
+           With noisy Gram matrices r(i, j) compares Σ_k λ_k² and Σ_k λ̂_k² instead:
+           `eigenvectors.span_relevance` (not in the paper)
+R          (r(i, j) + r(j, i)) / 2, from which clusters are computed: before any training, without
+           a model or a loss
 GPS, LPS   the global parameter server, and the local one of each cluster
 T, G       the number of tasks, and of rounds
 
-The GPS relays eigenvectors, sealed client to client by default (ours), clusters, and averages the
-common layers. An LPS sees its own members' updates, and no other's; the GPS sees none.
+The GPS relays eigenvectors, which by default are sealed client to client (not in the paper),
+clusters the clients, and averages the common layers. An LPS sees the updates of its own members
+only; the GPS sees none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar, Self
 
 from securecluster.clustering.labels import largest
@@ -35,6 +36,7 @@ from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.base import ClusteringProtocol, FittedState, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES
@@ -60,7 +62,7 @@ from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
 
 
-@dataclass
+@protocol
 class OneShot(ClusteringProtocol):
     """Clusters from eigenvectors of clients' data, trained hierarchically with common layers."""
 
@@ -69,7 +71,7 @@ class OneShot(ClusteringProtocol):
     signed-permutation, rotation or haar
     """
     tasks: int | None = None
-    """T, the number of clusters; None finds it, or takes it from the height"""
+    """T, the number of clusters; None determines it from the data, or from the height"""
     height: float | None = None
     """merges are made up to this value of 1 - R; None makes them until `tasks` are left, or to the
     largest gap
@@ -77,8 +79,8 @@ class OneShot(ClusteringProtocol):
     vectors: int = 5
     """p, eigenvectors that each client shares"""
     features: Any = "identity"
-    """feature map Φ that everyone knows: identity, pca, dct, conv or resnet18; in Python also a
-    callable or nn.Module of (n, ...)
+    """public feature map Φ: identity, pca, dct, conv or resnet18; in Python also a callable or
+    nn.Module of (n, ...)
     """
     public: str | None = None
     """data set whose samples are public, for pca"""
@@ -97,8 +99,8 @@ class OneShot(ClusteringProtocol):
     mask
     """
     clusterer: str = field(default="paper", kw_only=True)
-    """what parts R: paper (average linkage), average (the same), spectral or kmeans; without T into
-    as many clusters as the paper's has
+    """method that clusters R: paper (average linkage), average (the same), spectral or kmeans;
+    without T into as many clusters as the paper's has
     """
     dp_unit: str = field(default="example", kw_only=True)
     """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in
@@ -119,84 +121,132 @@ class OneShot(ClusteringProtocol):
     scenario: ClassVar[str | None] = "tasks"
 
     def run_server(self, net: ServerChannel, run: Run) -> OneShotState:
-        """Algorithm 1."""
-        found = run.once("cluster", lambda: self._cluster(net), ClusteringResult)  # line 2
-        net.divide(found.labels)
-        state = OneShotState(
-            found.labels,
-            PendingUpdates.start(len(net.clients), fresh=self.mask != "none"),
-            found=found,
+        """Run the servers' side of Algorithm 1.
+
+        Args:
+            net: the servers' channel.
+            run: rounds, checkpoints and history.
+        """
+        # line 2: Algorithm 2
+        result = run.once(
+            "cluster",
+            lambda: self._cluster(net),
+            ClusteringResult,
         )
-        for t in run.rounds("train", state, self.rounds):  # lines 3–9
-            average_in_layers(
-                net,
-                state,
-                GPS(),
-                self.participation,
-                t,
-                mix=t % self.gps_every == 0 or t == self.rounds,
-            )
+        net.divide(result.labels)  # from here on, the LPS of its cluster asks each client
+        state = OneShotState(
+            labels=result.labels,
+            outbox=PendingUpdates.start(len(net.clients), fresh=self.mask != "none"),
+            found=result,
+        )
+        # lines 3–9: FedAvg at each LPS, and averages of the common layers at the GPS
+        for t in run.rounds("train", state, self.rounds):
+            # also after the last round: all clusters end with the same common layers
+            mix = t % self.gps_every == 0 or t == self.rounds
+            average_in_layers(net, state, GPS(), self.participation, t, mix)
             if t == 1:
                 run.note(
-                    clustered=clusters_of(found.labels),
-                    height=found.linkage.threshold,
-                    merges=found.linkage.merges.tolist(),
+                    clustered=clusters_of(result.labels),
+                    height=result.linkage.threshold,
+                    merges=result.linkage.merges.tolist(),
                 )
         flush(net, run, state)
         return state
 
     def _cluster(self, net: ServerChannel) -> ClusteringResult:
-        """Algorithm 2; who never replies goes to the largest cluster (ours)."""
-        shared = net.gather(OneShotClient.eigen, Empty(), to=net.clients, tries=TRIES)  # lines 2–5
+        """Run Algorithm 2.
+
+        Clients that never reply are assigned to the largest cluster (not in the paper).
+
+        Raises:
+            UsageError: fewer than two clients sent eigenvectors.
+        """
+        # lines 2–5: clients share eigenvectors
+        shared = net.gather(
+            OneShotClient.eigen,
+            Empty(),
+            to=net.clients,
+            tries=TRIES,
+        )
         if len(shared) < 2:
             raise UsageError(
                 f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run "
                 "it anew, with another seed"
             )
         vectors = shared.rows.vectors.values.cpu()
-        letters = eigenvectors_of_others(shared.ids, vectors, shared.step, to=shared.ids)
-        seed, noisy = net.randomness.integer("server", "clusterer"), net.agreed["gram_noise"] > 0
-        part = agglomerate(self.tasks, self.height, self.clusterer, seed, noisy)
-        # lines 6–19
-        pairs = net.pairs(OneShotClient.relevance, letters, to=shared.ids, then=part, tries=TRIES)
-        group = pairs.value
-        of, kept = (
-            dict(zip(pairs.ids, group.labels, strict=True)),
-            [k for k, i in enumerate(shared.ids) if i in pairs.ids],
+        query = eigenvectors_of_others(shared.ids, vectors, shared.step, to=shared.ids)
+
+        # lines 6–19: clients compute relevance, and R is clustered
+        seed = net.randomness.integer("server", "clusterer")
+        noisy = net.agreed["gram_noise"] > 0
+        cluster = agglomerate(
+            self.tasks,
+            self.height,
+            self.clusterer,
+            seed,
+            noisy,
         )
-        everyone = [of.get(i, largest(group.labels)) for i in net.clients]
+        pairs = net.pairs(
+            OneShotClient.relevance,
+            query,
+            to=shared.ids,
+            then=cluster,
+            tries=TRIES,
+        )
+        clusters = pairs.value
+        label_of = dict(zip(pairs.ids, clusters.labels, strict=True))
+        default = largest(clusters.labels)
+        # newcomers are compared with the clients that have a row in R
+        compared = [k for k, i in enumerate(shared.ids) if i in pairs.ids]
         return ClusteringResult(
-            everyone,
-            vectors[kept],
-            shared.step,
-            group.relevance,
-            LinkageRecord(list(pairs.ids), group.merges, group.height),
+            labels=[label_of.get(i, default) for i in net.clients],
+            vectors=vectors[compared],
+            step=shared.step,
+            relevance=clusters.relevance,
+            linkage=LinkageRecord(list(pairs.ids), clusters.merges, clusters.height),
         )
 
     def assign_newcomers(
         self, net: ServerChannel, state: OneShotState, to: Sequence[int]
     ) -> list[int]:
-        """Ours: a newcomer is sent all eigenvectors and names the cluster whose members' are most
-        relevant to it, nothing else.
+        """Send newcomers all eigenvectors, and return the clusters they choose (not in the paper).
+
+        Each chooses the cluster whose members' data are most relevant to its own, and sends nothing
+        else.
+
+        Args:
+            net: the servers' channel.
+            state: the run's final state.
+            to: the newcomers.
+
+        Raises:
+            UpdateError: a newcomer does not reply.
         """
-        found = state.found
-        assert found is not None
-        ids = found.linkage.ids
-        letters = eigenvectors_of_others(
-            ids, found.vectors, found.step, to, [found.labels[i] for i in ids]
-        )
-        got = net.gather(OneShotClient.choose, letters, to=to, tries=TRIES)
-        check_newcomers(to, got.ids)
-        chosen = check_offered(got.ids, got.rows.cluster.values.tolist(), found.labels)
-        return [chosen[i] for i in to]
+        result = state.found
+        assert result is not None
+        ids = result.linkage.ids
+        labels = [result.labels[i] for i in ids]
+        query = eigenvectors_of_others(ids, result.vectors, result.step, to, labels)
+        replies = net.gather(OneShotClient.choose, query, to=to, tries=TRIES)
+        check_newcomers(to, replies.ids)
+        choices = replies.rows.cluster.values.tolist()
+        cluster_of = check_offered(replies.ids, choices, result.labels)
+        return [cluster_of[i] for i in to]
 
     @property
     def weighted(self) -> bool:
-        """Always: means are over samples."""
+        """Return True: averages are over samples."""
         return True
 
     def shared_facts(self, federation: Federation) -> dict[str, Any]:
-        """The common layers' size, and Φ."""
+        """Return the number of common parameters, and the description of Φ.
+
+        Args:
+            federation: the clients and their data.
+
+        Raises:
+            UsageError: the data are text, or the layers or the feature map do not fit.
+        """
         feature_maps.check_objective(federation.objective)
         phi = self._phi(federation.shape, federation.seed)
         return {
@@ -206,33 +256,47 @@ class OneShot(ClusteringProtocol):
         }
 
     def _restore_fitted(self, kept: FittedState) -> Self:
-        """Refuses features of your own that are not the run's."""
+        """Restore a fitted protocol; refuse a user's own feature map that is not the run's."""
         config = kept.learned.config
         if not isinstance(config["features"], str):
-            self._phi(config["shape"], config["seed"]).agreed(config["phi"])
+            phi = self._phi(config["shape"], config["seed"])
+            phi.agreed(config["phi"])
         return super()._restore_fitted(kept)
 
     def shown_params(self) -> dict[str, Any]:
-        """Of features of your own, that they are."""
-        return super().shown_params() | (
-            {} if isinstance(self.features, str) else {"features": {"own": "features"}}
-        )
+        """Return the hyper-parameters as JSON has them; a user's own features are only named."""
+        params = super().shown_params()
+        if isinstance(self.features, str):
+            return params
+        return params | {"features": {"own": "features"}}
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
-        """A map of the common layers, and another of the others; eigenvectors are sealed, or mapped
-        as features would be.
+        """Return the masks of updates and eigenvectors, and the seal of eigenvectors.
+
+        Args:
+            config: the run's configuration.
         """
-        d, shared = config["dimension"], config["shared"]
-        apart = self.mask != "none" and 0 < shared < d
-        masks = (Blocks(self.mask, shared, d - shared),) if apart else build(self.mask, d)
-        fields = {"vectors": Pipeline(() if self.sealed else build(self.mask, config["width"]))}
-        seal = Seal(config_hash(config)) if self.sealed else None
+        d = config["dimension"]
+        shared = config["shared"]
+        # the GPS averages common layers that it cannot read, so they have a mask of their own
+        masks: Sequence[Any] = build(self.mask, d)
+        if self.mask != "none" and 0 < shared < d:
+            masks = (Blocks(self.mask, shared, d - shared),)
+        # eigenvectors are sealed, or masked as features would be
+        vector_stages = () if self.sealed else build(self.mask, config["width"])
         return Pipeline(
-            [*self.stages(config), *masks], seal, fields, width(self.mask, shared) if shared else 0
+            [*self.stages(config), *masks],
+            Seal(config_hash(config)) if self.sealed else None,
+            {"vectors": Pipeline(vector_stages)},
+            width(self.mask, shared) if shared else 0,
         )
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
-        """Add the eigenvectors that a client shares, and their numbers."""
+        """Add the number of eigenvectors that a client shares, and their length.
+
+        Args:
+            config: the run's configuration.
+        """
         width = int(config["width"])
         return {
             **super().frame_sizes(config),
@@ -241,39 +305,60 @@ class OneShot(ClusteringProtocol):
         }
 
     def releases(self) -> ReleaseCounts:
-        """Adds the Gram matrix; what the GPS averages has been released to the LPSs."""
+        """Add the Gram matrix; updates that the GPS averages have been released to the LPSs."""
         return replace(super().releases(), gram=1)
 
     def keeps_local_models(self, config: Mapping[str, Any]) -> bool:
-        """Return whether models that clients trained alone stay out of the results: also where only
-        Gram matrices have noise.
+        """Return whether models that clients trained alone stay out of the results.
+
+        They do also where only Gram matrices have noise.
+
+        Args:
+            config: the run's configuration.
         """
         return super().keeps_local_models(config) or float(config["gram_noise"]) > 0
 
     def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
-        """Adds the Gram matrices' noise: with a `target_epsilon` that of everything else."""
-        found = super().resolve_defaults(federation)
-        return found | {
-            "gram_noise": float(self.gram_noise if self.target_epsilon is None else found["noise"])
-        }
+        """Add the noise of Gram matrices; with a `target_epsilon` it is that of all releases.
+
+        Args:
+            federation: the clients and their data.
+        """
+        resolved = super().resolve_defaults(federation)
+        gram_noise = self.gram_noise
+        if self.target_epsilon is not None:
+            gram_noise = resolved["noise"]
+        return resolved | {"gram_noise": float(gram_noise)}
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Adds eigenvectors, and what is made of the same matrix."""
-        return super().multipliers(config) | noisy_gram.multipliers(
-            config["gram_noise"], self.gram_mechanism
-        )
+        """Add the noise of eigenvectors, and of replies that follow from the same matrix.
+
+        Args:
+            config: the run's configuration.
+        """
+        of_gram = noisy_gram.multipliers(config["gram_noise"], self.gram_mechanism)
+        return super().multipliers(config) | of_gram
 
     def replacement_factors(self) -> dict[str, float]:
-        """Of the Gram matrix; of eigenvectors any change is bounded alike."""
-        return {
-            "cluster": noisy_gram.REPLACE,
-            "vectors": 1.0 if self.gram_mechanism == "naive" else noisy_gram.REPLACE,
-        }
+        """Return how much farther replacing a sample or client moves a field than adding one."""
+        vectors = noisy_gram.REPLACE
+        if self.gram_mechanism == "naive":
+            vectors = 1.0  # the bound 2√p holds for any change of unit eigenvectors
+        return {"cluster": noisy_gram.REPLACE, "vectors": vectors}
 
     def make_client(
         self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
     ) -> OneShotClient:
-        """Adds Φ, and the noise of Gram matrices."""
+        """Return the clients, with Φ and the noise of Gram matrices.
+
+        Args:
+            cohort: the clients' data and local training.
+            pipeline: the stages between a client's reply and the wire.
+            config: the run's configuration.
+
+        Raises:
+            UsageError: the feature map differs from the run's.
+        """
         phi = self._phi(config["shape"], config["seed"]).agreed(config["phi"])
         options = EigenvectorOptions(
             features=phi,
@@ -281,41 +366,63 @@ class OneShot(ClusteringProtocol):
             floor=self.floor,
             noise=noisy_gram.hidden(config, cohort.secret),
         )
-        return OneShotClient(cohort, self.training(config), pipeline, self.weighted, options)
+        return OneShotClient(
+            cohort,
+            self.training(config),
+            pipeline,
+            self.weighted,
+            options,
+        )
 
     def _phi(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
+        """Return the feature map of samples of a shape, in a run of a seed."""
         return feature_maps.build(
-            self.features, tuple(shape), Randomness(seed), self.public, self.components
+            self.features,
+            tuple(shape),
+            Randomness(seed),
+            self.public,
+            self.components,
         )
 
     def check(self, clients: int) -> None:
-        """Adds what belongs to the clustering and the servers."""
+        """Add checks of the features, the clustering and the servers.
+
+        Args:
+            clients: m.
+
+        Raises:
+            UsageError: a hyper-parameter is out of range, or two of them contradict each other.
+        """
         super().check(clients)
         feature_maps.check(self.features, self.public, self.components)
         check_options(self, clients)
 
     def server_view(self) -> list[str]:
-        """What the GPS sees."""
+        """Return what the GPS sees under every mask."""
         return list(VIEWS["gps"])
 
     def not_covered(self) -> list[str]:
-        """Adds naive noise, whose own price is not the run's, and what features are made of."""
-        own = (
-            noisy_gram.trusted(self.features, self.public)
-            if self.gram_noise or self.target_epsilon
-            else []
+        """Add what is assumed of features, and the separate price of naive noise."""
+        sentences = [*super().not_covered()]
+        if self.gram_noise or self.target_epsilon:
+            sentences += noisy_gram.trusted(self.features, self.public)
+        vectors = int(self.vectors)
+        price = noisy_gram.said(
+            self.gram_noise,
+            self.gram_mechanism,
+            vectors,
+            self.delta,
         )
-        return (
-            super().not_covered()
-            + own
-            + noisy_gram.said(self.gram_noise, self.gram_mechanism, int(self.vectors), self.delta)
-        )
+        return sentences + price
 
     def client_view(self) -> list[str]:
-        """Eigenvectors."""
+        """Return what clients see of each other."""
         return list(VIEWS["client"])
 
     def lps_view(self) -> list[str]:
-        """What an LPS sees of its own cluster."""
-        # clipped updates count the same, and how many samples is not told
-        return list(VIEWS["lps"][int(self.per_client) :])
+        """Return what an LPS sees of its own cluster."""
+        views = list(VIEWS["lps"])
+        if self.per_client:
+            # clipped updates count the same, so clients do not send their numbers of samples
+            return views[1:]
+        return views

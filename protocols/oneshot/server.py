@@ -1,4 +1,4 @@
-"""One-shot clustering at the server: relevance, tasks, and newcomers' places in them."""
+"""The server's side of one-shot clustering: relayed eigenvectors, relevance R, and tasks."""
 
 from __future__ import annotations
 
@@ -25,64 +25,85 @@ def eigenvectors_of_others(
     to: Sequence[int],
     labels: Sequence[int] = (),
 ) -> OtherEigenvectors:
-    """The frames that bring to each of `to` what came from the clients `ids`, ascending, except its
-    own; `labels` are their clusters.
+    """Return the message that relays to each recipient the eigenvectors of all other clients.
+
+    Args:
+        ids: (r,) the clients whose eigenvectors were received, ascending.
+        vectors: (r, p, D), or (r, n) uint8 if sealed.
+        step: the call in which they were received.
+        to: the recipients.
+        labels: (r,) the clients' clusters, for newcomers.
     """
-    picks = tuple(tuple(k for k, j in enumerate(ids) if j != i) for i in to)
-    clusters = Picks(torch.as_tensor(labels), picks) if labels else None
+    picks = []
+    for recipient in to:
+        # the relevance of a client's own data is 1
+        picks.append(tuple(row for row, owner in enumerate(ids) if owner != recipient))
+    rows = tuple(picks)
+    # other clients of the run do not need the clusters: they send all their relevance values
+    clusters = None
+    if labels:
+        clusters = Picks(torch.as_tensor(labels), rows)
     return OtherEigenvectors(
-        Picks(vectors, picks), Picks(torch.as_tensor(ids), picks), clusters, step
+        vectors=Picks(vectors, rows),
+        ids=Picks(torch.as_tensor(ids), rows),
+        labels=clusters,
+        step=step,
     )
 
 
 @dataclass
 class LinkageRecord:
-    """The clustering, as the GPS saw it."""
+    """The clustering as the GPS computed it."""
 
-    ids: list[int]  # the r clients that took part, and their places in what follows
+    ids: list[int]  # the r clients that took part, in the order of the merges' leaves
     merges: torch.Tensor  # (r − 1, 4), scipy's linkage matrix of 1 − R
     threshold: float
 
 
 @dataclass
 class ClusteringResult:
-    """What comes of Algorithm 2."""
+    """The result of Algorithm 2."""
 
     labels: list[int]  # (m,)
-    # (r, p, D), or (r, n) uint8, sealed: newcomers compare themselves with them
+    # (r, p, D), or (r, n) uint8, sealed: newcomers compare their data with them
     vectors: torch.Tensor
-    step: int  # the call in which they came
+    step: int  # the call in which the eigenvectors were received
     relevance: torch.Tensor  # (r, r) R
     linkage: LinkageRecord
 
 
 @dataclass
 class OneShotState(HierarchicalState):
-    """What the servers' loop changes."""
+    """The state of the servers' loop, as checkpoints store it."""
 
     found: ClusteringResult | None = None
 
     @property
     def relevance(self) -> torch.Tensor | None:
-        """R, for its picture."""
-        return None if self.found is None else self.found.relevance
+        """Return R, for its plot."""
+        if self.found is None:
+            return None
+        return self.found.relevance
 
     @property
     def linkage(self) -> LinkageRecord | None:
-        """The merges, for theirs."""
-        return None if self.found is None else self.found.linkage
+        """Return the merges, for their plot."""
+        if self.found is None:
+            return None
+        return self.found.linkage
 
 
 @dataclass(frozen=True)
 class TaskClusters:
-    """What is computed from R: under a key authority, where R is in the clear, this alone leaves
-    it, `relevance` empty.
+    """The clustering of R.
+
+    With a key authority, which has R in the clear, only this leaves it, and `relevance` is empty.
     """
 
     labels: list[int]  # (r,)
     merges: torch.Tensor  # (r − 1, 4)
     height: float
-    relevance: torch.Tensor  # (r, r) R, for those who may look at it
+    relevance: torch.Tensor  # (r, r) R, for parties that may see it
 
 
 def agglomerate(
@@ -92,52 +113,79 @@ def agglomerate(
     seed: int = 0,
     noisy: bool = False,
 ) -> Callable[[torch.Tensor], TaskClusters]:
-    """Average linkage on 1 − R (linkage and dissimilarity are ours) until `tasks` clusters are
-    left, or up to `height`, or to a gap.
+    """Return a function that clusters R (Algorithm 2).
+
+    It is average linkage on the dissimilarity 1 − R (both are not in the paper), until T clusters
+    remain, up to a height, or up to a gap of heights.
 
     Args:
-        clusterer: others than "paper" part R as `partitions` does, into as many clusters; the
-            merges are then for the picture.
-        seed: of theirs.
+        tasks: T, or None.
+        height: largest 1 − R at which clusters are merged, or None.
+        clusterer: other than "paper": `noise_robust.partition` divides R into as many clusters; the
+            merges are then computed for the plot only.
+        seed: of that clusterer.
         noisy: whether R is made of noisy Gram matrices.
     """
 
-    def of(r: torch.Tensor) -> TaskClusters:
-        apart = (1 - r.double().cpu()).clamp_min(0).fill_diagonal_(0)
-        tree = merges(apart.numpy(), "average")
-        at = (
-            height
-            if height is not None
-            else tasks_of(tree, noisy)
-            if tasks is None
-            else between(tree, min(tasks, len(r)))
-        )
-        labels = cut(tree, at) if tasks is None else into(tree, min(tasks, len(r)))
+    def cluster(relevance: torch.Tensor) -> TaskClusters:
+        clients = len(relevance)
+        distance = (1 - relevance.double().cpu()).clamp_min(0).fill_diagonal_(0)
+        tree = merges(distance.numpy(), "average")
+        # the paper takes T as given; a height, or a gap of heights, replaces it
+        if height is not None:
+            cut_height = height
+        elif tasks is None:
+            cut_height = tasks_of(tree, noisy)
+        else:
+            cut_height = between(tree, min(tasks, clients))
+
+        labels = cut(tree, cut_height)
+        if tasks is not None:
+            labels = into(tree, min(tasks, clients))  # by count, since heights may be tied
         if clusterer != "paper":
-            nearly_one = noisy and clusterer == "spectral"  # R of spans
-            similarity = contrasted(apart.numpy()) if nearly_one else 1 - apart.numpy()
-            labels = partition(similarity, clusterer, 1 + max(labels), seed)
-        return TaskClusters(labels, torch.from_numpy(tree), float(at), r.cpu())
+            # under noise R is of spans, whose values are all close to 1
+            if noisy and clusterer == "spectral":
+                similarity = contrasted(distance.numpy())
+            else:
+                similarity = 1 - distance.numpy()
+            labels = partition(
+                similarity,
+                clusterer,
+                1 + max(labels),
+                seed,
+            )
+        return TaskClusters(
+            labels=labels,
+            merges=torch.from_numpy(tree),
+            height=float(cut_height),
+            relevance=relevance.cpu(),
+        )
 
-    return of
+    return cluster
 
 
-def check_options(given: Any, clients: int) -> None:
-    """Raise UsageError for options of the clustering, and of the servers, that cannot be; `given`
-    has them.
+def check_options(options: Any, clients: int) -> None:
+    """Check the options of the clustering and of the servers.
+
+    Args:
+        options: a protocol with the options of one-shot clustering.
+        clients: m.
+
+    Raises:
+        UsageError: an option is out of range, or two of them contradict each other.
     """
-    if given.tasks is not None and given.height is not None:
+    if options.tasks is not None and options.height is not None:
         raise UsageError("tasks and height both say where merging stops: give one of them")
-    if given.tasks is not None:
-        check_count(given.tasks, clients, "tasks")
-    if given.height is not None:
-        check_number(given, "height", 0, 1, high_in=True)
-    check_choice(given, clusterer=CLUSTERERS)
-    if given.height is not None and given.clusterer != "paper":
+    if options.tasks is not None:
+        check_count(options.tasks, clients, "tasks")
+    if options.height is not None:
+        check_number(options, "height", 0, 1, high_in=True)
+    check_choice(options, clusterer=CLUSTERERS)
+    if options.height is not None and options.clusterer != "paper":
         raise UsageError(
-            f"a height cuts merges, and the clusterer {given.clusterer} makes none of its own: "
+            f"a height cuts merges, and the clusterer {options.clusterer} makes none of its own: "
             "give tasks, or neither"
         )
-    check_whole(given, vectors=1, gps_every=1)
-    check_number(given, "floor", 0, 1)
-    gram_mechanism.check(given)
+    check_whole(options, vectors=1, gps_every=1)
+    check_number(options, "floor", 0, 1)
+    gram_mechanism.check(options)

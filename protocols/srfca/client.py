@@ -1,7 +1,7 @@
 """The clients of SR-FCA (Vardhan et al. 2024).
 
-They train alone, judge each other's models and the clusters', and average within their cluster,
-from θ_0 anew at every restart.
+They train alone, evaluate each other's models and the clusters' models, and then train within their
+cluster, from θ_0 again after every restart.
 """
 
 from __future__ import annotations
@@ -27,69 +27,121 @@ from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, CallContext, answ
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 Array = NDArray[np.float64]
-LARGEST = 10 * WORST  # magnitude of a loss that a client tells, noise included
+LARGEST = 10 * WORST  # magnitude of a loss that leaves a client, noise included
 
 
 OWNERS = Upto("owners", "clients")
-JUDGED = Upto("judged", "clients")
+EVALUATED = Upto("evaluated", "clients")
 
 
 @dataclass(frozen=True, eq=False)
 class RelayedModels:
-    """Server to client: the others' one-shot models, for it to judge."""
+    """Server to client: other clients' one-shot models, to be evaluated."""
 
-    # (n − 1, d) displacements since θ_0, masked where updates are; or (n − 1, ·) uint8, sealed; n
-    # with its own
-    models: Annotated[Picks, Real((OWNERS, "dimension"), sent="delta", sealed=True)]
-    owner: Annotated[Picks, Whole((OWNERS,), below="clients")]  # (n − 1,) int64, whose
+    # (n − 1, d) deltas since θ_0, masked where updates are; or (n − 1, ·) uint8, sealed; n rows if
+    # the client's own model is among them
+    models: Annotated[
+        Picks,
+        Real(
+            (OWNERS, "dimension"),
+            sent="delta",
+            sealed=True,
+        ),
+    ]
+    owner: Annotated[Picks, Whole((OWNERS,), below="clients")]  # (n − 1,) int64, clients
     # (n,) int64, the clients in the order of the reply
-    order: Annotated[Shared, Whole((Upto("judged", "clients", minimum=1),), below="clients")]
+    order: Annotated[
+        Shared,
+        Whole(
+            (
+                Upto(
+                    "evaluated",
+                    "clients",
+                    minimum=1,
+                ),
+            ),
+            below="clients",
+        ),
+    ]
     clients: Annotated[int, Exactly("clients")]  # of the run
     step: Annotated[int, Between(maximum="steps")]  # the call whose mask the rows carry
 
 
 @dataclass(frozen=True, eq=False)
 class LossSums:
-    """Client to server."""
+    """Client to server: mean training losses of several models."""
 
     # (b, n) float64, nats: mean training losses f_i of n models, with noise where the run adds some
-    loss: Annotated[Rows, Real((JUDGED,), low=-LARGEST, maximum=LARGEST)]
+    loss: Annotated[
+        Rows,
+        Real(
+            (EVALUATED,),
+            low=-LARGEST,
+            maximum=LARGEST,
+        ),
+    ]
 
 
 @dataclass(frozen=True, eq=False)
 class OfferedClusters:
-    """Server to client: the clusters' models.
+    """Server to client: the clusters' models, of which the client names the nearest to its own."""
 
-    The client is to name the nearest of them to its own one-shot model.
-    """
-
-    # (K, d) displacements since θ_0; none for a client that has judged them already
-    models: Annotated[Picks, Real((Upto("brought", "clients"), "dimension"), sent="delta")]
-    step: Annotated[int, Between(maximum="steps")]  # the call whose mask they carry
-    # (b, K) float64, mean over the cluster's members of the loss of the client's model; NaN: not
-    # known; inf: no choice
-    others: Annotated[Rows, Real((Upto("models", "clients", minimum=1),), finite=False)]
+    # (K, d) deltas since θ_0; none for a client that has evaluated them already
+    models: Annotated[
+        Picks,
+        Real((Upto("offered", "clients"), "dimension"), sent="delta"),
+    ]
+    step: Annotated[int, Between(maximum="steps")]  # the call whose mask the rows carry
+    # (b, K) float64, mean over the cluster's members of the loss of the client's model; NaN:
+    # unknown; inf: not to be chosen
+    others: Annotated[
+        Rows,
+        Real(
+            (
+                Upto(
+                    "models",
+                    "clients",
+                    minimum=1,
+                ),
+            ),
+            finite=False,
+        ),
+    ]
 
 
 @dataclass(frozen=True, eq=False)
 class NearestCluster:
-    """Newcomer to server."""
+    """Newcomer to server: the cluster to join."""
 
-    # (b,) int64, the cluster whose model is nearest to its own
+    # (b,) int64, the cluster whose model is nearest to the client's own
     nearest: Annotated[Rows, Whole(below="models")]
 
 
 @dataclass(frozen=True)
 class OneShotTraining:
-    """What a client does after ONE_SHOT."""
+    """Options of the training within clusters, which follows ONE_SHOT.
+
+    Args:
+        plan: local training between two averages.
+        trims: whether updates may be read individually, as a trimmed mean requires.
+        radius: of the ball W around θ_0; 0 means no bound.
+    """
 
     plan: LocalTraining
-    trims: bool  # whether its updates may be read one by one
-    radius: float  # of the ball W around θ_0; 0: no bound
+    trims: bool
+    radius: float
 
 
 class SRFCAClient(SumClient):
-    """Clients of Algorithms 1 to 4."""
+    """Clients of Algorithms 1 to 4.
+
+    Args:
+        cohort: the clients' data and local training.
+        training: training alone, before clients are clustered.
+        pipeline: the stages between a client's update and the wire.
+        weighted: whether averages are weighted by |D_i|.
+        refining: options of the training within clusters.
+    """
 
     def __init__(
         self,
@@ -101,32 +153,41 @@ class SRFCAClient(SumClient):
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self.refining = refining
-        # the last one each client heard of; before the first it holds its one-shot model
-        self._restart = [0] * len(cohort.ids)
-        self._model_losses = torch.zeros(len(cohort.ids), 0, dtype=torch.float64)  # (·, m) f_i(w_j)
-        # by position: f_i(ω_c) of the models that were last judged, (K,)
+        clients = len(cohort.ids)
+        # by position: the latest restart received; 0: the client holds its one-shot model
+        self._restart = [0] * clients
+        # (·, m) f_i(w_j), as they were released
+        self._model_losses = torch.zeros(clients, 0, dtype=torch.float64)
+        # by position: f_i(ω_c) of the models that were evaluated last, (K,)
         self._cluster_losses: dict[int, Array] = {}
-        self._judged_in = [0] * len(cohort.ids)  # the call in which they were
+        self._evaluated_in = [0] * clients  # by position: the call in which they were evaluated
 
     @answers(GATHER, through=("delta",), sealed=("delta",), fresh=True)
     def send_model(self, context: CallContext, query: Empty) -> Update:
         """Return w_i − w_0 (Algorithm 1, "Send w_i,T to Server"), masked or sealed on the way out.
 
-        Asked again, the client answers the same.
+        The reply is the same whenever the client is asked.
+
+        Raises:
+            PolicyError: the client has restarted since.
         """
         self._check_one_shot(context, "send_model")
         return self.displaced(context.positions)
 
     @answers(GATHER, private=False, trains="usual")
     def train_locally(self, context: CallContext, query: AverageDeltas) -> Ack:
-        """Train alone as every contributor does, but before the first restart only.
+        """Train alone, which is possible before the first restart only.
 
-        What is trained alone is not to be posted as a cluster's model.
+        Otherwise a model that one client trained alone could be posted as that of its cluster.
+
+        Raises:
+            PolicyError: the client has restarted since.
         """
         self._check_one_shot(context, "train_locally")
         return super().train_locally(context, query)
 
     def _check_one_shot(self, context: CallContext, name: str) -> None:
+        """Raise PolicyError for clients that no longer hold their one-shot model."""
         if any(self._restart[k] for k in context.positions):
             raise PolicyError(
                 f"{name} comes before the first average: after it a client trains with its cluster"
@@ -134,105 +195,137 @@ class SRFCAClient(SumClient):
 
     @answers(PAIRS, unmasked=("loss",))
     def losses(self, context: CallContext, query: RelayedModels) -> LossSums:
-        """Return f_i of everyone's one-shot model, its own too.
+        """Return f_i of all one-shot models, the client's own included.
 
-        They are a row of m values, of which each costs, with noise where the run adds some. The
-        client keeps them as they left, so that no model is relayed twice and whatever else it makes
-        of them tells nothing new.
+        Each of the m values in a row is released, with noise where the run adds some.
+
+        Raises:
+            FrameError: the frame has a client twice, or lacks one.
+            PolicyError: the client has restarted since.
         """
         self._check_one_shot(context, "losses")
         self._check_relay(context, query)
-        order = query.order.value.tolist()
-        place = {i: n for n, i in enumerate(order)}
-        found = np.zeros((len(context.positions), len(order)))
-        clip = loss_clip(self._pipeline.guard)
-        own = self.cohort.loss(self._rows(context.positions), context.positions, clip)
-        found[range(len(own)), [place[i] for i in context.ids]] = own
-        readers: dict[int, list[int]] = {}
-        for k, picks in enumerate(query.models.picks):
-            for row in picks:
-                readers.setdefault(row, []).append(k)
-        for row, near in readers.items():  # one model unmasked at a time
-            theta = self._relayed(query, row)
-            found[near, place[int(query.owner.table[row])]] = self.cohort.losses(
-                theta[None], [context.positions[k] for k in near], clip
-            )[:, 0]
-        rows = torch.as_tensor(self._released("losses", context, found))
+        exact = self._exact_losses(context, query)
+        released = torch.as_tensor(self._released("losses", context, exact))
+        # Clients store the rows as they were released. So no model is relayed twice, and all that
+        # is computed from the rows later is post-processing.
         if self._model_losses.shape[1] != query.clients:
             self._model_losses = self._model_losses.new_zeros(
                 len(self._model_losses), query.clients
             )
-        self._model_losses[torch.as_tensor(context.positions)[:, None], torch.as_tensor(order)] = (
-            rows
+        rows = torch.as_tensor(context.positions)[:, None]
+        columns = torch.as_tensor(query.order.value.tolist())
+        self._model_losses[rows, columns] = released
+        return LossSums(Rows(released))
+
+    def _exact_losses(self, context: CallContext, query: RelayedModels) -> Array:
+        """Return f_i of the models in the query's order, (b, n), without noise."""
+        order = query.order.value.tolist()
+        column_of = {client: column for column, client in enumerate(order)}
+        losses = np.zeros((len(context.positions), len(order)))
+        clip = loss_clip(self._pipeline.guard)
+        own_losses = self.cohort.loss(
+            self._rows(context.positions),
+            context.positions,
+            clip,
         )
-        return LossSums(Rows(rows))
+        own_columns = [column_of[i] for i in context.ids]
+        losses[range(len(own_losses)), own_columns] = own_losses
+
+        recipients: dict[int, list[int]] = {}  # by row of the table: the clients that receive it
+        for k, picks in enumerate(query.models.picks):
+            for row in picks:
+                recipients.setdefault(row, []).append(k)
+        # one model at a time, so that a single one is unmasked in memory
+        for row, clients in recipients.items():
+            theta = self._relayed(query, row)
+            positions = [context.positions[k] for k in clients]
+            column = column_of[int(query.owner.table[row])]
+            losses[clients, column] = self.cohort.losses(
+                theta[None],
+                positions,
+                clip,
+            )[:, 0]
+        return losses
 
     def _check_relay(self, context: CallContext, query: RelayedModels) -> None:
-        """Raise FrameError unless the order has every client once.
+        """Raise FrameError unless the order contains each client once.
 
-        The clients that are asked, and those whose models come, must be in the order.
+        Both the recipients and the owners of the models must be in the order.
         """
         order = query.order.value.tolist()
-        known = set(order)
-        if len(known) < len(order) or not known.issuperset(context.ids):
+        clients = set(order)
+        if len(clients) < len(order) or not clients.issuperset(context.ids):
             raise FrameError(
                 "RelayedModels.order has a client twice, or lacks the one that is asked: the "
                 "frame is refused"
             )
         for picks in query.owner.picks:
             owners = query.owner.table[list(picks)].tolist()
-            if len(set(owners)) < len(owners) or not known.issuperset(owners):
+            if len(set(owners)) < len(owners) or not clients.issuperset(owners):
                 raise FrameError(
                     "RelayedModels.owner has a client twice, or one that is not in the order: the "
                     "frame is refused"
                 )
 
     def _relayed(self, query: RelayedModels, row: int) -> torch.Tensor:
-        """Another client's one-shot model, (d,)."""
-        if self._pipeline.seal is None:
-            return self.model_at(query.models.table[row], query.step)
+        """Return another client's one-shot model, (d,), unmasked or opened."""
+        seal = self._pipeline.seal
+        table = query.models.table
+        if seal is None:
+            return self.model_at(table[row], query.step)
         d = self.cohort.model.dimension
-        like, owner = self._start.new_empty(self._pipeline.room(d)), int(query.owner.table[row])
-        return (
-            self._start
-            + self._pipeline.seal.open(
-                query.models.table[row][None], [owner], query.step, "send_model", "delta", like
-            )[0, :d]
+        template = self._start.new_empty(self._pipeline.room(d))
+        owner = int(query.owner.table[row])
+        opened = seal.open(
+            table[row][None],
+            [owner],
+            query.step,
+            "send_model",
+            "delta",
+            template,
         )
+        return self._start + opened[0, :d]
 
     @answers(SUM, derived=True, unmasked=("loss",))
     def known_losses(self, context: CallContext, query: Empty) -> LossSums:
-        """f_i(w_j) of every client j, as `losses` told them; 0 where it has not judged w_j."""
-        return LossSums(Rows(self._model_losses[torch.as_tensor(context.positions)]))
+        """Return f_i(w_j) of every client j as `losses` released them; 0 if not evaluated."""
+        positions = torch.as_tensor(context.positions)
+        return LossSums(Rows(self._model_losses[positions]))
 
     @answers(GATHER)
     def choose(self, context: CallContext, query: OfferedClusters) -> ModelChoice:
-        """Return the nearest cluster by losses (Algorithm 2).
+        """Return the nearest cluster by losses (Algorithm 2, RECLUSTER).
 
-        It is argmin_c ½(mean_{j∈c} f_j(w_i) + f_i(ω_c)), or, where the first term is not known,
-        argmin_c f_i(ω_c) (ours). The client judges the models that the query brings: its f_i have
-        noise where the run adds some, drawn here once for all that follows.
+        It is argmin_c ½(mean_{j∈c} f_j(w_i) + f_i(ω_c)), or argmin_c f_i(ω_c) where the first term
+        is unknown (not in the paper). The client evaluates the models of the query. The noise of
+        these losses, if any, is drawn here once for all that is computed from them.
+
+        Raises:
+            PolicyError: the query contains no models.
+            FrameError: the query lacks the model of some cluster.
         """
         if not all(query.models.picks):
             raise PolicyError(
                 "choose brings models to judge: by those it has judged a client answers in "
                 "choose_again"
             )
-        self._check_all_brought(query)
-        return self._nearest(self._judge(context, query), query)
+        self._check_all_offered(query)
+        return self._nearest(self._evaluate(context, query), query)
 
     @answers(GATHER, derived=True)
     def choose_again(self, context: CallContext, query: OfferedClusters) -> ModelChoice:
-        """The same among fewer clusters, by what it found when it judged their models."""
+        """Return the nearest among fewer clusters, by the losses that `choose` stored.
+
+        Raises:
+            PolicyError: the query contains models, or the client has evaluated none.
+        """
         if any(query.models.picks):
             raise PolicyError("choose_again brings no models: a client judges new ones in choose")
-        return self._nearest(self._judged(context), query)
+        return self._nearest(self._stored_losses(context), query)
 
-    def _check_all_brought(self, query: OfferedClusters) -> None:
-        """Raise FrameError unless a client is brought all the models that it is to choose from.
-
-        These are as many as there are clusters.
-        """
+    def _check_all_offered(self, query: OfferedClusters) -> None:
+        """Raise FrameError unless each client receives the models of all clusters."""
         clusters = query.others.table.shape[1]
         if any(len(picks) != clusters for picks in query.models.picks):
             raise FrameError(
@@ -240,49 +333,69 @@ class SRFCAClient(SumClient):
                 "OfferedClusters.others has: the frame is refused"
             )
 
-    def _nearest(self, own: Array, query: OfferedClusters) -> ModelChoice:
+    def _nearest(self, losses: Array, query: OfferedClusters) -> ModelChoice:
+        """Return the cluster with the smallest cross-cluster loss.
+
+        Args:
+            losses: (b, K) f_i(ω_c) of each client.
+            query: contains the members' mean losses, (b, K).
+        """
         others = query.others.values.numpy()
-        if others.shape != own.shape:
+        if others.shape != losses.shape:
             raise FrameError(
-                f"OfferedClusters.others is about {others.shape[1]} clusters, and {own.shape[1]} "
-                "were judged: the frame is refused"
+                f"OfferedClusters.others is about {others.shape[1]} clusters, and "
+                f"{losses.shape[1]} were evaluated: the frame is refused"
             )
-        return ModelChoice(
-            Rows(torch.as_tensor(np.where(np.isnan(others), own, (own + others) / 2).argmin(1)))
+        cross = np.where(
+            np.isnan(others),
+            losses,
+            (losses + others) / 2,
         )
+        return ModelChoice(Rows(torch.as_tensor(cross.argmin(1))))
 
     @answers(GATHER)
     def join(self, context: CallContext, query: OfferedClusters) -> NearestCluster:
-        """Return argmin_c ‖w_i − ω_c‖ of a newcomer's own one-shot model (ours).
+        """Return argmin_c ‖w_i − ω_c‖ of a newcomer's one-shot model (not in the paper).
 
-        Where models leave with noise, the one-shot model has such noise, too.
+        Where models leave with noise, the one-shot model gets such noise, too.
+
+        Raises:
+            FrameError: the query lacks the model of some cluster.
         """
-        self._check_all_brought(query)
+        self._check_all_offered(query)
         models = torch.stack([self.model_at(row, query.step) for row in query.models.table])
-        own, guard = self._rows(context.positions).values, self._pipeline.guard
+        one_shot = self._rows(context.positions).values
+        guard = self._pipeline.guard
         if guard is not None and guard.unit == "client":
-            own = self._start + noised_rows(
-                guard, "join", context.ids, context.step, own - self._start
-            )
-        return NearestCluster(Rows(to_others(own, models).argmin(1)))
+            delta = one_shot - self._start
+            delta = noised_rows(guard, "join", context.ids, context.step, delta)
+            one_shot = self._start + delta
+        return NearestCluster(Rows(to_others(one_shot, models).argmin(1)))
 
     @answers(SUM, derived=True, unmasked=("loss",))
     def cluster_losses(self, context: CallContext, query: Empty) -> LossSums:
-        """f_i of the clusters' models, as judged last: what MERGE needs."""
-        return LossSums(Rows(torch.as_tensor(self._judged(context))))
+        """Return f_i of the clusters' models as evaluated last, which MERGE compares."""
+        return LossSums(Rows(torch.as_tensor(self._stored_losses(context))))
 
     @answers(SUM, through=("delta",), fresh=True, trains="refine", unmasked=("size",))
     def contribute(self, context: CallContext, query: AverageDeltas) -> Update:
-        """θ_i ← θ_i + P⁻¹Δ_c(i); reply its update, or n_i times it and n_i where these are weights.
+        """Apply the averages, train, and contribute the update to the cluster's sum.
 
-        Without weights it counts as much as everyone's (Algorithm 3 with β = 0).
+        θ_i ← θ_i + P⁻¹Δ_c(i); the reply is Δ_i, or n_i·Δ_i and n_i if averages are weighted.
+        Without weights all clients count the same (Algorithm 3 with β = 0).
         """
-        scale = [self.cohort.sizes[k] for k in context.positions] if self._weighted else None
+        scale = None
+        if self._weighted:
+            scale = [self.cohort.sizes[k] for k in context.positions]
         return self.trained(context, query, scale, self.refining.plan)
 
     @answers(GATHER, through=("delta",), fresh=True, trains="refine")
     def train(self, context: CallContext, query: AverageDeltas) -> Update:
-        """The same, to be read one by one: only where a trimmed mean needs it."""
+        """Apply the averages, train, and send an update that is read individually.
+
+        Raises:
+            PolicyError: updates are not trimmed, so that a sum is sufficient.
+        """
         if not self.refining.trims:
             raise PolicyError(
                 "train may leave its client only where β > 0: without trimming a sum is all the "
@@ -292,7 +405,11 @@ class SRFCAClient(SumClient):
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def post(self, context: CallContext, query: AverageDeltas) -> Update:
-        """ω_c − w_0 of its cluster, after what it lacks of it."""
+        """Return ω_c − w_0 of the client's cluster, after the averages of the query.
+
+        Raises:
+            PolicyError: the query is of no restart: the model would be the client's own.
+        """
         if query.restart is None or query.restart < 1:
             raise PolicyError(
                 "post shows a cluster's model: before the first average a client holds one of its "
@@ -301,136 +418,196 @@ class SRFCAClient(SumClient):
         self.catch_up(context, query)
         return self.displaced(context.positions)
 
-    def take(self, at: Sequence[int], query: AverageDeltas) -> None:
-        """As of every trainee; and remember the restart."""
-        super().take(at, query)
-        for k in at:
+    def take(self, positions: Sequence[int], query: AverageDeltas) -> None:
+        """Apply averages, and store the restart that they belong to."""
+        super().take(positions, query)
+        for k in positions:
             self._restart[k] = max(self._restart[k], query.restart or 0)
 
     def had(self, k: int, query: AverageDeltas) -> int:
-        """Return how many averages a client has applied.
+        """Return how many averages of the query's restart the client at position k has applied.
 
-        It has applied none of a restart that is new to it, and all of one that is over.
+        The count is 0 for a restart that is new to the client, and unlimited for an earlier one, so
+        that averages of a restart that is over are never applied.
         """
         restart = query.restart or 0
-        if restart != self._restart[k]:
-            return 0 if restart > self._restart[k] else NO_END
+        if restart > self._restart[k]:
+            return 0
+        if restart < self._restart[k]:
+            return NO_END
         return super().had(k, query)
 
-    def starting_over(self, at: Sequence[int], query: AverageDeltas) -> set[int]:
-        """Return the positions of the clients that hear of this restart for the first time.
+    def starting_over(self, positions: Sequence[int], query: AverageDeltas) -> set[int]:
+        """Return the positions of clients to which the query's restart is new.
 
-        They start from w_0 ("ω_c,0 ← w_0").
+        They start from w_0 ("ω_c,0 ← w_0" of Algorithm 3).
         """
-        return {k for k in at if self._restart[k] < (query.restart or 0)}
+        restart = query.restart or 0
+        return {k for k in positions if self._restart[k] < restart}
 
     def bounded(self, theta: torch.Tensor) -> torch.Tensor:
-        """proj_W (Algorithm 3): into the ball of this radius around w_0 (W a ball: ours)."""
-        away = theta - self._start
-        norm = float(torch.linalg.vector_norm(away))
-        return (
-            theta
-            if not 0 < self.refining.radius < norm
-            else self._start + away * (self.refining.radius / norm)
-        )
+        """Return proj_W(θ) of Algorithm 3.
 
-    def _judge(self, context: CallContext, query: OfferedClusters) -> Array:
-        """Return f_i of the models that the query brings, (b, K), the same ones to each client.
+        W is the ball of the given radius around w_0 (the shape is not in the paper).
 
-        They have noise where the run adds some. The client keeps them, unless it has judged others
-        since: what a late request brings must not replace those.
+        Args:
+            theta: (d,) a model after an average.
         """
-        rows = sorted({row for picks in query.models.picks for row in picks})
-        found = np.full((len(context.positions), len(query.models.table)), math.inf)
-        for row in rows:
-            theta = self.model_at(query.models.table[row], query.step)
-            found[:, row] = self.cohort.losses(
-                theta[None], context.positions, loss_clip(self._pipeline.guard)
-            )[:, 0]
-        own = np.stack([found[n, list(picks)] for n, picks in enumerate(query.models.picks)])
-        told = self._released("choose", context, own)
-        for k, losses in zip(context.positions, told, strict=True):
-            if context.step >= self._judged_in[k]:
-                self._cluster_losses[k], self._judged_in[k] = losses, context.step
-        return told
+        displacement = theta - self._start
+        norm = float(torch.linalg.vector_norm(displacement))
+        radius = self.refining.radius
+        if not 0 < radius < norm:
+            return theta
+        return self._start + displacement * (radius / norm)
 
-    def _judged(self, context: CallContext) -> Array:
-        """What it found of the models that were judged last, (b, K)."""
+    def _evaluate(self, context: CallContext, query: OfferedClusters) -> Array:
+        """Return f_i of the query's models, (b, K), with noise where the run adds some."""
+        clip = loss_clip(self._pipeline.guard)
+        table = query.models.table
+        rows = sorted({row for picks in query.models.picks for row in picks})
+        losses = np.full((len(context.positions), len(table)), math.inf)
+        for row in rows:
+            theta = self.model_at(table[row], query.step)
+            losses[:, row] = self.cohort.losses(
+                theta[None],
+                context.positions,
+                clip,
+            )[:, 0]
+
+        offered = [losses[n, list(picks)] for n, picks in enumerate(query.models.picks)]
+        released = self._released("choose", context, np.stack(offered))
+        for k, row_of_client in zip(context.positions, released, strict=True):
+            # a late request must not replace losses of models that were evaluated since
+            if context.step >= self._evaluated_in[k]:
+                self._cluster_losses[k] = row_of_client
+                self._evaluated_in[k] = context.step
+        return released
+
+    def _stored_losses(self, context: CallContext) -> Array:
+        """Return f_i of the models that were evaluated last, (b, K).
+
+        Raises:
+            PolicyError: a client has evaluated no models, or others than its peers.
+        """
         if not all(k in self._cluster_losses for k in context.positions):
             raise PolicyError(
-                "choose comes first: a client tells of the clusters' models only what it has judged"
+                "choose comes first: a client sends losses of clusters' models only once it has "
+                "evaluated them"
             )
-        if len({len(self._cluster_losses[k]) for k in context.positions}) > 1:
+        rows = [self._cluster_losses[k] for k in context.positions]
+        widths = {len(row) for row in rows}
+        if len(widths) > 1:
             raise PolicyError(
-                "these clients have judged different models: ask those apart that have judged the "
-                "same"
+                "these clients have evaluated different models: ask only those together that have "
+                "evaluated the same"
             )
-        return np.stack([self._cluster_losses[k] for k in context.positions])
+        return np.stack(rows)
 
-    def _released(self, purpose: str, context: CallContext, losses: Array) -> Array:
-        """Losses (b, k) as they may leave."""
+    def _released(
+        self,
+        purpose: str,
+        context: CallContext,
+        losses: Array,
+    ) -> Array:
+        """Return losses as they may leave their clients.
+
+        Args:
+            purpose: names the draw of the noise.
+            context: the clients.
+            losses: (b, k) mean losses in nats; numbers that are not finite become WORST.
+        """
         sizes = [self.cohort.sizes[k] for k in context.positions]
-        return np.nan_to_num(
-            noised(self._pipeline.guard, purpose, context.ids, context.step, losses, sizes),
-            nan=WORST,
-            posinf=WORST,
+        guard = self._pipeline.guard
+        released = noised(
+            guard,
+            purpose,
+            context.ids,
+            context.step,
+            losses,
+            sizes,
         )
+        return np.nan_to_num(released, nan=WORST, posinf=WORST)
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add restarts, and what clients found of others' models and of the clusters'."""
+        """Add the restarts, and the losses of other clients' and the clusters' models."""
+        # clients may have evaluated different numbers of models, so the rows are one flat tensor
+        rows = list(self._cluster_losses.values())
+        widths = [len(row) for row in rows]
+        flat = np.concatenate([np.zeros(0), *rows])
         return {
             **super().memory(),
             "restart": torch.as_tensor(self._restart),
             "known": self._model_losses,
-            "judged_in": torch.as_tensor(self._judged_in),
+            "judged_in": torch.as_tensor(self._evaluated_in),
             "judges": torch.tensor(list(self._cluster_losses), dtype=torch.int64),
-            "widths": torch.tensor(
-                [len(own) for own in self._cluster_losses.values()], dtype=torch.int64
-            ),
-            "cluster_losses": torch.from_numpy(
-                np.concatenate([np.zeros(0), *self._cluster_losses.values()])
-            ),
+            "widths": torch.tensor(widths, dtype=torch.int64),
+            "cluster_losses": torch.from_numpy(flat),
         }
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned."""
+        """Restore what `memory` returned."""
         super().recall(memory)
-        self._restart, self._judged_in = memory["restart"].tolist(), memory["judged_in"].tolist()
+        self._restart = memory["restart"].tolist()
+        self._evaluated_in = memory["judged_in"].tolist()
         self._model_losses = memory["known"].clone()
-        losses = np.split(
-            memory["cluster_losses"].numpy().copy(), np.cumsum(memory["widths"].numpy())[:-1]
+        flat = memory["cluster_losses"].numpy().copy()
+        ends = np.cumsum(memory["widths"].numpy())
+        rows = np.split(flat, ends[:-1])
+        positions = memory["judges"].tolist()
+        # of no positions, np.split returns one empty row
+        self._cluster_losses = dict(zip(positions, rows, strict=False))
+
+
+def server_view(
+    distance: str,
+    sealed: bool,
+    trims: bool,
+    noisy: bool,
+    weighted: bool,
+) -> list[str]:
+    """Return what the server sees of clients under every mask, one phrase each.
+
+    Args:
+        distance: "loss" or "l2".
+        sealed: whether one-shot models are sealed client to client.
+        trims: whether updates are read individually.
+        noisy: whether the run adds noise.
+        weighted: whether averages are weighted by |D_i|.
+    """
+    noise = "with noise, " if noisy else ""
+    one_shot = f"{noise}norms and inner products of the models that clients trained alone"
+    views = []
+    if distance == "l2":
+        views.append(
+            f"{one_shot}, their distances, and those to and between the clusters' models, all "
+            "under one mask"
         )
-        self._cluster_losses = dict(zip(memory["judges"].tolist(), losses, strict=False))
-
-
-def server_view(distance: str, sealed: bool, trims: bool, noisy: bool, weighted: bool) -> list[str]:
-    """What the server sees of clients under every mask."""
-    own = "with noise, " if noisy else ""
-    one_shot = f"{own}norms and inner products of the models that clients trained alone"
-    losses = (
-        f"{own}each client's losses under everyone's model and the clusters' (the plain sum reads "
-        "all replies), and its choices"
-    )
-    compared = (
-        f"{one_shot}, their distances, and those to and between the clusters' models, all under "
-        "one mask"
-    )
-    relayed = [*[f"{one_shot}, each of which goes to every client"] * (not sealed), losses]
-    updates = f"{own}each client's update" + (
-        ", one by one" if trims else " (the plain sum reads all replies)"
-    )
-    return [
-        *([compared] if distance == "l2" else relayed),
-        updates,
-        *["each client's number of samples"] * weighted,
-        "λ, the clusters, and how far their models have moved",
-    ]
+    else:
+        if not sealed:
+            views.append(f"{one_shot}, each of which goes to every client")
+        views.append(
+            f"{noise}each client's losses under everyone's model and the clusters' (the plain sum "
+            "reads all replies), and its choices"
+        )
+    if trims:
+        views.append(f"{noise}each client's update, one by one")
+    else:
+        views.append(f"{noise}each client's update (the plain sum reads all replies)")
+    if weighted:
+        views.append("each client's number of samples")
+    views.append("λ, the clusters, and how far their models have moved")
+    return views
 
 
 def client_view(distance: str) -> list[str]:
-    """What clients see of each other's models."""
-    models = [
+    """Return what clients see of each other's models, one phrase each.
+
+    Args:
+        distance: "loss" or "l2".
+    """
+    if distance == "l2":
+        return ["newcomers only: all clusters' models"]
+    return [
         "all other clients' models that were trained alone",
         "all clusters' models, and how well its own does in each on average",
     ]
-    return models if distance == "loss" else ["newcomers only: all clusters' models"]

@@ -1,14 +1,15 @@
-"""Distances of clients' one-shot models from clusters, and of clusters from each other.
+"""Distances of one-shot models from clusters, and of clusters from each other.
 
-They are those of Vardhan et al. 2024. `WeightDistance` tells them from weights, under a mask that
-all of them carry, `CrossClusterLoss` by asking clients for losses, of which only sums and choices
-leave.
+These are the two distances of Vardhan et al. 2024. `WeightDistance` computes them from weights that
+all carry the same mask. `CrossClusterLoss` obtains them from losses that clients evaluate, of which
+only sums and choices leave the clients.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,50 +33,74 @@ Array = NDArray[np.float64]
 
 @dataclass
 class ClusterModels:
-    """The clusters' models as the server holds them: displacements since w_0 under one mask."""
+    """The clusters' models as the server stores them: deltas since w_0 under one mask."""
 
     table: torch.Tensor = field(default_factory=empty_tensor)  # (K, d)
-    step: int = 0  # the call whose mask they carry
-    kept: list[int] = field(default_factory=list)  # the label of each row, ascending
+    step: int = 0  # the call whose mask the rows carry
+    kept: list[int] = field(default_factory=list)  # the cluster of each row, ascending
     # expected squared norm of the noise in each row
     noise: list[float] = field(default_factory=list)
 
 
 def pairwise_l2(rows: torch.Tensor, noise: float) -> Array:
-    """Return the L2 distances of all pairs of rows, (n, n), without the noise in them.
+    """Return the L2 distances of all pairs of rows, corrected for noise.
 
-    The noise of each row has the expected squared norm `noise`.
+    Args:
+        rows: (n, d) models.
+        noise: expected squared norm of the noise in each row. It is subtracted from squared
+            distances, twice for each pair.
+
+    Returns:
+        (n, n)
     """
-    found: Array = euclidean(rows).cpu().numpy()
-    return np.sqrt(np.maximum(found**2 - 2 * noise, 0)) if noise else found
+    distance: Array = euclidean(rows).cpu().numpy()
+    if not noise:
+        return distance
+    # noise may make a squared distance smaller than its own expectation
+    return np.sqrt(np.maximum(distance**2 - 2 * noise, 0))
 
 
 class ModelDistance(Protocol):
-    """The dist between one-shot models and clusters, and between clusters.
+    """The function dist of the paper, for one-shot models and clusters.
 
-    Cluster c here is row c of the `ClusterModels` that it was made for.
+    Cluster c is row c of the `ClusterModels` that the distance was made for.
     """
 
-    def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
-        """Return the nearest of the clusters `among` to the one-shot model of each of `who`.
+    def nearest(self, clients: Sequence[int], candidates: Sequence[int]) -> dict[int, int]:
+        """Return the nearest cluster to each client's one-shot model.
 
-        Clients for which it cannot be told are left out.
+        Args:
+            clients: the clients to assign.
+            candidates: the clusters to choose from.
+
+        Returns:
+            The nearest candidate of each client; without clients whose distance is unknown.
         """
         ...
 
     def between(self, labels: Sequence[int]) -> Array:
-        """dist of all pairs of clusters, (K, K); `labels[i]` is where client i belongs now."""
+        """Return the distances of all pairs of clusters.
+
+        Args:
+            labels: (m,) each client's current cluster.
+
+        Returns:
+            (K, K)
+        """
         ...
 
 
 class WeightDistance:
-    """L2 between weights, which the server sees through any orthonormal mask.
+    """The L2 distance of weights, which is the same under any orthonormal mask.
 
     Args:
-        scattered: MERGE compares clusters as two clients of theirs would be compared (ours), and
-            not their models alone.
-        noise: expected squared norm of the noise in each row. It and that of the clusters' models
-            are taken off squared distances.
+        ids: (r,) the clients whose one-shot models were received.
+        rows: (r, d) these models.
+        models: the clusters' models under the same mask.
+        scattered: if True, MERGE compares clusters as two of their clients would be compared (not
+            in the paper), otherwise by their models alone.
+        noise: expected squared norm of the noise in each of the rows. It and that of the clusters'
+            models are subtracted from squared distances.
     """
 
     def __init__(
@@ -86,164 +111,246 @@ class WeightDistance:
         scattered: bool,
         noise: float = 0.0,
     ) -> None:
-        self._models, self._scattered, self._noise = models, scattered, noise
-        self._blur = np.array(models.noise or [0.0] * len(models.table))
-        self._away = (
-            dict(zip(ids, to_others(rows, models.table).numpy() ** 2 - self._blur, strict=True))
-            if ids
-            else {}
-        )
+        self._models = models
+        self._scattered = scattered
+        self._noise = noise
+        # (K,) noise of the clusters' models
+        self._model_noise = np.array(models.noise or [0.0] * len(models.table))
+        # by client: (K,) squared distances to the clusters' models
+        self._squared: dict[int, Array] = {}
+        if ids:
+            squared = to_others(rows, models.table).numpy() ** 2 - self._model_noise
+            self._squared = dict(zip(ids, squared, strict=True))
 
-    def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
-        """Of the clients whose model came."""
-        return {
-            i: min(among, key=lambda c: float(self._away[i][c])) for i in who if i in self._away
-        }
+    def nearest(self, clients: Sequence[int], candidates: Sequence[int]) -> dict[int, int]:
+        """Return the nearest of the candidates to each client whose model was received."""
+        chosen = {}
+        for i in clients:
+            if i in self._squared:
+                squared = self._squared[i]
+                chosen[i] = min(candidates, key=lambda c: float(squared[c]))
+        return chosen
 
     def between(self, labels: Sequence[int]) -> Array:
-        """Return ‖ω_c − ω_c'‖ of all pairs of clusters.
+        """Return ‖ω_c − ω_c'‖ of all pairs of clusters, (K, K).
 
-        Scattered, it is sqrt(‖ω_c − ω_c'‖² + v_c + v_c') with v_c the mean of ‖w_i − ω_c‖² over c's
-        members. One-shot models differ by what averaging takes away, so a λ that tells them apart
-        may lie above all distances of averages.
+        If clusters are scattered, it is sqrt(‖ω_c − ω_c'‖² + v_c + v_c'), where v_c is the mean of
+        ‖w_i − ω_c‖² over c's members.
         """
-        found: Array = euclidean(self._models.table).numpy() ** 2 - self._blur - self._blur[:, None]
-        np.fill_diagonal(found, 0)
-        spread = np.zeros(len(found))
-        for c in set(labels) if self._scattered else ():
-            own = [
-                self._away[i][c] for i, label in enumerate(labels) if label == c and i in self._away
-            ]
-            spread[c] = max(0.0, np.mean(own) - self._noise) if own else 0.0
-        return np.asarray(np.sqrt(np.maximum(found, 0) + spread[:, None] + spread))
+        squared: Array = euclidean(self._models.table).numpy() ** 2
+        squared = squared - self._model_noise - self._model_noise[:, None]
+        np.fill_diagonal(squared, 0)
+        spread = self._spread(labels, len(squared))
+        squared = np.maximum(squared, 0) + spread[:, None] + spread
+        return np.asarray(np.sqrt(squared))
+
+    def _spread(self, labels: Sequence[int], clusters: int) -> Array:
+        """Return v_c of every cluster, (K,); 0 where no member's model was received."""
+        spread = np.zeros(clusters)
+        # One-shot models differ by components that averaging removes, so a λ that separates them
+        # may exceed all distances of averages.
+        if not self._scattered:
+            return spread
+        squared: dict[int, list[float]] = {}
+        for i, label in enumerate(labels):
+            if i in self._squared:
+                squared.setdefault(label, []).append(self._squared[i][label])
+        for c, members in squared.items():
+            mean = float(np.mean(members))
+            spread[c] = max(0.0, mean - self._noise)
+        return spread
 
 
 class CrossClusterLoss:
-    """The cross-cluster loss, by sums over clusters and by choices.
+    """The cross-cluster loss, computed from sums over clusters and from clients' choices.
 
-    It is ½(mean_{j∈c'} f_j(w_c) + mean_{i∈c} f_i(w_c')) (from the authors' code).
+    It is ½(mean_{j∈c'} f_j(w_c) + mean_{i∈c} f_i(w_c')), as in the authors' code.
 
     Args:
-        ids: the clients whose one-shot models came.
-        judges: those that have judged them all.
-        old: each client's cluster when the models were made.
-        one_shot: distances of the judges' one-shot models, (r, r), where MERGE compares clusters as
-            two clients of theirs would be compared (ours); without it, by their models alone.
+        net: the server's channel.
+        ids: the clients whose one-shot models were received.
+        evaluators: the clients that have evaluated all of them.
+        models: the clusters' models.
+        old: (m,) each client's cluster when the models were made.
+        one_shot: (r, r) distances of the evaluators' one-shot models. If present, MERGE compares
+            clusters as two of their clients would be compared (not in the paper), otherwise by
+            their models alone.
     """
 
     def __init__(
         self,
         net: ServerChannel,
         ids: Sequence[int],
-        judges: Sequence[int],
+        evaluators: Sequence[int],
         models: ClusterModels,
         old: Sequence[int],
         one_shot: Array | None = None,
     ) -> None:
-        self._net, self._models = net, models
-        self._judges, self._one_shot = judges, one_shot
-        self._others = self._mean_losses(ids, judges, old)
-        self._judged: set[int] = set()
+        self._net = net
+        self._models = models
+        self._evaluators = evaluators
+        self._one_shot = one_shot
+        # sums of losses that clients have stored: no model is sent for them
+        self._others = self._mean_losses(ids, evaluators, old)
+        self._evaluated: set[int] = set()  # clients that have evaluated the clusters' models
 
-    def _mean_losses(self, ids: Sequence[int], judges: Sequence[int], old: Sequence[int]) -> Array:
-        """mean_{j∈c} f_j(w_i), (m, K); NaN where nobody can tell."""
-        row = {label: n for n, label in enumerate(self._models.kept)}
-        own = {i: row[old[i]] for i in judges if old[i] in row}
-        sums, counts = _sums(self._net, SRFCAClient.known_losses, own, len(row), len(old))
-        found = np.full((len(old), len(row)), math.nan)
-        for n in (n for n, count in enumerate(counts) if count):
-            found[list(ids), n] = sums[n, list(ids)] / counts[n]
-        return found
-
-    def nearest(self, who: Sequence[int], among: Sequence[int]) -> dict[int, int]:
-        """Return the nearest clusters as the clients themselves name them.
-
-        Who does not reply is asked again. Who has judged the models answers by what it found.
-        """
-        known, new = (
-            [i for i in who if i in self._judged],
-            [i for i in who if i not in self._judged],
+    def _mean_losses(
+        self, ids: Sequence[int], evaluators: Sequence[int], old: Sequence[int]
+    ) -> Array:
+        """Return mean_{j∈c} f_j(w_i), (m, K); NaN where it is unknown."""
+        row_of = {label: row for row, label in enumerate(self._models.kept)}
+        cluster_of = {}
+        for i in evaluators:
+            if old[i] in row_of:
+                cluster_of[i] = row_of[old[i]]
+        sums, counts = _sums(
+            self._net, SRFCAClient.known_losses, cluster_of, len(row_of), width=len(old)
         )
-        found: dict[int, int] = {}
-        step = None
-        for method, to in ((SRFCAClient.choose_again, known), (SRFCAClient.choose, new)):
-            if to:  # both under one number, so that later calls draw the same batches
-                got = self._net.gather(
-                    method, self._query(to, among), to=to, step=step, tries=TRIES
-                )
-                step = got.step
-                found |= (
-                    check_offered(got.ids, got.rows.model.values.tolist(), among) if got.ids else {}
-                )
-        self._judged |= set(found)
-        return found
+        means = np.full((len(old), len(row_of)), math.nan)
+        clients = list(ids)
+        for c, count in enumerate(counts):
+            if count:
+                means[clients, c] = sums[c, clients] / count
+        return means
 
-    def _query(self, to: Sequence[int], among: Sequence[int]) -> OfferedClusters:
-        others = np.full((len(to), len(self._models.table)), math.inf)
-        others[:, list(among)] = self._others[list(to)][:, list(among)]
-        everything = tuple(range(len(self._models.table)))
-        picks = tuple(() if i in self._judged else everything for i in to)
+    def nearest(self, clients: Sequence[int], candidates: Sequence[int]) -> dict[int, int]:
+        """Return the nearest clusters as the clients themselves choose them.
+
+        Clients that do not reply are asked again. Those that have evaluated the models choose by
+        the losses that they stored.
+        """
+        again = [i for i in clients if i in self._evaluated]
+        first = [i for i in clients if i not in self._evaluated]
+        chosen: dict[int, int] = {}
+        # both calls under one number, so that later calls draw the same batches
+        step = None
+        for method, recipients in (
+            (SRFCAClient.choose_again, again),
+            (SRFCAClient.choose, first),
+        ):
+            if not recipients:
+                continue
+            query = self._query(recipients, candidates)
+            replies = self._net.gather(method, query, to=recipients, step=step, tries=TRIES)
+            step = replies.step
+            if replies.ids:
+                choices = replies.rows.model.values.tolist()
+                chosen |= check_offered(replies.ids, choices, candidates)
+        self._evaluated |= set(chosen)
+        return chosen
+
+    def _query(self, recipients: Sequence[int], candidates: Sequence[int]) -> OfferedClusters:
+        """Return the clusters to choose from, with their members' mean losses.
+
+        The models themselves are sent to clients that have not evaluated them yet.
+        """
+        clusters = len(self._models.table)
+        others = np.full((len(recipients), clusters), math.inf)  # inf: not a candidate
+        rows = list(recipients)
+        columns = list(candidates)
+        others[:, columns] = self._others[rows][:, columns]
+        # a client evaluates the clusters' models once
+        all_models = tuple(range(clusters))
+        picks = tuple(() if i in self._evaluated else all_models for i in recipients)
         return OfferedClusters(
-            Picks(self._models.table, picks), self._models.step, Rows(torch.as_tensor(others))
+            models=Picks(self._models.table, picks),
+            step=self._models.step,
+            others=Rows(torch.as_tensor(others)),
         )
 
     def between(self, labels: Sequence[int]) -> Array:
         """Return ½(F[c, c']/|c| + F[c', c]/|c'|) of F[c, c'] = Σ_{i∈c} f_i(ω_c'), (K, K).
 
-        Where nobody tells one of the halves, it is the other half alone.
+        Where one of the two terms is unknown, it is the other one alone.
 
-        Where `one_shot` is given, ½(v_c + v_c') is added: v_c is how much less c's model loses on
-        c's clients than their one-shot models lose on each other. Averaging takes that away, so a λ
-        of one-shot models may lie above all losses of averages.
+        If `one_shot` is given, ½(v_c + v_c') is added: v_c is the amount by which c's model has
+        lower loss on c's clients than their one-shot models have on each other.
         """
-        K = len(self._models.table)
+        clusters = len(self._models.table)
+        cluster_of = {i: labels[i] for i in sorted(self._evaluated)}
         sums, counts = _sums(
-            self._net,
-            SRFCAClient.cluster_losses,
-            {i: labels[i] for i in sorted(self._judged)},
-            K,
-            K,
+            self._net, SRFCAClient.cluster_losses, cluster_of, clusters, width=clusters
         )
-        mean = np.full((K, K), math.nan)
-        told = [c for c, count in enumerate(counts) if count]
-        mean[told] = sums[told] / np.array(counts)[told, None]
-        half = np.where(np.isnan(mean), mean.T, mean)
-        spread = self._spread(labels, np.diag(mean))
-        return np.nan_to_num((half + half.T) / 2, nan=math.inf) + (spread[:, None] + spread) / 2
+        mean = np.full((clusters, clusters), math.nan)
+        replied = [c for c, count in enumerate(counts) if count]
+        mean[replied] = sums[replied] / np.array(counts)[replied, None]
 
-    def _spread(self, labels: Sequence[int], own: Array) -> Array:
-        """Return v_c of every cluster, (K,); 0 where it cannot be told."""
-        spread = np.zeros(len(own))
+        half = np.where(
+            np.isnan(mean),
+            mean.T,
+            mean,
+        )
+        distance = np.nan_to_num((half + half.T) / 2, nan=math.inf)
+        # Averaging removes v_c, so a λ of one-shot models may exceed all losses of averages.
+        spread = self._spread(labels, np.diag(mean))
+        return distance + (spread[:, None] + spread) / 2
+
+    def _spread(self, labels: Sequence[int], within: Array) -> Array:
+        """Return v_c of every cluster; 0 where it is unknown.
+
+        Args:
+            labels: (m,) each client's cluster.
+            within: (K,) the mean loss of each cluster's model on its own members, or NaN.
+
+        Returns:
+            (K,)
+        """
+        spread = np.zeros(len(within))
         if self._one_shot is None:
             return spread
-        cluster = np.array([labels[i] for i in self._judges])
-        for c in np.flatnonzero(~np.isnan(own)):
-            members = np.flatnonzero(cluster == c)
+        label_of_evaluator = np.array([labels[i] for i in self._evaluators])
+        for c in np.flatnonzero(~np.isnan(within)):
+            members = np.flatnonzero(label_of_evaluator == c)
             if len(members) >= MINIMUM:
                 distances = pairwise(self._one_shot[np.ix_(members, members)])
-                spread[c] = max(0.0, float(distances.mean()) - float(own[c]))
+                spread[c] = max(0.0, float(distances.mean()) - float(within[c]))
         return spread
 
 
 def _sums(
-    net: ServerChannel, method: Any, own: dict[int, int], groups_: int, width: int
+    net: ServerChannel, method: Any, cluster_of: Mapping[int, int], clusters: int, width: int
 ) -> tuple[Array, tuple[int, ...]]:
-    """Return sums of losses over groups, (groups, width), and how many clients each holds.
+    """Return sums of clients' losses over clusters.
 
-    There is no sum of fewer than two clients.
+    No sum is over fewer than two clients, since it would reveal the losses of one.
+
+    Args:
+        net: the server's channel.
+        method: the client method that replies with a `LossSums`.
+        cluster_of: the cluster of each client to be asked.
+        clusters: K.
+        width: numbers of a client's row.
+
+    Returns:
+        The sums (K, width) and the number of clients in each, (K,).
+
+    Raises:
+        FrameError: rows of another width were received.
     """
-    left = {i: g for i, g in own.items() if list(own.values()).count(g) >= MINIMUM}
-    total, counts = np.zeros((groups_, width)), [0] * groups_
+    sizes = Counter(cluster_of.values())
+    large_enough = {i: c for i, c in cluster_of.items() if sizes[c] >= MINIMUM}
+    totals = np.zeros((clusters, width))
+    counts = [0] * clusters
     for _ in range(TRIES):
-        open_ = {i: g for i, g in left.items() if not counts[g]}
-        if open_:
-            got = net.sum(method, Empty(), to=list(open_), by=list(open_.values()), groups=groups_)
-            for g in (g for g, count in enumerate(got.counts) if count >= MINIMUM):
-                row = got.rows.loss.table[g].numpy()
-                if row.shape != (width,):
-                    raise FrameError(
-                        f"LossSums.loss has {len(row)} numbers where {width} were expected: the "
-                        "replies are refused"
-                    )
-                total[g], counts[g] = row, got.counts[g]
-    return total, tuple(counts)
+        open_clients = {i: c for i, c in large_enough.items() if not counts[c]}
+        if not open_clients:
+            break
+        sums = net.sum(
+            method,
+            Empty(),
+            to=list(open_clients),
+            by=list(open_clients.values()),
+            groups=clusters,
+        )
+        for c, count in enumerate(sums.counts):
+            if count < MINIMUM:
+                continue
+            row = sums.rows.loss.table[c].numpy()
+            if row.shape != (width,):
+                raise FrameError(
+                    f"LossSums.loss has {len(row)} numbers where {width} were expected: the "
+                    "replies are refused"
+                )
+            totals[c] = row
+            counts[c] = count
+    return totals, tuple(counts)

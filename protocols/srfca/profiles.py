@@ -1,12 +1,13 @@
-"""Clusters of models by their dissimilarities without a threshold (ours).
+"""Clustering of models by their dissimilarities without a threshold (not in the paper).
 
 Vardhan et al. 2024 leave λ to tuning.
 
-A single dissimilarity mixes what separates two models with how well each of them generalises: a
-model trained on few samples is far from everyone. The profile of a model, its dissimilarities with
-all others, shows which it is: models of one distribution have parallel profiles, whatever their
-levels. So clusters are searched among parallel profiles, and chosen by a model of the whole matrix
-in which every model has a level, and every two clusters an offset.
+A single dissimilarity mixes two effects: how much the distributions of two models differ, and how
+well each model generalises. A model trained on few samples is far from every other one. The profile
+of a model, its dissimilarities to all others, separates the two: models of one distribution have
+parallel profiles, whatever their levels. Candidate clusters are therefore groups of parallel
+profiles. They are compared by a model of the whole matrix that has a level for each model and an
+offset for each pair of clusters.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.protocols.srfca.graph import renumbered, spanning_tree_edges
+from securecluster.protocols.srfca.graph import pairwise, renumbered, spanning_tree_edges
 
 Array = NDArray[np.float64]
 # by how much the criterion of clusters must be lower, per model, than that of no clusters
 EVIDENCE = 4.0
-# the least mean distance of two clusters, in units of the mean distance within them
+# smallest mean distance of two clusters, in units of the mean distance within them
 CONTRAST = 1.05
-SHARE = 0.25  # the least offset of two clusters, in units of the largest
+SHARE = 0.25  # smallest offset of two clusters, in units of the largest offset
 RESOLUTION = 0.02  # relative differences of this size count as none
 LEAST_LOSS = 0.02  # losses below this share of the median loss count as this much
-FEWEST = 4  # models, of which two clusters can be told apart
+FEWEST = 4  # models; among fewer, two clusters cannot be distinguished
 
 
 @dataclass(frozen=True)
 class ProfileClustering:
-    """Clusters found without a threshold.
+    """Clusters that were determined without a threshold.
 
     Args:
-        labels: (m,) each model's cluster, numbered by their first members.
-        threshold: a λ, in the unit of the distances: the geometric mean of the mean distance within
-            clusters and the least mean distance of two; of one cluster the least λ that joins
-            everyone.
+        labels: (m,) the models' clusters, numbered by their first members.
+        threshold: a λ for MERGE, in the unit of the distances. For several clusters it is the
+            geometric mean of the mean distance within clusters and the smallest mean distance of
+            two clusters; for one cluster it is the smallest λ that connects all models.
     """
 
     labels: list[int]
@@ -48,161 +49,232 @@ class ProfileClustering:
 
 @dataclass(frozen=True)
 class OffsetFit:
-    """A model of a matrix of dissimilarities.
+    """A least-squares model of a matrix of dissimilarities.
 
-    It has a level for every model, and an offset for every two clusters.
+    It has a level for each model and an offset for each pair of clusters.
 
     Args:
         criterion: −2 log-likelihood, plus the cost of levels and offsets (BIC) and of labels (2 log
             K each).
-        offsets: (K(K − 1)/2,) what two clusters add to their models' levels.
+        offsets: (K(K − 1)/2,) the amounts by which dissimilarities of two clusters exceed the sum
+            of their models' levels.
     """
 
     criterion: float
     offsets: Array
 
 
-def cluster_without_threshold(distance: Array, least: int, squared: bool) -> ProfileClustering:
-    """Return the clusters of models that explain their distances best.
+def cluster_without_threshold(
+    distance: Array,
+    minimum: int,
+    squared: bool,
+) -> ProfileClustering:
+    """Return the clusters of models that best explain their distances.
 
-    Candidates are the cuts of average linkage over `profile_distances`. One is admitted whose
-    clusters are all farther from each other than their members are (`CONTRAST`), by offsets of
-    comparable size (`SHARE`: a cluster must not fall apart beside others that are far away). The
-    best of them by `fit_offsets` is taken, or one cluster where it is not better by far
-    (`EVIDENCE`).
+    Candidates are the cuts of average linkage over `profile_distances`. A candidate is admitted if
+
+    - each two of its clusters are farther from each other than their members are (`CONTRAST`), and
+    - its offsets are of comparable size (`SHARE`): otherwise a single cluster would be divided
+      wherever other clusters are far away.
+
+    The admitted candidate with the lowest criterion (`fit_offsets`) is returned, or one cluster
+    where no candidate is better than one cluster by `EVIDENCE`.
 
     Args:
         distance: (m, m), symmetric: mean losses in nats, or norms of differences of weights; the
             diagonal is not read.
-        least: the fewest models of a cluster.
-        squared: whether squares of the distances add up (weights); otherwise their logarithms do
+        minimum: the fewest models of a cluster.
+        squared: True if squares of distances are additive (weights), False if their logarithms are
             (losses).
     """
     m = len(distance)
-    together = ProfileClustering([0] * m, float(spanning_tree_edges(distance).max(initial=0.0)))
+    longest_edge = spanning_tree_edges(distance).max(initial=0.0)
+    result = ProfileClustering([0] * m, float(longest_edge))
     if m < FEWEST:
-        return together
+        return result
     unit = _unit(distance, squared)
     if not 0 < unit < math.inf:
-        return together
-    if not squared:
-        distance = np.maximum(distance, LEAST_LOSS * unit)  # noise can make them negative
-    level = distance**2 / unit if squared else np.log(distance / unit)
-    bar = fit_offsets(level, [0] * m).criterion - EVIDENCE * m
-    found = together
-    for labels in _cuts(profile_distances(level), least):
+        return result
+
+    if squared:
+        level = distance**2 / unit
+    else:
+        # noise can make losses negative, and those near zero would dominate their logarithms
+        distance = np.maximum(distance, LEAST_LOSS * unit)
+        level = np.log(distance / unit)
+
+    lowest = fit_offsets(level, [0] * m).criterion - EVIDENCE * m
+    for labels in _cuts(profile_distances(level), minimum):
         means = block_means(distance, labels)
         fit = fit_offsets(level, labels)
-        contrast = _ratios(means).min()
-        if (
-            contrast < CONTRAST
-            or fit.offsets.min() < SHARE * fit.offsets.max()
-            or fit.criterion >= bar
-        ):
+        if _ratios(means).min() < CONTRAST:
             continue
-        bar = fit.criterion
-        across = means[np.triu_indices(len(means), 1)].min()
-        found = ProfileClustering(labels, math.sqrt(float(np.diag(means).mean() * across)))
-    return found
+        if fit.offsets.min() < SHARE * fit.offsets.max():
+            continue
+        if fit.criterion >= lowest:
+            continue
+        lowest = fit.criterion
+        result = ProfileClustering(labels, _threshold_between(means))
+    return result
+
+
+def _threshold_between(means: Array) -> float:
+    """Return a λ between the distances within clusters and those across.
+
+    Args:
+        means: (K, K) mean distances of clusters, K ≥ 2.
+    """
+    within = float(np.diag(means).mean())
+    across = pairwise(means).min()
+    return math.sqrt(within * across)
 
 
 def profile_distances(level: Array) -> Array:
-    """Return the standard deviation over all third models k of level_ik − level_jk, (m, m).
+    """Return the distances of the models' profiles.
 
-    What i has in common with everyone cancels out, and so does what k has.
+    The distance of models i and j is the standard deviation of level_ik − level_jk over all third
+    models k. A term that is common to a row, or to a column, cancels out.
 
     Args:
         level: (m, m), symmetric, m ≥ 4; the diagonal is not read.
+
+    Returns:
+        (m, m), symmetric, with a zero diagonal.
     """
     m = len(level)
-    others = ~np.eye(m, dtype=bool)
-    centred = np.where(others, level - level[others].mean(), 0.0)
-    total = centred.sum(1)
-    square = (centred**2).sum(1)
-    difference = total[:, None] - total
-    squares = square[:, None] + square - 2 * centred @ centred - 2 * centred**2
+    off_diagonal = ~np.eye(m, dtype=bool)
+    # centred first, so that sums of squares lose no digits
+    centred = np.where(
+        off_diagonal,
+        level - level[off_diagonal].mean(),
+        0.0,
+    )
+    row_sum = centred.sum(1)
+    row_square = (centred**2).sum(1)
+
+    # sums over k of level_ik − level_jk and its square, without the terms of k = i and k = j: these
+    # cancel in the first sum and are level_ij² each in the second
+    difference = row_sum[:, None] - row_sum
+    squares = row_square[:, None] + row_square
+    squares = squares - 2 * centred @ centred - 2 * centred**2
+
+    # m − 2 third models, hence m − 3 degrees of freedom
     variance = (squares - difference**2 / (m - 2)) / (m - 3)
-    found: Array = np.sqrt(np.maximum(variance, 0))
-    np.fill_diagonal(found, 0)
-    return found
+    distances: Array = np.sqrt(np.maximum(variance, 0))
+    np.fill_diagonal(distances, 0)
+    return distances
 
 
 def fit_offsets(level: Array, labels: Sequence[int]) -> OffsetFit:
     """Return the least-squares fit of level_ij ≈ a_i + a_j + b_cc'.
 
-    Here i is in c, j in c', and b_cc = 0. Once the means of all blocks are taken off, what is left
-    of a_i is the row's sum over m − 2.
+    Model i is in cluster c, model j in cluster c', and b_cc = 0. Once the mean of each block is
+    subtracted, the remaining part of a_i is the row's sum divided by m − 2.
 
     Args:
         level: (m, m), symmetric, m ≥ 4; the diagonal is not read.
-        labels: (m,) 0 … K − 1, of two models or more each.
+        labels: (m,) 0 … K − 1, each of two models or more.
     """
-    m, clusters = len(level), 1 + max(labels)
-    others = ~np.eye(m, dtype=bool)
+    m = len(level)
+    clusters = 1 + max(labels)
+    off_diagonal = ~np.eye(m, dtype=bool)
     means = block_means(level, labels)
-    rest = np.where(others, level - means[np.ix_(labels, labels)], 0.0)
-    own = rest.sum(1) / (m - 2)
-    residual = np.where(others, rest - own[:, None] - own, 0.0)
+    within_blocks = level - means[np.ix_(labels, labels)]
+    within_blocks = np.where(off_diagonal, within_blocks, 0.0)
+    levels = within_blocks.sum(1) / (m - 2)
+    residual = within_blocks - levels[:, None] - levels
+    residual = np.where(off_diagonal, residual, 0.0)
+
+    # the criterion; RESOLUTION² bounds the likelihood of matrices that fit exactly
     pairs = m * (m - 1) // 2
     variance = float((residual**2).sum()) / 2 / pairs
-    offsets = clusters * (clusters - 1) // 2
-    cost = (m + offsets) * math.log(pairs) + 2 * m * math.log(clusters)
+    offset_count = clusters * (clusters - 1) // 2
+    cost = (m + offset_count) * math.log(pairs) + 2 * m * math.log(clusters)
+    criterion = pairs * math.log(variance + RESOLUTION**2) + cost
+
     within = np.diag(means)
     excess = means - (within[:, None] + within) / 2
-    return OffsetFit(
-        pairs * math.log(variance + RESOLUTION**2) + cost, excess[np.triu_indices(clusters, 1)]
-    )
+    return OffsetFit(criterion, pairwise(excess))
 
 
 def block_means(distance: Array, labels: Sequence[int]) -> Array:
-    """Return the mean over the pairs of two clusters, (K, K).
+    """Return the mean distance over all pairs of two clusters.
 
-    Within one cluster, the pairs are those of different members. Labels are 0 … K − 1.
+    Within one cluster, the pairs are those of different members.
+
+    Args:
+        distance: (m, m), symmetric; the diagonal is not read.
+        labels: (m,) 0 … K − 1.
+
+    Returns:
+        (K, K), symmetric.
     """
-    own = np.eye(1 + max(labels))[list(labels)].T
-    sizes = own.sum(1)
-    between = np.where(np.eye(len(distance), dtype=bool), 0.0, distance)
+    membership = np.eye(1 + max(labels))[list(labels)].T
+    sizes = membership.sum(1)
+    diagonal = np.eye(len(distance), dtype=bool)
+    between = np.where(diagonal, 0.0, distance)
     pairs = np.outer(sizes, sizes) - np.diag(sizes)
-    found: Array = own @ between @ own.T / np.maximum(pairs, 1)
-    return found
+    means: Array = membership @ between @ membership.T / np.maximum(pairs, 1)
+    return means
 
 
 def _unit(distance: Array, squared: bool) -> float:
-    """Return the median of the distances, or of their squares, between different models."""
-    others = ~np.eye(len(distance), dtype=bool)
-    return float(np.median(distance[others] ** (2 if squared else 1)))
+    """Return the median distance of two different models, or of its square."""
+    off_diagonal = ~np.eye(len(distance), dtype=bool)
+    power = 2 if squared else 1
+    return float(np.median(distance[off_diagonal] ** power))
 
 
 def _ratios(means: Array) -> Array:
-    """Return the mean across every two clusters over that within them, (K(K − 1)/2,)."""
+    """Return the mean distance across each two clusters over that within them.
+
+    Args:
+        means: (K, K), as `block_means` returns them.
+
+    Returns:
+        (K(K − 1)/2,)
+    """
     within = np.diag(means)
-    own = (within[:, None] + within) / 2
-    pairs = np.triu_indices(len(means), 1)
-    least = np.finfo(float).eps * means.max()  # equal models are at distance zero
-    return np.asarray(means[pairs] / np.maximum(own[pairs], least))
+    within_pairs = (within[:, None] + within) / 2
+    smallest = np.finfo(float).eps * means.max()  # equal models are at distance zero
+    ratios: Array = pairwise(means) / np.maximum(pairwise(within_pairs), smallest)
+    return ratios
 
 
-def _cuts(distance: Array, least: int) -> Iterator[list[int]]:
+def _cuts(distance: Array, minimum: int) -> Iterator[list[int]]:
     """Yield the labels of average linkage's cuts into two clusters or more.
 
-    Clusters of too few members join the nearest other.
+    Members of clusters that are too small join the nearest other cluster.
+
+    Args:
+        distance: (m, m), symmetric.
+        minimum: the fewest members of a cluster.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
 
     m = len(distance)
-    tree = linkage(distance[np.triu_indices(m, 1)], "average")
-    seen = set[tuple[int, ...]]()
+    tree = linkage(pairwise(distance), "average")
+    yielded = set[tuple[int, ...]]()
     for clusters in range(2, m):
-        raw = fcluster(tree, clusters, "maxclust") - 1
-        sizes = np.bincount(raw)
-        kept = np.flatnonzero(sizes >= least)
-        if not len(kept):
+        cut = fcluster(tree, clusters, "maxclust") - 1
+        sizes = np.bincount(cut)
+        large = np.flatnonzero(sizes >= minimum)
+        # finer cuts have no larger clusters
+        if not len(large):
             break
-        member = np.eye(len(sizes))[raw]
-        near = (distance @ member / sizes)[:, kept].argmin(1)
+        membership = np.eye(len(sizes))[cut]
+        mean_distance = distance @ membership / sizes
+        nearest = large[mean_distance[:, large].argmin(1)]
+        is_large = sizes[cut] >= minimum
         labels = renumbered(
-            [int(c) if sizes[c] >= least else int(kept[n]) for c, n in zip(raw, near, strict=True)]
+            np.where(
+                is_large,
+                cut,
+                nearest,
+            ).tolist()
         )
-        if max(labels) and tuple(labels) not in seen:
-            seen.add(tuple(labels))
+
+        # different cuts may agree once small clusters have been joined to others
+        if max(labels) and tuple(labels) not in yielded:
+            yielded.add(tuple(labels))
             yield labels

@@ -1,25 +1,24 @@
-"""SR-FCA: Algorithms 1–4.
+"""SR-FCA, successive refine federated clustering: Algorithms 1 to 4.
 
 Vardhan, Ghosh, Mazumdar, "An Improved Federated Clustering Algorithm with Model-based Clustering",
 TMLR 2024.
 
-w_0    where everyone starts; w_i client i's model after training alone, f_i its mean training loss
+w_0    the initial weights; w_i client i's model after training alone, f_i its mean training loss
 λ, t   models within λ of each other are joined by an edge; connected components with t clients or
        more are clusters
 ω_c    cluster c's model: the (trimmed) mean of its members' updates, round after round, from w_0
-       anew in each of R refinements
+       again in each of R refinements
 dist   ½(mean_{j∈c'} f_j(w_c) + mean_{i∈c} f_i(w_c')), the cross-cluster loss of the authors' code,
        or the L2 distance of the weights
 
-The number of clusters is not given. What the paper leaves open, and is decided here, is marked
-"ours".
+The number of clusters is not an input. What the paper leaves open is marked "not in the paper".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -32,6 +31,7 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
@@ -57,7 +57,7 @@ from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
-@dataclass
+@protocol
 class SRFCA(ClusteringProtocol):
     """Clusters of models that were trained alone, refined by averaging, reassigning and merging."""
 
@@ -66,11 +66,11 @@ class SRFCA(ClusteringProtocol):
     signed-permutation, rotation or haar
     """
     rounds: int = 40
-    """rounds of each refinement, besides local_rounds and retrain; each begins from the first
-    weights
+    """rounds of each refinement, besides local_rounds and retrain; each refinement begins from the
+    initial weights
     """
     distance: str = "loss"
-    """of models: loss (cross-cluster loss; every model goes to every client once) or l2 (of the
+    """of models: loss (cross-cluster loss; every model is sent to every client once) or l2 (of the
     weights, which the server compares)
     """
     threshold: float | None = None
@@ -78,7 +78,7 @@ class SRFCA(ClusteringProtocol):
     training loss of a sample, in nats (cross-entropy; of texts that of a token, of trajectories a
     squared error in units of the area), for l2 the norm of a difference of weights. The authors' λ
     is that loss over the number of samples in a batch: their 0.02 is about 1.0 here. None takes the
-    quantile, or tells clusters apart without a λ (ours)
+    quantile, or determines clusters without a λ (not in the paper)
     """
     quantile: float | None = None
     """λ as a quantile of all pairwise distances, in [0, 1]"""
@@ -86,15 +86,15 @@ class SRFCA(ClusteringProtocol):
     """t: the fewest clients of a cluster, at least 2"""
     trim: float = 0.0
     """β: share of the updates left out at each end of every coordinate, in [0, 0.5). Algorithm 3
-    trims; the default 0 does not (ours): a plain mean needs no more than a secure sum, and trimming
-    has the server read every update
+    trims; the default 0 does not (not in the paper): a plain mean needs no more than a secure sum,
+    while for trimming the server reads every update
     """
     average: str = "auto"
-    """mean over a cluster's clients: uniform (Algorithm 3), weighted by |D_i| (ours), or auto:
-    weighted unless updates are trimmed or clipped, which count the same
+    """mean over a cluster's clients: uniform (Algorithm 3), weighted by |D_i| (not in the paper),
+    or auto: weighted unless updates are trimmed or clipped, which are averaged uniformly
     """
     refine: int = 1
-    """R: refinements; the paper's experiments take at most 2, and 1 on real data"""
+    """R: refinements; the paper's experiments use at most 2, and 1 on real data"""
     local_rounds: int = 20
     """rounds in which clients train alone before they are clustered"""
     variant: str = "fedavg"
@@ -102,7 +102,8 @@ class SRFCA(ClusteringProtocol):
     of lr a round)
     """
     radius: float = 0.0
-    """of the ball around the initial weights that models are projected into; 0 does not"""
+    """of the ball around the initial weights that models are projected onto; 0 means no projection
+    """
     retrain: int = 0
     """rounds of averaging after the last merge"""
     sealed: bool = False
@@ -112,174 +113,281 @@ class SRFCA(ClusteringProtocol):
 
     name: ClassVar[str] = "srfca"
     client: ClassVar[type[TrainingClient]] = SRFCAClient
-    one_model: ClassVar[bool] = False
+    one_model: ClassVar[bool] = False  # models restart from w_0
 
     def run_server(self, net: ServerChannel, run: Run) -> SRFCAState:
-        """Algorithm 1."""
+        """Run the server's side of Algorithm 1.
+
+        Args:
+            net: the server's channel.
+            run: rounds, checkpoints and history.
+        """
+        clients = len(net.clients)
         state = SRFCAState(
-            [UNASSIGNED] * len(net.clients), PendingUpdates.start(len(net.clients), fresh=False)
+            clusters=[UNASSIGNED] * clients,
+            outbox=PendingUpdates.start(clients, fresh=False),
         )
         for t in run.rounds("train", state, self.total_rounds):
+            # ONE_SHOT: every client trains alone from w_0, then models are compared
             if t <= self.local_rounds:
-                net.gather(
-                    SumClient.train_locally, state.outbox.message_for(net.clients), to=net.clients
-                )
+                self._train_alone(net, state)
                 if t == self.local_rounds:
                     self._one_shot(net, run, state)
                 continue
-            r, s = divmod(t - self.local_rounds - 1, self.rounds)
-            # members post the models with this round's average
-            if s == self.rounds - 1 and r < self.refine:
-                run.commit(state, partial(self._average, net, state, t))
-                self._refine(net, run, state, last=r == self.refine - 1)
+
+            # REFINE, R times: TRIMMED_MEAN_GD, then RECLUSTER and MERGE
+            refinement, step = self._refinement_of(t)
+            if refinement < self.refine and step == self.rounds - 1:
+                # members post the models with this round's average, so it is checkpointed first
+                run.commit(
+                    state,
+                    partial(
+                        self._average,
+                        net,
+                        state,
+                        t,
+                    ),
+                )
+                self._refine(
+                    net,
+                    run,
+                    state,
+                    last=refinement == self.refine - 1,
+                )
             else:
                 self._average(net, state, t)
+
         flush(net, run, state)
         if self.retrain:
+            # newcomers choose among the models after retraining
             state.models = run.once(
                 "models", lambda: server.cluster_models(net, state, None), ClusterModels
             )
         return state
 
-    def _average(self, net: ServerChannel, state: SRFCAState, t: int) -> None:
-        """Round t, one of averaging; the first of each refinement starts from w_0."""
-        r, s = divmod(t - self.local_rounds - 1, self.rounds)
-        if s == 0 and r < self.refine:
+    def _refinement_of(self, t: int) -> tuple[int, int]:
+        """Return the refinement that round t belongs to, and the round's number within it.
+
+        Both count from 0; rounds of `retrain` belong to refinement R and later ones.
+        """
+        return divmod(t - self.local_rounds - 1, self.rounds)
+
+    def _train_alone(self, net: ServerChannel, state: SRFCAState) -> None:
+        """Let every client train its own model: one round of the T iterations of ONE_SHOT."""
+        query = state.outbox.message_for(net.clients)
+        net.gather(SumClient.train_locally, query, to=net.clients)
+
+    def _average(
+        self,
+        net: ServerChannel,
+        state: SRFCAState,
+        t: int,
+    ) -> None:
+        """Make round t of averaging (Algorithm 3); each refinement starts from w_0."""
+        refinement, step = self._refinement_of(t)
+        if refinement < self.refine and step == 0:
             state.restart(self._fresh)
         server.average_trimmed(net, state, self.participation, self.trim, t)
 
-    def _one_shot(self, net: ServerChannel, run: Run, state: SRFCAState) -> None:
-        """ONE_SHOT(λ, t). Without a component of t clients everyone is one cluster (ours)."""
-        got = net.gather(SRFCAClient.send_model, Empty(), to=net.clients, tries=TRIES)
-        distance = server.one_shot_distances(
-            net, state, got, self.distance, self.local_rounds if self.per_example else 1
-        )
-        edges = first_clusters(state, distance, self._graphing)
-        run.note(
-            **{"lambda": state.threshold}, edges=edges.tolist(), clustered=groups(state.clusters)
-        )
+    def _one_shot(
+        self,
+        net: ServerChannel,
+        run: Run,
+        state: SRFCAState,
+    ) -> None:
+        """Run ONE_SHOT(λ, t) of Algorithm 1.
 
-    def _refine(self, net: ServerChannel, run: Run, state: SRFCAState, last: bool) -> None:
-        """Run RECLUSTER and MERGE.
-
-        Where no member of any cluster replies, clusters and models stay as they are (ours).
+        Without a component of t clients, all clients are one cluster (not in the paper).
         """
-        models = server.cluster_models(net, state, state.step if self.distance == "l2" else None)
+        replies = net.gather(
+            SRFCAClient.send_model,
+            Empty(),
+            to=net.clients,
+            tries=TRIES,
+        )
+        # under DP-SGD every round of training alone has added noise to the models
+        noisy_trainings = self.local_rounds if self.per_example else 1
+        distance = server.one_shot_distances(net, state, replies, self.distance, noisy_trainings)
+        edges = first_clusters(state, distance, self._graphing)
+        line = {
+            "lambda": state.threshold,
+            "edges": edges.tolist(),
+            "clustered": groups(state.clusters),
+        }
+        run.note(**line)
+
+    def _refine(
+        self,
+        net: ServerChannel,
+        run: Run,
+        state: SRFCAState,
+        last: bool,
+    ) -> None:
+        """Run RECLUSTER and MERGE (Algorithms 2 and 4).
+
+        If no member of any cluster replies, clusters and models are unchanged (not in the paper).
+
+        Args:
+            net: the server's channel.
+            run: takes the history line.
+            state: its clusters and models are updated.
+            last: whether this is the last refinement.
+        """
+        # weights are comparable only under the mask of the one-shot models
+        step = state.step if self.distance == "l2" else None
+        models = server.cluster_models(net, state, step)
         if models.kept:
-            near = model_distance(
-                net, state, models, self.distance, scattered=not self._graphing.given
+            scattered = not self._graphing.given
+            distance = model_distance(net, state, models, self.distance, scattered)
+            row_of = {c: row for row, c in enumerate(models.kept)}
+            before = [row_of.get(c, UNASSIGNED) for c in state.clusters]
+            assigned = server.recluster(distance, before, len(models.kept))
+            state.clusters, table = server.merge(
+                distance, assigned, models, state.threshold, self.size
             )
-            before = [
-                models.kept.index(c) if c in models.kept else UNASSIGNED for c in state.clusters
-            ]
-            taken = server.recluster(near, before, len(models.kept))
-            state.clusters, table = server.merge(near, taken, models, state.threshold, self.size)
-            state.models = ClusterModels(table, models.step, list(range(len(table))))
-            run.note(reclustered=groups(taken), clustered=groups(state.clusters))
+            state.models = ClusterModels(
+                table,
+                models.step,
+                list(range(len(table))),
+            )
+            run.note(reclustered=groups(assigned), clustered=groups(state.clusters))
         if models.kept or not state.outbox.number:
             state.hand_out(self._fresh)
         if last:
-            state.rows = empty_tensor()
+            state.rows = empty_tensor()  # no later step compares one-shot models
 
     def assign_newcomers(
         self, net: ServerChannel, state: SRFCAState, to: Sequence[int]
     ) -> list[int]:
-        """Send newcomers the models, and return which each of them says is nearest (ours).
+        """Return the cluster of each newcomer, as the newcomer chooses it (not in the paper).
 
-        It is the nearest to the model they train alone (l2), or by their own loss.
+        It is the one whose model is nearest to the model that the newcomer trains alone (l2), or
+        has the lowest loss on its data (loss).
+
+        Args:
+            net: the server's channel.
+            state: the run's final state.
+            to: the newcomers.
+
+        Raises:
+            UsageError: the run ended without clusters' models.
+            UpdateError: a newcomer does not reply.
         """
         if not len(state.models.table):
             raise UsageError(
                 "no member of any cluster posted its model, so newcomers have none to choose from: "
                 "run it anew"
             )
-        for _ in range(self.local_rounds if self.distance == "l2" else 0):
-            net.gather(
-                SumClient.train_locally, PendingUpdates.start(0, fresh=False).message_for(to), to=to
-            )
-        method: Any = SRFCAClient.join if self.distance == "l2" else SRFCAClient.choose
-        got = net.gather(
-            method, server.offer_to_newcomers(state.models, len(to)), to=to, tries=TRIES
-        )
-        check_newcomers(to, got.ids)
-        return [
-            state.models.kept[c]
-            for c in (got.rows.nearest if self.distance == "l2" else got.rows.model).values.tolist()
-        ]
+        offer = server.offer_to_newcomers(state.models, len(to))
+        if self.distance == "l2":
+            for _ in range(self.local_rounds):
+                nothing_pending = PendingUpdates.start(0, fresh=False).message_for(to)
+                net.gather(SumClient.train_locally, nothing_pending, to=to)
+            joined = net.gather(SRFCAClient.join, offer, to=to, tries=TRIES)
+            check_newcomers(to, joined.ids)
+            rows = joined.rows.nearest.values.tolist()
+        else:
+            chosen = net.gather(SRFCAClient.choose, offer, to=to, tries=TRIES)
+            check_newcomers(to, chosen.ids)
+            rows = chosen.rows.model.values.tolist()
+        return [state.models.kept[row] for row in rows]
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
-        """Add how often models start from w_0 anew: before and after each refinement."""
+        """Add the number of restarts from w_0: before and after each refinement."""
         return {**super().frame_sizes(config), "restarts": 2 * int(self.refine) + 2}
 
     @property
     def _graphing(self) -> GraphOptions:
-        """How one-shot models are clustered."""
+        """Return the options of ONE_SHOT(λ, t)."""
         return GraphOptions(self.distance, self.size, self.threshold, self.quantile)
 
     @property
     def weighted(self) -> bool:
-        """Whether clients tell |D_i|."""
-        return self.average == "weighted" or (
-            self.average == "auto" and not self.trim and self.clip is None
-        )
+        """Return whether averages are weighted, so that clients send |D_i|."""
+        if self.average == "auto":
+            return not self.trim and self.clip is None
+        return self.average == "weighted"
 
     @property
     def total_rounds(self) -> int:
-        """Local rounds, refinements, and what comes after."""
+        """Return the number of rounds: alone, in refinements, and after the last merge."""
         return self.local_rounds + self.refine * self.rounds + self.retrain
 
     @property
     def vectors_per_round(self) -> int:
-        """Count an update up and an average down, and the models that everyone judges.
+        """Return the vectors of d numbers that a client exchanges in a round, for estimates.
 
-        Spread over all rounds, these models are about one more.
+        These are one update and one average; the one-shot models that every client evaluates are
+        about one more, spread over all rounds.
         """
         return 3 if self.distance == "loss" else 2
 
     @property
     def _fresh(self) -> bool:
-        """Return whether averages stay apart.
+        """Return whether averages of different rounds are stored separately.
 
-        They do where the server cannot add them up under fresh masks, nor foresee what a projection
-        makes of them.
+        They are if the server cannot add them up under fresh masks, or cannot predict the result of
+        a projection.
         """
         return self.mask != "none" or self.radius > 0
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
-        """The mask, and what seals the models that are relayed."""
-        return Pipeline(
-            [*self.stages(config), *build(self.mask, config["dimension"])],
-            Seal(config_hash(config)) if self.sealed else None,
-        )
+        """Return the mask of updates, and the seal of models that are relayed.
+
+        Args:
+            config: the run's configuration.
+        """
+        stages = [*self.stages(config), *build(self.mask, config["dimension"])]
+        seal = Seal(config_hash(config)) if self.sealed else None
+        return Pipeline(stages, seal)
 
     def make_client(
         self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
     ) -> TrainingClient:
-        """A `SRFCAClient`, told what it averages."""
-        kinds = self.trainings(self.training(config), config)
-        plan = OneShotTraining(kinds["refine"], self.trim > 0, self.radius)
-        return SRFCAClient(cohort, kinds["usual"], pipeline, self.weighted, plan)
+        """Return the clients, with their two kinds of training.
+
+        Args:
+            cohort: the clients' data and local training.
+            pipeline: the stages between a client's update and the wire.
+            config: the run's configuration.
+        """
+        plans = self.trainings(self.training(config), config)
+        refining = OneShotTraining(
+            plan=plans["refine"],
+            trims=self.trim > 0,
+            radius=self.radius,
+        )
+        return SRFCAClient(cohort, plans["usual"], pipeline, self.weighted, refining)
 
     def trainings(
         self, usual: LocalTraining, config: Mapping[str, Any]
     ) -> dict[str, LocalTraining]:
-        """What is averaged."""
-        found = super().trainings(usual, config)
-        return found | {
-            "refine": replace(found["full"], lr=config["lr"])
-            if self.variant == "gradient"
-            else usual
-        }
+        """Add the training between two averages, as "refine".
+
+        Args:
+            usual: the training that the hyper-parameters describe.
+            config: the run's configuration.
+        """
+        plans = super().trainings(usual, config)
+        refine = usual
+        if self.variant == "gradient":
+            # one step of lr along the full gradient, as Algorithm 3 prints
+            refine = replace(plans["full"], lr=config["lr"])
+        return plans | {"refine": refine}
 
     def releases(self) -> ReleaseCounts:
         """Return how often a client releases its model, updates and losses.
 
-        It releases its model, and an update a round; a row of losses for the models of ONE_SHOT and
-        one in each refinement.
+        It releases its one-shot model once, an update in each round of averaging, and a row of
+        losses for the models of ONE_SHOT and for those of each refinement.
         """
         averaged = self.refine * self.rounds + self.retrain
-        full = averaged if self.variant == "gradient" else 0
-        losses = 1 + self.refine if self.distance == "loss" else 0
+        full = 0
+        if self.variant == "gradient":
+            full = averaged
+        losses = 0
+        if self.distance == "loss":
+            losses = 1 + self.refine
         return ReleaseCounts(
             updates=1 + averaged,
             losses=losses,
@@ -288,25 +396,49 @@ class SRFCA(ClusteringProtocol):
         )
 
     def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Of losses, and of the choices made of them; `nearest` is a newcomer's own model."""
+        """Add the noise of losses, and of the choices that follow from them.
+
+        Args:
+            config: the run's configuration, with the noise multiplier z.
+        """
+        multipliers = super().multipliers(config)
         z = float(config["noise"])
-        own = {"loss": z, "model": z, "nearest": math.inf if self.per_example else z} if z else {}
-        return super().multipliers(config) | own
+        if not z:
+            return multipliers
+        # under DP-SGD the noise is in a newcomer's training, so its choice adds no release
+        nearest = math.inf if self.per_example else z
+        return multipliers | {"loss": z, "model": z, "nearest": nearest}
 
     def replacement_factors(self) -> dict[str, float]:
-        """A row of losses moves as far (`noisy_losses`)."""
+        """Return 1 for losses: replacing a sample or client moves a row as far as adding one."""
         return {"loss": 1.0, "model": 1.0}
 
     def models_after_round(self, client: Any, state: Any) -> Rows:
-        """As of every method; who has no cluster yet uses the model it trained alone."""
-        at = [k for k, i in enumerate(client.cohort.ids) if state.clusters[i] != UNASSIGNED]
-        models: Rows = client.advanced(
-            at, state.outbox.message_for([client.cohort.ids[k] for k in at])
-        )
+        """Return all clients' models after the averages that they have yet to receive.
+
+        A client without a cluster uses the model that it trained alone.
+
+        Args:
+            client: a `SRFCAClient`.
+            state: the server's `SRFCAState`.
+        """
+        positions = []
+        for k, i in enumerate(client.cohort.ids):
+            if state.clusters[i] != UNASSIGNED:
+                positions.append(k)
+        recipients = [client.cohort.ids[k] for k in positions]
+        models: Rows = client.advanced(positions, state.outbox.message_for(recipients))
         return models
 
     def check(self, clients: int) -> None:
-        """Adds λ, t, β and the rounds."""
+        """Add checks of λ, t, β and the rounds.
+
+        Args:
+            clients: m.
+
+        Raises:
+            UsageError: a hyper-parameter is out of range, or two of them contradict each other.
+        """
         super().check(clients)
         check_clustering(self.size, clients, self.threshold, self.quantile)
         check_choice(
@@ -318,6 +450,11 @@ class SRFCA(ClusteringProtocol):
         check_whole(self, refine=1, local_rounds=1, retrain=0)
         check_number(self, "trim", 0, 0.5)
         check_number(self, "radius", 0)
+        self._check_average()
+        self._check_sealed()
+
+    def _check_average(self) -> None:
+        """Raise UsageError for a mask or weights that the average does not allow."""
         if self.trim and self.mask not in ENTRYWISE:
             raise UsageError(
                 f"the mask {self.mask!r} mixes coordinates, and each is trimmed apart: use a "
@@ -327,6 +464,9 @@ class SRFCA(ClusteringProtocol):
             raise UsageError(
                 "updates that are trimmed or clipped count the same: take average auto or uniform"
             )
+
+    def _check_sealed(self) -> None:
+        """Raise UsageError where the server has to read models that are sealed."""
         if self.sealed and self.distance == "l2":
             raise UsageError(
                 "the server compares weights for the distance l2, so it must read them: use "
@@ -339,9 +479,15 @@ class SRFCA(ClusteringProtocol):
             )
 
     def server_view(self) -> list[str]:
-        """What stays visible under every mask."""
-        return server_view(self.distance, self.sealed, self.trim > 0, self.noisy, self.weighted)
+        """Return what stays visible to the server under every mask."""
+        return server_view(
+            self.distance,
+            self.sealed,
+            self.trim > 0,
+            self.noisy,
+            self.weighted,
+        )
 
     def client_view(self) -> list[str]:
-        """Models of others."""
+        """Return what clients see of other clients' models."""
         return client_view(self.distance)

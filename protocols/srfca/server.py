@@ -1,6 +1,6 @@
-"""The server's side of refining a clustering of models (Vardhan et al. 2024, Algorithms 1 to 4).
+"""The server's steps of SR-FCA (Vardhan et al. 2024, Algorithms 1 to 4).
 
-`model_distance` says what is near.
+The distances that these steps compare are in `model_distance`.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ Array = NDArray[np.float64]
 
 @dataclass
 class Graph:
-    """The graph of one-shot models, for its picture."""
+    """The graph of one-shot models, for its plot."""
 
-    ids: list[int]  # the r clients it is about
+    ids: list[int]  # the r clients whose models it compares
     edges: torch.Tensor  # (r - 1,) of the minimum spanning tree, ascending
     threshold: float  # λ
     distance: torch.Tensor  # (r, r)
@@ -60,76 +60,107 @@ class Graph:
 
 @dataclass
 class SRFCAState:
-    """What the server's loop changes."""
+    """The state of the server's loop, as checkpoints store it."""
 
-    clusters: list[int]  # (m,) each client's, OUTSIDE where it has none yet
+    clusters: list[int]  # (m,) each client's, UNASSIGNED where it has none yet
     outbox: PendingUpdates
     threshold: float = 0.0  # λ
-    step: int = 0  # the call in which clients sent their models: it names the mask
-    ids: tuple[int, ...] = ()  # who did
-    judges: tuple[int, ...] = ()  # and, for the cross-cluster loss, judged them all
-    # (m, d) what they sent; for L2, until the last RECLUSTER
+    step: int = 0  # the call in which clients sent their one-shot models: it names the mask
+    ids: tuple[int, ...] = ()  # the r clients that sent them
+    # those of them that have evaluated all the models, for the cross-cluster loss
+    judges: tuple[int, ...] = ()
+    # (r, d) the one-shot models; for L2, until the last RECLUSTER
     rows: torch.Tensor = field(default_factory=empty_tensor)
-    noise_variance: float = 0.0  # expected squared norm of the noise in each of them
+    noise_variance: float = 0.0  # expected squared norm of the noise in each row
     models: ClusterModels = field(default_factory=ClusterModels)  # ω_c
-    # expected squared norm of the noise in each, since w_0
+    # (K,) expected squared norm of the noise in each cluster's model since w_0
     noise: list[float] = field(default_factory=list)
     graph: Graph | None = None
 
     @property
     def labels(self) -> list[int]:
-        """The same, with clusters of their own for those that have none yet."""
+        """Return the clusters, where each unassigned client is a cluster of its own."""
         unused = count(1 + max(self.clusters))
-        return [next(unused) if c == UNASSIGNED else c for c in self.clusters]
+        labels = []
+        for c in self.clusters:
+            labels.append(next(unused) if c == UNASSIGNED else c)
+        return labels
 
     def restart(self, fresh: bool) -> None:
-        """ω_c ← w_0 in every cluster; nothing is meant for those outside."""
+        """Set ω_c ← w_0 in every cluster; unassigned clients receive no averages.
+
+        Args:
+            fresh: whether averages of different rounds are stored separately.
+        """
+        # clients compare this number with their own, and return to w_0 if it is new to them
         number = 1 + (self.outbox.restart or 0)
         self.outbox = PendingUpdates.start(len(self.clusters), fresh)
         self.outbox.restart = number
-        self.outbox.unsubscribe([i for i, c in enumerate(self.clusters) if c == UNASSIGNED])
+        unassigned = [i for i, c in enumerate(self.clusters) if c == UNASSIGNED]
+        self.outbox.unsubscribe(unassigned)
         self.noise = [0.0] * len(groups(self.clusters))
 
     def hand_out(self, fresh: bool) -> None:
-        """Post the clusters' models, as far as there are some.
+        """Queue the clusters' models, if there are any, for their members.
 
-        They count from w_0, whatever a client held.
+        They are deltas since w_0, whatever model a client holds.
+
+        Args:
+            fresh: whether averages of different rounds are stored separately.
         """
         if len(self.models.table):
             self.restart(fresh)
-            self.outbox.post(self.models.step, self.models.table, self.clusters)
+            self.outbox.post(
+                self.models.step,
+                self.models.table,
+                self.clusters,
+            )
 
 
 def one_shot_distances(
     net: ServerChannel, state: SRFCAState, replies: Replies[Update], distance: str, trained: int
 ) -> Array:
-    """Distances of the one-shot models that came, (r, r), of those of the `judges`.
+    """Return the distances of the one-shot models.
 
     Args:
-        trained: rounds with noise that each model has behind it; where noise is added on the way
-            out, 1.
+        net: the server's channel.
+        state: takes over the replies, and the clients whose models are compared (`judges`).
+        replies: the one-shot models.
+        distance: "loss" or "l2".
+        trained: the number of trainings with noise behind each model; 1 where noise is added on the
+            way out instead.
+
+    Returns:
+        (r, r)
     """
-    rows = replies.rows.delta.values if replies.ids else torch.zeros(0, 0)
+    rows = torch.zeros(0, 0)
+    if replies.ids:
+        rows = replies.rows.delta.values
     state.ids = replies.ids
     state.step = replies.step
     if distance == "l2":
-        state.judges = replies.ids
+        state.judges = replies.ids  # the server compares all models itself
         state.rows = rows.cpu()
         state.noise_variance = net.noise("delta") * trained
         return pairwise_l2(rows, state.noise_variance)
-    state.judges, losses = cross_losses(net, replies.ids, rows, replies.step)
+    state.judges, losses = cross_losses(
+        net,
+        replies.ids,
+        rows,
+        replies.step,
+    )
     return losses
 
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """How one-shot models are clustered.
+    """Options of ONE_SHOT(λ, t).
 
     Args:
         distance: loss or l2.
         size: t, the fewest clients of a cluster.
-        threshold: λ; None where it is not given.
-        quantile: λ as a quantile of all pairwise distances; None where it is not given.
+        threshold: λ, or None.
+        quantile: λ as a quantile of all pairwise distances, or None.
     """
 
     distance: str
@@ -139,28 +170,38 @@ class GraphOptions:
 
     @property
     def given(self) -> bool:
-        """Whether the user gives λ."""
+        """Return whether the user specifies λ."""
         return self.threshold is not None or self.quantile is not None
 
     @property
     def option(self) -> str:
-        """How the user gives λ."""
-        given = f"threshold = {self.threshold}"
-        return given if self.quantile is None else f"quantile = {self.quantile}"
+        """Return the option by which the user specifies λ, for warnings."""
+        if self.quantile is None:
+            return f"threshold = {self.threshold}"
+        return f"quantile = {self.quantile}"
 
 
-def first_clusters(state: SRFCAState, distance: Array, graphing: GraphOptions) -> Array:
-    """Cluster the `judges` by their distances (r, r); the rest has no cluster yet.
+def first_clusters(
+    state: SRFCAState,
+    distance: Array,
+    graphing: GraphOptions,
+) -> Array:
+    """Cluster the one-shot models by their distances; other clients stay unassigned.
 
-    Ours: without a component of `size` clients everyone is one cluster, and where λ is not given,
-        `cluster_without_threshold` finds
-    the clusters, and a λ for MERGE.
+    Without a component of `size` clients, all clients are one cluster (not in the paper). Where λ
+    is not specified, `cluster_without_threshold` determines the clusters, and a λ for MERGE (not in
+    the paper).
+
+    Args:
+        state: its `judges` are the rows of `distance`; takes over the clusters, λ and the graph.
+        distance: (r, r).
+        graphing: t and λ.
 
     Returns:
         The edges of the distances' spanning tree, (r − 1,).
 
     Warns:
-        SecureClusterWarning: a λ that is given joins nobody, or everybody.
+        SecureClusterWarning: a specified λ joins no clients, or all of them.
     """
     edges: Array = spanning_tree_edges(distance)
     if graphing.given:
@@ -168,18 +209,22 @@ def first_clusters(state: SRFCAState, distance: Array, graphing: GraphOptions) -
         labels = components(distance, state.threshold, graphing.size)
         _warn_of_one_cluster(labels, edges, state.threshold, graphing)
     else:
-        partition = cluster_without_threshold(
-            distance, graphing.size, squared=graphing.distance == "l2"
-        )
-        state.threshold, labels = partition.threshold, partition.labels
-    label_of = dict(zip(state.judges, labels, strict=True))
-    everyone = range(len(state.clusters))
+        squared = graphing.distance == "l2"
+        partition = cluster_without_threshold(distance, graphing.size, squared=squared)
+        state.threshold = partition.threshold
+        labels = partition.labels
+
+    clients = len(state.clusters)
     if max(labels, default=UNASSIGNED) == UNASSIGNED:
-        state.clusters = [0 for _ in everyone]
+        state.clusters = [0] * clients
     else:
-        state.clusters = [label_of.get(i, UNASSIGNED) for i in everyone]
+        label_of = dict(zip(state.judges, labels, strict=True))
+        state.clusters = [label_of.get(i, UNASSIGNED) for i in range(clients)]
     state.graph = Graph(
-        list(state.judges), torch.from_numpy(edges), state.threshold, torch.from_numpy(distance)
+        ids=list(state.judges),
+        edges=torch.from_numpy(edges),
+        threshold=state.threshold,
+        distance=torch.from_numpy(distance),
     )
     return edges
 
@@ -187,10 +232,18 @@ def first_clusters(state: SRFCAState, distance: Array, graphing: GraphOptions) -
 def _warn_of_one_cluster(
     labels: Sequence[int], edges: Array, threshold: float, graphing: GraphOptions
 ) -> None:
-    """Warn where a λ that is given tells nothing apart."""
+    """Warn where a specified λ separates no clusters.
+
+    Args:
+        labels: (r,) the clusters by λ, or UNASSIGNED.
+        edges: (r − 1,) of the spanning tree, ascending.
+        threshold: λ.
+        graphing: names the option in the warning.
+    """
     if not len(edges):
         return
-    shortest, longest = float(edges[0]), float(edges[-1])
+    shortest = float(edges[0])
+    longest = float(edges[-1])
     if max(labels) == UNASSIGNED:
         problem = (
             f"joins no {graphing.size} of the {len(labels)} clients' models (the two nearest are "
@@ -214,49 +267,76 @@ def _warn_of_one_cluster(
 def average_trimmed(
     net: ServerChannel, state: SRFCAState, share: float, trim: float, t: int
 ) -> None:
-    """Make one step of Algorithm 3 in every cluster.
+    """Make one step of Algorithm 3 (TRIMMED_MEAN_GD) in every cluster.
 
-    A share of its members, two or more, send their updates: into a sum, or, where these are
-    trimmed, one by one.
+    A share of the members, two or more, send their updates: into a sum, or individually where they
+    are trimmed.
 
     Args:
-        share: of each cluster's members that are asked.
+        net: the server's channel.
+        state: its queue of averages takes over the new ones.
+        share: of each cluster's members to ask, in (0, 1].
         trim: β, the share of updates that is left out at each end of every coordinate.
         t: the round.
     """
     clusters = groups(state.clusters)
-    asked: list[int] = []
+    recipients: list[int] = []
     for c, members in enumerate(clusters):
-        asked += sample_clients(net, members, share, t, c, minimum=MINIMUM)
-    asked.sort()
-    query = state.outbox.message_for(asked)
+        recipients += sample_clients(net, members, share, t, c, minimum=MINIMUM)
+    recipients.sort()
+    query = state.outbox.message_for(recipients)
+
+    # a mean without trimming needs a sum only, so the server need not read any update
     if trim:
-        replies = net.gather(SRFCAClient.train, query, to=asked)
-        ids, step = replies.ids, replies.step
+        replies = net.gather(SRFCAClient.train, query, to=recipients)
+        ids = replies.ids
+        step = replies.step
         means = _trimmed_means(replies, state.clusters, len(clusters), trim)
     else:
-        groups_of_asked = [state.clusters[i] for i in asked]
-        total = net.sum(
-            SRFCAClient.contribute, query, to=asked, by=groups_of_asked, groups=len(clusters)
+        sums = net.sum(
+            SRFCAClient.contribute,
+            query,
+            to=recipients,
+            by=[state.clusters[i] for i in recipients],
+            groups=len(clusters),
         )
-        ids, step = total.ids, total.step
-        means = weighted_means(total) if ids else empty_tensor()
+        ids = sums.ids
+        step = sums.step
+        means = weighted_means(sums) if ids else empty_tensor()
+
+    # their training includes all averages of the query
     state.outbox.acknowledge(ids)
-    if ids:
-        state.outbox.post(step, means, state.clusters)
-        replied = Counter(state.clusters[i] for i in ids)
-        counts = [replied[c] for c in range(len(clusters))]
-        _add_noise_of_means(net, state, counts, summed=not trim)
+    if not ids:
+        return
+    state.outbox.post(step, means, state.clusters)
+    replied = Counter(state.clusters[i] for i in ids)
+    counts = [replied[c] for c in range(len(clusters))]
+    _add_noise_of_means(net, state, counts, summed=not trim)
 
 
 def _trimmed_means(
     replies: Replies[Update], labels: Sequence[int], clusters: int, trim: float
 ) -> torch.Tensor:
-    """Return each cluster's trimmed mean, (K, d); zeros where nobody replied."""
+    """Return each cluster's trimmed mean.
+
+    Args:
+        replies: updates, one row a client.
+        labels: (m,) each client's cluster.
+        clusters: K.
+        trim: β.
+
+    Returns:
+        (K, d); zeros for clusters without a reply.
+    """
     if not replies.ids:
         return empty_tensor()
     rows = replies.rows.delta.values
-    means = torch.zeros(clusters, rows.shape[1], dtype=rows.dtype, device=rows.device)
+    means = torch.zeros(
+        clusters,
+        rows.shape[1],
+        dtype=rows.dtype,
+        device=rows.device,
+    )
     for c in range(clusters):
         members = [k for k, i in enumerate(replies.ids) if labels[i] == c]
         if members:
@@ -267,15 +347,19 @@ def _trimmed_means(
 def _add_noise_of_means(
     net: ServerChannel, state: SRFCAState, replies: Sequence[int], summed: bool
 ) -> None:
-    """Add the expected squared norm of the noise in each cluster's new mean to that of its model.
+    """Add the expected squared norm of the noise in the new means to that of the models.
 
     Args:
-        replies: of each cluster.
-        summed: whether the mean comes of a sum, to which a trusted server adds noise once.
+        net: specifies the noise of one update.
+        state: its `noise` is updated.
+        replies: (K,) number of replies in each cluster.
+        summed: whether means were computed from sums.
     """
+    # to a sum, a trusted server adds noise once, whatever the number of replies
     once = summed and net.agreed.get("placement") == "central"
     noise = net.noise("delta", "refine")
     for c, members in enumerate(replies):
+        # the mean divides the summed noise by the number of replies
         shares = 1 if once else members
         state.noise[c] += noise * shares / max(members, 1) ** 2
 
@@ -283,53 +367,85 @@ def _add_noise_of_means(
 def cross_losses(
     net: ServerChannel, ids: Sequence[int], rows: torch.Tensor, step: int
 ) -> tuple[tuple[int, ...], Array]:
-    """Return which clients reply, and ½(f_j(w_i) + f_i(w_j)) of all pairs of them, (n, n).
+    """Return the cross-losses ½(f_j(w_i) + f_i(w_j)) of one-shot models.
 
-    Every model is relayed to everyone else. Models that got noise on their way are relayed to their
-    owners, too: everyone judges the same ones.
+    Every model is relayed to all other clients. Models that got noise on their way are relayed to
+    their owners, too, so that all clients evaluate the same ones.
+
+    Args:
+        net: the server's channel.
+        ids: (n,) the clients whose models were received.
+        rows: (n, d) the models' deltas since w_0, or sealed rows.
+        step: the call in which the models were sent.
+
+    Returns:
+        The r clients that replied, and (r, r) the losses of all pairs of them.
     """
-    if len(ids) < 2:
-        return tuple(ids), np.zeros((len(ids), len(ids)))
+    n = len(ids)
+    if n < 2:
+        return tuple(ids), np.zeros((n, n))
     noisy = net.noise("delta") > 0 and net.agreed.get("dp_unit") == "client"
-    everyone = range(len(ids))
-    relayed = []
-    for k in everyone:
-        relayed.append(tuple(n for n in everyone if n != k or noisy))
-    picks = tuple(relayed)
+    picks = []
+    for k in range(n):
+        picks.append(tuple(row for row in range(n) if row != k or noisy))
     order = torch.as_tensor(ids)
     query = RelayedModels(
-        Picks(rows, picks), Picks(order, picks), Shared(order), len(net.clients), step
+        models=Picks(rows, tuple(picks)),
+        owner=Picks(order, tuple(picks)),
+        order=Shared(order),
+        clients=len(net.clients),
+        step=step,
     )
-    losses: Pairs[torch.Tensor] = net.pairs(SRFCAClient.losses, query, to=ids, tries=TRIES)
+    losses: Pairs[torch.Tensor] = net.pairs(
+        SRFCAClient.losses,
+        query,
+        to=ids,
+        tries=TRIES,
+    )
     return losses.ids, losses.value.numpy()
 
 
-def cluster_models(net: ServerChannel, state: SRFCAState, step: int | None) -> ClusterModels:
-    """Return ω_c of every cluster.
+def cluster_models(
+    net: ServerChannel,
+    state: SRFCAState,
+    step: int | None,
+) -> ClusterModels:
+    """Return ω_c of every cluster whose model is available.
 
-    Where the server cannot add up the averages, a member that gets what it lacks posts it.
+    Where the server cannot add up the averages, a member applies those that it lacks and posts its
+    model.
 
     Args:
-        step: the call whose mask they are to carry; None: a fresh one.
+        net: the server's channel.
+        state: the clusters and their averages.
+        step: the call whose mask the models are to carry; None means a fresh one.
     """
-    clusters, outbox = groups(state.clusters), state.outbox
+    clusters = groups(state.clusters)
+    outbox = state.outbox
     if not outbox.number:
-        return ClusterModels()  # nobody ever replied
+        return ClusterModels()  # no client ever replied
     if not outbox.fresh:
-        # without a mask the server knows the model of any member
+        # without a mask the server has the model of any member
         table = torch.stack([outbox.displacement(members[0], 0) for members in clusters])
-        return ClusterModels(table, 0, list(range(len(clusters))), state.noise)
+        return ClusterModels(
+            table,
+            0,
+            list(range(len(clusters))),
+            state.noise,
+        )
+
     posted: dict[int, torch.Tensor] = {}
     for attempt in range(TRIES):
         missing = [members for c, members in enumerate(clusters) if c not in posted]
         if not missing:
             break
-        asked = sorted(members[attempt % len(members)] for members in missing)
-        message = outbox.message_for(asked)
+        # another member in each attempt, since the first ones may be offline
+        recipients = sorted(members[attempt % len(members)] for members in missing)
+        message = outbox.message_for(recipients)
         if step is None:
-            replies = net.post(SRFCAClient.post, message, to=asked)
+            replies = net.post(SRFCAClient.post, message, to=recipients)
         else:
-            replies = net.gather(SRFCAClient.post, message, to=asked, step=step)
+            replies = net.gather(SRFCAClient.post, message, to=recipients, step=step)
         step = replies.step
         outbox.acknowledge(replies.ids)
         for k, i in enumerate(replies.ids):
@@ -338,40 +454,82 @@ def cluster_models(net: ServerChannel, state: SRFCAState, step: int | None) -> C
         return ClusterModels()
     labels = sorted(posted)
     table = torch.stack([posted[c] for c in labels])
-    return ClusterModels(table, step or 0, labels, [state.noise[c] for c in labels])
+    noise = [state.noise[c] for c in labels]
+    return ClusterModels(table, step or 0, labels, noise)
 
 
 def offer_to_newcomers(models: ClusterModels, clients: int) -> OfferedClusters:
-    """All of them to each newcomer, of whose own model nobody else knows anything."""
+    """Return the message that offers all clusters' models to each newcomer.
+
+    Args:
+        models: ω_c of every cluster.
+        clients: the number of newcomers.
+    """
     k = len(models.table)
-    unknown = torch.full((clients, k), math.nan, dtype=torch.float64)
+    # no other client has evaluated a newcomer's model
+    unknown = torch.full(
+        (clients, k),
+        math.nan,
+        dtype=torch.float64,
+    )
+    all_models = tuple(range(k))
     return OfferedClusters(
-        Picks(models.table, (tuple(range(k)),) * clients), models.step, Rows(unknown)
+        models=Picks(models.table, (all_models,) * clients),
+        step=models.step,
+        others=Rows(unknown),
     )
 
 
 def model_distance(
     net: ServerChannel, state: SRFCAState, models: ClusterModels, distance: str, scattered: bool
 ) -> ModelDistance:
-    """The `distance` by its name, before clients go elsewhere."""
+    """Return the distance of models by its name, before clients are reassigned.
+
+    Args:
+        net: the server's channel.
+        state: the one-shot models, or their losses, and the clusters.
+        models: ω_c of every cluster.
+        distance: "loss" or "l2".
+        scattered: whether MERGE compares clusters as two of their clients would be compared.
+    """
     if distance == "l2":
         return WeightDistance(state.ids, state.rows, models, scattered, state.noise_variance)
     one_shot = None
     if scattered and state.graph is not None:
         one_shot = state.graph.distance.numpy()
-    return CrossClusterLoss(net, state.ids, state.judges, models, state.clusters, one_shot)
+    return CrossClusterLoss(
+        net,
+        state.ids,
+        state.judges,
+        models,
+        state.clusters,
+        one_shot,
+    )
 
 
-def recluster(near: ModelDistance, before: Sequence[int], clusters: int) -> list[int]:
-    """Algorithm 2: every client to the nearest cluster, (m,) numbers below `clusters`.
+def recluster(
+    distance: ModelDistance,
+    before: Sequence[int],
+    clusters: int,
+) -> list[int]:
+    """Assign every client to the nearest cluster (Algorithm 2).
 
-    Ours: a client that cannot be told stays where it was (`before`; OUTSIDE joins the largest
-        cluster); a cluster that one client alone
-    takes is given up, and that client takes the nearest of the others.
+    Not in the paper: a client whose distances are unknown stays in its cluster, or joins the
+    largest one if it has none; and a cluster that only one client chooses is dropped, so that this
+    client takes the nearest of the others.
+
+    Args:
+        distance: of one-shot models from the clusters.
+        before: (m,) each client's cluster, or UNASSIGNED.
+        clusters: K.
+
+    Returns:
+        (m,) numbers below K.
     """
     offered = list(range(clusters))
-    nearest = near.nearest(range(len(before)), offered)
+    nearest = distance.nearest(range(len(before)), offered)
     labels = [nearest.get(i, c) for i, c in enumerate(before)]
+    # dropping a cluster may leave others with one client, or give them more
     while len(offered) > 1:
         sizes = Counter(labels)
         remaining = [c for c in offered if sizes[c] >= MINIMUM]
@@ -381,27 +539,47 @@ def recluster(near: ModelDistance, before: Sequence[int], clusters: int) -> list
             break
         homeless = [i for i, c in enumerate(labels) if c not in remaining and c != UNASSIGNED]
         offered = remaining
-        nearest = near.nearest(homeless, offered)
+        nearest = distance.nearest(homeless, offered)
         for i in homeless:
             labels[i] = nearest.get(i, UNASSIGNED)
+
     assigned = [c for c in labels if c != UNASSIGNED]
     largest_cluster = largest(assigned or [0])
     return [largest_cluster if c == UNASSIGNED else c for c in labels]
 
 
 def merge(
-    near: ModelDistance, labels: Sequence[int], models: ClusterModels, threshold: float, least: int
+    distance: ModelDistance,
+    labels: Sequence[int],
+    models: ClusterModels,
+    threshold: float,
+    minimum: int,
 ) -> tuple[list[int], torch.Tensor]:
-    """Join clusters within `threshold` of each other into one (Algorithm 4).
+    """Join clusters within λ of each other into one (Algorithm 4).
 
-    The model of the joined cluster is the unweighted mean of theirs, (K', d). Ours: clients of
-    components with fewer than `least` clients take the nearest of the clusters that are left; where
-    none is left, everyone is one cluster.
+    The model of a joined cluster is the unweighted mean of its clusters' models. Not in the paper:
+    clients of components that are too small take the nearest of the remaining clusters; if none
+    remains, all clients are one cluster.
+
+    Args:
+        distance: of clusters, and of one-shot models from them.
+        labels: (m,) each client's cluster, a row of `models`.
+        models: ω_c.
+        threshold: λ.
+        minimum: t, the fewest clients of a cluster.
+
+    Returns:
+        (m,) the clients' new clusters 0 … K' − 1, and their models (K', d).
     """
     clusters = sorted(set(labels))
     sizes = Counter(labels)
-    distance = near.between(labels)[np.ix_(clusters, clusters)]
-    joined = components(distance, threshold, least, [sizes[c] for c in clusters])
+    between = distance.between(labels)[np.ix_(clusters, clusters)]
+    joined = components(
+        between,
+        threshold,
+        minimum,
+        [sizes[c] for c in clusters],
+    )
     if max(joined) == UNASSIGNED:
         joined = [0] * len(clusters)
     component_of = dict(zip(clusters, joined, strict=True))
@@ -410,13 +588,17 @@ def merge(
     large_enough = [c for c in clusters if component_of[c] != UNASSIGNED]
     components_of_clients = [component_of[c] for c in labels]
     homeless = [i for i, c in enumerate(components_of_clients) if c == UNASSIGNED]
-    nearest = near.nearest(homeless, large_enough)
+    nearest = distance.nearest(homeless, large_enough)
     default = largest([c for c in components_of_clients if c != UNASSIGNED])
     for i in homeless:
-        components_of_clients[i] = component_of[nearest[i]] if i in nearest else default
+        if i in nearest:
+            components_of_clients[i] = component_of[nearest[i]]
+        else:
+            components_of_clients[i] = default
 
     means = []
-    for component in dict.fromkeys(components_of_clients):  # in the order of the new labels
-        parts = [c for c in large_enough if component_of[c] == component]
-        means.append(models.table[parts].mean(0))
+    # in the order of the new labels
+    for component in dict.fromkeys(components_of_clients):
+        joined_rows = [c for c in large_enough if component_of[c] == component]
+        means.append(models.table[joined_rows].mean(0))
     return renumbered(components_of_clients), torch.stack(means)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import compare, execution
-from securecluster.app.options import PROTOCOLS, as_typed, options_class, protocol_class
-from securecluster.app.stops import Stopped, output
+from securecluster.app.options import as_typed, options_class
+from securecluster.app.registry import protocol_class, protocol_names
+from securecluster.app.stops import NO_READER, Stopped, output
 from securecluster.errors import SecureClusterError, UsageError, unknown
 
 USAGE = """usage: securecluster COMMAND
@@ -25,6 +26,7 @@ protocols: {protocols}
 `securecluster run PROTOCOL --help` shows every option with its default, and so does \
 `compare PROTOCOLS --help`.
 """
+INTERRUPTED = 130  # exit code after Ctrl-C: 128 + SIGINT
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,12 @@ class Resume:
 def main(argv: Sequence[str]) -> int:
     """Run a command.
 
+    Args:
+        argv: the command and its arguments.
+
     Returns:
-        The exit code: 0; 2 after a mistake named in one sentence; 130 after Ctrl-C, 143 after
-        SIGTERM, and 141 where nobody reads the output any more.
+        The exit code: 0; 2 after an error of one sentence; 130 after Ctrl-C, 143 after SIGTERM, and
+        141 where nobody reads the output any more.
     """
     try:
         return _dispatch(list(argv))
@@ -51,19 +56,27 @@ def main(argv: Sequence[str]) -> int:
         return _stopped(stop)
     except MemoryError:
         return _no_memory()
-    except RuntimeError as error:
+    except RuntimeError as error:  # torch has no class of its own for the CPU's memory
         if not _is_about_memory(error):
             raise
         return _no_memory()
     except SystemExit as stop:  # --help, or an option that does not parse
-        return stop.code if isinstance(stop.code, int) else 2
+        if isinstance(stop.code, int):
+            return stop.code
+        return 2
 
 
 def _stopped(stop: KeyboardInterrupt) -> int:
-    """Say that a signal stopped the command, and how to go on where that is possible."""
-    code = stop.code if isinstance(stop, Stopped) else 130
-    # a reader such as `head` has had enough, and nothing is left half-way
-    if code != 141 or str(stop):
+    """Print that a signal stopped the command, and return the exit code.
+
+    Args:
+        stop: its text says how to go on, where that is possible.
+    """
+    code = INTERRUPTED
+    if isinstance(stop, Stopped):
+        code = stop.code
+    # a reader such as `head` ends most outputs like this: that is no news unless a run stopped
+    if code != NO_READER or str(stop):
         print(f"securecluster: stopped{stop}", file=sys.stderr)
     return code
 
@@ -81,6 +94,11 @@ def _no_memory() -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
+    """Run the command that the first argument names, and return its exit code.
+
+    Args:
+        argv: the command and its arguments.
+    """
     commands: dict[str, Callable[[list[str]], int]] = {
         "run": _run,
         "compare": _compare,
@@ -88,60 +106,87 @@ def _dispatch(argv: list[str]) -> int:
         "replay": _replay,
         "list": _list,
     }
-    if not argv or argv[0] in ("-h", "--help"):
-        _print_usage()
-        return 0 if argv else 2
-    if argv[0] == "--version":
+    if _asks_for_usage(argv):
+        return _print_usage(argv)
+    name, *arguments = argv
+    if name == "--version":
         import securecluster
 
         with output():
             print(securecluster.__version__)
         return 0
-    if argv[0] not in commands:
-        raise unknown("command", argv[0], commands)
-    return commands[argv[0]](argv[1:])
+    if name not in commands:
+        raise unknown("command", name, commands)
+    return commands[name](arguments)
 
 
-def _print_usage() -> None:
+def _asks_for_usage(argv: list[str]) -> bool:
+    return not argv or argv[0] in ("-h", "--help")
+
+
+def _print_usage(argv: list[str]) -> int:
+    """Print the commands, and return the exit code.
+
+    Args:
+        argv: of a command; without any, a mistake.
+    """
     with output():
-        print(USAGE.format(protocols=", ".join(PROTOCOLS)), end="")
+        print(USAGE.format(protocols=", ".join(protocol_names())), end="")
+    return 0 if argv else 2
 
 
 def _run(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        _print_usage()
-        return 0 if argv else 2
+    """Run a protocol.
+
+    Args:
+        argv: the protocol, then the options.
+    """
+    if _asks_for_usage(argv):
+        return _print_usage(argv)
+    name, *arguments = argv
+    # not above: the usage answers at once without it
     import tyro
 
     with output():  # of --help
         options: Any = tyro.cli(
-            options_class(protocol_class(argv[0])),
-            prog=f"securecluster run {argv[0]}",
-            args=argv[1:],
+            options_class(protocol_class(name)),
+            prog=f"securecluster run {name}",
+            args=arguments,
         )
     plans, federation = execution.prepare([options.protocol], options)
     from securecluster.app import run_folder
 
     (plan,) = plans
     texts = {run_folder.CONFIG: plan.as_json(federation)}
-    name = f"{plan.protocol.name}-{federation.data}"
-    with run_folder.claimed(options.output.out, options.output.force, name, texts) as folder:
+    default_name = f"{plan.protocol.name}-{federation.data}"
+    out = options.output.out
+    with run_folder.claimed(out, options.output.force, default_name, texts) as folder:
         return _carry_out(plan, federation, folder, options.output.quiet)
 
 
 def _compare(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        _print_usage()
-        return 0 if argv else 2
+    """Compare several protocols.
+
+    Args:
+        argv: the protocols, then the options.
+    """
+    if _asks_for_usage(argv):
+        return _print_usage(argv)
     return compare.start(argv)
 
 
 def _resume(argv: list[str]) -> int:
-    folder, rest = _folder(argv, "resume")
+    """Go on with a run or a comparison, or show one that has ended.
+
+    Args:
+        argv: the folder, then the options.
+    """
+    folder, arguments = _folder(argv, "resume")
     import tyro
 
     with output():
-        quiet = tyro.cli(Resume, prog="securecluster resume DIR", args=rest).quiet
+        options = tyro.cli(Resume, prog="securecluster resume DIR", args=arguments)
+    quiet = options.quiet
     from securecluster.app import run_folder
 
     if run_folder.compared(folder) is not None:
@@ -149,7 +194,8 @@ def _resume(argv: list[str]) -> int:
     if run_folder.finished(folder):
         return _show_finished(folder, quiet)
     with run_folder.locked(folder):
-        if run_folder.finished(folder):  # another process ended it meanwhile
+        # again under the lock: another process may have ended it meanwhile
+        if run_folder.finished(folder):
             return _show_finished(folder, quiet)
         plan, config = run_folder.load(folder)
         federation = execution.federation_of(folder, plan, config)
@@ -160,12 +206,17 @@ def _show_finished(folder: Path, quiet: bool) -> int:
     """Show the result of a run that has ended.
 
     Its files are checked before and, where they can be made again, its data.
+
+    Args:
+        folder: of the run.
+        quiet: only check.
     """
     from securecluster.app import report, run_folder
 
     plan, config = run_folder.load(folder)
     content = run_folder.result_of(folder)
     run_folder.tidy(folder)
+    # data from Python are gone
     if plan.simulation is not None:
         execution.federation_of(folder, plan, config)
     if not quiet:
@@ -176,7 +227,14 @@ def _show_finished(folder: Path, quiet: bool) -> int:
 
 
 def _carry_out(plan: Any, federation: Any, folder: Path, quiet: bool) -> int:
-    """Run or resume in a folder, then show what came of it."""
+    """Run or resume in a folder, then show the report.
+
+    Args:
+        plan: of the run.
+        federation: its clients.
+        folder: of the run, whose lock this process holds.
+        quiet: print nothing but errors.
+    """
     from securecluster.app import report
 
     console = execution.console(quiet)
@@ -185,13 +243,19 @@ def _carry_out(plan: Any, federation: Any, folder: Path, quiet: bool) -> int:
     if not quiet:
         with output():
             report.show(content, folder, federation.names)
-            console.print("pictures: " + ", ".join(p.name for p in pictures))
+            names = ", ".join(picture.name for picture in pictures)
+            console.print(f"pictures: {names}")
     return 0
 
 
 def _replay(argv: list[str]) -> int:
-    folder, rest = _folder(argv, "replay")
-    if rest:
+    """Replay a run.
+
+    Args:
+        argv: the folder.
+    """
+    folder, arguments = _folder(argv, "replay")
+    if arguments:
         raise UsageError("replay takes a run folder and nothing else")
     from securecluster.app import run_folder
     from securecluster.app.replay import replay
@@ -217,16 +281,29 @@ def _replay(argv: list[str]) -> int:
 
 
 def _folder(argv: list[str], command: str) -> tuple[Path, list[str]]:
-    """Return the run folder that a command was given, and the arguments after it."""
-    if not argv or argv[0] in ("-h", "--help"):
-        _print_usage()
-        raise SystemExit(0 if argv else 2)
+    """Return the run folder that a command was given, and the arguments after it.
+
+    Args:
+        argv: the command's arguments.
+        command: its name.
+
+    Raises:
+        SystemExit: the usage was printed instead.
+        UsageError: an option before the folder.
+    """
+    if _asks_for_usage(argv):
+        raise SystemExit(_print_usage(argv))
     if argv[0].startswith("-"):
         raise UsageError(f"{command} takes the run folder first: securecluster {command} DIR")
     return Path(argv[0]), argv[1:]
 
 
 def _list(argv: list[str]) -> int:
+    """Print the names that options take.
+
+    Args:
+        argv: empty.
+    """
     if argv:
         raise UsageError("list takes no arguments")
     from securecluster.data import SCENARIOS, SOURCES
@@ -234,13 +311,13 @@ def _list(argv: list[str]) -> int:
     from securecluster.privacy.masking.masks import MASKS
 
     rows: dict[str, Iterable[str]] = {
-        "protocols": PROTOCOLS,
+        "protocols": protocol_names(),
         "data": SOURCES,
         "scenarios": SCENARIOS,
         "models": names(),
         "masks": MASKS,
     }
     with output():
-        for what, known in rows.items():
-            print(f"{what:<10} {', '.join(known)}")
+        for heading, choices in rows.items():
+            print(f"{heading:<10} {', '.join(choices)}")
     return 0

@@ -1,8 +1,8 @@
 """`securecluster compare`: several protocols on one federation, side by side.
 
 A comparison's folder holds a run folder per protocol, which `replay` and `resume` take, and
-`compare.json`, written last. How far it is follows from those folders alone: a run that ended has
-its `result.json`, one that was stopped its checkpoint.
+`compare.json`, written last. These folders are the only record of its progress: a run that ended
+has its `result.json`, one that was stopped its checkpoint.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
     from securecluster.app.run_folder import RunPlan
     from securecluster.data import Federation
 
-Row = dict[str, Any]
+Content = dict[str, Any]
+Row = dict[str, Any]  # of `protocols` in compare.json
 COLUMNS = (
     "clusters", "ari", "at_target", "given", "rounds", "up", "down", "servers", "epsilon",
     "dp_unit",
@@ -32,30 +32,47 @@ GIVEN = ("k", "tasks")  # hyper-parameters that give a protocol the number of cl
 
 
 def start(argv: Sequence[str]) -> int:
-    """Compare the protocols named first, under the options that follow."""
-    names = list(takewhile(lambda word: not word.startswith("-"), argv))
+    """Compare several protocols in a new folder.
+
+    Args:
+        argv: the protocols, then the options.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UsageError: a mistake that can be found before anything runs.
+        SecureClusterError: some of the protocols failed; the others are in the folder.
+    """
+    names = []
+    for argument in argv:
+        if argument.startswith("-"):
+            break
+        names.append(argument)
     if not names:
         raise UsageError(
             "compare takes the protocols first: securecluster compare cfl fedavg --rounds 20"
         )
     comparison_options.check_chosen(names)
-    rest = list(argv[len(names) :])
-    comparison_options.check_owned(names, rest)
+    arguments = list(argv[len(names) :])
+    comparison_options.check_owned(names, arguments)
     import tyro
 
     with output():  # of --help
         options: Any = tyro.cli(
             comparison_options.comparison_class(names),
             prog=f"securecluster compare {' '.join(names)}",
-            args=rest,
+            args=arguments,
         )
     protocols = comparison_options.chosen(names, options.protocols, options.simulation.clusters)
     plans, federation = execution.prepare(protocols, options)
     from securecluster.app import run_folder
 
-    texts = {
-        f"{plan.protocol.name}/{run_folder.CONFIG}": plan.as_json(federation) for plan in plans
-    }
+    texts = {}
+    for plan in plans:
+        path = f"{plan.protocol.name}/{run_folder.CONFIG}"
+        texts[path] = plan.as_json(federation)
+    # last, so that a folder that has it has the configuration of every run
     texts[run_folder.CONFIG] = run_folder.comparison_json(names)
     name = f"compare-{federation.data}"
     with run_folder.claimed(options.output.out, options.output.force, name, texts) as folder:
@@ -66,6 +83,17 @@ def resume(folder: Path, quiet: bool) -> int:
     """Go on with a comparison that was stopped, or show one that has ended.
 
     A protocol that failed is tried again from its last round.
+
+    Args:
+        folder: of the comparison.
+        quiet: print nothing but errors.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        RunFolderError: a damaged folder, or data that have changed since.
+        SecureClusterError: some of the protocols failed; the others are in the folder.
     """
     from securecluster.app import run_folder
     from securecluster.app.plots import comparison
@@ -73,8 +101,9 @@ def resume(folder: Path, quiet: bool) -> int:
     content = _ended(folder)
     if content is None:
         with run_folder.locked(folder):  # before the plans are read: another start may replace them
-            return _carry_out(folder, *_planned(folder), quiet)
-    _planned(folder)
+            plans, federation = _planned(folder)
+            return _carry_out(folder, plans, federation, quiet)
+    _planned(folder)  # checks the data
     if not quiet:
         with output():
             comparison.show(content)
@@ -85,48 +114,68 @@ def resume(folder: Path, quiet: bool) -> int:
 def _planned(folder: Path) -> tuple[list[RunPlan], Federation]:
     """Return the plans of a comparison's runs, and their clients, made again.
 
+    Args:
+        folder: of the comparison.
+
     Raises:
-        RunFolderError: a damaged folder, or data that are no longer what they were.
+        RunFolderError: a damaged folder, or data that have changed since.
     """
     from securecluster.app import run_folder
 
-    found = [
-        (folder / name, *run_folder.load(folder / name))
-        for name in run_folder.compared(folder) or ()
-    ]
-    if not found:
+    names = run_folder.compared(folder)
+    if not names:
         raise RunFolderError(f"{folder} compares nothing: start the comparison anew")
-    federation = execution.federation_of(*found[0])
-    for home, plan, config in found[1:]:
-        execution.check_data(home, plan, config, federation)
-    return [plan for _, plan, _ in found], federation
+    runs = []
+    for name in names:
+        plan, config = run_folder.load(folder / name)
+        runs.append((folder / name, plan, config))
+    # the runs share one federation, which the first plan makes
+    federation = execution.federation_of(*runs[0])
+    for run, plan, config in runs[1:]:
+        execution.check_data(run, plan, config, federation)
+    plans = [plan for _, plan, _ in runs]
+    return plans, federation
 
 
-def _ended(folder: Path) -> dict[str, Any] | None:
+def _ended(folder: Path) -> Content | None:
     """Return the content of compare.json; None where a run has not ended, or ended in an error.
 
     All files are checked before.
+
+    Args:
+        folder: of the comparison.
+
+    Raises:
+        RunFolderError: a file is missing or damaged.
     """
     from securecluster.app import run_folder
     from securecluster.core import manifest
 
-    if not (folder / run_folder.COMPARISON).is_file() or not (folder / manifest.NAME).is_file():
-        return None
-    homes = [folder / name for name in run_folder.compared(folder) or ()]
+    for name in (run_folder.COMPARISON, manifest.NAME):
+        if not (folder / name).is_file():
+            return None
+    runs = [folder / name for name in run_folder.compared(folder) or ()]
     marks = manifest.read(folder)
-    content: dict[str, Any] = json.loads(manifest.checked(folder, run_folder.COMPARISON, marks))
+    text = manifest.checked(folder, run_folder.COMPARISON, marks)
+    content: Content = json.loads(text)
     if any(row["error"] for row in content["protocols"]):
         return None
-    if not all(run_folder.finished(home) for home in homes):
+    if not all(run_folder.finished(run) for run in runs):
         return None
-    for home in homes:
-        run_folder.result_of(home)
-        run_folder.tidy(home)
+    for run in runs:
+        run_folder.result_of(run)
+        run_folder.tidy(run)
     return content
 
 
 def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, quiet: bool) -> int:
-    """Run what has not ended in a folder that is locked, and show everything side by side.
+    """Carry out the runs that have not ended, and show all of them side by side.
+
+    Args:
+        folder: of the comparison, whose lock this process holds.
+        plans: of the runs.
+        federation: the clients that they share.
+        quiet: print nothing but errors.
 
     Raises:
         SecureClusterError: some of the protocols failed; the others are in the folder.
@@ -154,13 +203,23 @@ def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, q
     return 0
 
 
-def _record(folder: Path, content: dict[str, Any]) -> list[Path]:
-    """Write the pictures and compare.json, and return the pictures."""
+def _record(folder: Path, content: Content) -> list[Path]:
+    """Write the pictures and compare.json.
+
+    Args:
+        folder: of the comparison.
+        content: of compare.json.
+
+    Returns:
+        The paths of the pictures.
+    """
     from securecluster.app import run_folder
     from securecluster.app.plots import comparison
     from securecluster.core import atomic_files, manifest
 
-    histories = {row["protocol"]: _history(folder, row) for row in content["protocols"]}
+    histories = {}
+    for row in content["protocols"]:
+        histories[row["protocol"]] = _history(folder, row)
     pictures = comparison.draw(folder, content, histories)
     text = json.dumps(content, indent=2) + "\n"
     atomic_files.write_atomic(folder / run_folder.COMPARISON, text.encode())
@@ -169,14 +228,17 @@ def _record(folder: Path, content: dict[str, Any]) -> list[Path]:
 
 
 def _check_failures(folder: Path, rows: Sequence[Row]) -> None:
-    """Raise SecureClusterError where a protocol failed."""
-    failures = [f"{row['protocol']} failed: {row['error']}" for row in rows if row["error"]]
-    if failures:
-        ended = len(rows) - len(failures)
-        raise SecureClusterError(
-            f"{'; '.join(failures)}; {ended} of {len(rows)} protocols ended, see "
-            f"{folder / 'compare.json'}"
-        )
+    """Raise SecureClusterError if any protocol failed."""
+    failures = []
+    for row in rows:
+        if row["error"]:
+            failures.append(f"{row['protocol']} failed: {row['error']}")
+    if not failures:
+        return
+    ended = len(rows) - len(failures)
+    text = "; ".join(failures)
+    path = folder / "compare.json"
+    raise SecureClusterError(f"{text}; {ended} of {len(rows)} protocols ended, see {path}")
 
 
 def _rows(
@@ -185,6 +247,12 @@ def _rows(
     """Yield a row for each protocol.
 
     An error of one protocol does not stop the others, but a folder that cannot be written does.
+
+    Args:
+        folder: of the comparison.
+        plans: of the runs.
+        federation: the clients that they share.
+        console: for progress.
     """
     for number, plan in enumerate(plans, 1):
         name = plan.protocol.name
@@ -192,20 +260,28 @@ def _rows(
             console.print(f"[bold]{name}[/bold] ({number} of {len(plans)})")
         try:
             row = _row(_result(plan, federation, folder / name, console))
-            yield row | {
-                "given": _given_clusters(plan.protocol),
-                "rounds": len(_history(folder, row)),
-            }
+            row["given"] = _given_clusters(plan.protocol)
+            row["rounds"] = len(_history(folder, row))
+            yield row
         except (RunFolderError, OutputError):
+            # a full disk or a closed output would stop the other protocols as well
             raise
         except SecureClusterError as error:
             with output():
                 console.print(f"{name} failed: {error}", markup=False)
-            yield {"protocol": name, **_empty(federation.objective.metric), "error": str(error)}
+            row = _empty(federation.objective.metric)
+            yield {"protocol": name, **row, "error": str(error)}
 
 
-def _result(plan: RunPlan, federation: Federation, folder: Path, console: Any) -> dict[str, Any]:
-    """Return the content of a run's result.json; a run that has none is carried out."""
+def _result(plan: RunPlan, federation: Federation, folder: Path, console: Any) -> Content:
+    """Return the content of a run's result.json; a run that has none is carried out.
+
+    Args:
+        plan: of the run.
+        federation: its clients.
+        folder: of the run.
+        console: for progress.
+    """
     from securecluster.app import run_folder
 
     with run_folder.locked(folder):
@@ -220,13 +296,20 @@ def _result(plan: RunPlan, federation: Federation, folder: Path, console: Any) -
 
 def _empty(metric: str) -> Row:
     """Return a row without numbers, the metric's columns after the first two."""
-    return dict.fromkeys((*COLUMNS[:2], f"{metric}_before", metric, *COLUMNS[2:]))
+    columns = (*COLUMNS[:2], f"{metric}_before", metric, *COLUMNS[2:])
+    return dict.fromkeys(columns)
 
 
-def _row(result: dict[str, Any]) -> Row:
-    """Return a run's row from the content of its result.json."""
+def _row(result: Content) -> Row:
+    """Return a run's row.
+
+    Args:
+        result: content of its result.json.
+    """
     metric = result["metric"]
-    metrics, sent, privacy = result["metrics"], result["bytes"], result["privacy"]
+    metrics = result["metrics"]
+    sent = result["bytes"]
+    privacy = result["privacy"]
     row = {
         "protocol": result["protocol"],
         **_empty(metric),
@@ -240,8 +323,10 @@ def _row(result: dict[str, Any]) -> Row:
         "epsilon": privacy["epsilon"],
         "seconds": result["seconds"],
     }
+    # with one cluster at the end there is no "before clusters"
     if result["clusters"] > 1:
         row[f"{metric}_before"] = metrics[metric]["before"]
+    # without noise there is no unit of privacy to speak of
     if any(release["noise_multiplier"] for release in privacy["releases"]):
         row["dp_unit"] = privacy["unit"]
     return row
@@ -250,7 +335,10 @@ def _row(result: dict[str, Any]) -> Row:
 def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> list[Row]:
     """Return what the runs with noise cost together, by the unit of privacy.
 
-    Their clients are the same. ε of a client and ε of an example are not added up.
+    Args:
+        folder: of the comparison.
+        plans: of the runs.
+        rows: of all protocols.
 
     Returns:
         For each unit its protocols, ε (null: infinite), δ and the accountant.
@@ -260,47 +348,64 @@ def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> li
 
     delta_of = {plan.protocol.name: plan.protocol.delta for plan in plans}
     totals = []
+    # ε of a client and ε of an example do not add up
     for unit in ("client", "example"):
         names = [row["protocol"] for row in rows if row["dp_unit"] == unit]
         if not names:
             continue
+        # the clients of all runs are the same, so their releases compose
         ledgers = [read_ledger(folder / name) for name in names]
         delta = delta_of[names[0]]
         price = Ledger.union(*ledgers).price(delta)
-        epsilon = None if math.isinf(price.epsilon) else price.epsilon
-        total = {
+        epsilon = None
+        if not math.isinf(price.epsilon):
+            epsilon = price.epsilon
+        cost = {
             "unit": unit,
             "protocols": names,
             "epsilon": epsilon,
             "delta": delta,
             "accountant": price.accountant,
         }
-        totals.append(total)
+        totals.append(cost)
     return totals
 
 
 def _given_clusters(protocol: Any) -> dict[str, int] | None:
-    """Return what a protocol is given of the number of clusters.
+    """Return the options by which a protocol is given the number of clusters.
 
-    It is None where the protocol finds the number itself.
+    Args:
+        protocol: before or after its run.
+
+    Returns:
+        The options' values, or None for a protocol that finds the number itself.
     """
-    values = {name: getattr(protocol, name, None) for name in GIVEN}
-    given = {name: int(value) for name, value in values.items() if value is not None}
-    return given or None
+    options = {}
+    for name in GIVEN:
+        value = getattr(protocol, name, None)
+        if value is not None:
+            options[name] = int(value)
+    return options or None
 
 
-def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) -> dict[str, Any]:
+def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) -> Content:
     """Return the content of compare.json but `together`.
 
-    An epsilon of null is infinite where there is no error.
-
-    `rounds` are those that a protocol ran, and `given` is what it was given of the number of
-    clusters.
+    Args:
+        plans: of the runs.
+        federation: the clients that they share.
+        rows: of all protocols. An epsilon of null is infinite where there is no error; `rounds`
+            are those that a protocol ran, and `given` are the options that gave it the number of
+            clusters.
     """
     import securecluster
     from securecluster.app.run_folder import SCHEMA
 
-    true_clusters = None if federation.truth is None else len(set(federation.truth))
+    true_clusters = None
+    if federation.truth is not None:
+        true_clusters = len(set(federation.truth))
+    # all plans have the same settings but for the transcript
+    settings = plans[0].settings
     return {
         "schema": SCHEMA,
         "version": securecluster.__version__,
@@ -309,8 +414,8 @@ def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) 
         "clients": len(federation),
         "true_clusters": true_clusters,
         "seed": federation.seed,
-        "device": plans[0].settings.device,
-        "target": plans[0].settings.target,
+        "device": settings.device,
+        "target": settings.target,
         "metric": federation.objective.metric,
         "unit": federation.objective.unit,
         "protocols": rows,
@@ -318,8 +423,14 @@ def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) 
 
 
 def _history(folder: Path, row: Row) -> list[dict[str, Any]]:
-    """Return the lines of a run's rounds; none where it failed before the first."""
+    """Return the lines of a run's rounds; none where it failed before the first.
+
+    Args:
+        folder: of the comparison.
+        row: of the protocol.
+    """
     path = folder / row["protocol"] / "history.jsonl"
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    lines = path.read_text().splitlines()
+    return [json.loads(line) for line in lines]

@@ -2,59 +2,82 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import operator
-import textwrap
 from collections.abc import Sequence
-from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
-from functools import cache, reduce
-from itertools import pairwise
+from dataclasses import MISSING, Field, field, fields, make_dataclass
+from functools import reduce
 from typing import Annotated, Any, get_type_hints
 
-from securecluster.app.options import PROTOCOLS, Output, Simulation, flat_class, protocol_class
+from securecluster.app.options import Output, Simulation, flat_class
+from securecluster.app.registry import PROTOCOLS, protocol_class, protocol_names
+from securecluster.core.field_docs import field_descriptions
 from securecluster.errors import UsageError, unknown
 from securecluster.runtime.settings import Settings
 
+OptionField = tuple[str, Any, Any]  # name, type and default, as make_dataclass takes them
+
 
 def check_chosen(names: Sequence[str]) -> None:
-    """Raise UsageError for an unknown protocol, one that is named twice, or fewer than two."""
+    """Check the names of the protocols to compare.
+
+    Args:
+        names: as the user typed them.
+
+    Raises:
+        UsageError: an unknown protocol, one that is named twice, or fewer than two.
+    """
     for name in names:
-        if name not in PROTOCOLS:
-            raise unknown("protocol", name, PROTOCOLS)
+        if name not in protocol_names():
+            raise unknown("protocol", name, protocol_names())
     if len(names) < 2:
         raise UsageError(
             "compare takes two protocols or more, then the options: choose from "
-            f"{', '.join(PROTOCOLS)}"
+            f"{', '.join(protocol_names())}"
         )
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise UsageError(
-            f"{twice[0]} is named twice, and both runs would be the same: name it once"
-        )
+    # the folder of a run is called by its protocol
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"{name} is named twice, and both runs would be the same: name it once"
+            )
 
 
 def check_owned(names: Sequence[str], arguments: Sequence[str]) -> None:
-    """Raise UsageError for an option that only protocols have which are not among `names`."""
-    known = set(_owners(names))
-    for part in (Simulation, Settings, Output):
-        known.update(each.name for each in fields(part))
-    owners = _owners(list(PROTOCOLS))
+    """Check that each option belongs to a protocol that is compared, or to every run.
+
+    Args:
+        names: of the protocols that are compared.
+        arguments: of the command line, after the protocols.
+
+    Raises:
+        UsageError: an option that only other protocols have. Unknown options are left to the
+            parser.
+    """
+    valid = set(_owners(names))
+    for options in (Simulation, Settings, Output):
+        valid.update(option.name for option in fields(options))
+    owners = _owners(list(dict.fromkeys([*PROTOCOLS, *names])))
     for argument in arguments:
         if not argument.startswith("--"):
             continue
         text = argument.split("=")[0]
-        option = text.removeprefix("--").removeprefix("no-").replace("-", "_")
-        if option not in known and option in owners:
+        name = text.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if name not in valid and name in owners:
             raise UsageError(
-                f"{text} is an option of {', '.join(owners[option])} only: leave it out, or "
+                f"{text} is an option of {', '.join(owners[name])} only: leave it out, or "
                 "compare that protocol too"
             )
 
 
 def comparison_class(names: Sequence[str]) -> type:
-    """Return one flat dataclass of all options of `compare NAMES`."""
-    options = [_field(name, owners, names) for name, owners in _owners(names).items()]
+    """Return one flat dataclass of all options of `compare NAMES`.
+
+    Args:
+        names: of the protocols that are compared.
+    """
+    options = []
+    for name, owners in _owners(names).items():
+        options.append(_field(name, owners, names))
     union: Any = make_dataclass("Protocols", options)
     union.__doc__ = (
         "The protocols. A value goes to every protocol that has the option; None is each one's own "
@@ -63,40 +86,55 @@ def comparison_class(names: Sequence[str]) -> type:
     return flat_class("protocols", union)
 
 
-def chosen(names: Sequence[str], given: Any, clusters: int | None = None) -> list[Any]:
-    """Return the protocols, with each given value in every one that has such a field.
+def chosen(names: Sequence[str], options: Any, clusters: int | None = None) -> list[Any]:
+    """Return the protocols, with each given value in every protocol that has such a field.
 
     Args:
         names: of the protocols.
-        given: the options of `comparison_class`; None leaves each protocol's own default.
-        clusters: true clusters, where the user says how many; protocols that are told a number k
-            get this one, unless k is given.
+        options: an instance of `comparison_class`; None leaves each protocol's own default.
+        clusters: number of true clusters, where the user says it. Protocols that are given a
+            number k of clusters get this one, unless k is given.
     """
     owners = _owners(names)
-    values = {name: value for name, value in vars(given).items() if value is not None}
+    values = {}
+    for name, value in vars(options).items():
+        if value is not None:
+            values[name] = value
     if clusters is not None and "k" in owners:
         values.setdefault("k", clusters)
     protocols = []
     for protocol in names:
-        own = {name: value for name, value in values.items() if protocol in owners[name]}
-        protocols.append(protocol_class(protocol)(**own))
+        params = {}
+        for name, value in values.items():
+            if protocol in owners[name]:
+                params[name] = value
+        protocols.append(protocol_class(protocol)(**params))
     return protocols
 
 
 def _owners(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the protocols that have a field, by the field's name."""
+    """Return the protocols that have an option, by the option's name.
+
+    Args:
+        names: of the protocols to look at.
+    """
     owners: dict[str, list[str]] = {}
     for protocol in names:
-        for each in fields(protocol_class(protocol)):
-            owners.setdefault(each.name, []).append(protocol)
+        for option in fields(protocol_class(protocol)):
+            owners.setdefault(option.name, []).append(protocol)
     return owners
 
 
-def _field(name: str, owners: list[str], names: Sequence[str]) -> tuple[str, Any, Any]:
+def _field(name: str, owners: list[str], names: Sequence[str]) -> OptionField:
     """Return an option that stands for the same field of some protocols.
 
-    None leaves each one's own default. A switch whose owners agree shows their default instead, so
-    that it stays a switch.
+    None leaves each protocol's own default. A switch whose owners agree shows their default
+    instead, so that it stays a switch.
+
+    Args:
+        name: of the field.
+        owners: the protocols that have it, at least one.
+        names: of all protocols that are compared.
     """
     import tyro
 
@@ -105,68 +143,77 @@ def _field(name: str, owners: list[str], names: Sequence[str]) -> tuple[str, Any
     types = set()
     for owner in owners:
         protocol = protocol_class(owner)
-        texts[owner] = _sentences(protocol).get(name, "")
+        texts[owner] = field_descriptions(protocol).get(name, "")
         defaults[owner] = _default(protocol, name)
         types.add(_type(protocol, name))
-    sentence = _by_owner(texts, len(owners) == len(names))
-    first = defaults[owners[0]]
-    if types == {bool} and all(default == first for default in defaults.values()):
-        return name, Annotated[bool, tyro.conf.arg(help=sentence)], field(default=first)
-    shown = _by_owner({owner: str(default) for owner, default in defaults.items()}, True)
-    if name == "k":
-        shown = f"--clusters where it is given, else {shown}"
-    hint = tyro.conf.arg(help=sentence, help_behavior_hint=f"(default: {shown})")
+    help_text = _by_owner(texts, len(owners) == len(names))
+    first_default = defaults[owners[0]]
+    same_default = all(default == first_default for default in defaults.values())
+    if types == {bool} and same_default:
+        switch = Annotated[bool, tyro.conf.arg(help=help_text)]
+        return name, switch, field(default=first_default)
+
+    hint = f"(default: {_default_text(name, defaults)})"
+    argument = tyro.conf.arg(help=help_text, help_behavior_hint=hint)
+    # protocols may have fields of one name and several types
     union = reduce(operator.or_, types)
-    return name, Annotated[union | None, hint], field(default=None)
+    return name, Annotated[union | None, argument], field(default=None)
 
 
-def _by_owner(texts: dict[str, str], everyone: bool) -> str:
-    """Return each text with the protocols it belongs to; one text of everyone needs no names."""
+def _default_text(name: str, defaults: dict[str, Any]) -> str:
+    """Return each protocol's default in words.
+
+    Args:
+        name: of the option.
+        defaults: by protocol.
+    """
+    texts = {owner: str(default) for owner, default in defaults.items()}
+    text = _by_owner(texts, True)
+    if name == "k":
+        return f"--clusters where it is given, else {text}"
+    return text
+
+
+def _by_owner(texts: dict[str, str], of_all: bool) -> str:
+    """Return each text after the protocols that it belongs to.
+
+    Args:
+        texts: by protocol.
+        of_all: True if these are all protocols; a text that they share then needs no names.
+    """
     owners: dict[str, list[str]] = {}
     for protocol, text in texts.items():
         owners.setdefault(text, []).append(protocol)
-    if len(owners) == 1 and everyone:
-        (only,) = owners
-        return only
-    return "; ".join(f"{', '.join(names)}: {text}" for text, names in owners.items())
+    if len(owners) == 1 and of_all:
+        (text,) = owners
+        return text
+    phrases = []
+    for text, protocols in owners.items():
+        names = ", ".join(protocols)
+        phrases.append(f"{names}: {text}")
+    return "; ".join(phrases)
 
 
 def _default(protocol: type, name: str) -> Any:
-    """Return a field's default."""
-    (option,) = (each for each in fields(protocol) if each.name == name)
+    """Return the default of a protocol's field."""
+    options: dict[str, Field[Any]] = {}
+    for option in fields(protocol):
+        options[option.name] = option
+    option = options[name]
     if option.default_factory is MISSING:
         return option.default
     return option.default_factory()
 
 
 def _type(protocol: type, name: str) -> Any:
-    """Return a field's type.
+    """Return the type of a protocol's field on the command line.
 
-    A field of any type (a network, in Python) is on the command line what its default is.
+    Args:
+        protocol: its class.
+        name: of the field.
     """
     hint = get_type_hints(protocol)[name]
-    return type(_default(protocol, name)) if hint is Any else hint
-
-
-@cache
-def _sentences(protocol: type) -> dict[str, str]:
-    """Return the text below each field in a protocol's source."""
-    sentences: dict[str, str] = {}
-    # a subclass comes after its bases, so its own text counts
-    for base in reversed(protocol.__mro__):
-        if is_dataclass(base):
-            sentences |= _own_sentences(base)
-    return sentences
-
-
-def _own_sentences(kind: type) -> dict[str, str]:
-    """Return the text below each field that a class itself declares."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(body, ast.ClassDef)
-    sentences = {}
-    for above, below in pairwise(body.body):
-        if not isinstance(above, ast.AnnAssign) or not isinstance(above.target, ast.Name):
-            continue
-        if isinstance(below, ast.Expr):
-            sentences[above.target.id] = str(ast.literal_eval(below.value))
-    return sentences
+    # such as a network: any object in Python, and a name on the command line, like its default
+    if hint is Any:
+        return type(_default(protocol, name))
+    return hint

@@ -1,7 +1,7 @@
 """Disclosures of a finished run: which fields reached which reader, and which files ε leaves out.
 
-Everything here is derived from the ledger's events, the declarations of client methods, the
-pipeline and what the run recorded, so that a report cannot say less than what was sent.
+All of it is derived from the ledger's events, the declarations of client methods, the pipeline and
+the run's records, so that a report cannot leave out anything that was sent.
 """
 
 from __future__ import annotations
@@ -24,26 +24,30 @@ from securecluster.protocols.common.serialization import (
 )
 from securecluster.runtime.endpoint import PAIRS, SUM, release_of
 
-CLIENT = "client"  # the reader of what is sealed: other clients
+CLIENT = "client"  # reader of sealed fields: other clients
+# the plain aggregators run at the server, so it reads the summands as well
 READ_BY_SERVER = {
     SUM: " (the plain sum reads every reply)",
     PAIRS: " (the plain pairs read the rows)",
 }
 IN_CLEAR = "as they are: no mask covers them"
-SHUFFLED = ("permutation", "signed-permutation")
+SHUFFLED = ("permutation", "signed-permutation")  # masks that move coordinates, and mix none
 
 
 @dataclass(frozen=True)
 class Disclosure:
-    """One field of one method's replies, as it reached its reader.
+    """One field of one method's replies, as its reader received it.
 
     Args:
+        method: the client method.
+        field: of the method's reply.
+        verb: through which the reply was sent.
         reader: "server", "lps" (the client's local parameter server) or "client" (only other
             clients can open it).
         mechanism: of the ledger: "exact", "gaussian" or "free".
-        derived: whether it was made of earlier releases alone.
-        masked: whether a mask covers it.
-        central: whether the server that reads it adds its noise.
+        derived: True if it was computed from earlier releases alone.
+        masked: True if a mask covers it.
+        central: True if the server that reads it adds its noise.
     """
 
     method: str
@@ -69,9 +73,11 @@ class Disclosure:
     def plain(self) -> bool:
         """Return whether its reader sees the exact values.
 
-        They are neither masked nor noised, nor made of values that were.
+        These are neither masked nor noised, nor computed from values that were.
         """
-        return not self.masked and not self.noised and self.mechanism != "free"
+        if self.masked or self.noised:
+            return False
+        return self.mechanism != "free"
 
     def sentence(self, shows: str) -> str:
         """Return what the reader saw of it, in words.
@@ -79,8 +85,11 @@ class Disclosure:
         Args:
             shows: what the run's mask leaves visible.
         """
-        whose = "each of its clients" if self.reader == "lps" else "every client"
-        reply = f"{self.field} of {whose} in every {self.method} call, {self._noise()}"
+        senders = "every client"
+        if self.reader == "lps":
+            senders = "each of its clients"
+        protection = self._noise()
+        reply = f"{self.field} of {senders} in every {self.method} call, {protection}"
         if self.reader == CLIENT:
             return f"{reply}, sealed"
         also_read = READ_BY_SERVER.get(self.verb, "")
@@ -104,35 +113,51 @@ class Disclosure:
 
 
 def disclosures(fitted: ClusteringProtocol) -> list[Disclosure]:
-    """Return every private field of every reply of a run, in the order of the first such reply."""
+    """Return every private field of every reply of a run, in the order of the first such reply.
+
+    Args:
+        fitted: the protocol after the run.
+    """
     config = fitted.kept_.learned.config
     pipeline = fitted.with_fitted_params().pipeline(config)
     central = fitted.per_client and config["placement"] == "central"
-    # these fields have noise of their own, which clients add
+    # clients add the noise of these fields even where the server adds that of updates
     noised_by_clients = set(fitted.multipliers(config))
-    found: dict[Disclosure, None] = {}  # a set that keeps its order
+    disclosed: dict[Disclosure, None] = {}  # a set that keeps its order
     for event in fitted.ledger_.events:
-        curated = central and event.mechanism == "gaussian"
+        noised_centrally = central and event.mechanism == "gaussian"
         for name in event.fields:
-            by_server = curated and name not in noised_by_clients
-            found[_disclosure(fitted, pipeline, event, name, by_server)] = None
-    return list(found)
+            by_server = noised_centrally and name not in noised_by_clients
+            field = _disclosure(fitted, pipeline, event, name, by_server)
+            disclosed[field] = None
+    return list(disclosed)
 
 
 def _disclosure(
     fitted: ClusteringProtocol, pipeline: Pipeline, event: Event, name: str, central: bool
 ) -> Disclosure:
-    """Return one field of an event, with the protection that its method declares."""
+    """Return one field of an event, with the protection that its method declares.
+
+    Args:
+        fitted: the protocol after the run.
+        pipeline: of the run's clients.
+        event: of the ledger.
+        name: of the field.
+        central: True if the server adds the field's noise.
+    """
     release = release_of(getattr(fitted.client, event.method))
     sealed = pipeline.seal is not None and name in release.sealed
     masked = False
     if name in release.through and not sealed:
-        masked = any(stage.kind is Kind.MASK for stage in pipeline.of(name).stages)
+        stages = pipeline.of(name).stages
+        masked = any(stage.kind is Kind.MASK for stage in stages)
+    # only clients can open what is sealed, whoever relays it
+    reader = CLIENT if sealed else event.reader
     return Disclosure(
         method=event.method,
         field=name,
         verb=event.verb,
-        reader=CLIENT if sealed else event.reader,
+        reader=reader,
         mechanism=event.mechanism,
         derived=release.derived,
         masked=masked,
@@ -140,16 +165,17 @@ def _disclosure(
     )
 
 
-def unseen(fitted: ClusteringProtocol, found: Sequence[Disclosure]) -> list[str]:
-    """Return what the server did not see, as far as it follows from how replies left.
+def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[str]:
+    """Return what the server did not see, as far as it follows from the disclosures.
 
     Args:
-        fitted: the protocol of the run.
-        found: all disclosures of the run.
+        fitted: the protocol after the run.
+        disclosed: all disclosures of the run.
     """
-    by_server = [field for field in found if field.reader == "server"]
+    by_server = [field for field in disclosed if field.reader == "server"]
     names_read = {field.name for field in by_server}
-    hidden = [_hidden_from_server(field) for field in found if field.name not in names_read]
+    # a field that the server read in another call is not hidden from it
+    hidden = [_hidden_from_server(field) for field in disclosed if field.name not in names_read]
     if not by_server:
         return ["anything that depends on a client's data", *hidden]
     noised = _names(field for field in by_server if field.noised)
@@ -158,7 +184,7 @@ def unseen(fitted: ClusteringProtocol, found: Sequence[Disclosure]) -> list[str]
     if any(event.mechanism == "dp-sgd" for event in fitted.ledger_.events):
         hidden.append("what clients' training would have led to without its noise")
     masked = _names(field for field in by_server if field.masked)
-    # a part of the model in the clear would tell where the rest is
+    # a part of the model that is sent in the clear may show where the mask put the rest
     if masked and not fitted.client.clear:
         hidden.append(f"{_hidden_by_mask(fitted.mask)} in {masked}")
     return hidden or ["nothing is hidden from it: no mask, seal or noise covers what it read"]
@@ -170,12 +196,14 @@ def _hidden_by_mask(mask: str) -> str:
     return "single coordinates, which are mixed,"
 
 
-def unprotected(found: Sequence[Disclosure]) -> list[str]:
-    """Return what the server read without mask or noise.
+def unprotected(disclosed: Sequence[Disclosure]) -> list[str]:
+    """Return what the server read without mask or noise, from which a client's data may follow.
 
-    A client's data may follow from it.
+    Args:
+        disclosed: all disclosures of the run.
     """
-    plain = _names(field for field in found if field.reader == "server" and field.plain)
+    by_server = [field for field in disclosed if field.reader == "server"]
+    plain = _names(field for field in by_server if field.plain)
     if not plain:
         return []
     return [f"{plain} went without mask or noise: a client's data, or much of them, may follow"]
@@ -187,30 +215,41 @@ def _hidden_from_server(field: Disclosure) -> str:
     return f"{field.name}, which only the client's local parameter server reads"
 
 
-def _names(found: Iterable[Disclosure]) -> str:
-    """Return the names of some disclosures, each once."""
-    return ", ".join(dict.fromkeys(field.name for field in found))
+def _names(fields: Iterable[Disclosure]) -> str:
+    """Return the names of some disclosures in their order, each once."""
+    names = dict.fromkeys(field.name for field in fields)
+    return ", ".join(names)
 
 
-def free(found: Sequence[Disclosure], rows: Sequence[Row]) -> list[str]:
-    """Return why releases that the ledger has for free cost nothing."""
-    derived = {field.name for field in found if field.derived}
+def free(disclosed: Sequence[Disclosure], rows: Sequence[Row]) -> list[str]:
+    """Return why releases that the ledger has for free cost nothing.
+
+    Args:
+        disclosed: all disclosures of the run.
+        rows: the ledger's summary.
+    """
+    derived = {field.name for field in disclosed if field.derived}
     reasons = []
     for row in rows:
         if row.mechanism != "free":
             continue
         name = f"{row.field} of {row.method}"
-        made = "made of what is priced elsewhere (other releases, training with noise), or public"
+        source = "made of what is priced elsewhere (other releases, training with noise), or public"
         if name in derived:
-            made = "made of earlier releases"
-        reasons.append(f"{name}, {times(row.count)}: {made}, so it costs nothing")
+            source = "made of earlier releases"
+        # post-processing: a function of releases costs no more than these
+        count = times(row.count)
+        reasons.append(f"{name}, {count}: {source}, so it costs nothing")
     return reasons
 
 
 def uncovered(fitted: ClusteringProtocol) -> list[str]:
     """Return a sentence for everything that the run recorded and that ε does not cover.
 
-    Each begins with the file that holds it.
+    Each begins with the file that contains it.
+
+    Args:
+        fitted: the protocol after the run.
     """
     learned = fitted.kept_.learned
     return [
@@ -226,12 +265,17 @@ def uncovered(fitted: ClusteringProtocol) -> list[str]:
 
 
 def _observed(fitted: ClusteringProtocol) -> list[str]:
-    """Return what the observer computed from test samples, training data and true clusters."""
+    """Return what the observer computed from test samples, training data and true clusters.
+
+    Args:
+        fitted: the protocol after the run.
+    """
     metric = fitted.metric_
     observed = []
     if not np.isnan(fitted.scores_).all():
         files = f"result.json, history.jsonl, {LEARNED} and {metric}.png"
         scores = f"{files}: {metric} on clients' own test samples, without noise"
+        # these models have no noise either
         if fitted.kept_.learned.local:
             scores += ", also of models that were trained alone"
         observed.append(scores)
@@ -248,6 +292,7 @@ def _observed(fitted: ClusteringProtocol) -> list[str]:
 
 
 def _models_without_noise(fitted: ClusteringProtocol) -> list[str]:
+    """Return a sentence on the models in the results that one client trained alone, if any."""
     labels = _shown_alone(fitted)
     if not labels:
         return []
@@ -256,6 +301,7 @@ def _models_without_noise(fitted: ClusteringProtocol) -> list[str]:
 
 
 def _sample_counts(learned: FittedSummary) -> list[str]:
+    """Return a sentence on clients' numbers of samples, where a file has them."""
     if not learned.network.ledger.samples:
         return []
     files = LEARNED
@@ -265,21 +311,37 @@ def _sample_counts(learned: FittedSummary) -> list[str]:
 
 
 def _shown_alone(fitted: ClusteringProtocol) -> list[int]:
-    """Return the clusters whose model in the results one client trained alone, without noise."""
+    """Return the clusters whose model in the results one client trained alone, without noise.
+
+    Args:
+        fitted: the protocol after the run.
+
+    Returns:
+        Their labels, ascending.
+    """
     learned = fitted.kept_.learned
+    # such models stay with their clients, or the protocol has a shared model of each cluster
     if fitted.keeps_local_models(learned.config) or SHARED in fitted.kept_.clients.extra:
         return []
     # the results show each cluster by the model of its first client
-    first: dict[int, int] = {}
+    first_client: dict[int, int] = {}
     for client, label in enumerate(learned.labels):
-        first.setdefault(label, client)
-    return sorted(label for label, client in first.items() if client in learned.local)
+        first_client.setdefault(label, client)
+    trained_alone = []
+    for label, client in first_client.items():
+        if client in learned.local:
+            trained_alone.append(label)
+    return sorted(trained_alone)
 
 
 def _observed_keys(fitted: ClusteringProtocol) -> list[str]:
-    """Return the keys of the history that an observer computed from clients' data or the truth.
+    """Return the keys of the history that the observer computed from clients' data or the truth.
 
-    The metric and ari are named apart from them.
+    Args:
+        fitted: the protocol after the run.
+
+    Returns:
+        The keys in alphabetical order, without the metric and ari, which have their own sentences.
     """
     keys: set[str] = set()
     for line in fitted.history_:
@@ -288,13 +350,18 @@ def _observed_keys(fitted: ClusteringProtocol) -> list[str]:
 
 
 def _transcript(fitted: ClusteringProtocol) -> list[str]:
-    """Return what a transcript shows beyond replies with their noise."""
+    """Return what a transcript shows beyond replies with their noise.
+
+    Args:
+        fitted: the protocol after the run.
+    """
     learned = fitted.kept_.learned
     mode = learned.settings.transcript
     if mode == "none":
         return []
     if mode == "sizes":
         return ["transcript/: who was asked and replied in which round, and how many bytes"]
+    # frames are recorded as they arrive, before a trusted server adds its noise
     if learned.config["placement"] == "central" and fitted.per_client:
         raw = "the clipped updates that a trusted server reads before it adds noise"
         return [f"transcript/: {raw}, so that no epsilon covers it; it is for its owner alone"]

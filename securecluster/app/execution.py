@@ -33,9 +33,13 @@ AUTO_FULL = 256 * 10**6  # bytes on the wire up to which `auto` keeps the conten
 def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[RunPlan], Federation]:
     """Return a plan for each protocol, and the federation they share, which is dealt once.
 
+    Args:
+        protocols: with their hyper-parameters.
+        options: of the command line: `simulation`, `settings` and `output`.
+
     Raises:
-        UsageError: whatever can be refused before a run; of several protocols it says which one
-            cannot work.
+        UsageError: a mistake that can be found before a run; of several protocols it names the
+            one that cannot work.
     """
     simulation = options.simulation.made_for(protocol.scenario for protocol in protocols)
     options = replace(options, simulation=simulation)
@@ -43,11 +47,11 @@ def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[RunPlan], Fede
     from securecluster.app import run_folder
 
     run_folder.check_free(options.output.out, options.output.force)
-    for protocol in protocols:
-        with _named(protocol, protocols):
-            if not options.simulation.own:
-                # before any data is read
-                protocol.check(options.simulation.clients or DEFAULT_CLIENTS)
+    # before any data is read; the number of a file's clients follows from reading it
+    if not simulation.own:
+        for protocol in protocols:
+            with _named(protocol, protocols):
+                protocol.check(simulation.clients or DEFAULT_CLIENTS)
     federation = _read(options)
     plans = []
     for protocol in protocols:
@@ -60,8 +64,12 @@ def _read(options: Any) -> Federation:
     """Return the federation.
 
     Unless quiet, print which columns are features, and notes on standard error.
+
+    Args:
+        options: of the command line.
     """
-    quiet, simulation = options.output.quiet, options.simulation
+    quiet = options.output.quiet
+    simulation = options.simulation
 
     def note(text: str) -> None:
         if not quiet:
@@ -71,13 +79,19 @@ def _read(options: Any) -> Federation:
     columns = simulation.columns(federation)
     if columns is not None:
         with output():
+            # names of columns may contain what looks like markup
             console(quiet).print(columns, markup=False)
     return federation
 
 
 @contextmanager
 def _named(protocol: Any, protocols: Sequence[Any]) -> Iterator[None]:
-    """Say whose a refusal is, where there are several protocols."""
+    """Begin the sentence of a refusal with the protocol's name, where there are several.
+
+    Args:
+        protocol: the one that is checked in this context.
+        protocols: all that are to run.
+    """
     try:
         yield
     except UsageError as error:
@@ -87,7 +101,12 @@ def _named(protocol: Any, protocols: Sequence[Any]) -> Iterator[None]:
 
 
 def _check_names(protocols: Sequence[Any], options: Any) -> None:
-    """Raise UsageError for an unknown name, without loading anything heavy."""
+    """Raise UsageError for an unknown name, without loading anything heavy.
+
+    Args:
+        protocols: with their hyper-parameters.
+        options: of the command line.
+    """
     from securecluster.messaging.transcript import MODES
     from securecluster.privacy.masking.masks import MASKS
 
@@ -98,13 +117,18 @@ def _check_names(protocols: Sequence[Any], options: Any) -> None:
     _check_name("transcript", options.settings.transcript, ("auto", *MODES))
 
 
-def _check_name(option: str, name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        raise unknown(option, name, known)
+def _check_name(option: str, name: str, choices: Sequence[str]) -> None:
+    if name not in choices:
+        raise unknown(option, name, choices)
 
 
 def _plan(protocol: Any, options: Any, federation: Federation) -> RunPlan:
-    """Return the plan of one run, with settings by name and an absolute path.
+    """Return the plan of one run, in which nothing is "auto" or relative to a folder.
+
+    Args:
+        protocol: with its hyper-parameters.
+        options: of the command line.
+        federation: the clients.
 
     Raises:
         UsageError: the protocol cannot work on this federation.
@@ -127,30 +151,58 @@ def _transcript_mode(protocol: Any, settings: Any, federation: Any) -> str:
     """Return the mode of the transcript.
 
     `auto` is full where all frames together stay below AUTO_FULL bytes.
+
+    Args:
+        protocol: with its hyper-parameters.
+        settings: of the command line.
+        federation: the clients.
     """
     if settings.transcript != "auto":
         return str(settings.transcript)
-    width = 8 if settings.dtype == "float64" else 4
-    vector_bytes = protocol.flat_model(federation).dimension * width
+    number_bytes = 4
+    if settings.dtype == "float64":
+        number_bytes = 8
+    # an estimate by the model vectors alone
+    vector_bytes = protocol.flat_model(federation).dimension * number_bytes
     round_bytes = protocol.vectors_per_round * vector_bytes * len(federation)
-    return "full" if round_bytes * protocol.total_rounds < AUTO_FULL else "sizes"
+    if round_bytes * protocol.total_rounds < AUTO_FULL:
+        return "full"
+    return "sizes"
 
 
 def check_data(folder: Path, plan: RunPlan, config: dict[str, Any], federation: Federation) -> None:
-    """Raise RunFolderError where a run's data are no longer what they were."""
-    data = "before" if plan.simulation is None else f"{plan.simulation.data} is now"
-    if federation.digest() != config["data_digest"]:
-        raise RunFolderError(
-            f"{folder} was run on other data than {data}: restore the data, or start the run anew"
-        )
+    """Check that a run's data have not changed since.
+
+    Args:
+        folder: of the run.
+        plan: of the run.
+        config: content of its config.json.
+        federation: the clients, made again.
+
+    Raises:
+        RunFolderError: they have changed.
+    """
+    if federation.digest() == config["data_digest"]:
+        return
+    data = "before"
+    if plan.simulation is not None:
+        data = f"{plan.simulation.data} is now"
+    raise RunFolderError(
+        f"{folder} was run on other data than {data}: restore the data, or start the run anew"
+    )
 
 
 def federation_of(folder: Path, plan: RunPlan, config: dict[str, Any]) -> Federation:
     """Return the clients of a run folder, made again.
 
+    Args:
+        folder: of the run.
+        plan: of the run.
+        config: content of its config.json.
+
     Raises:
         UsageError: their data came from Python.
-        RunFolderError: the data are no longer what they were.
+        RunFolderError: the data have changed since.
     """
     if plan.simulation is None:
         raise UsageError(
@@ -165,40 +217,61 @@ def federation_of(folder: Path, plan: RunPlan, config: dict[str, Any]) -> Federa
 def carry_out(
     plan: RunPlan, federation: Federation, folder: Path, console: Any
 ) -> tuple[dict[str, Any], list[Path]]:
-    """Run or go on in a folder that is locked, and write what came of it.
+    """Run or resume in a folder, and write the results.
+
+    Args:
+        plan: of the run.
+        federation: its clients.
+        folder: of the run, whose lock this process holds.
+        console: for a line per round.
 
     Returns:
-        The content of result.json, and the pictures.
+        The content of result.json, and the paths of the pictures.
     """
     from securecluster.app import report
 
     def say(line: dict[str, Any]) -> None:
+        text = report.line_text(line, plan.protocol.total_rounds)
         with output():
-            console.print(report.line_text(line, plan.protocol.total_rounds))
+            console.print(text)
 
     content, pictures = _record(plan, federation, folder, say)
-    if plan.protocol.warning_ is not None and not console.quiet:
-        print(f"securecluster: note: {plan.protocol.warning_}", file=sys.stderr)
+    warning = plan.protocol.warning_
+    if warning is not None and not console.quiet:
+        print(f"securecluster: note: {warning}", file=sys.stderr)
     return content, pictures
 
 
 def _record(
     plan: RunPlan, federation: Federation, folder: Path, say: Callable[[Line], None]
 ) -> tuple[dict[str, Any], list[Path]]:
-    """Run or go on in a folder that is locked; leave a whole run folder, result.json last."""
+    """Run or resume in a folder, and write all of its files.
+
+    Args:
+        plan: of the run.
+        federation: its clients.
+        folder: of the run, whose lock this process holds.
+        say: called with the line of each round.
+
+    Returns:
+        The content of result.json, and the paths of the pictures.
+    """
     from securecluster.app import report, run_folder
     from securecluster.app.plots import curves
     from securecluster.core.serialization import unpack
     from securecluster.runtime.run import remove_checkpoints
 
-    for home in (folder, folder / run_folder.TRANSCRIPT):
-        atomic_files.remove_half_written(home)
+    # of a run that was killed
+    atomic_files.remove_half_written(folder)
+    atomic_files.remove_half_written(folder / run_folder.TRANSCRIPT)
     fitted = plan.protocol.run_in(folder, federation, plan.settings, say)
     state: Any = unpack(fitted.server_state_, plan.protocol.state_class())
     content = report.result(plan, federation, fitted, state)
     pictures = curves.draw(folder, content, fitted.history_, state)
     fitted.write(folder)
-    run_folder.seal(folder, (json.dumps(content, indent=2) + "\n").encode())
+    # result.json is written last, and says that the folder is complete
+    text = json.dumps(content, indent=2) + "\n"
+    run_folder.seal(folder, text.encode())
     remove_checkpoints(folder)
     return content, pictures
 
@@ -212,62 +285,111 @@ def fit(
 ) -> None:
     """Fit a protocol in a run folder, as `ClusteringProtocol.fit` does with `folder`.
 
-    A new or empty folder is taken; a stopped run of the same configuration on the same data goes
-    on; the result of one that has ended is loaded.
+    A run starts in a new or empty folder; a stopped run of the same configuration on the same data
+    is resumed; the result of one that has ended is loaded.
+
+    Args:
+        protocol: to be fitted, in place.
+        federation: the clients and their data.
+        settings: of the run.
+        folder: new, empty, or of a run of this configuration.
+        say: called with the line of each round.
 
     Raises:
-        UsageError: the folder holds something else.
-        RunFolderError: it holds another run, a damaged one, or one that another process writes to.
+        UsageError: the folder contains something else.
+        RunFolderError: it contains another run, a damaged one, or one that another process writes
+            to.
+    """
+    from securecluster.app import run_folder
+
+    simulation = Simulation.of(federation)
+    if run_folder.is_run(folder):
+        _fit_again(protocol, simulation, federation, settings, folder, say)
+        return
+    if run_folder.used(folder):
+        raise UsageError(f"{folder} exists and is not empty, and holds no run: give another folder")
+    plan = run_folder.RunPlan(protocol, simulation, _resolved(settings))
+    texts = {run_folder.CONFIG: plan.as_json(federation)}
+    with run_folder.claimed(folder, False, "", texts):
+        _record(plan, federation, folder, say)
+
+
+def _fit_again(
+    protocol: ClusteringProtocol,
+    simulation: Simulation | None,
+    federation: Federation,
+    settings: Settings,
+    folder: Path,
+    say: Callable[[Line], None],
+) -> None:
+    """Resume the run in a folder, or load its result.
+
+    Args:
+        protocol: to be fitted, in place.
+        simulation: options that make the federation; None where no options do.
+        federation: the clients and their data.
+        settings: of the run.
+        folder: of a run.
+        say: called with the line of each round.
+
+    Raises:
+        UsageError: the folder contains a comparison.
+        RunFolderError: it contains another run, a damaged one, or one that another process writes
+            to.
     """
     from securecluster.app import run_folder
     from securecluster.runtime.run import remove_checkpoints
     from securecluster.runtime.settings import Settings
 
-    simulation = Simulation.of(federation)
-    if not run_folder.is_run(folder):
-        if run_folder.used(folder):
-            raise UsageError(
-                f"{folder} exists and is not empty, and holds no run: give another folder"
-            )
-        plan = run_folder.RunPlan(protocol, simulation, _resolved(settings))
-        texts = {run_folder.CONFIG: plan.as_json(federation)}
-        with run_folder.claimed(folder, False, "", texts):
-            _record(plan, federation, folder, say)
-        return
     with run_folder.locked(folder):
         config = run_folder.config_of(folder)
         if run_folder.compared(folder) is not None:
             raise UsageError(f"{folder} holds a comparison: give another folder")
         recorded = Settings(**config["settings"])
-        plan = run_folder.RunPlan(protocol, simulation, _recorded(settings, recorded))
+        plan = run_folder.RunPlan(protocol, simulation, _with_recorded(settings, recorded))
         run_folder.check_same(folder, config, plan.content(federation))
-        if run_folder.finished(folder):
-            run_folder.result_of(folder)
-            protocol.restore_from(folder)
-            remove_checkpoints(folder)  # which a kill at the very end may have left
-        else:
+        if not run_folder.finished(folder):
             _record(plan, federation, folder, say)
+            return
+        run_folder.result_of(folder)  # checks every file
+        protocol.restore_from(folder)
+        remove_checkpoints(folder)  # which a kill at the very end may have left
 
 
 def _resolved(settings: Settings) -> Settings:
     """Return settings with the device and the number of threads filled in.
 
-    A run is resumed with the same ones, since others round sums differently.
+    Args:
+        settings: `auto` is a device to choose, and 0 a number of threads to choose.
     """
     from securecluster.core.devices import choose_device
 
+    # a run is resumed with the same ones, since others round sums differently
     device = choose_device(settings.device).type
-    return replace(settings, device=device, threads=settings.threads or torch.get_num_threads())
+    threads = settings.threads or torch.get_num_threads()
+    return replace(settings, device=device, threads=threads)
 
 
-def _recorded(settings: Settings, recorded: Settings) -> Settings:
-    """Return settings with the recorded device and threads, where the user leaves these open."""
-    device = recorded.device if settings.device == "auto" else settings.device
-    return replace(settings, device=device, threads=settings.threads or recorded.threads)
+def _with_recorded(settings: Settings, recorded: Settings) -> Settings:
+    """Return settings with the recorded device and threads, where the user leaves these open.
+
+    Args:
+        settings: the user's; `auto` and 0 leave the device and the threads open.
+        recorded: those of the run that is resumed.
+    """
+    device = settings.device
+    if device == "auto":
+        device = recorded.device
+    threads = settings.threads or recorded.threads
+    return replace(settings, device=device, threads=threads)
 
 
 def console(quiet: bool) -> Any:
-    """Return the console that progress is printed on."""
+    """Return the console that progress is printed on.
+
+    Args:
+        quiet: print nothing.
+    """
     from rich.console import Console
 
     return Console(quiet=quiet, highlight=False, soft_wrap=True)
@@ -275,12 +397,17 @@ def console(quiet: bool) -> Any:
 
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """Say how to go on, after Ctrl-C, SIGTERM or an output that cannot be written."""
-    how = f"; go on with: securecluster resume {shlex.quote(str(folder))}"
+    """Add how to go on to Ctrl-C, SIGTERM, or an output that cannot be written.
+
+    Args:
+        folder: of the run or comparison in this context.
+    """
+    advice = f"; go on with: securecluster resume {shlex.quote(str(folder))}"
     try:
         yield
     except KeyboardInterrupt as stop:
-        stop.args = (how,)
+        # printed after "stopped"
+        stop.args = (advice,)
         raise
     except OutputError as error:
-        raise OutputError(f"{error}{how}") from None
+        raise OutputError(f"{error}{advice}") from None

@@ -6,12 +6,18 @@ from collections.abc import Sequence
 
 from securecluster.models.objectives import OBJECTIVES
 
-METRICS = tuple(kind.metric for kind in OBJECTIVES.values())
+METRICS = tuple(objective.metric for objective in OBJECTIVES.values())
 MOST_LABELS = 20  # clusters that a sentence names one by one
 
 
 def shown(value: float | None, metric: str, unit: str = "") -> str:
-    """Return a metric's value: accuracy with three decimals, others with four digits."""
+    """Return a metric's value as text.
+
+    Args:
+        value: None where there is none.
+        metric: its name; accuracy has three decimals, any other metric four significant digits.
+        unit: of the metric; empty where it has none.
+    """
     if value is None or metric == "accuracy":
         return number(value)
     if unit:
@@ -20,17 +26,34 @@ def shown(value: float | None, metric: str, unit: str = "") -> str:
 
 
 def number(value: float | None) -> str:
-    """Return three decimals, or a dash where there is no value."""
-    return "–" if value is None else f"{value:.3f}"
+    """Return a number with three decimals, or a dash for None.
+
+    Args:
+        value: a score in [0, 1], or None.
+    """
+    if value is None:
+        return "–"
+    return f"{value:.3f}"
 
 
 def times(count: int) -> str:
-    """Return how often something happened: "once", "2 times"."""
-    return "once" if count == 1 else f"{count} times"
+    """Return how often something happened: "once", "2 times".
+
+    Args:
+        count: of its occurrences.
+    """
+    if count == 1:
+        return "once"
+    return f"{count} times"
 
 
 def enumerated(word: str, labels: Sequence[int]) -> str:
-    """Return numbered things with the word for them: "cluster 3", "clusters 1, 2"."""
+    """Return labels after the word for them: "cluster 3", "clusters 1, 2".
+
+    Args:
+        word: in the singular.
+        labels: in their order; of more than `MOST_LABELS` only the first and their number appear.
+    """
     if len(labels) != 1:
         word += "s"
     names = ", ".join(str(label) for label in labels[:MOST_LABELS])
@@ -40,5 +63,15 @@ def enumerated(word: str, labels: Sequence[int]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text from the data with everything that a terminal would act on spelled out."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    """Return a text in which characters that are not printable are escape sequences.
+
+    Args:
+        text: from the data, whose control characters a terminal would act on.
+    """
+    escaped = []
+    for character in text:
+        if character.isprintable():
+            escaped.append(character)
+        else:
+            escaped.append(repr(character)[1:-1])  # without the quotes
+    return "".join(escaped)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -11,39 +10,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from securecluster.app.registry import PROTOCOLS, protocol_class
 from securecluster.data import SOURCES, Federation, LabelSwap, Scenario
 from securecluster.data.datasets import default_scenario
 from securecluster.data.scenarios import has_options, scenario
 from securecluster.errors import SecureClusterWarning, UsageError, unknown
 from securecluster.runtime.settings import Settings
 
-PROTOCOLS = {  # module and class
-    "cfl": "cfl:CFL",
-    "flhc": "flhc:FLHC",
-    "srfca": "srfca:SRFCA",
-    "oneshot": "oneshot:OneShot",
-    "nsim": "nsim:NSIM",
-    "ifca": "ifca:IFCA",
-    "local-kmeans": "local_kmeans:LocalKMeans",
-    "random": "random_clusters:RandomClusters",
-    "fedavg": "fedavg:FedAvg",
-    "finetune": "finetune:FineTune",
-    "local": "local:Local",
-}
-
-
-def protocol_class(name: str) -> Any:
-    """Return the class of a protocol by its name."""
-    if name not in PROTOCOLS:
-        raise unknown("protocol", name, PROTOCOLS)
-    module, _, kind = PROTOCOLS[name].partition(":")
-    return getattr(importlib.import_module(f"securecluster.protocols.{module}"), kind)
-
-
 DEFAULT_CLIENTS = 20
-# by data and scenario: five, three and two (Ali & Arafa 2024)
+# by data and scenario; tasks of five, three and two clients (Ali & Arafa 2024)
 CLIENTS = {("fashion_mnist", "tasks"): 10}
 SAMPLES = {"ag_news": 300}  # all 6,220 windows a client are for a GPU
+# a word with an underscore, outside of quotes, paths, options and keyword arguments
+FIELD_NAME = r"(?<![\w'\"./=-])[a-z]+\d*(?:_[a-z\d]+)+(?![\w'\"/(=]|\.\w)"
 # fields of `Simulation` that are about a file of one's own, and those that deal a known data set
 FILE_OPTIONS = (
     "client_column", "label_column", "truth_column", "feature_columns", "drop_columns",
@@ -98,10 +77,10 @@ class Simulation:
     """of every random draw, keys included"""
 
     def check(self) -> None:
-        """Refuse unknown names, and options that do not go together, without reading data.
+        """Check names, and that options go together, without reading data.
 
         Raises:
-            UsageError: the first of them.
+            UsageError: an unknown name, or options that do not go together.
         """
         if self.own:
             self._check_own()
@@ -117,56 +96,86 @@ class Simulation:
         """Return whether the data is a user's own file and not a known set."""
         if self.data in SOURCES:
             return False
-        return Path(self.data).exists() or "/" in self.data or self.data.endswith(".parquet")
+        # what only looks like a path is refused as one, and not as a misspelt data set
+        looks_like_path = "/" in self.data or self.data.endswith(".parquet")
+        return looks_like_path or Path(self.data).exists()
 
     def made_for(self, scenarios: Iterable[str | None]) -> Simulation:
         """Return these options with the scenario that all protocols are made for.
 
         The scenario and the numbers of clients and samples that go with it are filled in where the
-        user leaves them open. Data that have clients or topics of their own keep these, and an
-        option that the scenario does not have (--clusters, say) asks for the data set's default.
+        user leaves them open.
+
+        Args:
+            scenarios: of the protocols; None for one that is made for no particular scenario.
         """
         if self.own:
             return self
-        named = self.scenario
-        agreed = set(scenarios)
-        if named is None and len(agreed) == 1 and default_scenario(self.data) == LabelSwap.name:
-            (name,) = agreed
-            if name and has_options(name, self._given()):
-                named = name
-        clients, samples = self.clients, self.samples
+        name = self.scenario
+        if name is None:
+            name = self._shared_scenario(set(scenarios))
+        clients = self.clients
         if clients is None:
-            clients = CLIENTS.get((self.data, named or ""))
+            clients = CLIENTS.get((self.data, name or ""))
+        samples = self.samples
         if samples is None:
             samples = SAMPLES.get(self.data)
-        return replace(self, scenario=named, clients=clients, samples=samples)
+        return replace(self, scenario=name, clients=clients, samples=samples)
+
+    def _shared_scenario(self, scenarios: set[str | None]) -> str | None:
+        """Return the scenario that all protocols are made for; None for the data set's default.
+
+        Args:
+            scenarios: of the protocols.
+        """
+        if len(scenarios) != 1:
+            return None
+        # data that have clients or topics of their own keep these
+        if default_scenario(self.data) != LabelSwap.name:
+            return None
+        (name,) = scenarios
+        # an option that the scenario does not have (--clusters, say) asks for the default
+        if not name or not has_options(name, self._given()):
+            return None
+        return name
 
     def located(self) -> Simulation:
-        """Return these options with an absolute path, for a run that another folder resumes."""
+        """Return these options with an absolute path, so that a run resumes from any folder."""
         if not self.own:
             return self
         return replace(self, data=str(Path(self.data).resolve()))
 
     @classmethod
     def of(cls, federation: Federation) -> Simulation | None:
-        """Return the options that make a federation again; None where no options do."""
+        """Return the options that make a federation again; None where no options do.
+
+        Args:
+            federation: of a run from Python.
+        """
         if federation.recipe is None:
-            return None
+            return None  # made from arrays
         recipe = dict(federation.recipe)
         if "path" in recipe:
             for name in ("feature_columns", "drop_columns"):
                 recipe[name] = recipe[name] and tuple(recipe[name])
             return cls(data=recipe.pop("path"), **recipe)
-        kind = recipe.pop("scenario")
+        dealt = recipe.pop("scenario")
         try:
-            options = cls(**recipe, scenario=str(kind), **_scenario_options(kind))
-            same = options._scenario() == kind
+            options = cls(**recipe, scenario=str(dealt), **_scenario_options(dealt))
+            rebuilt = options._scenario()
         except (UsageError, TypeError):
             return None  # the command line has no name or options for this scenario
-        return options if same else None
+        # options may also mean another scenario of this name
+        if rebuilt != dealt:
+            return None
+        return options
 
     def federation(self) -> Federation:
-        """Deal the data, or read the file."""
+        """Return the clients with their data: a known set that is dealt out, or the user's file.
+
+        Raises:
+            UsageError: data that cannot be read, or dealt out like this.
+        """
         if self.own and self.client_column and self.label_column:
             return Federation.from_parquet(
                 self.data,
@@ -177,7 +186,9 @@ class Simulation:
                 drop_columns=self.drop_columns or (),
                 seed=self.seed,
             )
-        clients = DEFAULT_CLIENTS if self.clients is None else self.clients
+        clients = self.clients
+        if clients is None:
+            clients = DEFAULT_CLIENTS
         return Federation.simulate(
             self.data,
             scenario=self._scenario(),
@@ -187,21 +198,32 @@ class Simulation:
         )
 
     def noted_federation(self, note: Callable[[str], None] = lambda text: None) -> Federation:
-        """Return `federation()`, whose warnings go to `note` as sentences that name options."""
+        """Return `federation()`, with its warnings sent to a callback.
+
+        Args:
+            note: called with each warning of this package, a sentence that names options as they
+                are typed; without it these warnings are dropped. Other warnings stay warnings.
+        """
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", SecureClusterWarning)
             federation = self.federation()
-        for each in caught:
-            if issubclass(each.category, SecureClusterWarning):
-                note(as_typed(str(each.message)))
+        for warning in caught:
+            if issubclass(warning.category, SecureClusterWarning):
+                note(as_typed(str(warning.message)))
             else:
-                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+                warnings.warn_explicit(
+                    warning.message,
+                    warning.category,
+                    warning.filename,
+                    warning.lineno,
+                )
         return federation
 
     def columns(self, federation: Federation) -> str | None:
-        """Return one line on what the columns of a user's own file are.
+        """Return one line on the roles of a file's columns; None for a known data set.
 
-        Return None for a known data set.
+        Args:
+            federation: the clients of the user's own file.
         """
         if not self.own or federation.feature_names is None:
             return None
@@ -212,41 +234,50 @@ class Simulation:
             "label": self.label_column,
             "true cluster": self.truth_column,
         }
-        said = [f"{role}: {column}" for role, column in roles.items() if column is not None]
+        phrases = []
+        for role, column in roles.items():
+            if column is not None:
+                phrases.append(f"{role}: {column}")
         names = federation.feature_names
-        return f"features ({len(names)}): {listed(names, 12)}; {', '.join(said)}"
+        features = f"features ({len(names)}): {listed(names, 12)}"
+        return f"{features}; {', '.join(phrases)}"
 
     def _given(self) -> dict[str, Any]:
         """Return the scenario's own options that were given, by the names of its fields."""
-        sizes = None if self.task_sizes is None else tuple(self.task_sizes)
+        sizes = None
+        if self.task_sizes is not None:
+            sizes = tuple(self.task_sizes)  # a list, where config.json was read
         options = {
             "clusters": self.clusters,
             "alpha": self.alpha,
             "labels": self.labels_per_client,
             "minority": self.minority,
             "sizes": sizes,
-            "overlap": self.overlap or None,
+            "overlap": self.overlap or None,  # False is the default of every scenario
         }
         return {name: value for name, value in options.items() if value is not None}
 
     def _scenario(self) -> Scenario | None:
-        if self.scenario is None and not self._given():
-            return None  # the data set's own
-        return scenario(self.scenario or default_scenario(self.data), **self._given())
+        """Return the scenario that the options name; None for the data set's own."""
+        options = self._given()
+        if self.scenario is None and not options:
+            return None
+        return scenario(self.scenario or default_scenario(self.data), **options)
 
     def _check_named(self) -> None:
+        """Raise UsageError for an unknown data set, options of files, or a wrong scenario."""
         if self.data not in SOURCES:
             raise unknown("data", self.data, SOURCES)
         for name in FILE_OPTIONS:
             if getattr(self, name) is not None:
-                option = f"--{name.replace('_', '-')}"
                 raise UsageError(
-                    f"{option} belongs to a parquet file of your own (--data FILE), not to "
+                    f"{_option(name)} belongs to a parquet file of your own (--data FILE), not to "
                     f"{self.data}: leave it out"
                 )
-        self._scenario()
+        self._scenario()  # refuses options that do not go together
 
     def _check_own(self) -> None:
+        """Raise UsageError for a missing file, missing columns, or options of known data sets."""
         if not Path(self.data).exists():
             raise UsageError(
                 f"{self.data} does not exist: give a parquet file or a folder of them, or one of "
@@ -261,29 +292,39 @@ class Simulation:
         for name in DEALING_OPTIONS:
             if getattr(self, name) != getattr(default, name):
                 raise UsageError(
-                    f"--{name.replace('_', '-')} deals out a known data set, and the clients of "
+                    f"{_option(name)} deals out a known data set, and the clients of "
                     f"{self.data} are given: leave it out"
                 )
 
 
-def _scenario_options(kind: Scenario) -> dict[str, Any]:
-    """Return what a scenario's parts have set, by the names of the options for it.
+def _option(field_name: str) -> str:
+    """Return a field's name as it is typed on the command line."""
+    return f"--{field_name.replace('_', '-')}"
+
+
+def _scenario_options(scenario: Scenario) -> dict[str, Any]:
+    """Return the options that make a scenario, by their names on the command line.
 
     Fields at their defaults are left out.
+
+    Args:
+        scenario: a partitioner and transforms.
     """
+    # options whose names differ from the scenarios' fields
     names = {"labels": "labels_per_client", "sizes": "task_sizes"}
     options: dict[str, Any] = {}
-    for part in kind.parts:
-        for each in fields(part):  # type: ignore[arg-type]
-            value = getattr(part, each.name)
-            if value != each.default:
-                options[names.get(each.name, each.name)] = value
+    for component in scenario.parts:
+        for option in fields(component):  # type: ignore[arg-type]
+            value = getattr(component, option.name)
+            if value != option.default:
+                name = names.get(option.name, option.name)
+                options[name] = value
     return options
 
 
 @dataclass(frozen=True)
 class Output:
-    """What is written and printed."""
+    """Files and printed output."""
 
     out: Path | None = None
     """run folder; None is a new one under runs/"""
@@ -299,51 +340,60 @@ def _automatic() -> Settings:
 
 
 def as_typed(text: str) -> str:
-    """Return a sentence in which options go by their names on the command line.
+    """Return a sentence in which options have their names on the command line.
 
-    Python's sentences name fields (pre_rounds), and users of the command line know options
+    Sentences of the Python API name fields (pre_rounds), and users of the command line know options
     (--pre-rounds). Words in quotes, in paths and before "=" without a space are left as they are.
+
+    Args:
+        text: the sentence of an error or a warning.
     """
-    return re.sub(r"(?<![\w'\"./=-])[a-z]+\d*(?:_[a-z\d]+)+(?![\w'\"/(=]|\.\w)", _option, text)
+    return re.sub(FIELD_NAME, _typed_option, text)
 
 
-def _option(found: re.Match[str]) -> str:
-    name = found.group()
-    return f"--{name.replace('_', '-')}" if name in _option_names() else name
+def _typed_option(match: re.Match[str]) -> str:
+    name = match.group()
+    # other words with underscores are names of data sets and columns
+    if name not in _option_names():
+        return name
+    return _option(name)
 
 
 @cache
 def _option_names() -> frozenset[str]:
     """Return the fields of all options."""
-    protocols = [protocol_class(name) for name in PROTOCOLS]
     names: set[str] = set()
-    for kind in (Simulation, Settings, Output, *protocols):
-        names.update(each.name for each in fields(kind))
+    classes: list[Any] = [Simulation, Settings, Output]
+    classes += [protocol_class(name) for name in PROTOCOLS]
+    for options in classes:
+        names.update(option.name for option in fields(options))
     return frozenset(names)
 
 
 def options_class(protocol: type) -> type:
-    """Return one flat dataclass of all options of `run PROTOCOL`."""
+    """Return one flat dataclass of all options of `run PROTOCOL`.
+
+    Args:
+        protocol: its class.
+    """
     return flat_class("protocol", protocol)
 
 
-def flat_class(name: str, kind: type) -> type:
-    """Return one flat dataclass of the options of `kind` and of those that every run takes.
+def flat_class(name: str, command_options: type) -> type:
+    """Return one flat dataclass of a command's own options and of those that every run takes.
 
-    The options of `kind` are called `name`.
+    Args:
+        name: of the field with the command's own options.
+        command_options: class of these options, a dataclass.
     """
     import tyro
 
+    # without prefixes: --rounds, and not --protocol.rounds
     flat: Any = tyro.conf.OmitArgPrefixes
-    # of each part its class, and what makes its default
-    parts: dict[str, tuple[Any, Any]] = {
-        name: (kind, kind),
-        "simulation": (Simulation, Simulation),
-        "settings": (Settings, _automatic),
-        "output": (Output, Output),
-    }
     options = [
-        (part, flat[part_class], field(default_factory=make))
-        for part, (part_class, make) in parts.items()
+        (name, flat[command_options], field(default_factory=command_options)),
+        ("simulation", flat[Simulation], field(default_factory=Simulation)),
+        ("settings", flat[Settings], field(default_factory=_automatic)),
+        ("output", flat[Output], field(default_factory=Output)),
     ]
     return make_dataclass("Options", options)

@@ -24,21 +24,22 @@ from securecluster.privacy.dp.ledger import Price, Row
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.serialization import CLIENTS
 
+# sentences of `not_covered` and `assumed`, which state the limits of the guarantee
 KEYS = (
     "keys of the key agreement are signed only where nodes have a roster: without one, or with "
-    "identities that follow from a seed that the server knows, as in a simulation, it can name "
-    "itself a peer and read the mask seed, or play leader and set it"
+    "identities that follow from a seed that the server knows, as in a simulation, the server can "
+    "pose as a peer and read the mask seed, or pose as the leader and choose it"
 )
 NETWORK = "timing, message sizes, who takes part and who drops out are visible to the network"
 OBSERVED = "the observer's metrics and agreement lie outside the protocol and outside epsilon"
 EXACT = (
-    "what leaves without noise is not differentially private: epsilon is infinite (null) as soon "
-    "as anything does"
+    "releases without noise are not differentially private: epsilon is infinite (null) as soon as "
+    "there is one"
 )
 SUMS = (
-    "the sums of clipped gradients that DP-SGD adds noise to are rounded as they are made: beyond "
-    "some ten thousand samples in a batch that may exceed what the clip leaves for it "
-    "(benchmarks.grid_noise)"
+    "the sums of clipped gradients that DP-SGD adds noise to are rounded as they are computed: "
+    "beyond some ten thousand samples in a batch the rounding may exceed the margin that the clip "
+    "leaves for it (benchmarks.grid_noise)"
 )
 NOISED = [
     "choosing the clip, the noise, the number of rounds or any other option by private data is a "
@@ -47,52 +48,63 @@ NOISED = [
     "together (Ledger.union)",
     "a server that asks for more than its protocol does spends more than this: clients keep no "
     "budget of their own",
-    "keys of noise follow from the run's seed in a simulation: whoever knows it takes the noise "
-    "off",
+    "keys of noise follow from the run's seed in a simulation: whoever knows it can remove the "
+    "noise",
     "noise comes from a cipher's stream: epsilon holds against readers with bounded computing "
-    "power, who cannot tell it from random",
+    "power, who cannot distinguish it from random numbers",
 ]
+# by the unit of privacy
 ASSUMED = {
-    "client": "a client's contribution to each release is one clipped row; that it is absent "
-    "counts as a row of zeros",
-    "example": "how many samples each client has is public: one that is absent leaves its place, "
-    "without gradient, loss or features; which are in a batch is drawn for each alone and nobody "
-    "else knows; no sample, and no person's data, are at two clients, so clients compose in "
-    "parallel, and epsilon is the largest of theirs",
+    "client": "a client's contribution to each release is one clipped row, and an absent client's "
+    "a row of zeros",
+    "example": "each client's number of samples is public: an absent sample keeps its position, "
+    "without gradient, loss or features; whether a sample is in a batch is drawn independently of "
+    "the others and known to its client alone; no sample, and no person's data, are at two "
+    "clients, so clients compose in parallel, and epsilon is the largest of theirs",
 }
 ASKED = "who is asked in which round is visible, so no amplification by sampling clients is claimed"
+# who adds the noise, by the option `placement`
 PLACED = {
-    "local": "local: each client adds the noise itself, so the server, too, is held off",
+    "local": "local: each client adds the noise itself, so it protects from the server, too",
     "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates "
-    "without it, and a full transcript holds them so; losses, layers and Gram matrices have their "
-    "clients' own noise",
+    "without noise, and a full transcript contains them like this; losses, layers and Gram "
+    "matrices have noise of their clients",
 }
+# the relation under which ε bounds how much one client, or one example, can change a release
 NEIGHBOURS = {
     "client": "add or remove one client",
     "example": "add or remove one example of one client",
 }
+Section = dict[str, Any]  # `privacy` of result.json
+Config = dict[str, Any]  # the configuration that clients and server agree on
 
 
-def section(fitted: ClusteringProtocol) -> dict[str, Any]:
-    """Return `privacy` of result.json."""
+def section(fitted: ClusteringProtocol) -> Section:
+    """Return `privacy` of result.json.
+
+    Args:
+        fitted: the protocol after the run.
+    """
     config = fitted.kept_.learned.config
     ledger = fitted.ledger_
     rows = ledger.summary()
-    found = disclosures(fitted)
-    noised = any(row.noise_multiplier for row in rows)
+    disclosed = disclosures(fitted)
+    noised = _any_noise(rows)
     price = ledger.price(config["delta"])
     assumed: list[str] = []
     if noised:
         assumed = [ASSUMED[config["dp_unit"]], ASKED, *_public(config)]
+    # where ε is infinite without noise, there is no guarantee that a file could fall outside of
     uncovered_files = [OBSERVED]
     if noised or not math.isinf(price.epsilon):
         uncovered_files = uncovered(fitted)
     return {
-        **_views(fitted, found),
+        **_views(fitted, disclosed),
+        # of simulations: keys follow from the run's seed
         "reproducible_keys": True,
         **_guarantee(fitted, price, rows),
         "releases": [_release_entry(row) for row in rows],
-        "free": free(found, rows),
+        "free": free(disclosed, rows),
         "exact": [f"{method}: {name}" for method, name in ledger.exact()],
         "assumed": assumed,
         "not_covered": _not_covered(fitted, rows),
@@ -100,29 +112,38 @@ def section(fitted: ClusteringProtocol) -> dict[str, Any]:
     }
 
 
-def _views(fitted: ClusteringProtocol, found: Sequence[Disclosure]) -> dict[str, Any]:
+def _any_noise(rows: Sequence[Row]) -> bool:
+    """Return whether any release of a ledger's summary has noise."""
+    return any(row.noise_multiplier for row in rows)
+
+
+def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Section:
     """Return what each party saw, and what the server did not see.
 
     An entry that only some protocols have is left out where it would be empty.
+
+    Args:
+        fitted: the protocol after the run.
+        disclosed: all disclosures of the run.
     """
     info = fitted.mask_info()
 
     def sentences(reader: str) -> list[str]:
-        return [field.sentence(info.shows) for field in found if field.reader == reader]
+        return [field.sentence(info.shows) for field in disclosed if field.reader == reader]
 
-    views: dict[str, Any] = {
+    views: Section = {
         "masks": _masks(fitted.mask, info.padding_bytes),
         "server_view": sentences("server") + fitted.server_view(),
     }
     lps_view = sentences("lps") + fitted.lps_view()
-    client_view = sentences(CLIENT) + fitted.client_view()
     if lps_view:
         views["lps_view"] = lps_view
+    client_view = sentences(CLIENT) + fitted.client_view()
     if client_view:
         views["client_view"] = client_view
-    views["unseen"] = unseen(fitted, found)
-    views["unprotected"] = unprotected(found)
-    views["fields"] = [asdict(field) for field in found]
+    views["unseen"] = unseen(fitted, disclosed)
+    views["unprotected"] = unprotected(disclosed)
+    views["fields"] = [asdict(field) for field in disclosed]
     if fitted.unshared_labels_:
         views["unshared_models"] = {"labels": fitted.unshared_labels_, "file": CLIENTS}
     if fitted.client.clear:
@@ -130,23 +151,30 @@ def _views(fitted: ClusteringProtocol, found: Sequence[Disclosure]) -> dict[str,
     return views
 
 
-def _guarantee(fitted: ClusteringProtocol, price: Price, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return ε with everything that it means nothing without; null stands for infinite."""
+def _guarantee(fitted: ClusteringProtocol, price: Price, rows: Sequence[Row]) -> Section:
+    """Return ε with everything that it has no meaning without; null stands for infinite.
+
+    Args:
+        fitted: the protocol after the run.
+        price: ε of all releases at the configured δ.
+        rows: the ledger's summary.
+    """
     config = fitted.kept_.learned.config
-    ledger = fitted.ledger_
     unit = str(config["dp_unit"])
-    epsilon = epsilon_rdp = epsilon_replace = delta = None
+    # JSON has no infinity
+    epsilon = None
+    epsilon_rdp = None
+    delta = None
     if not math.isinf(price.epsilon):
-        epsilon, epsilon_rdp = price.epsilon, price.rdp
-        delta = config["delta"] if rows else 0.0
-        if ledger.events:
-            replaced = ledger.price(config["delta"], "replace")
-            if replaced is not None and not math.isinf(replaced.epsilon):
-                epsilon_replace = replaced.epsilon
+        epsilon = price.epsilon
+        epsilon_rdp = price.rdp
+        delta = 0.0
+        if rows:
+            delta = config["delta"]
     return {
         "epsilon": epsilon,
         "epsilon_rdp": epsilon_rdp,
-        "epsilon_replace": epsilon_replace,
+        "epsilon_replace": _epsilon_replace(fitted, price),
         "delta": delta,
         "accountant": price.accountant,
         "unit": unit,
@@ -157,49 +185,82 @@ def _guarantee(fitted: ClusteringProtocol, price: Price, rows: Sequence[Row]) ->
     }
 
 
-def _placement(config: dict[str, Any], rows: Sequence[Row]) -> str:
-    """Return in words who adds the noise."""
+def _epsilon_replace(fitted: ClusteringProtocol, price: Price) -> float | None:
+    """Return ε where neighbours differ by a replacement; None where it is infinite or not claimed.
+
+    Args:
+        fitted: the protocol after the run.
+        price: ε of all releases where neighbours differ by an addition or a removal.
+    """
+    ledger = fitted.ledger_
+    if math.isinf(price.epsilon) or not ledger.events:
+        return None
+    delta = fitted.kept_.learned.config["delta"]
+    # no claim is made for sampled batches
+    replaced = ledger.price(delta, "replace")
+    if replaced is None or math.isinf(replaced.epsilon):
+        return None
+    return replaced.epsilon
+
+
+def _placement(config: Config, rows: Sequence[Row]) -> str:
+    """Return in words who adds the noise.
+
+    Args:
+        config: of the run.
+        rows: the ledger's summary.
+    """
     if not rows:
         return "nothing is released"
-    if not any(row.noise_multiplier for row in rows):
+    if not _any_noise(rows):
         return "no noise"
     return PLACED[config["placement"]]
 
 
 def _not_covered(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
-    """Return what the guarantee leaves out, from the mask's own limits to the network's view."""
+    """Return what the guarantee leaves out, from the mask's own limits to the network's view.
+
+    Args:
+        fitted: the protocol after the run.
+        rows: the ledger's summary.
+    """
     config = fitted.kept_.learned.config
     ledger = fitted.ledger_
-    mask_limits = fitted.mask_info().not_covered
+    noised = _any_noise(rows)
     limits = []
+    mask_limits = fitted.mask_info().not_covered
     if mask_limits:
         limits.append(mask_limits)
     limits += fitted.not_covered()
     if ledger.exact() or not rows:
         limits.append(EXACT)
-    noised = any(row.noise_multiplier for row in rows)
     if noised:
         limits += NOISED
     if any(event.mechanism == "dp-sgd" for event in ledger.events):
         limits.append(SUMS)
     if noised:
         limits += _windows(config)
+    # of masks and seals, whose keys clients agree on
     if fitted.with_fitted_params().pipeline(config).keyed:
         limits.append(KEYS)
     limits.append(NETWORK)
     return limits
 
 
-def _public(config: dict[str, Any]) -> list[str]:
-    """Return what of the configuration may come from clients' data, and is taken as public."""
-    kind = config["objective"]["kind"]
+def _public(config: Config) -> list[str]:
+    """Return what the guarantee takes as public although it may come from clients' data.
+
+    Args:
+        config: of the run.
+    """
+    objective = config["objective"]["kind"]
     classes = config["classes"]
-    if kind == "classification":
+    if objective == "classification":
         return [
             f"the number of classes ({classes}) is public: where it was not given it is 1 + the "
             "largest label of any client"
         ]
-    if kind == "language":
+    if objective == "language":
         return [
             f"the vocabulary ({classes} tokens) is public, also where it was counted on all "
             "training texts, as that of ag_news was"
@@ -207,19 +268,23 @@ def _public(config: dict[str, Any]) -> list[str]:
     return []
 
 
-def _windows(config: dict[str, Any]) -> list[str]:
-    """Return what an example is, where examples have positions or tokens in common."""
-    kind = config["objective"]["kind"]
+def _windows(config: Config) -> list[str]:
+    """Return what an example is, where examples have positions or tokens in common.
+
+    Args:
+        config: of the run; `shape` begins with the length of a window.
+    """
+    objective = config["objective"]["kind"]
     length = config["shape"][0]
     if config["dp_unit"] != "example":
         return []
-    if kind == "trajectory":
-        count = length + 1
+    if objective == "trajectory":
+        count = length + 1  # the position that is predicted belongs to the example
         return [
             f"an example is a window of {count} positions: one position may be in {count} "
             "examples, and costs as much as all of them"
         ]
-    if kind == "language":
+    if objective == "language":
         return [
             f"an example is a window of {length} tokens and the tokens that follow, and no "
             "article, speech or person: neighbouring windows share a token, and a text costs as "
@@ -228,8 +293,8 @@ def _windows(config: dict[str, Any]) -> list[str]:
     return []
 
 
-def _release_entry(row: Row) -> dict[str, Any]:
-    """Return one release of the ledger's summary as result.json has it."""
+def _release_entry(row: Row) -> Section:
+    """Return a row of the ledger's summary as an entry of `releases`."""
     return {
         "method": row.method,
         "field": row.field,
@@ -240,11 +305,11 @@ def _release_entry(row: Row) -> dict[str, Any]:
     }
 
 
-def _masks(name: str, padding_bytes: int) -> list[dict[str, Any]]:
+def _masks(name: str, padding_bytes: int) -> list[Section]:
     """Return the masks of a run.
 
     Args:
-        name: the run's mask; "none" is no mask.
+        name: of the run's mask; "none" is no mask.
         padding_bytes: bytes that the mask adds to every update and every average.
     """
     if name == "none":
@@ -252,14 +317,20 @@ def _masks(name: str, padding_bytes: int) -> list[dict[str, Any]]:
     mask = {
         "kind": name,
         "fresh": "each call",
+        # a mask gives no differential privacy
         "is": "obfuscation",
         "padding_bytes": padding_bytes,
     }
     return [mask]
 
 
-def show(console: Any, privacy: dict[str, Any]) -> None:
-    """Print the privacy section as a table."""
+def show(console: Any, privacy: Section) -> None:
+    """Print the privacy section as a table.
+
+    Args:
+        console: rich's.
+        privacy: `privacy` of result.json.
+    """
     from rich.table import Table
 
     table = Table(title="what the server saw, and what it did not", show_header=False)
@@ -288,51 +359,73 @@ def show(console: Any, privacy: dict[str, Any]) -> None:
     console.print(table)
 
 
-def _paddings(masks: Sequence[dict[str, Any]]) -> list[str]:
+def _paddings(masks: Sequence[Section]) -> list[str]:
     """Return a sentence for each mask that makes updates longer."""
-    return [
-        f"the {mask['kind']} adds {mask['padding_bytes']:,} bytes to every update and every average"
-        for mask in masks
-        if mask.get("padding_bytes")
-    ]
+    sentences = []
+    for mask in masks:
+        padding = mask.get("padding_bytes")
+        if padding:
+            sentences.append(
+                f"the {mask['kind']} adds {padding:,} bytes to every update and every average"
+            )
+    return sentences
 
 
-def _epsilon(privacy: dict[str, Any]) -> str:
-    """Return ε in words, with all that it means nothing without."""
-    about = f"({privacy['placement']}; {privacy['neighbouring']})"
-    if privacy["epsilon"] is None:
+def _epsilon(privacy: Section) -> str:
+    """Return ε in words, with everything that it has no meaning without.
+
+    Args:
+        privacy: `privacy` of result.json.
+    """
+    meaning = f"({privacy['placement']}; {privacy['neighbouring']})"
+    epsilon = privacy["epsilon"]
+    if epsilon is None:
         if not _noised(privacy):
-            return f"infinite {about}"
-        return f"infinite {about}: without noise went {', '.join(privacy['exact'])}"
+            return f"infinite {meaning}"
+        exact = ", ".join(privacy["exact"])
+        return f"infinite {meaning}: without noise went {exact}"
     if not privacy.get("delta"):
-        return f"0 {about}"
+        return f"0 {meaning}"
     bounds = f"{privacy['accountant']}; Rényi bound {privacy['epsilon_rdp']:.4g}"
-    if privacy["epsilon_replace"] is not None:
-        bounds += f"; replacing instead {privacy['epsilon_replace']:.4g}"
-    return f"{privacy['epsilon']:.4g} at δ = {privacy['delta']:g} {about}; {bounds}"
+    replaced = privacy["epsilon_replace"]
+    if replaced is not None:
+        bounds += f"; replacing instead {replaced:.4g}"
+    delta = f"{privacy['delta']:g}"
+    return f"{epsilon:.4g} at δ = {delta} {meaning}; {bounds}"
 
 
-def _noised(privacy: dict[str, Any]) -> bool:
+def _noised(privacy: Section) -> bool:
     return any(row["noise_multiplier"] for row in privacy.get("releases", ()))
 
 
-def _priced_releases(rows: Iterable[dict[str, Any]]) -> str:
-    """Return the releases that ε is made of, in words."""
-    return "; ".join(_release_text(row) for row in rows if row["mechanism"] != "free")
+def _priced_releases(rows: Iterable[Section]) -> str:
+    """Return the releases that ε is made of, in words.
+
+    Args:
+        rows: `releases` of the privacy section.
+    """
+    texts = [_release_text(row) for row in rows if row["mechanism"] != "free"]
+    return "; ".join(texts)
 
 
-def _release_text(row: dict[str, Any]) -> str:
-    field = row["field"] or "training"
-    name = f"{field} of {row['method']}, {times(row['times'])}"
-    if not row["noise_multiplier"]:
+def _release_text(row: Section) -> str:
+    field = row["field"] or "training"  # the noise of DP-SGD is in no field of a reply
+    count = times(row["times"])
+    name = f"{field} of {row['method']}, {count}"
+    multiplier = row["noise_multiplier"]
+    if not multiplier:
         return f"{name}, exact"
-    return f"{name}, z = {row['noise_multiplier']:.4g}"
+    return f"{name}, z = {multiplier:.4g}"
 
 
-def _unshared(models: dict[str, Any]) -> str:
-    """Say which clusters have no shared model, and where their clients' own models are."""
+def _unshared(models: Section) -> str:
+    """Return which clusters have no shared model, and where their clients' own models are.
+
+    Args:
+        models: `unshared_models` of the privacy section.
+    """
+    clusters = enumerated("cluster", models["labels"])
     return (
-        f"{enumerated('cluster', models['labels'])}: all that their clients hold was trained "
-        f"alone, without noise; it is in {models['file']}, for its owner alone, and epsilon does "
-        "not cover it"
+        f"{clusters}: all that their clients hold was trained alone, without noise; it is in "
+        f"{models['file']}, for its owner alone, and epsilon does not cover it"
     )

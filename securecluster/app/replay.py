@@ -13,7 +13,7 @@ from securecluster.app.run_folder import CONFIG, RESULT, TRANSCRIPT, RunPlan, fi
 from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import pack, structured
 from securecluster.errors import ReplayError, RunFolderError
-from securecluster.messaging.transcript import Transcript, entry_of
+from securecluster.messaging.transcript import INDEX, Transcript, entry_of
 from securecluster.privacy.dp.ledger import Event, Release
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.serialization import read_kept
@@ -24,9 +24,9 @@ class Replayed:
     """Counts of a replay.
 
     Args:
-        calls: how many calls it made again.
-        unused: releases of single clients that the ledger has beside those, to a server that was
-            killed before it used them. They are priced.
+        calls: calls that the server made again.
+        unused: releases of single clients that the ledger has beside those of these calls. They
+            were sent to a server that was killed before it used them, and ε counts them.
     """
 
     calls: int
@@ -36,14 +36,19 @@ class Replayed:
 def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
     """Replay a finished run folder.
 
-    Every file must be what the run wrote; the index must say what the frames are; the server must
-    make the same requests and end in the same state; and the result's labels, bytes and privacy
-    must follow from these. Metrics and the history are the observer's, and cannot be replayed. The
-    ledger must have every release of these calls. It may have more, which went to a server that was
-    killed and have no frames any more.
+    Every file must be what the run wrote, and the index must agree with the frames. The server must
+    make the same requests and end in the same state, from which the result's labels, bytes and
+    privacy must follow. The ledger must have every release of these calls; it may have more, which
+    were sent to a server that was killed, and whose frames are gone. Metrics and the history are
+    the observer's, and cannot be replayed.
+
+    Args:
+        plan: of the run.
+        config: content of config.json.
+        folder: of the run.
 
     Raises:
-        ReplayError: the server asks for something else, or ends elsewhere, than it did in the run.
+        ReplayError: the server makes other requests, or ends in another state, than in the run.
         RunFolderError: the folder cannot be replayed, or a file is missing or damaged.
     """
     if plan.settings.transcript != "full" or not finished(folder):
@@ -51,30 +56,42 @@ def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
             f"{folder} cannot be replayed: that takes a finished run with --transcript full"
         )
     result = result_of(folder)
-    kept = read_kept(folder)
+    recorded = read_kept(folder)
     settings = plan.settings
-    agreed = kept.learned.config
-    if agreed != config["network"]:
+    agreed_config = recorded.learned.config
+    if agreed_config != config["network"]:
         raise ReplayError(
             f"{folder / CONFIG} differs from the configuration that clients and server agreed on"
         )
     transcript = Transcript.open(
-        settings.transcript, folder / TRANSCRIPT, plan.protocol.message_types, config["clients"]
+        settings.transcript,
+        folder / TRANSCRIPT,
+        plan.protocol.message_types,
+        config["clients"],
     )
     _check_index(folder / TRANSCRIPT, transcript)
-    state, network = plan.protocol.replayed(transcript, agreed, settings.threads, settings.device)
-    if pack(state) != kept.server:
+
+    # threads and device of the run: others round sums differently
+    state, network = plan.protocol.replayed(
+        transcript,
+        agreed_config,
+        settings.threads,
+        settings.device,
+    )
+    if pack(state) != recorded.server:
         raise ReplayError(
             f"{folder}: the server's final state differs from the recorded one: it used something "
             "that no message brought it"
         )
+
     ledger_file = folder / "ledger.jsonl"
-    recorded = _recorded_events(ledger_file)
-    unused = _check_ledger(ledger_file, recorded, network.ledger.events)
-    network.ledger.events = recorded
-    # these are public, and no message brings them
-    network.ledger.samples = kept.learned.network.ledger.samples
-    network.ledger.names = kept.learned.network.ledger.names
+    events = _recorded_events(ledger_file)
+    unused = _check_ledger(ledger_file, events, network.ledger.events)
+    # ε counts unused releases too, so the result's privacy follows from all recorded events
+    network.ledger.events = events
+    # these are public, and no message carries them
+    network.ledger.samples = recorded.learned.network.ledger.samples
+    network.ledger.names = recorded.learned.network.ledger.names
     fitted = plan.protocol.restore_from(folder)
     fitted.ledger_ = network.ledger
     _check_result(folder / RESULT, result, fitted, state, transcript)
@@ -82,37 +99,58 @@ def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
 
 
 def _check_index(folder: Path, transcript: Transcript) -> None:
-    """Raise where the index and the frames differ, or frames lie there that it does not list."""
+    """Check that the index of a transcript agrees with its frames.
+
+    Args:
+        folder: of the transcript.
+        transcript: opened on this folder.
+
+    Raises:
+        RunFolderError: a file of frames that the index does not list.
+        ReplayError: a line of the index that differs from the frames of its call.
+    """
     for path in transcript.surplus():
         raise RunFolderError(
             f"{path} belongs to no call that the index lists: one of the two is not the run's"
         )
     for position, entry in enumerate(transcript.entries):
-        if entry_of(*transcript.content(position)) != entry:
+        content = transcript.content(position)
+        if entry_of(*content) != entry:
             raise ReplayError(
-                f"line {position + 1} of {folder / 'index.jsonl'} differs from the frames of that "
-                "call"
+                f"line {position + 1} of {folder / INDEX} differs from the frames of that call"
             )
 
 
 def _recorded_events(path: Path) -> list[Event]:
-    """Return the events of a ledger's file.
+    """Return the events of a ledger's file, which a run without releases does not have.
 
     Raises:
         RunFolderError: it does not parse.
     """
-    data = atomic_files.read(path) if path.is_file() else b""
-    return manifest.read_lines(path, data, lambda line: structured(json.loads(line), Event))
+    data = b""
+    if path.is_file():
+        data = atomic_files.read(path)
+
+    def decode(line: str) -> Event:
+        return structured(json.loads(line), Event)
+
+    return manifest.read_lines(path, data, decode)
 
 
 def _check_ledger(path: Path, recorded: list[Event], replayed: list[Event]) -> int:
-    """Return how many releases a ledger's file has beside those of the replay.
+    """Check that a ledger has every release of the replay, and return how many more it has.
+
+    Args:
+        path: of the ledger's file.
+        recorded: its events.
+        replayed: the events of the replay.
 
     Raises:
-        ReplayError: it lacks a release, or says anything else of it.
+        ReplayError: the ledger lacks a release, or records another one in its place.
     """
     if recorded == replayed:
         return 0
+    # by client: a call that was made again after a kill may have had other clients
     counts: Counter[Release] = Counter()
     for event in recorded:
         counts.update(event.releases())
@@ -130,18 +168,32 @@ def _check_result(
     state: Any,
     transcript: Transcript,
 ) -> None:
-    """Raise where result.json has other labels, bytes or privacy than follow from the replay."""
+    """Check that the labels, bytes and privacy of result.json follow from the replay.
+
+    Args:
+        path: of result.json.
+        result: its content.
+        fitted: the protocol, with the replayed ledger.
+        state: the server's final state.
+        transcript: of the run.
+
+    Raises:
+        ReplayError: an entry differs.
+    """
     labels = [int(label) for label in state.labels]
-    names = list(fitted.kept_.learned.names)
+    learned = fitted.kept_.learned
+    names = list(learned.names)
+    # through JSON, as the file was written: tuples become lists
+    privacy = json.loads(json.dumps(privacy_report.section(fitted)))
     replayed = {
         "protocol": fitted.name,
         "names": names,
         "clients": len(names),
         "labels": labels,
         "clusters": len(set(labels)),
-        "seed": fitted.kept_.learned.config["seed"],
+        "seed": learned.config["seed"],
         "bytes": transcript.totals(),
-        "privacy": json.loads(json.dumps(privacy_report.section(fitted))),
+        "privacy": privacy,
     }
     for name, value in replayed.items():
         if result.get(name) != value:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +18,33 @@ from securecluster.protocols.common.base import ClusteringProtocol
 
 MOST_CLUSTERS = 12  # rows of the closing table, and sizes or clients in a line
 MOST_NAMES = 20  # clients or true clusters in a cell
-MOST_RATIOS, MOST_SPLITS = 8, 4  # in the line of a round
+MOST_RATIOS = 8  # split tests in the line of a round
+MOST_SPLITS = 4  # splits in the line of a round
+NO_AGREEMENT = {"ari": None, "nmi": None, "purity": None, "exact": None}
+Content = dict[str, Any]
+Line = dict[str, Any]
 
 
 def result(
     plan: RunPlan, federation: Federation, fitted: ClusteringProtocol, state: Any
-) -> dict[str, Any]:
+) -> Content:
     """Return the content of result.json.
 
     Args:
-        plan: what was run.
+        plan: of the run.
         federation: the clients and their data.
         fitted: the protocol after the run.
-        state: the server's final state. From its parameter tree, where it has one, come each
-            cluster's leaf (`leaves`) and the node whose model it was handed in the end, with the
-            validation losses that decided (`fallback`).
+        state: the server's final state. Its parameter tree, where it has one, gives each
+            cluster's leaf (`leaves`), and the node whose model each cluster has at the end with
+            the validation losses that decided it (`fallback`).
     """
-    labels = [int(c) for c in fitted.labels_]
-    truth = None if federation.truth is None else list(federation.truth)
-    dropped = {federation.names[i]: rounds for i, rounds in fitted.dropped_.items()}
+    labels = [int(label) for label in fitted.labels_]
+    truth = None
+    if federation.truth is not None:
+        truth = list(federation.truth)
+    dropped = {}
+    for client, rounds in fitted.dropped_.items():
+        dropped[federation.names[client]] = rounds
     return {
         "schema": SCHEMA,
         "protocol": fitted.name,
@@ -67,36 +74,59 @@ def result(
 
 
 def _metrics(
-    plan: RunPlan, federation: Federation, fitted: ClusteringProtocol, labels: list[int]
-) -> dict[str, Any]:
-    """Return agreement with the true clusters, and the metric on test samples."""
-    unknown = {"ari": None, "nmi": None, "purity": None, "exact": None}
+    plan: RunPlan,
+    federation: Federation,
+    fitted: ClusteringProtocol,
+    labels: list[int],
+) -> Content:
+    """Return agreement with the true clusters, and the metric on test samples.
+
+    Args:
+        plan: of the run.
+        federation: the clients and their data.
+        fitted: the protocol after the run.
+        labels: each client's cluster, (m,).
+    """
     at_target = None
+    # a target is a score to reach; losses and errors have none
     if federation.objective.higher:
         at_target = share_at(fitted.scores_, plan.settings.target)
     return {
-        **(fitted.agreement_ or unknown),
+        **(fitted.agreement_ or NO_AGREEMENT),
         fitted.metric_: _scores(fitted, labels),
         "at_target": at_target,
     }
 
 
-def _nodes(state: Any, clusters: int) -> dict[str, Any]:
-    """Return what result.json has of a parameter tree; nothing where there is none."""
+def _nodes(state: Any, cluster_count: int) -> Content:
+    """Return the entries of result.json for a parameter tree; nothing where there is none.
+
+    Args:
+        state: the server's final state.
+        cluster_count: number of clusters.
+    """
+    entries: Content = {}
     tree = getattr(state, "tree", None)
-    handed = getattr(state, "fallback_models", None)
-    entries: dict[str, Any] = {}
     if tree is not None:
-        entries["leaves"] = [tree.leaf(c) for c in range(clusters)]
-    if handed is not None:
-        entries["fallback"] = {"nodes": handed.nodes, "losses": handed.losses}
+        entries["leaves"] = [tree.leaf(cluster) for cluster in range(cluster_count)]
+    models = getattr(state, "fallback_models", None)
+    if models is not None:
+        entries["fallback"] = {"nodes": models.nodes, "losses": models.losses}
     return entries
 
 
-def _scores(fitted: ClusteringProtocol, labels: list[int]) -> dict[str, Any]:
-    """Return the metric before the first clusters, at the end, and in each cluster at the end."""
+def _scores(fitted: ClusteringProtocol, labels: list[int]) -> Content:
+    """Return the metric before the first clusters, at the end, and in each cluster at the end.
+
+    Args:
+        fitted: the protocol after the run.
+        labels: each client's cluster, (m,).
+    """
     cluster_of = np.asarray(labels)
-    per_cluster = [mean(fitted.scores_[cluster_of == c]) for c in range(max(labels) + 1)]
+    per_cluster = []
+    for cluster in range(max(labels) + 1):
+        members = cluster_of == cluster
+        per_cluster.append(mean(fitted.scores_[members]))
     return {
         "before": _score_before_clusters(fitted),
         "after": mean(fitted.scores_),
@@ -105,126 +135,194 @@ def _scores(fitted: ClusteringProtocol, labels: list[int]) -> dict[str, Any]:
 
 
 def _score_before_clusters(fitted: ClusteringProtocol) -> Any:
-    """Return the metric in the round of the first split, else in the last round of one model."""
+    """Return the metric of the last model that all clients shared; None where there is none.
+
+    That is the metric in the round of the first split, else in the last round of one cluster.
+    """
     metric = fitted.metric_
     for line in fitted.history_:
         if line.get("splits"):
             if line[metric] is not None:
                 return line[metric]
             break  # that round was not evaluated
-    shared = list(takewhile(lambda line: line["clusters"] == 1, fitted.history_))
-    return shared[-1][metric] if shared else None
+    before = None
+    for line in fitted.history_:
+        if line["clusters"] != 1:
+            break
+        before = line[metric]
+    return before
 
 
-def line_text(line: dict[str, Any], total: int) -> str:
-    """Return one round as one printed line."""
-    parts = [f"round {line['round']:>3}/{total}", f"clusters {line['clusters']}"]
+def line_text(line: Line, total_rounds: int) -> str:
+    """Return one round as one printed line.
+
+    Args:
+        line: of history.jsonl.
+        total_rounds: the number of rounds of the run.
+    """
+    phrases = [f"round {line['round']:>3}/{total_rounds}"]
+    phrases.append(f"clusters {line['clusters']}")
+    # a line has the metric of its data only, and none in rounds without evaluation
     for metric in METRICS:
         if line.get(metric) is not None:
-            parts.append(f"{metric} {shown(line[metric], metric)}")
+            value = shown(line[metric], metric)
+            phrases.append(f"{metric} {value}")
     if "ari" in line:
-        parts.append(f"ARI {line['ari']:.2f}")
-    split_tests = line.get("split_tests")
-    if split_tests:
-        ratios = [_norm_ratio(test) for test in split_tests]
-        parts.append("‖mean‖/max " + " ".join(_first(ratios, MOST_RATIOS)))
-    parts.append(f"up {megabytes(line['up'])} down {megabytes(line['down'])}")
-    splits = [_split_text(one, two) for _, one, two in line.get("splits", [])]
-    parts += _first(splits, MOST_SPLITS)
+        phrases.append(f"ARI {line['ari']:.2f}")
+    if line.get("split_tests"):
+        phrases.append(_norm_ratios(line["split_tests"]))
+    up = megabytes(line["up"])
+    down = megabytes(line["down"])
+    phrases.append(f"up {up} down {down}")
+    phrases += _split_texts(line.get("splits", []))
     if line.get("clustered"):
-        parts.append(f"[bold]clustered into {_sizes(line['clustered'])}[/bold]")
+        phrases.append(f"[bold]clustered into {_sizes(line['clustered'])}[/bold]")
     if "lambda" in line:
-        parts.append(_threshold_text(line))
-    return "  ".join(parts)
+        phrases.append(_threshold_text(line))
+    return "  ".join(phrases)
 
 
-def _norm_ratio(test: dict[str, Any]) -> str:
-    """Return the norm of a cluster's mean update over the largest norm of its updates."""
-    if not test["max_norm"]:
-        return "0.00"
-    return f"{test['mean_norm'] / test['max_norm']:.2f}"
+def _norm_ratios(split_tests: list[Content]) -> str:
+    """Return for each cluster ‖mean update‖ / max ‖update‖, the ratio that CFL's test compares.
+
+    Args:
+        split_tests: of the clusters that were tested in one round.
+    """
+    ratios = []
+    for test in split_tests:
+        ratio = 0.0
+        # a largest norm of 0 leaves no ratio
+        if test["max_norm"]:
+            ratio = test["mean_norm"] / test["max_norm"]
+        ratios.append(f"{ratio:.2f}")
+    return "‖mean‖/max " + " ".join(_first(ratios, MOST_RATIOS))
 
 
-def _split_text(one: Sequence[int], two: Sequence[int]) -> str:
-    return f"[bold]split {len(one) + len(two)} into {len(one)} + {len(two)}[/bold]"
+def _split_texts(splits: list[Any]) -> list[str]:
+    """Return each split in words.
+
+    Args:
+        splits: for each the cluster that was split, and the clients of both halves.
+    """
+    texts = []
+    for _, one, two in splits:
+        sizes = f"{len(one)} + {len(two)}"
+        texts.append(f"[bold]split {len(one) + len(two)} into {sizes}[/bold]")
+    return _first(texts, MOST_SPLITS)
 
 
-def _threshold_text(line: dict[str, Any]) -> str:
-    """Return λ of a graph of models, and whether it joins anyone."""
+def _threshold_text(line: Line) -> str:
+    """Return the threshold λ of a graph of models, and whether it joins any clients."""
     text = f"λ {line['lambda']:.3g}"
     edges = line.get("edges")
+    # edges are ascending: the first is the distance of the nearest models
     if edges and edges[0] > line["lambda"]:
         text += f" joins nobody: the nearest models are {edges[0]:.3g} apart"
     return text
 
 
 def _sizes(clusters: list[list[int]]) -> str:
-    """Return the sizes of clusters, the largest first: "5 + 5 + 3"."""
-    sizes = [str(size) for size in sorted(map(len, clusters), reverse=True)]
-    text = " + ".join(_first(sizes, MOST_CLUSTERS))
+    """Return the sizes of clusters, the largest first: "5 + 5 + 3".
+
+    Args:
+        clusters: the members of each cluster.
+    """
+    sizes = sorted(map(len, clusters), reverse=True)
+    texts = [str(size) for size in sizes]
+    text = " + ".join(_first(texts, MOST_CLUSTERS))
     if len(sizes) > MOST_CLUSTERS:
         text += f" ({len(sizes)} clusters)"
     return text
 
 
-def _first(texts: list[str], most: int) -> list[str]:
-    """Return the first `most` texts, and an ellipsis where there are more."""
-    if len(texts) <= most:
+def _first(texts: list[str], maximum: int) -> list[str]:
+    """Return the first texts, with an ellipsis where there are more than the maximum."""
+    if len(texts) <= maximum:
         return texts
-    return [*texts[:most], "…"]
+    return [*texts[:maximum], "…"]
 
 
 def megabytes(count: int) -> str:
-    """Return bytes for reading: kB and MB are 10³ and 10⁶ bytes."""
+    """Return a number of bytes as text, in kB (10³ bytes) or MB (10⁶ bytes).
+
+    Args:
+        count: of bytes.
+    """
     if count >= 1e6:
         return f"{count / 1e6:.2f} MB"
     return f"{count / 1e3:.1f} kB"
 
 
-def show(content: dict[str, Any], folder: Path, names: tuple[str, ...]) -> None:
-    """Print the closing tables."""
+def show(content: Content, folder: Path, names: tuple[str, ...]) -> None:
+    """Print the closing tables.
+
+    Args:
+        content: content of result.json.
+        folder: of the run.
+        names: of the clients.
+    """
     from rich.console import Console
 
-    console = Console(markup=False, highlight=False)  # clients' names are theirs, and no markup
+    # names of clients may contain what looks like markup, or control characters
+    console = Console(markup=False, highlight=False)
     names = tuple(printable(name) for name in names)
     _show_clusters(console, content, names)
     _show_scores(console, content)
     _show_bytes(console, content["bytes"])
     privacy_report.show(console, content["privacy"])
     _show_dropped(console, content["dropped"])
-    console.print(
-        f"{content['seconds']:.1f} s on {content['device']}; everything is in {folder}",
-        soft_wrap=True,
-    )
+    time = f"{content['seconds']:.1f} s on {content['device']}"
+    # no wrapping: a path with line breaks in it could not be copied
+    console.print(f"{time}; everything is in {folder}", soft_wrap=True)
 
 
-def _show_scores(console: Any, content: dict[str, Any]) -> None:
+def _show_scores(console: Any, content: Content) -> None:
+    """Print the metric before and after, and the agreement with the true clusters.
+
+    Args:
+        console: rich's.
+        content: content of result.json.
+    """
     scores = content["metrics"]
-    metric, unit = content["metric"], content["unit"]
+    metric = content["metric"]
+    unit = content["unit"]
     before = shown(scores[metric]["before"], metric, unit)
     after = shown(scores[metric]["after"], metric, unit)
-    at_target = ""
+    text = f"{metric} before clusters {before}, after {after}; "
     if scores["at_target"] is not None:
         share = number(scores["at_target"])
-        at_target = f"share of clients at {content['target']:g}: {share}; "
-    exact = "–" if scores["exact"] is None else scores["exact"]
-    console.print(
-        f"{metric} before clusters {before}, after {after}; {at_target}"
-        f"ARI {number(scores['ari'])}, NMI {number(scores['nmi'])}, purity "
-        f"{number(scores['purity'])}, exact {exact}"
-    )
+        text += f"share of clients at {content['target']:g}: {share}; "
+    for heading, key in (("ARI", "ari"), ("NMI", "nmi"), ("purity", "purity")):
+        text += f"{heading} {number(scores[key])}, "
+    exact = scores["exact"]
+    if exact is None:
+        exact = "–"
+    console.print(f"{text}exact {exact}")
 
 
 def _show_dropped(console: Any, dropped: dict[str, list[int]]) -> None:
-    """Print in which rounds clients did not reply."""
+    """Print in which rounds clients did not reply.
+
+    Args:
+        console: rich's.
+        dropped: rounds by the client's name.
+    """
     if not dropped:
         return
-    clients = [f"{printable(name)}: {_few(rounds)}" for name, rounds in dropped.items()]
-    console.print("did not reply (client: rounds): " + "; ".join(_first(clients, MOST_CLUSTERS)))
+    clients = []
+    for name, rounds in dropped.items():
+        clients.append(f"{printable(name)}: {_few(rounds)}")
+    text = "; ".join(_first(clients, MOST_CLUSTERS))
+    console.print(f"did not reply (client: rounds): {text}")
 
 
-def _show_bytes(console: Any, sent: dict[str, Any]) -> None:
-    """Print bytes by message, with a column for what went between servers if anything did."""
+def _show_bytes(console: Any, sent: Content) -> None:
+    """Print bytes by message, with a column for those between servers where there are any.
+
+    Args:
+        console: rich's.
+        sent: `bytes` of result.json.
+    """
     from rich.table import Table
 
     headings = {"up": "up", "down": "down"}
@@ -234,54 +332,80 @@ def _show_bytes(console: Any, sent: dict[str, Any]) -> None:
     for heading in headings.values():
         table.add_column(heading, justify="right")
     for name, counts in [*sent["by_message"].items(), ("all", sent)]:
-        cells = [f"{counts.get(way, 0):,}" for way in headings]
+        cells = [f"{counts.get(direction, 0):,}" for direction in headings]
         table.add_row(name, *cells)
     console.print(table)
 
 
-def _show_clusters(console: Any, content: dict[str, Any], names: tuple[str, ...]) -> None:
-    """Print a table of the first clusters."""
+def _show_clusters(console: Any, content: Content, names: tuple[str, ...]) -> None:
+    """Print a table of the first clusters.
+
+    Args:
+        console: rich's.
+        content: content of result.json.
+        names: of the clients, printable.
+    """
     from rich.table import Table
 
-    handed = content.get("fallback", {}).get("nodes")
+    model_nodes = content.get("fallback", {}).get("nodes")
     headings = ["cluster", "clients", "true clusters in it", content["metric"]]
-    if handed:
+    if model_nodes:
         headings.append("model of")
-    run = f"{content['protocol']} on {printable(content['data'])} ({content['scenario']})"
+    data = printable(content["data"])
+    run = f"{content['protocol']} on {data} ({content['scenario']})"
     table = Table(title=f"{run}, {content['clients']} clients")
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for cluster in range(min(content["clusters"], MOST_CLUSTERS)):
         cells = _cluster_cells(content, names, cluster)
-        if handed:
-            cells.append(_model_of(handed[cluster], content["leaves"][cluster]))
+        if model_nodes:
+            leaf = content["leaves"][cluster]
+            cells.append(_model_of(model_nodes[cluster], leaf))
         table.add_row(*cells)
     console.print(table)
-    rest = content["clusters"] - MOST_CLUSTERS
-    if rest > 0:
-        console.print(f"… and {rest} more clusters in result.json")
+    remaining = content["clusters"] - MOST_CLUSTERS
+    if remaining > 0:
+        console.print(f"… and {remaining} more clusters in result.json")
 
 
-def _cluster_cells(content: dict[str, Any], names: tuple[str, ...], cluster: int) -> list[str]:
-    """Return a cluster's number, clients, true clusters and metric."""
-    metric = content["metric"]
-    members = [i for i, label in enumerate(content["labels"]) if label == cluster]
-    clients = _few(names[i] for i in members)
+def _cluster_cells(content: Content, names: tuple[str, ...], cluster: int) -> list[str]:
+    """Return a cluster's number, clients, true clusters and metric.
+
+    Args:
+        content: content of result.json.
+        names: of the clients, printable.
+        cluster: its label.
+    """
+    members = []
+    for client, label in enumerate(content["labels"]):
+        if label == cluster:
+            members.append(client)
+    clients = _few(names[client] for client in members)
     true_clusters = "–"
-    if content["truth"] is not None:
-        true_clusters = _few(sorted({content["truth"][i] for i in members}))
+    truth = content["truth"]
+    if truth is not None:
+        labels = {truth[client] for client in members}
+        true_clusters = _few(sorted(labels))
+    metric = content["metric"]
     score = content["metrics"][metric]["per_cluster"][cluster]
     return [str(cluster), clients, true_clusters, shown(score, metric)]
 
 
 def _model_of(node: int, leaf: int) -> str:
-    """Say which node's model a cluster has."""
-    return "its own" if node == leaf else f"node {node}"
+    """Return in words which node's model a cluster has.
+
+    Args:
+        node: of the parameter tree, whose model the cluster has.
+        leaf: the cluster's own node.
+    """
+    if node == leaf:
+        return "its own"
+    return f"node {node}"
 
 
-def _few(things: Iterable[Any]) -> str:
-    """Return things for a cell of a table, the first of many."""
-    texts = [str(thing) for thing in things]
+def _few(values: Iterable[Any]) -> str:
+    """Return values for a cell of a table; of many only the first and their number."""
+    texts = [str(value) for value in values]
     text = " ".join(texts[:MOST_NAMES])
     if len(texts) > MOST_NAMES:
         text += f" … ({len(texts)})"

@@ -1,8 +1,8 @@
 """Run folders: claimed by one process at a time, marked as ours, checked when they are read back.
 
-Nothing but what a run wrote is ever removed: a folder without our marker, or with a file of
-somebody else in it, is refused. Whoever writes holds a lock from before the first check until the
-end; the operating system lets go of it when the process ends, however it ends.
+Only files that a run wrote are ever removed: a folder without our marker, or with a file of
+somebody else in it, is refused. A process that writes holds a lock from before the first check
+until the end; the operating system releases it when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import securecluster
-from securecluster.app.options import Simulation, protocol_class
+from securecluster.app.options import Simulation
+from securecluster.app.registry import protocol_class
 from securecluster.core import atomic_files, manifest
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError, UsageError
@@ -30,8 +31,10 @@ from securecluster.runtime.run import checkpoints, remove_checkpoints
 from securecluster.runtime.settings import Settings
 
 SCHEMA = 2
-CONFIG, RESULT = "config.json", "result.json"
-MARKER, LOCK = ".securecluster", ".lock"
+CONFIG = "config.json"
+RESULT = "result.json"
+MARKER = ".securecluster"
+LOCK = ".lock"
 TRANSCRIPT = "transcript"
 COMPARISON = "compare.json"
 PICTURES = (
@@ -39,22 +42,27 @@ PICTURES = (
     "graph.png", "relevance.png", "separation.png", "similarity.png", "similarity-pairs.png",
     "tree.png",
 )  # fmt: skip
+# files with a digest in the manifest of a run that has ended
 READ_BACK = {
     CONFIG, "history.jsonl", "ledger.jsonl", "clients.safetensors", "learned.safetensors",
     "models.safetensors", "server.safetensors", "start.safetensors",
 }  # fmt: skip
 WRITTEN = {*READ_BACK, *PICTURES, RESULT, manifest.NAME, MARKER, newcomers.NAME}
+# files in a transcript's folder, and in a checkpoint's
 FRAMES = re.compile(rf"{re.escape(INDEX)}|\d+\.safetensors")
-PART = re.compile(r"manifest\.json|clock|origin|clients|network|transcript|(phase|loop)-[\w-]+")
+CHECKPOINT_FILES = re.compile(
+    r"manifest\.json|clock|origin|clients|network|transcript|(phase|loop)-[\w-]+"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """Enough to repeat a run: what `config.json` holds.
+    """Everything that config.json needs to repeat a run.
 
     Args:
-        simulation: how the clients are made; None for data that came from Python and are not ours
-            to make again.
+        protocol: with its hyper-parameters.
+        simulation: options that make the clients; None for data from Python, which no options make.
+        settings: of the run.
     """
 
     protocol: ClusteringProtocol
@@ -62,8 +70,14 @@ class RunPlan:
     settings: Settings
 
     def content(self, federation: Federation) -> dict[str, Any]:
-        """Return the content of config.json."""
-        simulation = None if self.simulation is None else dataclasses.asdict(self.simulation)
+        """Return the content of config.json.
+
+        Args:
+            federation: the clients and their data.
+        """
+        simulation = None
+        if self.simulation is not None:
+            simulation = dataclasses.asdict(self.simulation)
         content = {
             "schema": SCHEMA,
             "version": securecluster.__version__,
@@ -75,27 +89,39 @@ class RunPlan:
             "network": self.protocol.config(federation, self.settings.dtype),
         }
         # tuples become lists, as they are read back
-        found: dict[str, Any] = json.loads(json.dumps(content))
-        return found
+        as_read: dict[str, Any] = json.loads(json.dumps(content))
+        return as_read
 
     def as_json(self, federation: Federation) -> str:
-        """Return the text of config.json."""
+        """Return the text of config.json.
+
+        Args:
+            federation: the clients and their data.
+        """
         return json.dumps(self.content(federation), indent=2) + "\n"
 
 
-def _default_name(name: str) -> Path:
-    """Return a new path under runs/."""
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+def _default_folder(name: str) -> Path:
+    """Return a new path under runs/.
+
+    Args:
+        name: that the folder's name begins with.
+    """
+    start = time.strftime("%Y%m%d-%H%M%S")
+    # two processes may start in the same second
+    return Path("runs", f"{name}-{start}-{os.getpid()}")
 
 
 def check_free(target: Path | None, force: bool) -> None:
-    """Raise UsageError where a run cannot be put.
-
-    That is a folder that is in use, or a path that is no folder.
+    """Check that a run can be written to a folder.
 
     Args:
-        target: where the run is to go; None is a new folder.
-        force: whether the run in the folder, if there is one, is to be replaced.
+        target: the folder; None is a new one.
+        force: True if a run in the folder is to be replaced.
+
+    Raises:
+        UsageError: the folder is in use, or the path is no folder.
+        RunFolderError: the operating system refuses the path.
     """
     if target is None or not used(target):
         return
@@ -108,16 +134,20 @@ def check_free(target: Path | None, force: bool) -> None:
         raise UsageError(
             f"{target} is not a run folder, so --force will not delete it: choose another --out"
         )
-    strange = foreign(target)
-    if strange:
+    foreign_paths = foreign(target)
+    if foreign_paths:
+        first = foreign_paths[0].relative_to(target)
         raise UsageError(
-            f"{target} holds {strange[0].relative_to(target)}, which the run in it did not write,"
-            " so --force will not delete it: move it, or choose another --out"
+            f"{target} holds {first}, which the run in it did not write, so --force will not "
+            "delete it: move it, or choose another --out"
         )
 
 
 def used(target: Path) -> bool:
-    """Return whether a folder holds more than what a start that was killed leaves.
+    """Return whether a folder contains more than what a start that was killed leaves.
+
+    Args:
+        target: the folder, which may not exist.
 
     Raises:
         UsageError: it is no folder.
@@ -140,38 +170,47 @@ def _is_bookkeeping(path: Path) -> bool:
     if path.name == LOCK or _is_marker(path):
         return True
     final_name = atomic_files.final_name(path.name)
-    return final_name != path.name and final_name in WRITTEN
+    is_half_written = final_name != path.name
+    return is_half_written and final_name in WRITTEN
 
 
 def _is_marker(path: Path) -> bool:
-    """Return whether a file is a marker of a run folder, and not just called so."""
+    """Return whether a file is a marker of a run folder.
+
+    Args:
+        path: of the file, which may not exist.
+    """
     if path.name != MARKER or path.is_symlink() or not path.is_file():
         return False
-    return f'"{CONFIG}"'.encode() in atomic_files.read(path)
+    # not the name alone: `--force` removes files on the word of a marker
+    config_entry = f'"{CONFIG}"'.encode()
+    return config_entry in atomic_files.read(path)
 
 
 def foreign(folder: Path) -> list[Path]:
-    """Return the paths in a run folder, or in the runs of a comparison, that no run wrote."""
+    """Return the paths in a run folder, or in the runs of a comparison, that no run wrote.
+
+    Args:
+        folder: of a run or a comparison.
+    """
     names = _names_compared(folder)
     written = WRITTEN | {LOCK}
     if names:
         written.add(COMPARISON)
-    strange: list[Path] = []
+    foreign_paths: list[Path] = []
     for path in sorted(folder.iterdir()):
         if path.is_symlink():
-            strange.append(path)
+            # no run writes links
+            foreign_paths.append(path)
         elif path.is_dir():
-            strange += _foreign_below(path, names)
+            foreign_paths += _foreign_below(path, names)
         elif atomic_files.final_name(path.name) not in written:
-            strange.append(path)
-    return strange
+            foreign_paths.append(path)
+    return foreign_paths
 
 
 def _names_compared(folder: Path) -> list[str]:
-    """Return the runs that a folder says it compares.
-
-    There are none where it holds a single run, or is damaged.
-    """
+    """Return the runs that a folder compares; none where it has a single run, or is damaged."""
     try:
         return compared(folder) or []
     except RunFolderError:
@@ -179,11 +218,16 @@ def _names_compared(folder: Path) -> list[str]:
 
 
 def _foreign_below(folder: Path, runs: Collection[str]) -> list[Path]:
-    """Return the paths in a folder within a run folder that neither it nor one of `runs` wrote."""
+    """Return the paths in a folder within a run folder that no run wrote.
+
+    Args:
+        folder: a run of a comparison, a checkpoint, a transcript, or anything else.
+        runs: the names of the runs that the run folder compares.
+    """
     if folder.name in runs and _is_marker(folder / MARKER):
         return foreign(folder)
     if folder.name == ".checkpoint.tmp" or re.fullmatch(r"checkpoint-\d{6,}", folder.name):
-        names = PART
+        names = CHECKPOINT_FILES
     elif folder.name == TRANSCRIPT:
         names = FRAMES
     else:
@@ -199,26 +243,32 @@ def _is_file_called(path: Path, names: re.Pattern[str]) -> bool:
 
 @contextmanager
 def claimed(out: Path | None, force: bool, name: str, texts: Mapping[str, str]) -> Iterator[Path]:
-    """Take a folder for a run, write its first files, and hold its lock.
+    """Claim a folder for a run, write its first files, and hold its lock.
 
-    The lock comes before every check, so of two processes that start at once one is refused and
-    neither loses anything. The folder itself is never renamed or removed: `.`, a mount point and a
-    link to a folder will do.
+    The folder itself is never renamed or removed: `.`, a mount point and a link to a folder will
+    do.
 
     Args:
-        out: where; None is a new folder `runs/NAME-TIME-PID`.
+        out: the folder; None is a new one, `runs/NAME-TIME-PID`.
         force: replace the run in the folder.
-        texts: by path in the folder; `config.json` is written last of each folder's.
+        name: NAME of a new folder.
+        texts: contents of config.json by path in the folder, of a comparison also those of its
+            runs.
+
+    Yields:
+        The folder.
 
     Raises:
         UsageError: the folder is in use, and `force` is not given or does not apply.
-        RunFolderError: the disk says no, or another process writes there.
+        RunFolderError: the folder cannot be written, or another process writes there.
     """
-    target = out or _default_name(name)
+    target = out or _default_folder(name)
     check_free(target, force)
     with _refused(target):
         new = not target.exists()
     atomic_files.make_folder(target)
+    # The lock is taken before the check that counts, so of two processes that start at once one is
+    # refused and neither loses anything.
     with _locked(target):
         check_free(target, force)
         _replace(target)
@@ -233,15 +283,22 @@ def claimed(out: Path | None, force: bool, name: str, texts: Mapping[str, str]) 
 
 
 def _replace(target: Path) -> None:
-    """Remove the run, or the comparison and its runs, in a folder that holds nothing else.
+    """Remove the run, or the comparison and its runs, in a folder that contains nothing else.
+
+    Args:
+        target: the folder, whose lock this process holds.
 
     Raises:
-        RunFolderError: another process writes to one of the runs, or the disk says no.
+        RunFolderError: another process writes to one of the runs, or a file cannot be removed.
     """
-    runs = [target / name for name in _names_compared(target) if (target / name).is_dir()]
-    with ExitStack() as held:
+    runs = []
+    for name in _names_compared(target):
+        if (target / name).is_dir():
+            runs.append(target / name)
+    # all locks before anything is removed: a run may be resumed by itself
+    with ExitStack() as locks:
         for run in runs:
-            held.enter_context(_locked(run))
+            locks.enter_context(_locked(run))
         for run in runs:
             _clear(run)
     for run in runs:  # their locks are free, and can be removed on every system
@@ -252,16 +309,21 @@ def _replace(target: Path) -> None:
 def _clear(target: Path) -> None:
     """Remove what a run wrote, up to the lock.
 
-    `config.json` goes first, so that what a kill leaves half-way is no run; the marker goes last,
-    so that it can still be replaced.
+    Args:
+        target: the folder, whose lock this process holds.
+
+    Raises:
+        RunFolderError: a file cannot be removed.
     """
     try:
+        # first, so that a folder in which a kill left some of the files is no run
         (target / CONFIG).unlink(missing_ok=True)
         for path in target.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name not in (LOCK, MARKER):
                 path.unlink()
+        # last, so that such a folder can still be replaced
         (target / MARKER).unlink(missing_ok=True)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
@@ -272,26 +334,38 @@ def _clear(target: Path) -> None:
 
 
 def _remove_empty(target: Path) -> None:
+    """Remove an empty folder with its lock file, where the system allows it."""
     with suppress(OSError):
         (target / LOCK).unlink(missing_ok=True)
         target.rmdir()
 
 
 def _write_texts(target: Path, texts: Mapping[str, str]) -> None:
-    """Write configurations, and before each its folder's marker.
+    """Write each config.json, and before it its folder's marker.
 
-    The marker has the digest of the folder's `config.json`.
+    Args:
+        target: the folder of the run or comparison.
+        texts: contents of config.json by path in the folder.
     """
     for path, text in texts.items():
-        home = (target / path).parent
-        atomic_files.make_folder(home)
-        marks = {CONFIG: manifest.Mark.of(text.encode())}
-        atomic_files.write_atomic(home / MARKER, manifest.encode(marks))
-        atomic_files.write_atomic(target / path, text.encode())
+        folder = (target / path).parent
+        atomic_files.make_folder(folder)
+        data = text.encode()
+        # the marker has the digest of config.json, which is not in the manifest before the end
+        marker = manifest.encode({CONFIG: manifest.Mark.of(data)})
+        atomic_files.write_atomic(folder / MARKER, marker)
+        atomic_files.write_atomic(target / path, data)
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder holds a run: our marker, and its configuration."""
+    """Return whether a folder contains a run: our marker, and its configuration.
+
+    Args:
+        folder: which may not exist.
+
+    Raises:
+        RunFolderError: the operating system refuses the path.
+    """
     with _refused(folder):
         return _is_marker(folder / MARKER) and (folder / CONFIG).is_file()
 
@@ -299,23 +373,25 @@ def is_run(folder: Path) -> bool:
 def config_of(folder: Path) -> dict[str, Any]:
     """Return the content of a run folder's config.json.
 
+    Args:
+        folder: of a run or a comparison.
+
     Raises:
         RunFolderError: no run folder, or a config.json that differs from what was written.
     """
     with _refused(folder):
-        if not (folder / CONFIG).is_file():
-            raise RunFolderError(
-                f"{folder} is not a run folder (it has no {CONFIG}): give the folder that a run "
-                "printed"
-            )
-        if not (folder / MARKER).is_file():
-            raise RunFolderError(
-                f"{folder} is not a run folder (it has no {MARKER}): give the folder that a run "
-                "printed"
-            )
-    text = manifest.checked(folder, CONFIG, manifest.read(folder, MARKER))
+        for name in (CONFIG, MARKER):
+            if not (folder / name).is_file():
+                raise RunFolderError(
+                    f"{folder} is not a run folder (it has no {name}): give the folder that a run "
+                    "printed"
+                )
+    marks = manifest.read(folder, MARKER)
+    text = manifest.checked(folder, CONFIG, marks)
     config = json.loads(text)
-    schema = config.get("schema") if isinstance(config, dict) else None
+    schema = None
+    if isinstance(config, dict):
+        schema = config.get("schema")
     if schema != SCHEMA:
         raise RunFolderError(
             f"{folder} was written in schema {schema}, this version reads {SCHEMA}: use the "
@@ -326,36 +402,51 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def load(folder: Path) -> tuple[RunPlan, dict[str, Any]]:
-    """Return the plan of a run folder, and its config.json.
+    """Return the plan of a run folder, and the content of its config.json.
+
+    Args:
+        folder: of a run.
 
     Raises:
         RunFolderError: no such folder, or not one this version can read.
-        UsageError: objects of the user's own took part, which a folder does not hold.
+        UsageError: objects of the user's own took part, which a folder does not contain.
     """
     config = config_of(folder)
     params = dict(config.get("protocol", {}))
-    own = sorted(name for name, value in params.items() if isinstance(value, dict))
-    if own:
+    # config.json has a description in place of an object, such as a network
+    names = [name for name, value in params.items() if isinstance(value, dict)]
+    if names:
+        objects = ", ".join(sorted(names))
         raise UsageError(
-            f"{folder} was run with objects of your own ({', '.join(own)}), which it does not hold:"
-            " go on, load or replay it from Python, with these objects"
+            f"{folder} was run with objects of your own ({objects}), which it does not hold: go "
+            "on, load or replay it from Python, with these objects"
         )
     try:
-        protocol = protocol_class(params.pop("name"))(**params)
-        simulation = None if config["simulation"] is None else Simulation(**config["simulation"])
-        plan = RunPlan(protocol, simulation, Settings(**config["settings"]))
+        protocol_type = protocol_class(params.pop("name"))
+        protocol = protocol_type(**params)
+        simulation = None
+        if config["simulation"] is not None:
+            simulation = Simulation(**config["simulation"])
+        settings = Settings(**config["settings"])
     except (KeyError, TypeError) as error:
         raise RunFolderError(
             f"{folder / CONFIG} does not parse ({type(error).__name__}): start the run anew"
         ) from None
-    return plan, config
+    return RunPlan(protocol, simulation, settings), config
 
 
 def check_same(folder: Path, recorded: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
-    """Raise RunFolderError where a folder holds a run that differs from the planned one.
+    """Check that a folder contains the planned run.
 
-    The version may be another one.
+    Args:
+        folder: of a run.
+        recorded: content of its config.json.
+        planned: content of the planned run's config.json.
+
+    Raises:
+        RunFolderError: it contains another run.
     """
+    # not "version": a run may be resumed by a later one
     for name in ("protocol", "settings", "clients", "data_digest", "network"):
         if recorded[name] != planned[name]:
             difference = _difference(name, recorded[name], planned[name])
@@ -366,15 +457,23 @@ def check_same(folder: Path, recorded: Mapping[str, Any], planned: Mapping[str, 
 
 
 def _difference(name: str, recorded: Any, planned: Any) -> str:
-    """Return in words how an entry of config.json differs, by its first value that does."""
+    """Return in words how an entry of config.json differs, by its first value that does.
+
+    Args:
+        name: of the entry.
+        recorded: its value in the folder.
+        planned: its value in the planned run.
+    """
     if name == "data_digest":
         return "it ran on other data"
     if name == "clients":
         return "its clients had other names"
     for option in [*recorded, *planned]:
-        old, new = recorded.get(option), planned.get(option)
+        old = recorded.get(option)
+        new = planned.get(option)
         if old == new:
             continue
+        # lists and objects are too long for a sentence
         if isinstance(old, dict | list) or isinstance(new, dict | list):
             return f"another {option}"
         return f"{option} was {old!r} there and is {new!r} now"
@@ -384,11 +483,15 @@ def _difference(name: str, recorded: Any, planned: Any) -> str:
 def finished(folder: Path) -> bool:
     """Return whether a run in a folder has ended.
 
+    Args:
+        folder: of the run.
+
     Raises:
         RunFolderError: it has, and its result was lost since.
     """
     if (folder / RESULT).is_file():
         return True
+    # the manifest is written just before the result, when the checkpoints are still there
     if (folder / manifest.NAME).is_file() and not checkpoints(folder):
         raise manifest.missing(folder / RESULT)
     return False
@@ -399,6 +502,9 @@ def result_of(folder: Path) -> dict[str, Any]:
 
     Every file of the run but its frames is checked before.
 
+    Args:
+        folder: of the run.
+
     Raises:
         RunFolderError: a file is missing or differs from what the run wrote.
     """
@@ -406,15 +512,21 @@ def result_of(folder: Path) -> dict[str, Any]:
     if RESULT not in marks:
         raise manifest.damaged(folder / manifest.NAME)
     manifest.check(folder, marks)
-    content = json.loads(manifest.checked(folder, RESULT, marks))
+    text = manifest.checked(folder, RESULT, marks)
+    content = json.loads(text)
     if not isinstance(content, dict):
         raise manifest.damaged(folder / RESULT)
     return content
 
 
 def tidy(folder: Path) -> None:
-    """Remove, as far as possible, checkpoints that a kill at the very end left beside a result."""
+    """Remove, as far as possible, checkpoints that a kill at the very end left beside a result.
+
+    Args:
+        folder: of a run that has ended.
+    """
     if checkpoints(folder):
+        # a folder that can only be read may keep them
         with suppress(RunFolderError), locked(folder):
             remove_checkpoints(folder)
 
@@ -422,29 +534,40 @@ def tidy(folder: Path) -> None:
 def seal(folder: Path, result: bytes) -> None:
     """Write the manifest of a run that has ended, and then its result.json.
 
-    The presence of result.json says that the folder is whole.
+    Args:
+        folder: of the run.
+        result: the content of result.json.
     """
     marks = {RESULT: manifest.Mark.of(result)}
-    read_back = READ_BACK | {INDEX}
-    for path in sorted([*folder.iterdir(), folder / TRANSCRIPT / INDEX]):
-        if path.is_file() and path.name in read_back:
+    names = READ_BACK | {INDEX}
+    paths = [*folder.iterdir(), folder / TRANSCRIPT / INDEX]
+    for path in sorted(paths):
+        # some files are there for some protocols and settings only
+        if path.is_file() and path.name in names:
             name = path.relative_to(folder).as_posix()
             marks[name] = manifest.Mark.of_file(path)
     atomic_files.write_atomic(folder / manifest.NAME, manifest.encode(marks))
+    # last: its presence says that the folder is complete
     atomic_files.write_atomic(folder / RESULT, result)
 
 
 def comparison_json(names: Sequence[str]) -> str:
     """Return the text of a comparison's config.json.
 
-    The options of each protocol stand in the folder of its name.
+    The options of each protocol are in the folder of its name.
+
+    Args:
+        names: of the protocols.
     """
     content = {"schema": SCHEMA, "version": securecluster.__version__, "compare": list(names)}
     return json.dumps(content, indent=2) + "\n"
 
 
 def compared(folder: Path) -> list[str] | None:
-    """Return the protocols that a comparison's folder compares; None where it holds a single run.
+    """Return the protocols that a folder compares; None where it contains a single run.
+
+    Args:
+        folder: of a run or a comparison.
 
     Raises:
         RunFolderError: no run folder, or a damaged one.
@@ -457,24 +580,28 @@ def compared(folder: Path) -> list[str] | None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder alone.
+    """Hold the lock of a run folder.
+
+    Args:
+        folder: of a run or a comparison.
 
     Raises:
         RunFolderError: no run folder, another process holds it, or it cannot be locked.
     """
     if not is_run(folder):
-        config_of(folder)  # says what is missing
+        config_of(folder)  # raises an error that says what is missing
     with _locked(folder):
         yield
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder that may not be a run yet."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder / LOCK)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=0)  # a run may take hours: waiting for it is the user's decision
     except Timeout:
         raise RunFolderError(
             f"{folder} is being written by another process: wait for it, or stop it first"
@@ -491,7 +618,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _refused(target: Path) -> Iterator[None]:
-    """Turn what the operating system says of a path into a sentence."""
+    """Turn an error of the operating system about a path into a RunFolderError."""
     try:
         yield
     except OSError as error:

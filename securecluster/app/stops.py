@@ -22,13 +22,17 @@ READABLE = {
     "±": "+-", "≤": "<=", "≥": ">=", "←": "<-", "→": "->", "⁻": "^-", "¹": "1", "²": "^2",
     "ᵀ": "^T", "½": "1/2", "₀": "_0", "ᵢ": "_i", "é": "e", "’": "'", "“": '"', "”": '"',
 }  # fmt: skip
+NO_READER = 141  # exit code of a process whose reader went away: 128 + SIGPIPE
+UNWRITABLE = 2  # exit code of a process that could not print
 
 
 class Stopped(KeyboardInterrupt):
     """A signal or a closed output stopped the process.
 
+    It is a KeyboardInterrupt, so that `except Exception` does not catch it.
+
     Args:
-        code: the exit code, 128 and the signal's number.
+        code: the exit code, 128 + the signal's number.
     """
 
     def __init__(self, code: int) -> None:
@@ -37,10 +41,14 @@ class Stopped(KeyboardInterrupt):
 
 
 def prepare_process() -> None:
-    """Make the console script of this process stop in words, and print on every terminal."""
+    """Set up signals and outputs of the console script's process.
+
+    SIGTERM raises `Stopped`, and characters that an output cannot encode are replaced by words.
+    """
     signal.signal(signal.SIGTERM, _on_signal)
     codecs.register_error("securecluster", _readable)
     for stream in (sys.stdout, sys.stderr):
+        # a stream may be None, or replaced by an object of another class
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="securecluster")
 
@@ -50,18 +58,27 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _readable(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters that an output cannot hold by words; a codec error handler."""
+    """Replace characters that an output cannot encode by words; a codec error handler.
+
+    Args:
+        error: raised by the encoder.
+
+    Returns:
+        The replacement, and the position at which the encoder continues.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
-    return "".join(READABLE.get(character, "?") for character in text), error.end
+    words = [READABLE.get(character, "?") for character in text]
+    return "".join(words), error.end
 
 
 def flush() -> int:
     """Write out what was printed.
 
     Returns:
-        0, 141 where nobody reads the output any more, or 2 where it cannot be written.
+        0, or the exit code 141 where nobody reads the output any more, or 2 where it cannot be
+        written.
     """
     code = 0
     for stream in (sys.stdout, sys.stderr):
@@ -69,35 +86,40 @@ def flush() -> int:
             continue
         try:
             stream.flush()
+        except BrokenPipeError:
+            _redirect_to_null(stream.fileno())
+            code = NO_READER
         except OSError as error:
-            _give_up(stream.fileno())
-            code = 141 if isinstance(error, BrokenPipeError) else 2
-            if code == 2 and stream is sys.stdout:
+            _redirect_to_null(stream.fileno())
+            code = UNWRITABLE
+            # a full standard error cannot say that it is full
+            if stream is sys.stdout:
                 print(f"securecluster: {_unwritten(error)}", file=sys.stderr)
     return code
 
 
 @contextmanager
 def output() -> Iterator[None]:
-    """Print within this.
+    """Print within this context, which turns failures of the output into errors of this package.
 
     Raises:
         Stopped: nobody reads the output any more.
-        OutputError: it cannot be written, such as to a full disk.
+        OutputError: the output cannot be written, such as to a full disk.
     """
     try:
         yield
+        # here and not at the exit of the process, where nothing could be said any more
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
-        _give_up(sys.stdout.fileno())
-        raise Stopped(141) from None
+        _redirect_to_null(sys.stdout.fileno())
+        raise Stopped(NO_READER) from None
     except SystemExit as stop:
         if stop.code != 1:  # of --help, or of options that do not parse
             raise
-        raise Stopped(141) from None  # rich's word for a broken pipe
+        raise Stopped(NO_READER) from None  # rich exits with 1 on a broken pipe
     except OSError as error:
-        _give_up(sys.stdout.fileno())
+        _redirect_to_null(sys.stdout.fileno())
         raise OutputError(_unwritten(error)) from None
 
 
@@ -105,8 +127,13 @@ def _unwritten(error: OSError) -> str:
     return f"cannot print ({error.strerror}): send the output elsewhere"
 
 
-def _give_up(descriptor: int) -> None:
-    """Point a stream at nothing, so that the interpreter does not trip over it at its end."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, descriptor)
-    os.close(nothing)
+def _redirect_to_null(descriptor: int) -> None:
+    """Redirect a stream that failed to the null device.
+
+    Args:
+        descriptor: file descriptor of the stream.
+    """
+    # the interpreter flushes streams at its exit, and would fail again
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

@@ -1,5 +1,6 @@
-"""Agglomerative clustering of a distance matrix: merges, where to cut them, and the clusters of a
-cut (Briggs et al. 2020, I-C).
+"""Agglomerative clustering of a distance matrix (Briggs et al. 2020, I-C).
+
+Merges, where to cut them, and the clusters of a cut.
 """
 
 from __future__ import annotations
@@ -9,29 +10,42 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.labels import members
+from securecluster.clustering.labels import is_finite_square, members
 from securecluster.clustering.similarity import mean_row
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError, unknown
 
 Array = NDArray[np.float64]
 LINKAGES = ("single", "complete", "average", "centroid", "ward")
-EUCLIDEAN = ("centroid", "ward")  # linkages that are about points, not about distances alone
+EUCLIDEAN = ("centroid", "ward")  # linkages that need points, not just distances
 POINTS = ("l2", "chord")  # metrics that are distances of points
-GAPS = {"single": 1.15, "complete": 1.2, "average": 1.2, "centroid": 1.2, "ward": 1.4}
-ANGLE = 0.26  # least gap between clusters of `tasks_of`, in radians; found by trial, as GAPS
+# ratio of consecutive heights from which they are a gap between clusters; found by trial
+GAPS = {
+    "single": 1.15,
+    "complete": 1.2,
+    "average": 1.2,
+    "centroid": 1.2,
+    "ward": 1.4,
+}
+ANGLE = 0.26  # smallest gap between clusters of `tasks_of`, in radians; found by trial, as GAPS
 # where R has noise, or so many times the range of all angles below it; found by trial
 # (`benchmarks.papers.oneshot_noise`)
 SCATTER = 2.0
-# least share of the largest gap of a lower one that counts, where R has noise; found by trial, as
+# share of the largest gap from which a lower one counts, where R has noise; found by trial, as
 # SCATTER
 NESTED = 0.25
 TINY = 1e-9  # share of the last merge's height below which heights are rounding
 
 
 def check_linkage(metric: str, linkage: str) -> None:
-    """Raise UsageError for an unknown linkage, or one that needs Euclidean distances beside another
-    metric.
+    """Check that a linkage exists and is defined for a metric.
+
+    Args:
+        metric: name of the metric.
+        linkage: name of the linkage.
+
+    Raises:
+        UsageError: an unknown linkage, or a linkage of points with a metric that has no points.
     """
     if linkage not in LINKAGES:
         raise unknown("linkage", linkage, LINKAGES)
@@ -44,15 +58,18 @@ def check_linkage(metric: str, linkage: str) -> None:
 
 
 def merges(distance: Array, linkage: str) -> Array:
-    """scipy's linkage matrix (m − 1, 4): the two clusters of each merge, its height, its size; in
-    the order of heights.
+    """Return scipy's linkage matrix.
 
-    "average" is UPGMA; "centroid" (L2), which the paper's words describe, is offered beside it.
-    Heights of centroid linkage can fall from one merge to the next (an inversion): `cut` and
-    `threshold` use the running maximum, so that a cut is a partition.
+    "average" is UPGMA; "centroid" (L2) is what the paper's words describe. Heights of centroid
+    linkage can fall from one merge to the next (an inversion): `cut` and `threshold` use the
+    running maximum, so that a cut is a partition.
 
     Args:
         distance: (m, m), symmetric; for centroid and ward it must be Euclidean (`check_linkage`).
+        linkage: one of `LINKAGES`.
+
+    Returns:
+        (m − 1, 4): the two clusters of each merge, its height and its size, in the order of merges.
 
     Raises:
         UsageError: an unknown linkage, fewer than two rows, not square, or not finite.
@@ -60,173 +77,257 @@ def merges(distance: Array, linkage: str) -> Array:
     from scipy.cluster.hierarchy import linkage as agglomerate
     from scipy.spatial.distance import squareform
 
+    # "l2" goes with every linkage: the caller checks the metric.
     check_linkage("l2", linkage)
-    m = len(distance)
-    if m < 2 or distance.shape != (m, m) or not np.isfinite(distance).all():
+    if len(distance) < 2 or not is_finite_square(distance):
         raise UsageError(
             "clustering needs a finite square distance matrix of at least two clients, not "
             f"{distance.shape}"
         )
-    return np.asarray(agglomerate(squareform(distance, checks=False), linkage), dtype=np.float64)
+    condensed = squareform(distance, checks=False)
+    return np.asarray(agglomerate(condensed, linkage), dtype=np.float64)
 
 
 def heights(tree: Array) -> Array:
-    """Heights of the merges (m − 1,), inversions lifted to the height before them."""
+    """Return the merges' heights with inversions lifted to the height before them.
+
+    Args:
+        tree: scipy's linkage matrix of m clients.
+
+    Returns:
+        (m − 1,), ascending.
+    """
     return np.maximum.accumulate(tree[:, 2])
 
 
 def gap_of(metric: str, linkage: str) -> float:
-    """The least ratio of consecutive heights that counts as a gap between clusters (ours, found by
-    trial).
+    """Return the smallest ratio of consecutive heights that is a gap between clusters.
 
-    IID clients' heights rise by less, merge by merge. A cosine distance is half a squared distance
-    of unit vectors, hence the square.
+    Found by trial (not in the paper): IID clients' heights rise by less from merge to merge.
+
+    Args:
+        metric: name of the metric.
+        linkage: one of `LINKAGES`.
     """
-    return GAPS[linkage] ** (2 if metric == "cosine" else 1)
+    # A cosine distance is half a squared distance of unit vectors.
+    exponent = 2 if metric == "cosine" else 1
+    return GAPS[linkage] ** exponent
 
 
 def threshold(tree: Array, gap: float) -> float:
-    """Where to cut when nobody knows (ours): within the largest relative gap of consecutive
-    heights, if it is at least `gap`.
+    """Return where to cut without a given height: at the largest relative gap of heights.
 
-    No fixed number can serve all metrics and models: heights are in the hundreds under L1 and below
-    1 under cosine. Only cuts into at most m / 2 clusters are considered, so that a client has
-    company on average: the lowest merges always have gaps among them. Without such a gap, and for
-    fewer than four clients, everyone is one cluster. Identical updates (height 0) are never parted.
+    Not in the paper. No fixed number can serve all metrics and models: heights are in the hundreds
+    under L1 and below 1 under cosine. Without a gap of at least `gap`, and for fewer than four
+    clients, all clients are one cluster. Identical updates (height 0) are never separated.
+
+    Args:
+        tree: scipy's linkage matrix of m clients.
+        gap: smallest ratio of consecutive heights that counts, as of `gap_of`.
 
     Returns:
-        a height between the gap's two merges (their geometric mean), or that of the last merge.
+        A height between the gap's two merges (their geometric mean), or that of the last merge.
     """
     high = heights(tree)
     m = len(high) + 1
+    # Ratios of heights that are rounding mean nothing.
     safe = np.maximum(high, TINY * high[-1])
     if m < 4 or safe[-1] == 0:
         return float(high[-1])
     ratio = safe[1:] / safe[:-1]
-    ratio[: m - 1 - m // 2] = 0  # ratio[k] is above k + 1 merges, hence m − 1 − k clusters
-    k = int(ratio.argmax())
-    return float(np.sqrt(safe[k] * safe[k + 1])) if ratio[k] >= gap else float(high[-1])
+    ratio[: _first_gap(m)] = 0
+    largest = int(ratio.argmax())
+    if ratio[largest] < gap:
+        return float(high[-1])
+    below = safe[largest]
+    above = safe[largest + 1]
+    return float(np.sqrt(below * above))
 
 
-def cut(tree: Array, at: float) -> list[int]:
-    """Each client's cluster when all merges up to height `at` are made, (m,), numbered from 0 in
-    the order of their first members.
+def cut(tree: Array, height: float) -> list[int]:
+    """Return the clusters when all merges up to a height are made.
 
-    The same as scipy's `fcluster(tree, at, "distance")` where heights do not fall.
+    The result is that of scipy's `fcluster(tree, height, "distance")` where heights do not fall.
+
+    Args:
+        tree: scipy's linkage matrix of m clients.
+        height: largest height of a merge.
+
+    Returns:
+        Labels (m,), numbered from 0 in the order of first members.
     """
-    return _after(tree, int(np.searchsorted(heights(tree), at, side="right")))
+    merged = np.searchsorted(heights(tree), height, side="right")
+    return _labels_after(tree, int(merged))
 
 
 def into(tree: Array, count: int) -> list[int]:
-    """Each client's cluster when merges are made, in order, until `count` clusters are left, also
-    where heights are tied; as `cut`.
+    """Return the clusters when merges are made in order until `count` are left, also under ties.
+
+    Args:
+        tree: scipy's linkage matrix of m clients.
+        count: number of clusters, from 1 to m.
+
+    Returns:
+        Labels (m,), numbered as those of `cut`.
     """
-    return _after(tree, len(tree) + 1 - count)
+    clients = len(tree) + 1
+    return _labels_after(tree, clients - count)
 
 
 def between(tree: Array, count: int) -> float:
-    """A height at which `count` clusters are left, as `into` makes them; where heights are tied,
-    that of the tie.
+    """Return a height at which `count` clusters are left, as `into` makes them.
+
+    Args:
+        tree: scipy's linkage matrix of m clients.
+        count: number of clusters, from 1 to m.
+
+    Returns:
+        The mean of the heights of the last merge made and the next one; under ties that of the tie.
     """
-    high, made = heights(tree), len(tree) + 1 - count
-    return float((high[max(0, made - 1)] + high[min(made, len(tree) - 1)]) / 2)
+    high = heights(tree)
+    merged = len(tree) + 1 - count
+    below = high[max(0, merged - 1)]
+    last = len(tree) - 1
+    above = high[min(merged, last)]
+    return float((below + above) / 2)
 
 
 def tasks_of(tree: Array, noisy: bool = False) -> float:
-    """Where to cut merges of 1 − R when neither the number of tasks nor a height is given (ours):
-    within the largest gap of angles.
+    """Return where to cut merges of 1 − R when neither a number of tasks nor a height is given.
 
-    Heights of 1 − R lie in [0, 1], and those of IID clients scatter the more the nearer they are to
-    ½, as shares do; so gaps are taken between the angles 2·arcsin √height, whose scatter is nearly
-    the same everywhere. The largest is where to cut if it is at least `ANGLE`, else everyone is one
-    cluster. Only cuts into at most m / 2 clusters are considered, as in `threshold`, of which two
-    or more have company: clients with few samples are unlike everyone, each in a way of its own.
-    Fewer than four clients are one cluster.
+    Not in the paper. Heights of 1 − R lie in [0, 1], and those of IID clients scatter the more the
+    nearer they are to ½, as shares do. So gaps are taken between the angles 2·arcsin √height, whose
+    scatter is nearly the same everywhere. The cut is at the largest gap if it is at least `ANGLE`;
+    else, and for fewer than four clients, all clients are one cluster. Only cuts with two or more
+    clusters of at least two clients are considered: clients with few samples differ from all
+    others, each in a direction of its own.
 
     Args:
-        tree: merges of m clients by average linkage, heights in [0, 1] (`benchmarks.tasks` tells
-            how often the rule is right).
+        tree: merges of m clients by average linkage, heights in [0, 1]. `benchmarks.tasks` measures
+            how often the rule is right.
         noisy: R compares the few eigenvectors that stand out of noise, by which clients of other
-            tasks, too, are fairly alike. A gap then also counts if it is at least `SCATTER` times
+            tasks, too, are fairly similar. A gap then also counts if it is at least `SCATTER` times
             the range of all angles below it. The lowest such gap of at least `NESTED` times the
-            largest is where to cut: the largest gap may lie between groups of tasks.
+            largest one is where to cut: the largest gap may lie between groups of tasks.
 
     Returns:
-        the mean of the heights on both sides of the gap, or that of the last merge.
+        The mean of the heights on both sides of the gap, or that of the last merge.
     """
     high = heights(tree)
     m = len(high) + 1
     if m < 4:
         return float(high[-1])
-    angles = 2 * np.arcsin(np.sqrt(high.clip(0, 1)))
-    gap = np.diff(angles)
-    gap[: m - 1 - m // 2] = 0  # as in `threshold`
-    gap[~_with_company(tree)[:-1]] = 0
-    k = int(gap.argmax())
-    apart = bool(gap[k] >= ANGLE)
+    # Rounding can lead out of [0, 1], where arcsin is not defined.
+    shares = high.clip(0, 1)
+    angles = 2 * np.arcsin(np.sqrt(shares))
+    gaps = np.diff(angles)
+    gaps[: _first_gap(m)] = 0
+    allowed = _two_large_clusters(tree)[:-1]
+    gaps[~allowed] = 0
+    position = int(gaps.argmax())
+    clear = bool(gaps[position] >= ANGLE)
     if noisy:
         below = angles[:-1] - angles[0]
-        clear = (below > 0) & (gap >= SCATTER * below) & (gap >= NESTED * gap[k])
-        if clear.any():
-            k, apart = int(clear.argmax()), True
-    return float((high[k] + high[k + 1]) / 2) if apart else float(high[-1])
-
-
-def _with_company(tree: Array) -> NDArray[np.bool_]:
-    """Return, after each merge (m − 1,), whether two or more clusters have two or more members."""
-    m = len(tree) + 1
-    large = 0
-    found = []
-    for a, b, *_ in tree:
-        large += 1 - int(a >= m) - int(b >= m)
-        found.append(large >= 2)
-    return np.array(found)
-
-
-def _after(tree: Array, made: int) -> list[int]:
-    m = len(tree) + 1
-    groups = {k: [k] for k in range(m)}
-    for n, (a, b, *_) in enumerate(tree[:made]):
-        groups[m + n] = groups.pop(int(a)) + groups.pop(int(b))
-    labels = [0] * m
-    for number, own in enumerate(sorted(groups.values(), key=min)):
-        for i in own:
-            labels[i] = number
-    return labels
+        beyond_scatter = gaps >= SCATTER * below
+        large = gaps >= NESTED * gaps[position]
+        candidates = (below > 0) & beyond_scatter & large
+        if candidates.any():
+            position = int(candidates.argmax())
+            clear = True
+    if not clear:
+        return float(high[-1])
+    below_gap = high[position]
+    above_gap = high[position + 1]
+    return float((below_gap + above_gap) / 2)
 
 
 def representatives(
     rows: torch.Tensor, labels: Sequence[int], linkage: str
 ) -> tuple[torch.Tensor, list[int], list[int]]:
-    """What a later client must be compared with: rows, the cluster of each, and how many clients
-    each stands for.
+    """Return the rows that a later client must be compared with.
 
-    The mean of each cluster under centroid and ward, which need no more; else every row (m, d).
+    Centroid and ward need the mean of each cluster only, all other linkages every row.
+
+    Args:
+        rows: (m, d).
+        labels: each row's cluster, (m,).
+        linkage: one of `LINKAGES`.
+
+    Returns:
+        The r representatives (r, d), the cluster of each, and the number of clients that each
+        stands for.
     """
     if linkage not in EUCLIDEAN:
         return rows, list(labels), [1] * len(labels)
     clusters = members(labels)
-    return (
-        torch.stack([mean_row(rows, own) for own in clusters]),
-        list(range(len(clusters))),
-        [len(own) for own in clusters],
-    )
+    means = [mean_row(rows, cluster) for cluster in clusters]
+    numbers = list(range(len(clusters)))
+    sizes = [len(cluster) for cluster in clusters]
+    return torch.stack(means), numbers, sizes
 
 
 def nearest(
     distance: Array, labels: Sequence[int], sizes: Sequence[int], linkage: str
 ) -> list[int]:
-    """The cluster that each new client, a cluster of one, would be merged with first, (n,); ties go
-    to the first (ours).
+    """Return the cluster that each new client would be merged with first (not in the paper).
 
     Args:
-        distance: (n, r) to the r `representatives`, whose clusters and sizes follow.
+        distance: from n new clients to r `representatives`, (n, r).
+        labels: cluster of each representative, (r,).
+        sizes: number of clients that each representative stands for, (r,).
+        linkage: one of `LINKAGES`.
+
+    Returns:
+        Clusters (n,); ties go to the first one.
     """
-    join = {"single": np.min, "complete": np.max}.get(linkage, np.mean)
-    near = np.stack([join(distance[:, own], axis=1) for own in members(labels)], axis=1)
-    # the height at which clusters of 1 and s with centres at distance x merge is x·sqrt(2s / (s +
-    # 1))
+    reductions = {"single": np.min, "complete": np.max}
+    reduce = reductions.get(linkage, np.mean)
+    columns = []
+    for cluster in members(labels):
+        to_cluster = distance[:, cluster]
+        columns.append(reduce(to_cluster, axis=1))
+    height = np.stack(columns, axis=1)
     if linkage == "ward":
+        # Clusters of 1 and s clients with centres at distance x merge at x·sqrt(2s / (s + 1)).
         size = np.asarray(sizes, dtype=np.float64)
-        near = near * np.sqrt(2 * size / (size + 1))
-    return [int(c) for c in near.argmin(1)]
+        ratio = 2 * size / (size + 1)
+        height = height * np.sqrt(ratio)
+    return [int(cluster) for cluster in height.argmin(1)]
+
+
+def _first_gap(m: int) -> int:
+    """Return the first gap of heights at which a cut leaves at most m / 2 clusters.
+
+    Gap k is above k + 1 merges, so a cut there leaves m − 1 − k clusters. Finer cuts are not
+    considered, so that clusters have two members on average: the lowest merges always have gaps.
+    """
+    return m - 1 - m // 2
+
+
+def _two_large_clusters(tree: Array) -> NDArray[np.bool_]:
+    """Return, after each merge (m − 1,), if two or more clusters have two or more members."""
+    m = len(tree) + 1
+    large = 0
+    enough = []
+    for first, second, *_ in tree:
+        # scipy numbers merged clusters from m: they are large already, and become one.
+        large_before = int(first >= m) + int(second >= m)
+        large += 1 - large_before
+        enough.append(large >= 2)
+    return np.array(enough)
+
+
+def _labels_after(tree: Array, merged: int) -> list[int]:
+    """Return labels (m,) after so many merges, numbered in the order of first members."""
+    m = len(tree) + 1
+    groups = {position: [position] for position in range(m)}
+    for number, (first, second, *_) in enumerate(tree[:merged], start=m):
+        first_group = groups.pop(int(first))
+        second_group = groups.pop(int(second))
+        groups[number] = first_group + second_group
+    labels = [0] * m
+    by_first_member = sorted(groups.values(), key=min)
+    for label, group in enumerate(by_first_member):
+        for position in group:
+            labels[position] = label
+    return labels

@@ -1,19 +1,24 @@
-"""Bipartitions by single linkage, and how far apart their halves are."""
+"""Bipartitions by single linkage, and the separation of clusters from the rest."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from securecluster.clustering.labels import Array
+from securecluster.clustering.labels import Array, is_finite_square
 from securecluster.errors import UsageError
 
 
 class Bipartition(NamedTuple):
-    """Two halves (sorted positions; the first holds position 0) and the largest similarity across
-    them.
+    """Two groups of clients and the largest similarity across them.
+
+    Attributes:
+        first: sorted positions of the group that contains position 0.
+        second: sorted positions of the other group.
+        cross_max: largest similarity of a member of one group to one of the other.
     """
 
     first: tuple[int, ...]
@@ -21,13 +26,31 @@ class Bipartition(NamedTuple):
     cross_max: float
 
 
-def bipartition(alpha: Array) -> Bipartition:
-    """The bipartition whose largest cross-similarity is smallest, in O(m²) (Sattler et al. 2019,
-    eq. 35 and Algorithm 1).
+class Separated(NamedTuple):
+    """Clusters that are separated from the rest, and the score of the best one.
 
-    An optimum is the cut of the weakest edge of the maximum spanning tree, which is the last merge
-    of single linkage on -alpha. Cutting at that merge, and not at its height, gives two non-empty
-    halves under ties as well.
+    Attributes:
+        score: the largest score of a cluster; minus infinity for two clients.
+        labels: each client's cluster, (m,).
+        best: sorted positions of the cluster with the largest score.
+    """
+
+    score: float
+    labels: list[int]
+    best: tuple[int, ...]
+
+
+class _Scored(NamedTuple):
+    score: float
+    cluster: list[int]
+
+
+def bipartition(alpha: Array) -> Bipartition:
+    """Return the bipartition that minimises the largest cross-similarity, in O(m²).
+
+    This is Sattler et al. 2019, eq. 35 and Algorithm 1. An optimum is the cut of the weakest edge
+    of the maximum spanning tree, which is the last merge of single linkage on −alpha. Cutting at
+    that merge, and not at its height, gives two non-empty groups under ties as well.
 
     Args:
         alpha: similarities, (m, m), symmetric, m >= 2; the diagonal is not read.
@@ -35,82 +58,118 @@ def bipartition(alpha: Array) -> Bipartition:
     Raises:
         UsageError: fewer than two rows, not square, or not finite.
     """
-    from scipy.cluster.hierarchy import linkage
-    from scipy.spatial.distance import squareform
-
     m = len(alpha)
-    if m < 2 or alpha.shape != (m, m) or not np.isfinite(alpha).all():
+    if m < 2 or not is_finite_square(alpha):
         raise UsageError(
             "a bipartition needs a finite square similarity matrix of at least two clients, not "
             f"{alpha.shape}"
         )
     if m == 2:
-        return Bipartition((0,), (1,), float(alpha[0, 1]))
-    distance = -alpha.astype(np.float64)
-    np.fill_diagonal(distance, 0.0)
-    groups = {k: {k} for k in range(m)}
-    for n, (a, b, *_) in enumerate(linkage(squareform(distance, checks=False), "single")[:-1]):
-        groups[m + n] = groups.pop(int(a)) | groups.pop(int(b))
-    left, _ = groups.values()
-    here = tuple(k for k in range(m) if (k in left) == (0 in left))
-    there = tuple(k for k in range(m) if (k in left) != (0 in left))
-    return Bipartition(here, there, float(alpha[np.ix_(here, there)].max()))
+        cross_similarity = float(alpha[0, 1])
+        return Bipartition((0,), (1,), cross_similarity)
+    tree = _single_linkage(alpha)
+    groups = {position: {position} for position in range(m)}
+    # All merges but the last one.
+    for merged, (one, other, *_) in enumerate(tree[:-1], start=m):
+        one_group = groups.pop(int(one))
+        other_group = groups.pop(int(other))
+        groups[merged] = one_group | other_group
+    first, second = sorted(groups.values(), key=min)
+    first_positions = tuple(sorted(first))
+    second_positions = tuple(sorted(second))
+    across = alpha[np.ix_(first_positions, second_positions)]
+    return Bipartition(first_positions, second_positions, float(across.max()))
 
 
 def intra_min(alpha: Array, members: tuple[int, ...]) -> float:
-    """The smallest similarity within a group (1 for a group of one)."""
-    inside = alpha[np.ix_(members, members)][~np.eye(len(members), dtype=bool)]
-    return float(inside.min()) if inside.size else 1.0
+    """Return the smallest similarity within a group.
 
+    Args:
+        alpha: similarities, (m, m).
+        members: positions of the group's members.
 
-class Separated(NamedTuple):
-    """How far the best separated cluster stands apart, and all clusters that stand apart at all."""
-
-    score: float
-    labels: list[int]
-    best: tuple[int, ...]
+    Returns:
+        The smallest similarity of two different members; 1 for a group of one.
+    """
+    block = alpha[np.ix_(members, members)]
+    # A client's similarity to itself says nothing.
+    diagonal = np.eye(len(members), dtype=bool)
+    off_diagonal = block[~diagonal]
+    if not off_diagonal.size:
+        return 1.0
+    return float(off_diagonal.min())
 
 
 def separated(alpha: Array) -> Separated:
-    """Score clusters C by (|C| - 1)·(α_intra^min(C) - α_cross^max(C, rest)), in O(m²) (ours).
+    """Find the clusters that are separated from all other clients, in O(m²) (not in the paper).
 
-    A positive score is Sattler et al.'s separation gap (2019, eq. 28) of one cluster against all
-    others, so it does not vanish where both halves of a correct bipartition hold several clusters.
-    Clusters count by size, since two of many noisy updates align by chance while larger groups do
-    not. A cluster whose least similarity exceeds those to the rest is one of single linkage, so
-    only these are looked at; α_cross^max of each is where it is merged with another.
+    A cluster C scores (|C| − 1)·(α_intra^min(C) − α_cross^max(C, rest)). A positive score is
+    Sattler et al.'s separation gap (2019, eq. 28) of one cluster against all others, so it does not
+    vanish where both groups of a correct bipartition hold several clusters. Clusters count by size,
+    since two of many noisy updates align by chance while larger groups do not.
 
     Args:
         alpha: similarities, (m, m), symmetric and finite, m >= 2; the diagonal is not read.
 
     Returns:
-        The largest score, minus infinity for two clients; a partition (m,): disjoint clusters with
-        a positive score, those with larger scores first, and one group of all clients that are in
-        none; and the members of the best cluster.
+        The largest score; a partition into disjoint clusters with a positive score, chosen by
+        descending score, and one group of all other clients; and the best cluster.
     """
+    scored = _scored_clusters(alpha)
+    if not scored:
+        one_cluster = [0] * len(alpha)
+        return Separated(-math.inf, one_cluster, ())
+    # Stable, so that ties are resolved by the order of merges.
+    scored.sort(key=lambda candidate: -candidate.score)
+    best = scored[0]
+    labels = _disjoint_labels(scored, len(alpha))
+    return Separated(best.score, labels, tuple(sorted(best.cluster)))
+
+
+def _single_linkage(alpha: Array) -> Array:
+    """Return scipy's linkage matrix (m − 1, 4) of −alpha by single linkage."""
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
 
-    m = len(alpha)
     distance = -alpha.astype(np.float64)
     np.fill_diagonal(distance, 0.0)
-    tree = linkage(squareform(distance, checks=False), "single")
-    groups: dict[int, list[int]] = {k: [k] for k in range(m)}
-    least = dict.fromkeys(range(m), math.inf)  # of the similarities within
-    scored: list[tuple[float, list[int]]] = []
-    for new, (left, right, height, _) in enumerate(tree, start=m):
-        first, second = groups.pop(int(left)), groups.pop(int(right))
-        for child, own in ((int(left), first), (int(right), second)):
-            if len(own) > 1:
-                scored.append(((len(own) - 1) * (least[child] + float(height)), own))
-        across = float(alpha[np.ix_(first, second)].min())
-        least[new] = min(across, least[int(left)], least[int(right)])
-        groups[new] = first + second
-    scored.sort(key=lambda one: -one[0])
+    condensed = squareform(distance, checks=False)
+    return np.asarray(linkage(condensed, "single"))
+
+
+def _scored_clusters(alpha: Array) -> list[_Scored]:
+    """Return the score of each cluster of two or more clients that single linkage makes.
+
+    A cluster with a positive score is always one of these: its smallest inner similarity exceeds
+    all those to the rest. α_cross^max of each is minus the height at which it is merged.
+    """
+    m = len(alpha)
+    groups = {position: [position] for position in range(m)}
+    # A cluster of one has no inner similarity.
+    inner_min = dict.fromkeys(range(m), math.inf)
+    scored = []
+    for merged, (one, other, height, _) in enumerate(_single_linkage(alpha), start=m):
+        children = (int(one), int(other))
+        for child in children:
+            size = len(groups[child])
+            if size > 1:
+                score = (size - 1) * (inner_min[child] + float(height))
+                scored.append(_Scored(score, groups[child]))
+        first, second = [groups.pop(child) for child in children]
+        across = alpha[np.ix_(first, second)]
+        within = [inner_min[child] for child in children]
+        inner_min[merged] = min(float(across.min()), *within)
+        groups[merged] = first + second
+    return scored
+
+
+def _disjoint_labels(scored: Sequence[_Scored], m: int) -> list[int]:
+    """Return the partition (m,) by the first disjoint clusters with a positive score."""
     clusters = np.full(m, -1)
-    for number, (score, own) in enumerate(scored):
-        if score > 0 and (clusters[own] < 0).all():
-            clusters[own] = number
-    labels: list[int] = np.unique(clusters, return_inverse=True)[1].tolist()
-    score, best = scored[0] if scored else (-math.inf, [])
-    return Separated(score, labels, tuple(sorted(best)))
+    for number, (score, cluster) in enumerate(scored):
+        free = clusters[cluster] < 0
+        if score > 0 and free.all():
+            clusters[cluster] = number
+    _, numbers = np.unique(clusters, return_inverse=True)
+    labels: list[int] = numbers.tolist()
+    return labels

@@ -13,72 +13,126 @@ from securecluster.errors import UsageError
 TRIED = 50  # values of DBSCAN's eps
 
 
-def dbscan(distance: Array, eps: float, least: int) -> list[int]:
-    """DBSCAN's clusters, numbered from 0, of points that are known by their distances (m, m) (Ester
-    et al. 1996); noise is -1.
+def dbscan(distance: Array, eps: float, min_samples: int) -> list[int]:
+    """Cluster points by DBSCAN, given only their distances (Ester et al. 1996).
 
     Args:
-        eps: points are neighbours up to this distance.
-        least: neighbours, itself among them, that make a point a core of a cluster.
+        distance: (m, m), symmetric.
+        eps: points up to this distance are neighbours.
+        min_samples: neighbours, the point itself included, that make a point a core of a cluster.
+
+    Returns:
+        Labels (m,) from 0; -1 for noise.
     """
     from sklearn.cluster import DBSCAN
 
-    found: list[int] = (
-        DBSCAN(eps=max(eps, np.finfo(float).tiny), min_samples=least, metric="precomputed")
-        .fit_predict(distance)
-        .tolist()
+    # scikit-learn refuses eps = 0, at which equal points are still neighbours.
+    positive_eps = max(eps, np.finfo(float).tiny)
+    estimator = DBSCAN(
+        eps=positive_eps,
+        min_samples=min_samples,
+        metric="precomputed",
     )
-    return found
+    labels: list[int] = estimator.fit_predict(distance).tolist()
+    return labels
 
 
-def check_dbscan(eps: object, least: object) -> None:
-    """Raise UsageError for what is no distance, or no number of neighbours; None leaves either
-    open.
+def check_dbscan(eps: object, min_samples: object) -> None:
+    """Check DBSCAN's options; None leaves an option to its default.
+
+    Args:
+        eps: largest distance of neighbours.
+        min_samples: neighbours of a core point.
+
+    Raises:
+        UsageError: `eps` is not a finite number from 0, or `min_samples` no whole number from 1.
     """
-    if eps is not None and not (isinstance(eps, Real) and 0 <= float(eps) < np.inf):
+    if eps is not None and not _is_distance(eps):
         raise UsageError(
             f"eps = {eps!r} is no distance: give a finite number from 0, or leave it out"
         )
-    if least is not None and not (isinstance(least, Integral) and int(least) >= 1):
+    if min_samples is not None and not _is_count(min_samples):
         raise UsageError(
-            f"min_samples = {least!r} is not possible: it is a whole number from 1, or left out"
+            f"min_samples = {min_samples!r} is not possible: it is a whole number from 1, or left "
+            "out"
         )
 
 
 def most_similar(similarity: Array, labels: Sequence[int]) -> list[int]:
-    """For each of some points, the cluster to whose members it is most similar on average (ours).
+    """Assign each of n points to the cluster of largest mean similarity (not in the paper).
 
     Args:
-        similarity: to the m points that are in clusters, (n, m).
-        labels: of these, (m,).
+        similarity: similarities to the m points that are in clusters, (n, m).
+        labels: clusters of these m points, (m,).
+
+    Returns:
+        Labels (n,).
     """
     clusters = sorted(set(labels))
-    means = np.stack([similarity[:, np.equal(labels, c)].mean(1) for c in clusters], axis=1)
-    return [clusters[k] for k in means.argmax(1)]
+    means = []
+    for cluster in clusters:
+        in_cluster = np.equal(labels, cluster)
+        to_cluster = similarity[:, in_cluster]
+        means.append(to_cluster.mean(1))
+    best = np.stack(means, axis=1).argmax(1)
+    return [clusters[position] for position in best]
 
 
-def neighbourhood(similarity: Array, least: int) -> float:
-    """An eps for `dbscan` on 1 - similarity (m, m): of those at which users become cores, the one
-    of the largest modularity (ours).
+def neighbourhood(similarity: Array, min_samples: int) -> float:
+    """Choose the eps of `dbscan` on 1 − similarity by the modularity of its clusters (not in the
+    paper).
+
+    Args:
+        similarity: (m, m).
+        min_samples: neighbours, the point itself included, that make a point a core.
+
+    Returns:
+        The candidate eps of largest modularity, the largest one of several.
     """
     distance = 1 - similarity
-    # where each has `least` neighbours
-    cores = np.sort(distance, axis=1)[:, min(least, len(distance)) - 1]
-    tried = np.unique(np.quantile(cores, np.linspace(0, 1, TRIED)).clip(0))
-    return max(
-        (modularity(similarity, relabel(dbscan(distance, float(eps), least))), float(eps))
-        for eps in tried
-    )[1]
+    # Labels can change at these distances: from them on a point has `min_samples` neighbours.
+    farthest = min(min_samples, len(distance)) - 1
+    core_distances = np.sort(distance, axis=1)[:, farthest]
+    levels = np.linspace(0, 1, TRIED)
+    quantiles = np.quantile(core_distances, levels)
+    candidates = np.unique(quantiles.clip(0))
+    scored = []
+    for eps in candidates:
+        # Noise counts as clusters of one point each, so that a partition can be scored.
+        labels = relabel(dbscan(distance, float(eps), min_samples))
+        score = modularity(similarity, labels)
+        scored.append((score, float(eps)))
+    _, best_eps = max(scored)
+    return best_eps
 
 
 def modularity(similarity: Array, labels: Sequence[int]) -> float:
-    """How far the similarity within clusters exceeds what the clusters' shares of all similarity
-    let expect (Newman 2004, weighted).
+    """Return the weighted modularity of a clustering (Newman 2004).
 
-    One cluster has 0, and clusters of one less than that. The diagonal is not read.
+    It is the share of similarity within clusters, less the share expected from the clusters'
+    weights. A single cluster has 0, and clusters of one point each have less.
+
+    Args:
+        similarity: weights of all pairs, (m, m); the diagonal is not read.
+        labels: each point's cluster, (m,).
     """
-    weight = similarity - np.diag(np.diag(similarity))
-    member = np.equal.outer(np.unique(labels), np.asarray(labels)).astype(np.float64)  # (K, m)
-    between = member @ weight @ member.T
-    total = max(float(between.sum()), np.finfo(float).tiny)
-    return float(np.trace(between) / total - ((between.sum(1) / total) ** 2).sum())
+    diagonal = np.diag(similarity)
+    weight = similarity - np.diag(diagonal)
+    is_member = np.equal.outer(np.unique(labels), np.asarray(labels))
+    indicator = is_member.astype(np.float64)  # (K, m)
+    between = indicator @ weight @ indicator.T
+    # Positive, so that similarities that are all zero do not divide by zero.
+    tiny = np.finfo(float).tiny
+    volume = max(float(between.sum()), tiny)
+    observed = np.trace(between) / volume
+    cluster_shares = between.sum(1) / volume
+    expected = (cluster_shares**2).sum()
+    return float(observed - expected)
+
+
+def _is_distance(value: object) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) < np.inf
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and int(value) >= 1

@@ -8,24 +8,50 @@ import numpy as np
 
 from securecluster.clustering.labels import Array
 
+STARTS = 10  # random initializations, of which the best one is returned
+SEEDS = 1 << 32  # scikit-learn takes seeds below this
+
 
 def kmeans(inner: Array, k: int, seed: int) -> list[int]:
-    """k-means clusters, numbered from 0, of points that are known by their inner products (m, m).
+    """Cluster points by k-means, given only their inner products.
 
-    Points of m or fewer numbers have the same inner products, and so the same distances: the
-    clusters are those of the points themselves. Of ten starts the best is taken; there are fewer
-    clusters where fewer points differ.
+    Points in at most m dimensions with these inner products have the same pairwise distances as the
+    original points, so they have the same clusters.
+
+    Args:
+        inner: inner products, (m, m).
+        k: number of clusters.
+        seed: seed of the random starts.
+
+    Returns:
+        Labels (m,) from 0; fewer than k clusters if fewer points are distinct.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
-    centred = inner - inner.mean(0) - inner.mean(1)[:, None] + inner.mean()
-    values, vectors = np.linalg.eigh((centred + centred.T) / 2)
-    points = vectors * np.sqrt(values.clip(0))
+    points = _embedding(inner)
+    estimator = KMeans(
+        min(k, len(points)),
+        n_init=STARTS,
+        random_state=seed % SEEDS,
+    )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # points that coincide
-        found = KMeans(min(k, len(points)), n_init=10, random_state=seed % (1 << 32)).fit_predict(
-            points
-        )
-    labels: list[int] = np.unique(found, return_inverse=True)[1].tolist()
+        # Points that coincide give fewer clusters than k, which scikit-learn warns of.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        predicted = estimator.fit_predict(points)
+    _, positions = np.unique(predicted, return_inverse=True)
+    labels: list[int] = positions.tolist()
     return labels
+
+
+def _embedding(inner: Array) -> Array:
+    """Return centred points (m, m) with the given inner products (classical scaling)."""
+    column_means = inner.mean(0)
+    row_means = inner.mean(1)[:, None]
+    centred = inner - column_means - row_means + inner.mean()
+    # Averaging with the transpose undoes asymmetry by rounding, which eigh would ignore.
+    symmetric = (centred + centred.T) / 2
+    values, vectors = np.linalg.eigh(symmetric)
+    # Rounding and noisy inner products can make the smallest eigenvalues negative.
+    scales = np.sqrt(values.clip(0))
+    return np.asarray(vectors * scales)

@@ -1,4 +1,4 @@
-"""Clusterings of similarity matrices."""
+"""Cluster labels and checks of what is clustered."""
 
 from __future__ import annotations
 
@@ -14,22 +14,56 @@ Array = NDArray[np.float64]
 
 
 def members(labels: Sequence[int]) -> list[list[int]]:
-    """The clients of each cluster 0 … max(labels), in order."""
-    found: list[list[int]] = [[] for _ in range(1 + max(labels, default=-1))]
-    for i, label in enumerate(labels):
-        found[label].append(i)
-    return found
+    """Return the positions of each cluster's members.
+
+    Args:
+        labels: each client's cluster, (m,), from 0.
+
+    Returns:
+        One ascending list for each cluster 0 … max(labels); empty for an unused number.
+    """
+    count = 1 + max(labels, default=-1)
+    clusters: list[list[int]] = [[] for _ in range(count)]
+    for position, label in enumerate(labels):
+        clusters[label].append(position)
+    return clusters
 
 
 def largest(labels: Sequence[int]) -> int:
-    """The cluster with most clients, of equal ones the first: where a client of which nothing is
-    known most likely belongs (ours).
+    """Return the largest cluster, the first one of several.
+
+    It is the most likely cluster of a client without any data to compare (not in the paper).
+
+    Args:
+        labels: each client's cluster, (m,), from 0; not empty.
     """
-    return max(range(1 + max(labels)), key=list(labels).count)
+    clusters = range(1 + max(labels))
+    return max(clusters, key=list(labels).count)
+
+
+def is_finite_square(matrix: Array) -> bool:
+    """Return True for a square matrix of finite numbers.
+
+    Args:
+        matrix: any array.
+    """
+    side = len(matrix)
+    if matrix.shape != (side, side):
+        return False
+    return bool(np.isfinite(matrix).all())
 
 
 def check_number(k: object, clients: int, name: str = "k") -> None:
-    """Raise UsageError for a number of clusters that cannot be made of so many clients."""
+    """Check a number of clusters.
+
+    Args:
+        k: the number to check.
+        clients: the number of clients to cluster.
+        name: the option's name, for the message.
+
+    Raises:
+        UsageError: `k` is not a whole number from 1 to `clients`.
+    """
     if not isinstance(k, Integral) or not 1 <= int(k) <= clients:
         raise UsageError(
             f"{name} = {k!r} clusters cannot be made of {clients} clients: it is a whole number "
@@ -38,11 +72,18 @@ def check_number(k: object, clients: int, name: str = "k") -> None:
 
 
 def relabel(labels: Sequence[int]) -> list[int]:
-    """Clusters numbered from 0 in the order of their first members; each of those labelled -1 is
-    one of its own.
+    """Number clusters from 0 in the order of their first members.
+
+    Args:
+        labels: each client's cluster, (m,); each -1 becomes a cluster of its own.
     """
-    found: dict[tuple[int, int], int] = {}
-    return [
-        found.setdefault((label, k if label < 0 else -1), len(found))
-        for k, label in enumerate(labels)
-    ]
+    numbers: dict[tuple[int, int], int] = {}
+    relabelled = []
+    for position, label in enumerate(labels):
+        # The position keeps two noise points apart; members of a cluster share the key (label, -1).
+        key = (label, -1)
+        if label < 0:
+            key = (label, position)
+        number = numbers.setdefault(key, len(numbers))
+        relabelled.append(number)
+    return relabelled

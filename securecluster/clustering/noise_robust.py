@@ -1,5 +1,6 @@
-"""Clusterings that bear noise: average linkage, spectral clustering and k-means of similarities,
-and how many clusters there are.
+"""Clusterings that are robust to noise in the similarities.
+
+Average linkage, spectral clustering and k-means of similarities, and the number of clusters.
 """
 
 from __future__ import annotations
@@ -14,28 +15,49 @@ from numpy.typing import NDArray
 from securecluster.clustering.agglomerative import into, merges, threshold
 from securecluster.clustering.bipartition import Bipartition, bipartition, intra_min, separated
 from securecluster.clustering.k_means import kmeans
-from securecluster.clustering.labels import members, relabel
+from securecluster.clustering.labels import is_finite_square, members, relabel
 from securecluster.clustering.significance import Null, p_value
 from securecluster.errors import UsageError, unknown
 
 Array = NDArray[np.float64]
 LEVEL = 0.01  # of the test by which a smaller gap of merges than usual counts, too
-EVIDENCE = 0.25  # the least separation that is tested; found by trial
+EVIDENCE = 0.25  # smallest separation that is tested; found by trial
 CLUSTERERS = ("paper", "average", "spectral", "kmeans")
 
 
-def partition(similarity: Array, clusterer: str, k: int | None = None, seed: int = 0) -> list[int]:
-    """Clusters of points that are known by their similarities (m, m) in [-1, 1], numbered from 0 in
-    the order of their first members.
+class SplitEvidence(NamedTuple):
+    """Evidence that a group of clients has clusters.
 
-    "average" merges by average linkage of 1 − similarity, "kmeans" is k-means of points with these
-    inner products, "spectral" that of the unit rows of the first k eigenvectors of the normalised
-    affinity, which is similarity where it is positive, else 0 (Ng, Jordan, Weiss 2001). Equal
-    points stay together where k lets them; there may be fewer clusters than k where fewer points
-    differ.
+    Attributes:
+        separation: separation of the clusters found.
+        p_value: how often clients without clusters are as separated.
+    """
+
+    separation: float
+    p_value: float
+
+
+def partition(
+    similarity: Array,
+    clusterer: str,
+    k: int | None = None,
+    seed: int = 0,
+) -> list[int]:
+    """Cluster points, given only their similarities.
+
+    "average" merges by average linkage of 1 − similarity. "kmeans" is k-means of points with these
+    inner products. "spectral" is k-means of the unit rows of the first k eigenvectors of `affinity`
+    (Ng, Jordan, Weiss 2001).
 
     Args:
-        k: how many clusters; None: `eigengap`.
+        similarity: (m, m) in [-1, 1], symmetric.
+        clusterer: one of `CLUSTERERS`, but not "paper".
+        k: number of clusters; None: `eigengap`.
+        seed: seed of the starts of k-means.
+
+    Returns:
+        Labels (m,), numbered from 0 in the order of first members. Equal points stay together where
+        k permits it; there may be fewer clusters than k where fewer points are distinct.
 
     Raises:
         UsageError: an unknown clusterer, or a matrix that is not finite and square.
@@ -43,181 +65,280 @@ def partition(similarity: Array, clusterer: str, k: int | None = None, seed: int
     if clusterer not in CLUSTERERS[1:]:
         raise unknown("clusterer", clusterer, CLUSTERERS)
     m = len(similarity)
-    if similarity.shape != (m, m) or not np.isfinite(similarity).all():
+    if not is_finite_square(similarity):
         raise UsageError(
             f"clustering needs a finite square similarity matrix, not {similarity.shape}"
         )
-    k = min(m, eigengap(similarity) if k is None else k)
+    if k is None:
+        k = eigengap(similarity)
+    k = min(m, k)
     if k < 2:
         return [0] * m
     if clusterer == "average":
-        return into(merges(np.where(np.eye(m, dtype=bool), 0.0, 1 - similarity), "average"), k)
+        distance = _without_diagonal(1 - similarity)
+        return into(merges(distance, "average"), k)
     if clusterer == "kmeans":
         return relabel(kmeans(similarity, k, seed))
-    vectors = np.linalg.eigh(affinity(similarity))[1][:, -k:]
-    size = np.linalg.norm(vectors, axis=1, keepdims=True)
-    points = vectors / np.where(size > np.sqrt(m) * np.finfo(float).eps, size, 1)
+    points = _spectral_points(similarity, k)
     return relabel(kmeans(points @ points.T, k, seed))
 
 
 def contrasted(distance: Array) -> Array:
-    """Return exp(−d / mean d) of distances (m, m): similarities that differ however small distances
-    are.
+    """Return the similarities exp(−d / mean d), which differ however small distances are.
 
-    Similarities that are all near 1 leave spectral clustering the eigenvalues of the diagonal
-    alone.
+    Similarities that are all near 1 leave only the diagonal's eigenvalues to spectral clustering.
+
+    Args:
+        distance: (m, m).
+
+    Returns:
+        (m, m) in [0, 1].
     """
-    others = distance[~np.eye(len(distance), dtype=bool)]
-    mean = float(others.mean()) if others.size else 0.0
-    return np.exp(-distance / mean) if mean > 0 else 1 - distance
+    off_diagonal = distance[~np.eye(len(distance), dtype=bool)]
+    mean = 0.0
+    if off_diagonal.size:
+        mean = float(off_diagonal.mean())
+    # Without any distance there is no scale.
+    if not mean > 0:
+        return 1 - distance
+    return np.exp(-distance / mean)
 
 
 def affinity(similarity: Array) -> Array:
-    """D^-½·W·D^-½ of W = max(similarity, 0) off the diagonal, 0 on it; D its row sums. Eigenvalues
-    lie in [-1, 1].
+    """Return the normalised affinity D^-½·W·D^-½, whose eigenvalues lie in [-1, 1].
+
+    W is similarity where it is positive and off the diagonal, else 0; D contains its row sums.
+
+    Args:
+        similarity: (m, m), symmetric.
+
+    Returns:
+        (m, m); rows of points without positive similarity are 0.
     """
-    weight = np.where(np.eye(len(similarity), dtype=bool), 0.0, similarity.clip(0))
-    total = weight.sum(1)
-    scale = np.where(total > 0, 1 / np.sqrt(np.where(total > 0, total, 1.0)), 0.0)
+    weight = _without_diagonal(similarity.clip(0))
+    degree = weight.sum(1)
+    # Isolated points are replaced before the division, which would warn.
+    connected = degree > 0
+    safe_degree = np.where(connected, degree, 1.0)
+    scale = np.where(connected, 1 / np.sqrt(safe_degree), 0.0)
     return np.asarray(weight * scale[:, None] * scale)
 
 
 def eigengap(similarity: Array) -> int:
-    """How many clusters, where nobody knows (ours): as many as eigenvalues of `affinity` stand
-    before its largest gap, at most m / 2.
+    """Return the number of clusters by the largest gap of eigenvalues of `affinity`.
 
-    Points that are alike within clusters only give an eigenvalue 1 for each, points without
-    clusters, or with similarities that noise has drowned, one alone (von Luxburg 2007, 8.3).
+    Not in the paper. Points that are similar within clusters only give one eigenvalue 1 for each
+    cluster. Points without clusters, or with similarities that noise dominates, give a single one
+    (von Luxburg 2007, 8.3).
+
+    Args:
+        similarity: (m, m), symmetric.
+
+    Returns:
+        The number of eigenvalues before the gap, from 1 to m / 2.
     """
-    values = np.linalg.eigvalsh(affinity(similarity))[::-1]
-    most = max(1, len(values) // 2)
-    return int((values[:most] - np.append(values, 0.0)[1 : most + 1]).argmax()) + 1
+    ascending = np.linalg.eigvalsh(affinity(similarity))
+    # A single point's gap is to 0.
+    values = np.append(ascending[::-1], 0.0)
+    maximum = max(1, len(ascending) // 2)
+    gaps = values[:maximum] - values[1 : maximum + 1]
+    return int(gaps.argmax()) + 1
 
 
 def split_into_two(alpha: Array, clusterer: str, seed: int = 0) -> Bipartition:
-    """The bipartition that a clusterer makes, with the mean similarity across it (ours); "paper" is
-    `bipartition`, with the largest.
+    """Return a clusterer's bipartition with the mean similarity across it (not in the paper).
 
-    As many clusters as `eigengap` sees, two at least, are put together into two: halving at once
-    would cut through clusters where there are more. The largest and smallest of many similarities
-    follow their noise; means do not.
+    "paper" gives `bipartition`, with the largest similarity across it. The largest and smallest of
+    many similarities follow their noise; means do not.
+
+    Args:
+        alpha: similarities, (m, m), symmetric, m >= 2.
+        clusterer: one of `CLUSTERERS`.
+        seed: seed of the clusterer's starts.
     """
     if clusterer == "paper" or len(alpha) < 3:
         return bipartition(alpha)
-    labels = np.asarray(partition(alpha, clusterer, max(2, eigengap(alpha)), seed))
+    # Splitting in two at once would cut through clusters where there are more than two.
+    count = max(2, eigengap(alpha))
+    labels = np.asarray(partition(alpha, clusterer, count, seed))
     if not labels.any():  # equal points
         return bipartition(alpha)
-    # (k, m), rows of sum 1
-    member = np.equal.outer(np.arange(labels.max() + 1), labels) / np.bincount(labels)[:, None]
-    apart = 1 - member @ alpha @ member.T
-    np.fill_diagonal(apart, 0.0)
-    side = np.asarray(into(merges(apart, "average"), 2))[labels]
-    first, second = (tuple(own) for own in members(side.tolist()))
-    return Bipartition(first, second, float(alpha[np.ix_(first, second)].mean()))
+    sides = _two_groups(alpha, labels)[labels]
+    first, second = members(sides.tolist())
+    across = alpha[np.ix_(first, second)]
+    return Bipartition(tuple(first), tuple(second), float(across.mean()))
 
 
 def gap_between(alpha: Array, halves: Bipartition) -> float:
-    """Return how far the more coherent half's least similarity exceeds the one across; -2 without a
-    half of two.
+    """Return the separation gap of a bipartition's more coherent group.
+
+    Args:
+        alpha: similarities, (m, m).
+        halves: the bipartition.
+
+    Returns:
+        The group's smallest similarity less the one across; −2 if no group has two members.
     """
-    coherent = [intra_min(alpha, half) for half in (halves.first, halves.second) if len(half) > 1]
-    if not coherent:
+    coherences = []
+    for half in (halves.first, halves.second):
+        if len(half) > 1:
+            coherences.append(intra_min(alpha, half))
+    # No difference of two cosines is smaller.
+    if not coherences:
         return -2.0
-    return max(coherent) - halves.cross_max
+    return max(coherences) - halves.cross_max
 
 
-def with_company(alpha: Array, found: Bipartition) -> Bipartition:
-    """Return a bipartition as it is, or, where it parts a lone client from all others, the best
-    separated cluster and its rest (ours).
+def with_company(alpha: Array, candidate: Bipartition) -> Bipartition:
+    """Replace a bipartition that isolates one client (not in the paper).
 
-    The client that is least like anyone, often the one with the fewest samples, is no evidence of a
-    cluster, and that of the others lies elsewhere, unless they are the best separated cluster
-    themselves.
+    The client that is least similar to all others, often the one with the fewest samples, is no
+    evidence of a cluster, and the clusters of the others lie elsewhere.
+
+    Args:
+        alpha: similarities, (m, m).
+        candidate: a bipartition of the m clients.
+
+    Returns:
+        The best separated cluster and its rest, if the bipartition isolates a client and these do
+        not; else the bipartition itself.
     """
-    if min(len(found.first), len(found.second)) > 1:
-        return found
+    if not _isolates_one(candidate.first, candidate.second):
+        return candidate
     best = separated(alpha).best
-    rest = tuple(k for k in range(len(alpha)) if k not in best)
-    if len(best) < 2 or len(rest) < 2:
-        return found
-    first, second = (best, rest) if 0 in best else (rest, best)
-    return Bipartition(first, second, float(alpha[np.ix_(first, second)].max()))
-
-
-class SplitEvidence(NamedTuple):
-    """How separated clients are, and how often clients without clusters would be as separated."""
-
-    separation: float
-    p_value: float
+    others = tuple(position for position in range(len(alpha)) if position not in best)
+    if _isolates_one(best, others):
+        return candidate
+    # By convention the first group contains position 0.
+    first, second = sorted((best, others))
+    across = alpha[np.ix_(first, second)]
+    return Bipartition(first, second, float(across.max()))
 
 
 def evidence_for_split(
-    alpha: Array, clusterer: str, least: float, level: float, seed: int
+    alpha: Array, clusterer: str, minimum: float, level: float, seed: int
 ) -> SplitEvidence:
-    """Return how separated clients are, and the p-value: how often clients without clusters would
-    be as separated (ours).
+    """Test if clients are more separated than clients without clusters (not in the paper).
 
-    The separation is `clustering.separated` for the paper's bipartition, and `mean_separation` of
+    The separation is `bipartition.separated` for the paper's bipartition, and `mean_separation` of
     the clusters that another clusterer makes of each draw. The null distribution is
-    `significance.Null`, the residual noise within the clusters found. Among a hundred clients a few
-    pairs are more alike than Gaussian noise makes them, though they are no cluster that is worth a
-    model: hence `least`.
+    `significance.Null`, the residual noise within the clusters found.
 
     Args:
         alpha: cosines, (m, m), m >= 2.
-        least: separations up to this are not tested: their p-value is 1.
+        clusterer: one of `CLUSTERERS`.
+        minimum: separations up to this are not tested: their p-value is 1.
         level: draws are made until one is as separated, or until the p-value is known to be at most
             this.
-        seed: of the draws, and of the clusterer's starts.
+        seed: seed of the draws, and of the clusterer's starts.
     """
-
-    def score(drawn: Array) -> tuple[float, list[int]]:
-        if clusterer == "paper":
-            return separated(drawn)[:2]
-        labels = partition(drawn, clusterer, max(2, eigengap(drawn)), seed)
-        return mean_separation(drawn, labels), labels
-
-    observed, labels = score(alpha)
-    if observed <= least or len(set(labels)) in (1, len(labels)):
+    observed, labels = _separation(alpha, clusterer, seed)
+    # Among a hundred clients a few pairs are more similar than Gaussian noise makes them, but they
+    # are not a cluster that is worth a model.
+    if observed <= minimum:
         return SplitEvidence(observed, 1.0)
+    # The null needs noise within a cluster, and something to test.
+    if len(set(labels)) in (1, len(labels)):
+        return SplitEvidence(observed, 1.0)
+
+    def statistic(drawn: Array) -> float:
+        score, _ = _separation(drawn, clusterer, seed)
+        return score
+
     null = Null.within(alpha, labels)
-    return SplitEvidence(
-        observed,
-        p_value(lambda drawn: score(drawn)[0], observed, null, level, np.random.default_rng(seed)),
-    )
+    generator = np.random.default_rng(seed)
+    return SplitEvidence(observed, p_value(statistic, observed, null, level, generator))
 
 
 def default_threshold(tree: Array, gap: float, alpha: Array, seed: int) -> float:
-    """Return where to cut merges when nobody knows (ours): at their largest gap, if it is large or
-    clusters are significant.
+    """Return where to cut merges without a given height (not in the paper).
+
+    The cut is at the largest gap of heights, if it is large or the clusters are significant.
 
     Args:
-        tree: scipy's linkage matrix.
-        gap: the ratio of heights from which a gap is large (`hierarchy.gap_of`).
-        alpha: cosines of what was merged, (m, m); `evidence_for_split` of these is tested where the
-            gap is smaller.
-        seed: of the test's draws.
+        tree: scipy's linkage matrix of m clients.
+        gap: the ratio of heights from which a gap is large (`agglomerative.gap_of`).
+        alpha: cosines of the merged rows, (m, m), for `evidence_for_split` where the gap is
+            smaller.
+        seed: seed of the test's draws.
+
+    Returns:
+        A height; that of the last merge if all clients are one cluster.
     """
-    everyone = threshold(tree, math.inf)
-    found = threshold(tree, gap)
-    if found < everyone:
-        return found
-    significant = evidence_for_split(alpha, "paper", EVIDENCE, LEVEL, seed).p_value <= LEVEL
-    return threshold(tree, 1.0) if significant else everyone
+    single_cluster = threshold(tree, math.inf)
+    candidate = threshold(tree, gap)
+    if candidate < single_cluster:
+        return candidate
+    evidence = evidence_for_split(alpha, "paper", EVIDENCE, LEVEL, seed)
+    if evidence.p_value > LEVEL:
+        return single_cluster
+    return threshold(tree, 1.0)
 
 
 def mean_separation(alpha: Array, labels: Sequence[int]) -> float:
-    """Return the mean similarity of pairs of clients in one cluster less that of pairs in different
-    clusters (ours).
+    """Return the mean similarity within clusters less that across clusters (not in the paper).
 
-    The largest and smallest of many similarities follow their noise; means do not. Minus infinity
-    where either kind of pair is missing.
+    The largest and smallest of many similarities follow their noise; means do not.
 
     Args:
         alpha: similarities, (m, m); the diagonal is not read.
         labels: each client's cluster, (m,).
+
+    Returns:
+        The difference over all pairs; minus infinity if all or no pairs are within clusters.
     """
-    pair = np.triu(np.ones(alpha.shape, dtype=bool), 1)
-    together = np.equal.outer(np.asarray(labels), np.asarray(labels))
-    within, across = alpha[pair & together], alpha[pair & ~together]
-    return float(within.mean() - across.mean()) if within.size and across.size else -math.inf
+    every_entry = np.ones(alpha.shape, dtype=bool)
+    pair = np.triu(every_entry, 1)
+    clusters = np.asarray(labels)
+    together = np.equal.outer(clusters, clusters)
+    within = alpha[pair & together]
+    across = alpha[pair & ~together]
+    if not within.size or not across.size:
+        return -math.inf
+    return float(within.mean() - across.mean())
+
+
+def _isolates_one(first: Sequence[int], second: Sequence[int]) -> bool:
+    return len(first) < 2 or len(second) < 2
+
+
+def _without_diagonal(matrix: Array) -> Array:
+    diagonal = np.eye(len(matrix), dtype=bool)
+    return np.where(diagonal, 0.0, matrix)
+
+
+def _spectral_points(similarity: Array, k: int) -> Array:
+    """Return the unit rows (m, k) of the first k eigenvectors, about 0 for isolated points."""
+    _, eigenvectors = np.linalg.eigh(affinity(similarity))
+    # Eigenvalues ascend.
+    vectors = eigenvectors[:, -k:]
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    # A row of rounding errors has no direction.
+    rounding = np.sqrt(len(similarity)) * np.finfo(float).eps
+    scales = np.where(norms > rounding, norms, 1)
+    return np.asarray(vectors / scales)
+
+
+def _two_groups(alpha: Array, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the group 0 or 1 of each cluster (k,), by average linkage of the clusters.
+
+    Args:
+        alpha: similarities, (m, m).
+        labels: each client's cluster, (m,), from 0.
+    """
+    clusters = np.arange(labels.max() + 1)
+    sizes = np.bincount(labels)[:, None]
+    averaging = np.equal.outer(clusters, labels) / sizes  # (k, m), rows of sum 1
+    distance = 1 - averaging @ alpha @ averaging.T
+    np.fill_diagonal(distance, 0.0)
+    return np.asarray(into(merges(distance, "average"), 2))
+
+
+def _separation(alpha: Array, clusterer: str, seed: int) -> tuple[float, list[int]]:
+    """Return the clients' separation and the clusters (m,) that have it."""
+    if clusterer == "paper":
+        best = separated(alpha)
+        return best.score, best.labels
+    count = max(2, eigengap(alpha))
+    labels = partition(alpha, clusterer, count, seed)
+    return mean_separation(alpha, labels), labels

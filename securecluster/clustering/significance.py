@@ -1,4 +1,4 @@
-"""Whether clusters are more than chance: Monte-Carlo tests against clients without clusters.
+"""Monte-Carlo tests of clusters against clients without clusters.
 
 The null hypothesis is that of SigClust (Liu, Hayes, Nobel, Marron 2008, "Statistical significance
 of clustering for high-dimension, low-sample-size data", JASA 103): the clients' vectors are
@@ -28,7 +28,7 @@ class Null:
     """A Gaussian distribution of unit-scale vectors of clients without clusters.
 
     Attributes:
-        clients: m, how many are drawn.
+        clients: m, the number of clients to draw.
         spread: variances of the directions that vectors of different clients share, (r,).
         bulk: variance in so many further directions that those of different clients are orthogonal.
         mean: squared norm of the mean vector.
@@ -41,71 +41,92 @@ class Null:
 
     @classmethod
     def within(cls, similarity: Array, labels: Sequence[int]) -> Null:
-        """Estimate the distribution from what is left of the similarities once each group's mean is
-        taken off.
+        """Estimate the distribution from similarities with each group's mean removed.
 
         So clusters do not widen the null that they are tested against. Orthonormal contrasts within
-        groups are n independent draws of the noise. The least eigenvalue of their similarities,
-        times 1 - 1 / n², is the bulk, of which a single contrast tells nothing; the eigenvalues
-        less the bulk, over n, are variances. That overstates variances of noise in many directions
-        by up to five times, so the test errs on the side of no clusters.
+        groups are n independent draws of the noise. The smallest eigenvalue of their similarities,
+        times 1 − 1 / n², is the bulk, on which a single contrast has no information; the
+        eigenvalues less the bulk, over n, are variances.
 
         Args:
             similarity: cosines or inner products, (m, m), symmetric.
             labels: the groups, (m,) ints from 0; fewer than m - 1 of them.
         """
         contrasts = _contrasts(labels)
-        eigenvalues = np.linalg.eigvalsh(contrasts.T @ similarity @ contrasts).clip(0)
+        noise_similarity = contrasts.T @ similarity @ contrasts
+        # Rounding and noise correction can make the smallest eigenvalues negative.
+        eigenvalues = np.linalg.eigvalsh(noise_similarity).clip(0)
         n = len(eigenvalues)
         bulk = float(eigenvalues[0]) * (1 - 1 / n**2)
+        # This overstates variances of noise in many directions by up to five times, so the test
+        # errs on the side of no clusters.
         spread = (eigenvalues - bulk) / n
         noise_of_mean = (float(spread.sum()) + bulk) / len(labels)
-        return cls(len(labels), spread, bulk, max(0.0, float(similarity.mean()) - noise_of_mean))
+        noisy_mean = float(similarity.mean())
+        mean = max(0.0, noisy_mean - noise_of_mean)
+        return cls(len(labels), spread, bulk, mean)
 
     def cosines(self, generator: np.random.Generator) -> Array:
-        """Draw the cosines of the vectors of m clients, (m, m)."""
-        rows = generator.standard_normal((self.clients, len(self.spread))) * np.sqrt(self.spread)
+        """Draw the cosines of the vectors of m clients.
+
+        Args:
+            generator: source of the draws.
+
+        Returns:
+            (m, m) in [-1, 1].
+        """
+        shape = (self.clients, len(self.spread))
+        normal = generator.standard_normal(shape)
+        rows = normal * np.sqrt(self.spread)
         inner = rows @ rows.T + self.mean
+        # Vectors are orthogonal in the bulk's directions, which add to their norms only.
         inner[np.diag_indices(self.clients)] += self.bulk
-        norms = np.sqrt(np.maximum(inner.diagonal(), np.finfo(float).tiny))
-        found: Array = (inner / np.outer(norms, norms)).clip(-1, 1)
-        return found
+        # Positive, so that a vector of zeros does not divide by zero.
+        tiny = np.finfo(float).tiny
+        norms = np.sqrt(np.maximum(inner.diagonal(), tiny))
+        cosines: Array = inner / np.outer(norms, norms)
+        return cosines.clip(-1, 1)
 
 
 def p_value(
     statistic: Statistic, observed: float, null: Null, level: float, generator: np.random.Generator
 ) -> float:
-    """Return how often chance reaches the observed statistic, or at least whether it does so more
-    rarely than `level`.
+    """Return a sequential Monte-Carlo p-value, which is exact above `level` only.
 
-    Draws stop at the first that reaches it (Besag, Clifford 1991, "Sequential Monte Carlo
-    p-values", Biometrika 78).
+    Draws stop at the first that reaches the observed statistic (Besag, Clifford 1991, "Sequential
+    Monte Carlo p-values", Biometrika 78).
 
     Args:
-        statistic: of the cosines (m, m); the larger, the more clustered.
+        statistic: function of the cosines (m, m); the larger, the more clustered.
         observed: its value for the clients.
-        level: in (0, 1); `ceil(1 / level) - 1` draws are made at most.
+        null: distribution of clients without clusters.
+        level: in (0, 1); at most `ceil(1 / level) - 1` draws are made.
+        generator: source of the draws.
 
     Returns:
         One over the number of draws up to the first that reaches `observed`. Without such a draw at
         most `level`.
     """
     draws = math.ceil(1 / level) - 1
-    for made in range(1, draws + 1):
+    for draw in range(1, draws + 1):
         if statistic(null.cosines(generator)) >= observed:
-            return 1 / made
+            return 1 / draw
     return 1 / (draws + 1)
 
 
 def _contrasts(labels: Sequence[int]) -> Array:
-    """Return orthonormal columns (m, m - k) whose sum within each of the k groups is zero."""
+    """Return orthonormal columns (m, m − k) whose sum within each of the k groups is zero."""
     columns = []
     for group in members(labels):
+        # A group of one has no contrast.
         if len(group) < 2:
             continue
+        # QR makes the other columns orthogonal to the first, which is constant.
         square = np.eye(len(group))
         square[:, 0] = 1.0
-        within = np.zeros((len(labels), len(group) - 1))
-        within[group] = np.linalg.qr(square)[0][:, 1:]
+        orthonormal, _ = np.linalg.qr(square)
+        shape = (len(labels), len(group) - 1)
+        within = np.zeros(shape)
+        within[group] = orthonormal[:, 1:]
         columns.append(within)
     return np.hstack(columns)

@@ -1,6 +1,6 @@
-"""Geometry of update rows, all from their Gram matrix.
+"""Geometry of update rows, computed from their Gram matrix.
 
-Every orthonormal mask leaves the Gram matrix in place.
+Every orthonormal mask preserves the Gram matrix, so all of this works on masked rows.
 """
 
 from __future__ import annotations
@@ -15,109 +15,192 @@ FLOOR = 0.5  # share of the median norm: under noise no row counts as shorter
 
 
 def gram(
-    rows: torch.Tensor, who: Sequence[int] | None = None, noise: float | torch.Tensor = 0.0
+    rows: torch.Tensor,
+    positions: Sequence[int] | None = None,
+    noise: float | torch.Tensor = 0.0,
 ) -> torch.Tensor:
-    """Inner products of rows (m, d), or of those of `who`, as (m, m) float64; by column blocks, so
-    no second (m, d) is made.
+    """Return the inner products of rows, without a second copy of them in memory.
 
     Args:
-        noise: expected squared norm of the independent noise in each row, one for all or (m,),
-            which is taken off the diagonal: ‖Δ + noise‖² exceeds ‖Δ‖² by about σ²d. Norms and
-            cosines that are made from it are then those of the rows without noise.
+        rows: (n, d).
+        positions: the m rows to take; None for all.
+        noise: expected squared norm of the independent noise in each row, one for all or (m,). It
+            is subtracted from the diagonal, since ‖Δ + noise‖² exceeds ‖Δ‖² by about σ²d. Norms and
+            cosines of the result are then those of the rows without noise.
+
+    Returns:
+        (m, m) float64, symmetric, on the rows' device.
     """
-    m = len(rows) if who is None else len(who)
-    total = torch.zeros(m, m, dtype=torch.float64, device=rows.device)
-    for block in blocks(rows, who):
+    m = len(rows)
+    if positions is not None:
+        m = len(positions)
+    inner = torch.zeros(m, m, dtype=torch.float64, device=rows.device)
+    for block in blocks(rows, positions):
         wide = block.double()
-        total += wide @ wide.T
-    return (total + total.T) / 2 - torch.as_tensor(noise) * torch.eye(
-        m, dtype=total.dtype, device=total.device
-    )
+        inner += wide @ wide.T
+    # A matrix product need not round (i, j) and (j, i) alike.
+    symmetric = (inner + inner.T) / 2
+    identity = torch.eye(m, dtype=inner.dtype, device=inner.device)
+    return symmetric - torch.as_tensor(noise) * identity
 
 
 def cross_cosine(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Cosine similarities (n, m) of rows (n, d) with others (m, d), float64 on the CPU; that of a
-    zero row is 0, as in `cosine`.
+    """Return the cosine similarities between two sets of rows.
+
+    Args:
+        rows: (n, d).
+        others: (m, d).
+
+    Returns:
+        (n, m) float64 in [-1, 1], on the CPU; 0 for zero rows, as in `cosine`.
     """
     inner = torch.zeros(len(rows), len(others), dtype=torch.float64)
-    sizes = [torch.zeros(len(t), dtype=torch.float64) for t in (rows, others)]
-    width = max(1, BLOCK // max(len(rows), len(others), 1))
-    for one, two in zip(
-        torch.split(rows, width, dim=1), torch.split(others, width, dim=1), strict=True
-    ):
-        left, right = one.double().cpu(), two.double().cpu()
-        inner += left @ right.T
-        for size, block in zip(sizes, (left, right), strict=True):
-            size += block.square().sum(1)
-    scale = [torch.where(size > 0, size.rsqrt(), torch.zeros_like(size)) for size in sizes]
-    return (inner * scale[0][:, None] * scale[1]).clamp(-1, 1)
+    row_squares = torch.zeros(len(rows), dtype=torch.float64)
+    other_squares = torch.zeros(len(others), dtype=torch.float64)
+    height = max(len(rows), len(others), 1)
+    width = max(1, BLOCK // height)
+    row_blocks = torch.split(rows, width, dim=1)
+    other_blocks = torch.split(others, width, dim=1)
+    for row_block, other_block in zip(row_blocks, other_blocks, strict=True):
+        # The two sets may be on different devices.
+        row_wide = row_block.double().cpu()
+        other_wide = other_block.double().cpu()
+        inner += row_wide @ other_wide.T
+        row_squares += row_wide.square().sum(1)
+        other_squares += other_wide.square().sum(1)
+    row_scale = _inverse_roots(row_squares)[:, None]
+    other_scale = _inverse_roots(other_squares)
+    alpha = inner * row_scale * other_scale
+    return alpha.clamp(-1, 1)
 
 
 def mean_row(
-    rows: torch.Tensor, who: Sequence[int] | None = None, weight: torch.Tensor | None = None
+    rows: torch.Tensor,
+    positions: Sequence[int] | None = None,
+    weight: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mean of rows (m, d), or of those of `who`, (d,), weighted by `weight` (one each); by
-    column blocks too.
+    """Return the mean of rows, without a second copy of them in memory.
+
+    Args:
+        rows: (n, d).
+        positions: the m rows to take; None for all.
+        weight: weight of each of these, (m,); None for equal weights.
+
+    Returns:
+        (d,), of the rows' type.
     """
     if weight is None:
-        return torch.cat([block.mean(0) for block in blocks(rows, who)])
-    share = (weight / weight.sum()).to(rows.device, rows.dtype)
-    return torch.cat([share @ block for block in blocks(rows, who)])
+        means = [block.mean(0) for block in blocks(rows, positions)]
+        return torch.cat(means)
+    # Normalised before the conversion, in the weights' own precision.
+    shares = weight / weight.sum()
+    shares = shares.to(rows.device, rows.dtype)
+    weighted = [shares @ block for block in blocks(rows, positions)]
+    return torch.cat(weighted)
 
 
 def blocks(
-    rows: torch.Tensor, who: Sequence[int] | None = None, size: int | None = None
+    rows: torch.Tensor,
+    positions: Sequence[int] | None = None,
+    size: int | None = None,
 ) -> Iterator[torch.Tensor]:
-    """Column blocks (m, c) of rows (m, d), or of those of `who`, in order; each holds about `size`
-    numbers of `rows`.
+    """Yield consecutive column blocks of rows, so that work on them needs little memory.
+
+    Args:
+        rows: (n, d).
+        positions: the m rows to take; None for all.
+        size: about how many numbers of `rows` a block holds; `BLOCK` if None.
+
+    Yields:
+        Blocks (m, c).
     """
-    pick = (
-        None
-        if who is None or list(who) == list(range(len(rows)))
-        else torch.as_tensor(who, dtype=torch.long, device=rows.device)
-    )
-    for block in torch.split(rows, max(1, (size or BLOCK) // max(len(rows), 1)), dim=1):
-        yield block if pick is None else block[pick]
+    index = _row_index(rows, positions)
+    numbers = size or BLOCK
+    width = max(1, numbers // max(len(rows), 1))
+    for block in torch.split(rows, width, dim=1):
+        if index is None:
+            yield block
+        else:
+            yield block[index]
 
 
 def gram_norms(inner: torch.Tensor) -> torch.Tensor:
-    """Norms (m,) from a Gram matrix (m, m)."""
+    """Return the norms of rows from their Gram matrix.
+
+    Args:
+        inner: Gram matrix, (m, m). A diagonal that noise correction made negative counts as 0.
+
+    Returns:
+        (m,), of the matrix's type.
+    """
     return inner.diagonal().clamp_min(0).sqrt()
 
 
 def cosine(inner: torch.Tensor, floor: float = 0.0) -> torch.Tensor:
-    """Cosine similarities (m, m) in [-1, 1] from a Gram matrix (Sattler et al. 2019, eq. 44).
+    """Return cosine similarities from a Gram matrix (Sattler et al. 2019, eq. 44).
 
-    A zero row has no direction: its similarity to every other row is 0 by definition (ours), and 1
-        to itself.
+    A zero row has no direction: its similarity is defined as 0 to every other row and 1 to itself
+    (not in the paper).
 
     Args:
-        floor: norms below this share of their median count as that share (ours). What is left of a
-            short row's squared norm when noise is taken off may be next to nothing, and its cosines
+        inner: Gram matrix, (m, m).
+        floor: norms below this share of their median count as that share (not in the paper). With
+            noise subtracted, a short row's squared norm can be next to nothing, and its cosines
             would be noise alone.
+
+    Returns:
+        (m, m) in [-1, 1], of the matrix's type.
     """
-    size = gram_norms(inner)
-    size = size.clamp_min(floor * float(size.quantile(0.5))) if floor and len(size) else size
-    scale = torch.where(size > 0, 1 / size, torch.zeros_like(size))
-    alpha = (inner * scale[:, None] * scale[None, :]).clamp(-1, 1)
-    return alpha.fill_diagonal_(1.0)
+    norms = gram_norms(inner)
+    if floor and len(norms):
+        median = float(norms.quantile(0.5))
+        norms = norms.clamp_min(floor * median)
+    inverse = 1 / norms
+    scale = torch.where(norms > 0, inverse, torch.zeros_like(norms))
+    column_scale = scale[:, None]
+    row_scale = scale[None, :]
+    alpha = inner * column_scale * row_scale
+    # Rounding, or the subtracted noise, can lead out of [-1, 1].
+    return alpha.clamp(-1, 1).fill_diagonal_(1.0)
 
 
 def mean_norm(mean: torch.Tensor, norms: torch.Tensor, members: int, noise: float = 0.0) -> float:
-    """‖mean‖ over all members, estimated from those that came (ours).
+    """Estimate ‖mean‖ over all members from a sample of them (not in the paper).
 
-    The mean of s of m rows scatters around theirs by (1/s − 1/m)·variance, which is taken off;
-    exact where all came.
+    The mean of s of m rows scatters around the mean of all by (1/s − 1/m)·variance, which is
+    subtracted. The result is exact if all members are in the sample.
 
     Args:
-        mean: of the rows that came, (d,).
-        norms: of the rows that came, (s,).
-        members: m.
-        noise: expected squared norm of the noise in the mean, about σ²d/s; `norms` are without
-            noise already.
+        mean: mean of the sampled rows, (d,).
+        norms: norms of the sampled rows without their noise, (s,).
+        members: m, the number of members.
+        noise: expected squared norm of the noise in `mean`, about σ²d/s.
     """
-    square, came = float(mean.double().square().sum()) - noise, len(norms)
-    if 1 < came < members:
-        variance = max(0.0, float(norms.square().mean()) - square) * came / (came - 1)
-        square -= (1 / came - 1 / members) * variance
+    noisy_square = mean.double().square().sum()
+    square = float(noisy_square) - noise
+    sampled = len(norms)
+    # A single row has no variance to estimate.
+    if 1 < sampled < members:
+        mean_square = float(norms.square().mean())
+        # Bessel's correction, of a variance that noise correction can make negative.
+        variance = max(0.0, mean_square - square) * sampled / (sampled - 1)
+        excess = (1 / sampled - 1 / members) * variance
+        square -= excess
     return math.sqrt(max(square, 0.0))
+
+
+def _row_index(rows: torch.Tensor, positions: Sequence[int] | None) -> torch.Tensor | None:
+    """Return positions as an index on the rows' device, or None where it would select all rows."""
+    # Indexing copies a block, which is saved where the rows are wanted as they are.
+    if positions is None:
+        return None
+    all_positions = list(range(len(rows)))
+    if list(positions) == all_positions:
+        return None
+    return torch.as_tensor(positions, dtype=torch.long, device=rows.device)
+
+
+def _inverse_roots(squares: torch.Tensor) -> torch.Tensor:
+    """Return 1/√s of each square (m,), 0 where it is 0."""
+    zero = torch.zeros_like(squares)
+    return torch.where(squares > 0, squares.rsqrt(), zero)

@@ -1,1 +1,1 @@
-"""Foundations that every room uses: randomness, serialization, files, validation, devices."""
+"""Foundations of all packages: randomness, serialization, files, validation, devices."""

@@ -1,6 +1,6 @@
-"""Files that are either whole or absent, with a clear sentence when the disk says no.
+"""Files that are either complete or absent, with one sentence as error when the disk refuses.
 
-Nothing is written through a link that somebody else has put in the place of one of our files.
+No file is written through a link that somebody else has put in its place.
 """
 
 from __future__ import annotations
@@ -21,44 +21,53 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
 
-OWNER, EVERYONE = 0o600, 0o644  # modes of files
+# file modes: readable by the owner, or by all users
+OWNER = 0o600
+EVERYONE = 0o644
 NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # Windows has no such flag
 HALF_WRITTEN = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.tmp")
 
 
 @contextmanager
-def _said(path: Path, what: str) -> Iterator[None]:
+def _as_run_folder_error(path: Path, action: str) -> Iterator[None]:
+    """Turn any OSError within the context into a RunFolderError.
+
+    Args:
+        path: of the file or folder that the context accesses.
+        action: the verb of the message, such as "write".
+    """
     try:
         yield
     except OSError as error:
+        # a full disk, or a user's quota used up
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            mend = "free some space, then resume the run"
-        elif error.errno == errno.ELOOP:
-            mend = "remove the link that is in its place"
+            remedy = "free some space, then resume the run"
+        elif error.errno == errno.ELOOP:  # raised by O_NOFOLLOW
+            remedy = "remove the link that is in its place"
         else:
-            mend = "check the path and its permissions"
-        raise RunFolderError(
-            f"cannot {what} {path} ({os.strerror(error.errno or 0)}): {mend}"
-        ) from error
+            remedy = "check the path and its permissions"
+        reason = os.strerror(error.errno or 0)
+        raise RunFolderError(f"cannot {action} {path} ({reason}): {remedy}") from error
 
 
 def write_atomic(path: Path, data: bytes, mode: int = EVERYONE, durable: bool = False) -> None:
-    """Write a file that appears whole or not at all, also when killed half-way.
+    """Write a file that appears complete or not at all, even if the process is killed.
 
-    The bytes go to a new file of an unpredictable name first, so that none that was put there
-    before is used.
+    The bytes are first written to a new file with an unpredictable name, which is then renamed. A
+    file that was put under the temporary name before is never used.
 
     Args:
         path: of the file; a link there is replaced, and not followed.
-        data: its content.
-        mode: its permissions, which it has from the start.
-        durable: wait until it is on the disk, so that it also survives a power cut.
+        data: content of the file.
+        mode: permissions, which the file has from the start.
+        durable: wait until the data are on the disk, so that they also survive a power cut.
 
     Raises:
-        RunFolderError: the disk says no.
+        RunFolderError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    with _said(path, "write"):
+    with _as_run_folder_error(path, "write"):
+        # O_EXCL: fail rather than open a file that exists
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, mode)
         try:
             with os.fdopen(descriptor, "wb") as stream:
@@ -66,6 +75,7 @@ def write_atomic(path: Path, data: bytes, mode: int = EVERYONE, durable: bool = 
                 if durable:
                     stream.flush()
                     os.fsync(stream.fileno())
+            # in one step, and without following a link at `path`
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -75,7 +85,7 @@ def write_atomic(path: Path, data: bytes, mode: int = EVERYONE, durable: bool = 
 
 
 def _sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, where the system can tell."""
+    """Wait until the names of a folder's files are on the disk, if the system supports it."""
     flag: int = getattr(os, "O_DIRECTORY", 0)  # Windows has no such flag, and opens no folders
     if not flag:
         return
@@ -84,25 +94,31 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     except OSError as error:
         # some file systems do not sync folders
-        if error.errno not in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-        ):
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
         os.close(descriptor)
 
 
 def final_name(name: str) -> str:
-    """Return the name that a file was to have, where a kill left it half-written, else its own."""
-    found = HALF_WRITTEN.fullmatch(name)
-    return found["name"] if found else name
+    """Return the name under which a half-written file was to appear.
+
+    Args:
+        name: of a file; one that is not a temporary file's is returned as it is.
+    """
+    match = HALF_WRITTEN.fullmatch(name)
+    if match is None:
+        return name
+    return match["name"]
 
 
 def remove_half_written(folder: Path) -> None:
-    """Delete what kills left half-written in a folder; the caller is the only one that writes
-    there.
+    """Delete the temporary files that killed processes left in a folder.
+
+    Args:
+        folder: in which the caller is the only process that writes.
     """
+    # a link may lead to a folder that others write to
     if not folder.is_dir() or folder.is_symlink():
         return
     for path in folder.iterdir():
@@ -111,81 +127,94 @@ def remove_half_written(folder: Path) -> None:
 
 
 def append_line(path: Path, line: str, mode: int = EVERYONE, durable: bool = False) -> None:
-    """Append one line in a single write; it ends alike on every system.
+    """Append one line in a single write, with the same line end on every system.
 
     Args:
         path: of the file, which may be no link.
         line: without its end.
-        mode: the file's permissions, where it is new.
+        mode: permissions of a new file.
         durable: wait until the line is on the disk, so that it also survives a power cut.
 
     Raises:
-        RunFolderError: the disk says no, or a link is in the file's place.
+        RunFolderError: the line cannot be written, or a link is in the file's place.
     """
-    with _said(path, "write"):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK, mode)
+    with _as_run_folder_error(path, "write"):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK
+        descriptor = os.open(path, flags, mode)
         with os.fdopen(descriptor, "ab") as stream:
-            first = os.fstat(stream.fileno()).st_size == 0
-            stream.write((line + "\n").encode())
+            is_new = os.fstat(stream.fileno()).st_size == 0
+            text = line + "\n"
+            stream.write(text.encode())
             if durable:
                 stream.flush()
                 os.fsync(stream.fileno())
-        if durable and first:
+        if durable and is_new:
             _sync_folder(path.parent)
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a file or folder, in one step."""
-    with _said(target, "write"):
+    """Rename a file or folder in one step.
+
+    Args:
+        source: its present path.
+        target: its new path; a file there is replaced.
+    """
+    with _as_run_folder_error(target, "write"):
         os.replace(source, target)
 
 
 def remove(path: Path) -> None:
-    """Delete a file, if it is there."""
-    with _said(path, "remove"):
+    """Delete a file if it exists."""
+    with _as_run_folder_error(path, "remove"):
         path.unlink(missing_ok=True)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BufferedReader]:
-    """Open a file to be read in parts."""
-    with _said(path, "read"), path.open("rb") as stream:
+    """Open a file for reading within the context, for files too large to be read at once."""
+    with _as_run_folder_error(path, "read"), path.open("rb") as stream:
         yield stream
 
 
 def read(path: Path) -> bytes:
-    """A file's bytes."""
-    with _said(path, "read"):
+    """Return the content of a file."""
+    with _as_run_folder_error(path, "read"):
         return path.read_bytes()
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents."""
-    with _said(path, "make"):
+    """Make a folder and its parents, if they do not exist."""
+    with _as_run_folder_error(path, "make"):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder that its owner alone can look into; its parent is there.
+    """Make a folder that only its owner can access.
+
+    Args:
+        path: of the folder, whose parent exists.
 
     Raises:
-        RunFolderError: the disk says no, or a link is in the folder's place.
+        RunFolderError: the folder cannot be made, or a link is in its place.
     """
-    with _said(path, "make"):
+    with _as_run_folder_error(path, "make"):
         if path.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         path.mkdir(mode=0o700, exist_ok=True)
+        # a folder that existed may have other permissions
         path.chmod(0o700)
 
 
 def make_new_folder(path: Path) -> None:
-    """Make an empty folder, in place of whatever is there; a link is removed, and what it leads to
-    is not touched.
+    """Make an empty folder in place of anything that exists at the path.
+
+    Args:
+        path: of the folder; a link there is removed, and its target is left as it is.
 
     Raises:
-        RunFolderError: the disk says no.
+        RunFolderError: the folder cannot be made.
     """
-    with _said(path, "make"):
+    with _as_run_folder_error(path, "make"):
         if path.is_symlink():
             path.unlink()
         elif path.exists():

@@ -1,4 +1,4 @@
-"""Where torch computes, and with how many threads."""
+"""Devices and numbers of threads that torch computes with."""
 
 from __future__ import annotations
 
@@ -13,71 +13,89 @@ from securecluster.errors import UsageError
 
 @contextmanager
 def cpu_threads(number: int) -> Iterator[None]:
-    """Let torch use `number` threads for a while (0: as many as it uses now); sums round
-    differently with another number.
+    """Let torch use `number` CPU threads within the context.
+
+    Sums round differently with another number of threads, so the number is a setting of the run.
+
+    Args:
+        number: of threads; 0 leaves the current number.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
+    previous = torch.get_num_threads()
+    torch.set_num_threads(number or previous)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
 @contextmanager
 def reproducible(device: torch.device) -> Iterator[None]:
-    """Let a GPU compute float32 in float32, and every time in the same order, for a while.
+    """Let a GPU compute float32 in full precision and in a fixed order within the context.
 
-    By default cuDNN rounds float32 to 10 bits of mantissa (TF32), and some kernels add numbers up
-    in whatever order threads come. A run could then neither equal the CPU's to float32, nor be
-    resumed or replayed bit for bit. Kernels that have no deterministic form run all the same. The
-    settings are the process's; they are put back at the end. Nothing changes on a CPU.
+    By default cuDNN rounds float32 to 10 bits of mantissa (TF32), and some kernels add numbers in
+    the order in which threads finish. A run could then neither equal the CPU's to float32, nor be
+    resumed or replayed bit for bit. Kernels without a deterministic form still run. The settings
+    are global to the process and are restored at the end. Nothing changes on a CPU.
+
+    Args:
+        device: that the run computes on.
     """
     if device.type != "cuda":
         yield
         return
-    # cuBLAS reads it, and repeats itself
+    # cuBLAS reads this variable, and repeats its results with it
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    changes = _exact_settings()
-    before = [getattr(place, name) for place, name, _ in changes]
-    mode = torch.get_deterministic_debug_mode()
-    for place, name, value in changes:
-        setattr(place, name, value)
-    torch.set_deterministic_debug_mode(max(mode, 1))
+    settings = _exact_settings()
+    previous = [getattr(owner, name) for owner, name, _ in settings]
+    previous_mode = torch.get_deterministic_debug_mode()
+    for owner, name, value in settings:
+        setattr(owner, name, value)
+    # mode 1 warns about kernels without a deterministic form, mode 2 of the caller refuses them
+    torch.set_deterministic_debug_mode(max(previous_mode, 1))
     try:
         yield
     finally:
-        torch.set_deterministic_debug_mode(mode)
-        for (place, name, _), value in zip(changes, before, strict=True):
-            setattr(place, name, value)
+        torch.set_deterministic_debug_mode(previous_mode)
+        for (owner, name, _), value in zip(settings, previous, strict=True):
+            setattr(owner, name, value)
 
 
 def _exact_settings() -> list[tuple[Any, str, Any]]:
-    """Return what `reproducible` sets, as (object, attribute, value)."""
+    """Return the settings of `reproducible` as (object, attribute, value)."""
     from torch.utils import deterministic
 
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    found: list[tuple[Any, str, Any]] = [
+    cudnn = torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
+    settings: list[tuple[Any, str, Any]] = [
         (cudnn, "benchmark", False),
         (cudnn, "deterministic", True),
-        (
-            deterministic,
-            "fill_uninitialized_memory",
-            False,
-        ),  # every tensor is written before it is read
+        # filling is needless, since every tensor is written before it is read
+        (deterministic, "fill_uninitialized_memory", False),
     ]
-    if hasattr(cudnn, "conv"):  # torch 2.9 and later
-        return [
-            *found,
-            *((place, "fp32_precision", "ieee") for place in (matmul, cudnn.conv, cudnn.rnn)),
-        ]
-    return [*found, (matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
+    if not hasattr(cudnn, "conv"):  # before torch 2.9
+        settings.append((matmul, "allow_tf32", False))
+        settings.append((cudnn, "allow_tf32", False))
+        return settings
+    for owner in (matmul, cudnn.conv, cudnn.rnn):
+        settings.append((owner, "fp32_precision", "ieee"))
+    return settings
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one."""
+    """Return the torch device of a name on the command line.
+
+    Args:
+        name: "cpu", "cuda", or "auto" for the GPU if there is one.
+
+    Raises:
+        UsageError: an unknown name, or "cuda" without a GPU.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise UsageError(f"unknown device {name!r}: choose one of auto, cpu, cuda")
-    if name == "cuda" and not torch.cuda.is_available():
+    if name == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if name == "cuda":
         raise UsageError("no CUDA device is available here: use --device cpu, or auto")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+    return torch.device("cpu")

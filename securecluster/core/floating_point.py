@@ -1,4 +1,4 @@
-"""Room that rounding needs."""
+"""Rounding margins of floating-point types."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from securecluster.core.lazy_torch import torch
 
 
 def margin(dtype: torch.dtype) -> float:
-    """Return the share of a bound that clipping leaves to rounding: of norms, of products, and of
-    the smallest numbers.
+    """Return the relative margin that clipping leaves below a bound for rounding errors.
+
+    It covers the rounding of norms and of products, and numbers close to underflow.
+
+    Args:
+        dtype: floating-point type in which norms and products are computed.
     """
-    return 2.0**-16 if dtype == torch.float32 else 2.0**-40
+    if dtype == torch.float32:
+        return 2.0**-16
+    return 2.0**-40

@@ -1,4 +1,4 @@
-"""The one lazy import: `torch` takes over a second to load, and `--help` must not wait for it.
+"""The package's one lazy import: `torch` takes over a second to load, and `--help` must not wait.
 
 Modules that the command line reads before a run starts write `from securecluster.core.lazy_torch
 import torch`.
@@ -11,19 +11,23 @@ import os
 from types import ModuleType
 from typing import Any
 
-# What torch reads when it is loaded: threads that wait by spinning slow a busy machine down a
-# hundredfold, and large pages save
-# page faults where tensors are large.
+# Environment variables that torch reads when it is loaded. Threads that wait by spinning slow a
+# busy machine down a hundredfold; large pages save page faults where tensors are large.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"}
 
 
 def prepare() -> None:
-    """Set ENVIRONMENT where the user has not; of use before torch is loaded."""
+    """Set the variables of `ENVIRONMENT` that the user has not set.
+
+    This has an effect only before torch is loaded.
+    """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 class _Lazy(ModuleType):
+    """Stand-in that loads the module of its name on the first access to an attribute."""
+
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
 

@@ -1,4 +1,4 @@
-"""Digests of a folder's files, so that damage to any file that is read back is noticed and named.
+"""Manifests: digests of a folder's files, by which a damaged file is detected and named.
 
 A manifest is a JSON file with the size and SHA-256 of each file beside it, and a digest of itself.
 It guards against damage, not against forgery: whoever edits a file can edit the manifest too.
@@ -23,14 +23,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Mark:
-    """The first `size` bytes of a file, and their SHA-256 in hex."""
+    """Size and digest of the first bytes of a file.
+
+    Args:
+        size: number of bytes.
+        sha256: of these bytes, in hex.
+    """
 
     size: int
     sha256: str
 
     @classmethod
     def of(cls, data: bytes) -> Mark:
-        """Return the mark of some bytes."""
+        """Return the mark of a file with this content."""
         return cls(len(data), digest(data))
 
     @classmethod
@@ -45,12 +50,12 @@ EMPTY = Mark(0, hashlib.sha256().hexdigest())
 
 
 def digest(data: bytes) -> str:
-    """Return the SHA-256 of some bytes, in hex."""
+    """Return the SHA-256 of `data` in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def damaged(path: Path) -> RunFolderError:
-    """Return the error for a file that differs from what was written."""
+    """Return the error for a file whose content differs from its mark."""
     return RunFolderError(
         f"{path} differs from what was written there: restore it from a copy, or run anew into "
         "another folder"
@@ -58,7 +63,7 @@ def damaged(path: Path) -> RunFolderError:
 
 
 def missing(path: Path) -> RunFolderError:
-    """Return the error for a file that is not there any more."""
+    """Return the error for a file that no longer exists."""
     return RunFolderError(
         f"{path} is missing: restore it from a copy, or run anew into another folder"
     )
@@ -68,55 +73,71 @@ def write(folder: Path, names: Iterable[str]) -> None:
     """Write the manifest of some files of a folder.
 
     Args:
-        names: paths relative to the folder.
+        folder: that contains the files and gets the manifest.
+        names: paths of the files relative to the folder.
     """
     marks = {name: Mark.of_file(folder / name) for name in names}
     atomic_files.write_atomic(folder / NAME, encode(marks))
 
 
 def encode(marks: Mapping[str, Mark]) -> bytes:
-    """Return a manifest's text, which ends with a digest of itself."""
-    listed = {name: asdict(mark) for name, mark in sorted(marks.items())}
-    content = {"schema": SCHEMA, "files": listed}
-    return (json.dumps({**content, "sha256": _own_digest(content)}, indent=1) + "\n").encode()
-
-
-def read(folder: Path, called: str = NAME) -> dict[str, Mark]:
-    """Return the marks in a folder's manifest, by name.
+    """Return the text of a manifest, which ends with a digest of itself.
 
     Args:
-        called: the manifest's own name.
+        marks: of the files by name.
+    """
+    files = {name: asdict(mark) for name, mark in sorted(marks.items())}
+    content = {"schema": SCHEMA, "files": files}
+    signed = {**content, "sha256": _digest_of_manifest(content)}
+    text = json.dumps(signed, indent=1) + "\n"
+    return text.encode()
+
+
+def read(folder: Path, manifest_name: str = NAME) -> dict[str, Mark]:
+    """Return the marks in a folder's manifest by file name.
+
+    Args:
+        folder: that contains the manifest.
+        manifest_name: file name of the manifest.
 
     Raises:
-        RunFolderError: no manifest, or one that differs from what was written.
+        RunFolderError: there is no manifest, or its content differs from its digest.
     """
-    path = folder / called
+    path = folder / manifest_name
     if not path.is_file():
         raise missing(path)
     try:
         content = json.loads(atomic_files.read(path))
-        own = content.pop("sha256")
+        # the digest is of the manifest without it
+        recorded_digest = content.pop("sha256")
         marks = {name: Mark(**mark) for name, mark in content["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise damaged(path) from None
-    if own != _own_digest(content):
+    if recorded_digest != _digest_of_manifest(content):
         raise damaged(path)
     return marks
 
 
-def _own_digest(content: Mapping[str, Any]) -> str:
+def _digest_of_manifest(content: Mapping[str, Any]) -> str:
+    """Return the digest of a manifest's content, which does not depend on the order of keys."""
     return digest(json.dumps(content, sort_keys=True).encode())
 
 
 def checked(folder: Path, name: str, marks: Mapping[str, Mark]) -> bytes:
-    """Return the bytes of a file that a manifest lists.
+    """Return the content of a file after comparing it with its mark.
+
+    Args:
+        folder: that contains the file.
+        name: path of the file relative to the folder.
+        marks: of the manifest.
 
     Raises:
-        RunFolderError: it is missing, not listed, or differs from what was written.
+        RunFolderError: the file is missing, not listed, or differs from its mark.
     """
     path = folder / name
     if not path.is_file():
         raise missing(path)
+    # read once, so that the content returned is the content checked
     data = atomic_files.read(path)
     if marks.get(name) != Mark.of(data):
         raise damaged(path)
@@ -124,12 +145,16 @@ def checked(folder: Path, name: str, marks: Mapping[str, Mark]) -> bytes:
 
 
 def check(folder: Path, marks: Mapping[str, Mark], names: Iterable[str] | None = None) -> None:
-    """Raise RunFolderError for the first file that is missing or damaged.
+    """Raise RunFolderError for the first file that is missing or differs from its mark.
 
     Args:
-        names: the files to check; None is all that are listed.
+        folder: that contains the files.
+        marks: of the manifest.
+        names: of the files to check; None is all that are listed.
     """
-    for name in marks if names is None else names:
+    if names is None:
+        names = marks
+    for name in names:
         path = folder / name
         if not path.is_file():
             raise missing(path)
@@ -138,100 +163,132 @@ def check(folder: Path, marks: Mapping[str, Mark], names: Iterable[str] | None =
 
 
 class Log:
-    """An append-only file of lines, with a running digest of all of it.
+    """An append-only file of lines, with a running digest of its content.
 
     Args:
-        path: the file, which appears with its first line.
-        mode: its permissions.
+        path: of the file, which is made when the first line is appended.
+        mode: permissions of the file.
         durable: whether each append waits until the lines are on the disk.
     """
 
     def __init__(
-        self, path: Path, mode: int = atomic_files.EVERYONE, durable: bool = False
+        self,
+        path: Path,
+        mode: int = atomic_files.EVERYONE,
+        durable: bool = False,
     ) -> None:
-        self.path, self._mode, self._durable = path, mode, durable
+        self.path = path
+        self._mode = mode
+        self._durable = durable
         self._size = 0
         self._hash = hashlib.sha256()
 
     @property
     def mark(self) -> Mark:
-        """The size and digest of everything appended so far."""
+        """Return the size and digest of all lines appended so far."""
         return Mark(self._size, self._hash.hexdigest())
 
     def append(self, lines: Sequence[str]) -> None:
-        """Append lines in a single write."""
+        """Append lines in a single write.
+
+        Args:
+            lines: without their ends.
+        """
         if not lines:
             return
         text = "\n".join(lines)
         atomic_files.append_line(self.path, text, self._mode, self._durable)
-        self._count((text + "\n").encode())
+        self._update((text + "\n").encode())
 
     def restore(self, mark: Mark, decode: Callable[[str], T]) -> list[T]:
-        """Go back to an earlier mark: cut off what was appended later, and return the lines before
-        it.
+        """Truncate the log to an earlier mark, and return its lines.
 
         Args:
-            decode: makes an item of a line.
+            mark: at which the log ends afterwards.
+            decode: returns the item of a line.
 
         Raises:
-            RunFolderError: what stood there at the mark is missing or damaged.
+            RunFolderError: the content before the mark is missing or damaged.
         """
-        return self._read(mark, decode, lasting=False)[0]
+        items, _ = self._read(mark, decode, keep_later_lines=False)
+        return items
 
     def recall(self, mark: Mark, decode: Callable[[str], T]) -> tuple[list[T], list[T]]:
-        """Return the lines before an earlier mark, and those after it, which stay; a torn last line
-        is cut off.
+        """Return the lines before and after an earlier mark.
+
+        All lines remain in the log, except for a torn last line, which is cut off.
 
         Args:
-            decode: makes an item of a line.
+            mark: that divides the lines.
+            decode: returns the item of a line.
+
+        Returns:
+            The items before the mark, and the items after it.
 
         Raises:
-            RunFolderError: what stood there at the mark is missing or damaged, or what follows does
+            RunFolderError: the content before the mark is missing or damaged, or a later line does
                 not parse.
         """
-        return self._read(mark, decode, lasting=True)
+        return self._read(mark, decode, keep_later_lines=True)
 
     def _read(
-        self, mark: Mark, decode: Callable[[str], T], lasting: bool
+        self,
+        mark: Mark,
+        decode: Callable[[str], T],
+        keep_later_lines: bool,
     ) -> tuple[list[T], list[T]]:
-        if mark.size and not self.path.is_file():
+        """Return the items before and after a mark, and truncate the file after the last item."""
+        exists = self.path.is_file()
+        if mark.size and not exists:
             raise missing(self.path)
-        data = atomic_files.read(self.path) if self.path.is_file() else b""
+        data = b""
+        if exists:
+            data = atomic_files.read(self.path)
         before = data[: mark.size]
         if Mark.of(before) != mark:
             raise damaged(self.path)
-        end = data.rfind(b"\n") + 1 if lasting else mark.size
-        kept = data[: max(end, mark.size)]
+        end = mark.size
+        if keep_later_lines:
+            # a kill may have torn the last line, which then lacks its end
+            end = max(end, data.rfind(b"\n") + 1)
+        content = data[:end]
         items = read_lines(self.path, before, decode)
-        later = read_lines(self.path, kept[mark.size :], decode)
-        if not kept:
-            atomic_files.remove(self.path)  # so that it is made anew, with its own permissions
-        elif len(data) > len(kept):
-            atomic_files.write_atomic(self.path, kept, self._mode, self._durable)
+        later_items = read_lines(self.path, content[mark.size :], decode)
+        self._truncate(content, len(data))
         self._size = 0
         self._hash = hashlib.sha256()
-        self._count(kept)
-        return items, later
+        self._update(content)
+        return items, later_items
 
-    def _count(self, data: bytes) -> None:
+    def _truncate(self, content: bytes, size: int) -> None:
+        """Leave only `content`, the beginning of the file of `size` bytes."""
+        if not content:
+            # the next append makes the file anew, with its own permissions
+            atomic_files.remove(self.path)
+        elif size > len(content):
+            atomic_files.write_atomic(self.path, content, self._mode, self._durable)
+
+    def _update(self, data: bytes) -> None:
         self._size += len(data)
         self._hash.update(data)
 
 
 def read_lines(path: Path, data: bytes, decode: Callable[[str], T]) -> list[T]:
-    """Return an item for each whole line of a log; a last line without its end is left out.
+    """Return the item of each complete line of a log; a last line without its end is left out.
 
     Args:
-        path: for the sentence of an error.
+        path: of the log, for the message of an error.
+        data: content of the log.
+        decode: returns the item of a line.
 
     Raises:
-        RunFolderError: a line that does not decode.
+        RunFolderError: a line does not decode.
     """
     try:
         lines = data.decode().splitlines(keepends=True)
         return [decode(line) for line in lines if line.endswith("\n")]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        kind = type(error).__name__
+        error_type = type(error).__name__
         raise RunFolderError(
-            f"{path} does not parse ({kind}): restore it from a copy, or start the run anew"
+            f"{path} does not parse ({error_type}): restore it from a copy, or start the run anew"
         ) from None

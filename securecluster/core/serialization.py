@@ -1,5 +1,6 @@
-"""Dataclass trees (of tensors, numbers, strings, lists, dicts) to bytes and back: what checkpoints
-and run folders are made of.
+"""Serialization of dataclass trees, the content of checkpoints and run folders.
+
+A tree consists of dataclasses, tensors, numbers, strings, lists and dicts.
 """
 
 from __future__ import annotations
@@ -15,38 +16,47 @@ S = TypeVar("S")
 
 
 def pack(tree: Any) -> bytes:
-    """A dataclass tree as one safetensors file: tensors beside the JSON of everything else."""
+    """Return a dataclass tree as one safetensors file.
+
+    The file holds the tensors, and the JSON text of everything else in its metadata.
+
+    Args:
+        tree: an instance of a dataclass.
+    """
     from safetensors.torch import save
 
     tensors: dict[str, torch.Tensor] = {}
 
-    def lift(tensor: torch.Tensor) -> dict[str, str]:
+    def replace_tensor(tensor: torch.Tensor) -> dict[str, str]:
         name = f"t{len(tensors)}"
+        # a clone, since safetensors refuses tensors that share memory
         tensors[name] = tensor.detach().cpu().contiguous().clone()
         return {"tensor": name}
 
-    text = json.dumps(_converter().unstructure(tree), separators=(",", ":"), default=lift)
+    plain_tree = _converter().unstructure(tree)
+    text = json.dumps(plain_tree, separators=(",", ":"), default=replace_tensor)
     return bytes(save(tensors, {"state": text}))
 
 
-def unpack(data: bytes, kind: type[S]) -> S:
-    """The inverse of `pack`; fields unknown to `kind`, or missing, are refused."""
+def unpack(data: bytes, tree_type: type[S]) -> S:
+    """Return the dataclass tree that `pack` was called with.
+
+    Args:
+        data: the result of `pack`.
+        tree_type: class of the tree.
+
+    Raises:
+        RunFolderError: damaged data, or fields that the class lacks or that are missing.
+    """
     import cattrs
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
         tensors = load(data)
-        length = int.from_bytes(data[:8], "little")
-        text = json.loads(data[8 : 8 + length])["__metadata__"]["state"]
-        tree = json.loads(
-            text,
-            object_hook=lambda found: (
-                tensors[found["tensor"]] if set(found) == {"tensor"} else found
-            ),
-        )
-        found: S = _converter().structure(tree, kind)
-        return found
+        plain_tree = _restore_tensors(_metadata(data), tensors)
+        tree: S = _converter().structure(plain_tree, tree_type)
+        return tree
     except (
         SafetensorError,
         ValueError,
@@ -57,17 +67,47 @@ def unpack(data: bytes, kind: type[S]) -> S:
         cattrs.BaseValidationError,
     ) as error:
         raise RunFolderError(
-            f"a saved {kind.__name__} does not parse ({type(error).__name__}): start the run anew"
+            f"a saved {tree_type.__name__} does not parse ({type(error).__name__}): start the run "
+            "anew"
         ) from None
 
 
+def _metadata(data: bytes) -> str:
+    """Return the text that `pack` stored in the header of a safetensors file."""
+    # 8 bytes with the header's length come first, then the header in JSON
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    text: str = header["__metadata__"]["state"]
+    return text
+
+
+def _restore_tensors(text: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return a parsed tree in which each {"tensor": name} is replaced by the tensor.
+
+    Args:
+        text: the tree in JSON.
+        tensors: all tensors of the tree by name.
+    """
+
+    def restore_tensor(node: dict[str, Any]) -> Any:
+        if set(node) == {"tensor"}:
+            return tensors[node["tensor"]]
+        return node
+
+    return json.loads(text, object_hook=restore_tensor)
+
+
 def plain(tree: Any) -> Any:
-    """Return a dataclass tree without tensors as what JSON can hold."""
+    """Return a dataclass tree without tensors as a value that JSON can represent."""
     return _converter().unstructure(tree)
 
 
-def structured(data: Any, kind: type[S]) -> S:
-    """Return the dataclass tree that `plain` was given.
+def structured(data: Any, tree_type: type[S]) -> S:
+    """Return the dataclass tree that `plain` was called with.
+
+    Args:
+        data: the result of `plain`.
+        tree_type: class of the tree.
 
     Raises:
         ValueError: the data do not fit the class.
@@ -75,26 +115,27 @@ def structured(data: Any, kind: type[S]) -> S:
     import cattrs
 
     try:
-        found: S = _converter().structure(data, kind)
+        tree: S = _converter().structure(data, tree_type)
     except cattrs.BaseValidationError as error:
         raise ValueError(str(error)) from None
-    return found
+    return tree
 
 
 @cache
 def _converter() -> Any:
-    """Dataclass trees to plain ones and back; their tensors pass unchanged."""
+    """Return the converter between dataclass trees and plain ones; tensors pass unchanged."""
     import cattrs
 
+    # a checkpoint of another version has other fields, and must not be read in part
     converter = cattrs.Converter(forbid_extra_keys=True)
     converter.register_unstructure_hook(torch.Tensor, lambda tensor: tensor)
     converter.register_unstructure_hook(bytes, bytes.hex)
-    converter.register_structure_hook(torch.Tensor, _tensor)
+    converter.register_structure_hook(torch.Tensor, _check_tensor)
     converter.register_structure_hook(bytes, lambda text, _: bytes.fromhex(text))
     return converter
 
 
-def _tensor(value: Any, _: Any) -> torch.Tensor:
+def _check_tensor(value: Any, _: Any) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise TypeError("a tensor is missing")
     return value

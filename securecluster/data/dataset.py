@@ -1,4 +1,4 @@
-"""Data sets: pools to train and to test on, and what is known of them."""
+"""Data sets: pools to train and to test on, with their metadata."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from securecluster.models.objectives import CLASSIFICATION, Objective
 
 @dataclass(frozen=True)
 class Task:
-    """A group of labels that clients learn together (Ali & Arafa 2024).
+    """Group of labels that the same clients learn (Ali & Arafa 2024).
 
     Args:
         name: of the task.
-        labels: in the group.
+        labels: of the task.
         clients: relative number of clients.
         samples: relative number of samples per client.
     """
@@ -27,11 +27,17 @@ class Task:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: a pool to train on and, where the set has an official one, a pool to test on.
+    """Data set with a pool to train on and, if the set has an official one, a pool to test on.
 
-    Samples have `shape`, images (channels, height, width) with values in [0, 1]; labels lie in 0 …
-    classes − 1. Other objectives than classification have other samples and targets, and `classes`
-    is the number of outputs: words, or coordinates.
+    Args:
+        name: of the data set.
+        classes: number of outputs: classes, whose labels are 0 … classes − 1, or words, or
+            coordinates.
+        shape: of one sample; images have (channels, height, width) and values in [0, 1].
+        train: pool to train on.
+        test: pool to test on, or None.
+        tasks: groups of labels, if the set has some.
+        objective: of training, which determines the type of samples and targets.
     """
 
     name: str
@@ -44,5 +50,5 @@ class Source:
 
     @property
     def is_image(self) -> bool:
-        """Return whether samples are images (channels, height, width)."""
+        """Return True if samples are images (channels, height, width)."""
         return len(self.shape) == 3

@@ -1,4 +1,4 @@
-"""Federations: clients with their samples, and what is known of the true clusters."""
+"""Federations: clients with their samples and, if they are known, their true clusters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from securecluster.data import plausibility
 from securecluster.data.datasets import Source, is_bright, source
 from securecluster.data.feature_columns import Columns, listed, order, reordered
 from securecluster.data.pools import Labels, Pool
-from securecluster.data.scenario_base import numbered, spread
+from securecluster.data.scenario_base import Partition, Transform, numbered, spread
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.scenarios import scenario as scenario_named
 from securecluster.data.user_arrays import (
@@ -34,15 +34,21 @@ from securecluster.data.user_parquet import read_clients
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import CLASSIFICATION, Classification, Objective
 
-OWN = "own"  # the scenario of users' own data
+OWN = "own"  # name of the scenario of users' own data
 
 
 @dataclass(frozen=True, repr=False)
 class Shard:
-    """One client's samples: x (n, …) and y (n, …) to train on, x_test and y_test held out.
+    """One client's samples.
 
-    There may be none held out. For classification x is float32 and y (n,) int64; for text both are
-    int64 tokens (n, L); for trajectories both are float32.
+    For classification x is float32 and y (n,) int64; for text both are int64 tokens (n, L); for
+    trajectories both are float32.
+
+    Args:
+        x: samples to train on (n, …).
+        y: targets to train on (n, …).
+        x_test: held-out samples (n_test, …), of which there may be none.
+        y_test: held-out targets (n_test, …).
     """
 
     x: NDArray[Any]
@@ -52,19 +58,29 @@ class Shard:
 
     def __repr__(self) -> str:
         """Return the sizes and shapes, never the samples."""
-        held = f"{len(self.y_test)} held out"
-        return f"<Shard: {len(self.y)} samples of shape {self.x.shape[1:]}, {held}>"
+        shape = self.x.shape[1:]
+        test_size = len(self.y_test)
+        return f"<Shard: {len(self.y)} samples of shape {shape}, {test_size} held out>"
 
 
 @dataclass(frozen=True, repr=False)
 class Federation:
-    """Clients and their data; `truth` holds each client's true cluster where it is known.
-
-    `classes` is the number of outputs: classes, tokens of the vocabulary, or coordinates of a
-    position. `feature_names` are the columns that samples are made of, where they have names: one
-    for each feature, or the one column of images or lists.
+    """Clients and their data.
 
     Build one with `simulate`, `from_arrays` or `from_parquet`.
+
+    Args:
+        names: of the clients.
+        shards: samples of each client.
+        classes: number of outputs: classes, tokens of the vocabulary, or coordinates of a position.
+        seed: of the runs on this federation.
+        truth: true cluster of each client, or None if it is unknown.
+        data: name of the data set.
+        scenario: name of the scenario.
+        objective: of training.
+        feature_names: names of the features, or of the one column of images or lists; None if the
+            columns have no names.
+        recipe: arguments of `simulate` or `from_parquet` that make this federation again, or None.
     """
 
     names: tuple[str, ...]
@@ -76,33 +92,38 @@ class Federation:
     scenario: str = OWN
     objective: Objective = CLASSIFICATION
     feature_names: tuple[str, ...] | None = None
+    # not compared: the same data are equal, however they were made
     recipe: Mapping[str, Any] | None = field(default=None, compare=False)
-    """The arguments of `simulate` or `from_parquet` that make this federation again; None where
-    there are none.
-    """
 
     def __post_init__(self) -> None:
         _check(self.names, self.shards, self.classes, self.objective)
-        if self.feature_names is not None and len(self.feature_names) not in (1, self.shape[0]):
+        if self.feature_names is None:
+            return
+        count = len(self.feature_names)
+        # images and lists are one column with one name
+        if count not in (1, self.shape[0]):
             raise UsageError(
-                f"{len(self.feature_names)} feature names do not fit samples of shape "
-                f"{self.shape}: give one for each feature"
+                f"{count} feature names do not fit samples of shape {self.shape}: give one for "
+                "each feature"
             )
 
     def __repr__(self) -> str:
-        """Return what the federation holds in one line, never the samples."""
-        train = sum(len(shard.y) for shard in self.shards)
-        held = sum(len(shard.y_test) for shard in self.shards)
-        outputs = "classes" if self.objective.kind == Classification.kind else "outputs"
-        parts = [
+        """Return a summary in one line, never the samples."""
+        train_size = sum(len(shard.y) for shard in self.shards)
+        test_size = sum(len(shard.y_test) for shard in self.shards)
+        unit = "outputs"
+        if self.objective.kind == Classification.kind:
+            unit = "classes"
+        facts = [
             f"{len(self)} clients",
-            f"{train} training and {held} test samples of shape {self.shape}",
-            f"{self.classes} {outputs}",
+            f"{train_size} training and {test_size} test samples of shape {self.shape}",
+            f"{self.classes} {unit}",
             f"seed {self.seed}",
         ]
         if self.feature_names is not None:
-            parts.append(f"features {listed(self.feature_names, 12)}")
-        return f"<Federation {self.data} ({self.scenario}): {', '.join(parts)}>"
+            facts.append(f"features {listed(self.feature_names, 12)}")
+        summary = ", ".join(facts)
+        return f"<Federation {self.data} ({self.scenario}): {summary}>"
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -114,11 +135,14 @@ class Federation:
 
     @property
     def bright(self) -> bool:
-        """Return whether the images are so bright that training needs a lower learning rate.
+        """Return True if images are so bright that training needs a lower learning rate.
 
-        It is known of the named image sets in a scenario, and not of users' own data.
+        This is public: it depends on the names of the data set and the scenario only, and is False
+        for users' own data.
         """
-        return self.scenario != OWN and is_bright(self.data, self.scenario)
+        if self.scenario == OWN:
+            return False
+        return is_bright(self.data, self.scenario)
 
     @classmethod
     def simulate(
@@ -130,65 +154,59 @@ class Federation:
         samples: int | None = None,
         seed: int,
     ) -> Federation:
-        """Deal a data set to clients; only the samples that are dealt are decoded.
+        """Return a federation of simulated clients that share a data set.
+
+        Only the samples that clients get are decoded.
 
         Args:
             data: a name in `SOURCES`, or a source of your own.
             scenario: how clusters differ, as an object or by its name on the command line
-                ("label-swap", "tasks+rotation"); by default label swap in four clusters, the set's
-                own clients where it has some (femnist, shakespeare, mobility), and four topics
-                where its samples lie in groups (ag_news).
-            samples: training samples per client, with up to a quarter as many for testing; None
-                deals as many as the scenario allows. Test samples come from the set's test pool
-                where it has one, else from its only pool.
+                ("label-swap", "tasks+rotation"). The default is label swap in four clusters, the
+                set's own clients if it has some (femnist, shakespeare, mobility), or four topics if
+                its samples have groups (ag_news).
+            clients: number of clients.
+            samples: training samples per client, with up to a quarter as many for testing; None is
+                as many as the scenario allows. Test samples are from the set's test pool, or from
+                its only pool.
             seed: of every draw, here and in the runs on this federation.
 
         Raises:
             UsageError: an unknown name, data that cannot be read, or more samples, clients or
-                clusters than can be dealt.
+                clusters than the data set allows.
         """
-        data_set = source(data) if isinstance(data, str) else data
-        randomness = Randomness(seed)
+        data_set = data
+        if isinstance(data_set, str):
+            data_set = source(data_set)
         if clients < 1:
             raise UsageError(f"{clients} clients cannot hold data: ask for at least two")
-        kind = _scenario(scenario, data_set)
-        partitioner, transforms = arrange(kind, Iid(), data_set, clients)
+        randomness = Randomness(seed)
+        chosen = _scenario(scenario, data_set)
+        partitioner, transforms = arrange(chosen, Iid(), data_set, clients)
         partition = partitioner.deal(data_set, clients, samples, randomness)
-        trains = _read(data_set.train, partition.train)
-        test_pool = data_set.train if data_set.test is None else data_set.test
-        tests = _read(test_pool, partition.test)
-        # each client's cluster by the partition, then by each transform
-        clusters = [np.zeros(clients, np.int64)]
-        if partition.clusters is not None:
-            clusters = [numbered([partition.clusters])]
-        for transform in transforms:
-            clusters.append(spread(numbered(clusters), transform.clusters, randomness))
-            for k, cluster in enumerate(clusters[-1].tolist()):
-                # in place: a copy of the whole data set would double the memory
-                for x, y in (trains[k], tests[k]):
-                    x[:], y[:] = transform.transform(cluster, x, y, data_set.classes, randomness)
-        shards = [Shard(*train, *test) for train, test in zip(trains, tests, strict=True)]
-        truth = None
-        if partition.clusters is not None or transforms:
-            truth = tuple(numbered(clusters).tolist())
+        shards = _read_shards(data_set, partition)
+        truth = _transform_shards(shards, partition, transforms, data_set.classes, randomness)
         recipe = None
+        # only a named data set can be made again
         if isinstance(data, str):
             recipe = {
                 "data": data,
-                "scenario": kind,
+                "scenario": chosen,
                 "clients": clients,
                 "samples": samples,
                 "seed": seed,
             }
+        names = partition.names
+        if not names:
+            names = tuple(str(k) for k in range(clients))
         return cls(
-            partition.names or tuple(str(k) for k in range(clients)),
-            tuple(shards),
-            data_set.classes,
-            seed,
-            truth,
-            data_set.name,
-            str(kind),
-            data_set.objective,
+            names=names,
+            shards=shards,
+            classes=data_set.classes,
+            seed=seed,
+            truth=truth,
+            data=data_set.name,
+            scenario=str(chosen),
+            objective=data_set.objective,
             recipe=recipe,
         )
 
@@ -203,32 +221,34 @@ class Federation:
         classes: int | None = None,
         seed: int,
     ) -> Federation:
-        """Return a federation of your own arrays: name -> (X, y).
+        """Return a federation of your own arrays.
 
-        X (n, …) are numbers and y (n,) class numbers from 0. Tables (pandas, polars, pyarrow) have
-        their columns matched by name, in the order of the first client's; then all clients' X are
-        tables, held-out ones too. Labels may also be truth values, whole floats or one column
-        (n, 1). A SecureClusterWarning names what works but is probably not meant: columns on a
-        large or tiny scale, ids among the features, or labels that do not start at 0.
+        X (n, …) contains numbers and y (n,) class numbers from 0. Columns of tables (pandas,
+        polars, pyarrow) are matched by name, in the order of the first client's; all clients' X
+        must then be tables, held-out ones too. Labels may also be booleans, whole floats or one
+        column (n, 1). A SecureClusterWarning reports inputs that work but are probably not
+        intended: columns on a large or tiny scale, ids among the features, or labels that do not
+        start at 0.
 
         Args:
-            clients: each client's samples by its name.
-            test: held-out samples by the same names; without it a fifth of each client's samples is
-                held out at random, of sequences the last fifth.
-            truth: each client's true cluster, where it is known.
-            objective: what is learned. `Language()`: X and y (n, L) tokens, y the next one at each
-                place; `Trajectory(metres)`: X (n, T, k) past positions and y (n, k) the next one.
-            classes: outputs of the network, such as the vocabulary; None is one more than the
-                largest label or token that occurs. A largest label far beyond the number of
-                different labels is refused then; a number given here is taken as it is.
+            clients: samples (X, y) of each client by its name.
+            test: held-out samples by the same names; None holds out a random fifth of each client's
+                samples, or the last fifth of sequences.
+            truth: true cluster of each client by its name, or None if it is unknown.
+            objective: of training. For `Language()`, X and y (n, L) are tokens, y the next one at
+                each position; for `Trajectory(metres)`, X (n, T, k) are past positions and y (n, k)
+                the next one.
+            classes: outputs of the network, such as the size of the vocabulary, which is not
+                checked. None is one more than the largest label or token, and is refused if the
+                largest label is far beyond the number of distinct labels.
             seed: of every draw, here and in the runs on this federation.
 
         Raises:
             UsageError: no client, two of one name, a client without samples, mismatched shapes or
                 columns, values that are not finite, or labels below zero.
         """
-        given = _GivenArrays(clients, test, truth, objective, classes, leave="leave it out of X")
-        federation, doubts = _gathered(given, seed)
+        arrays = _UserArrays(clients, test, truth, objective, classes, advice="leave it out of X")
+        federation, doubts = _from_user_arrays(arrays, seed)
         for doubt in doubts:
             warnings.warn(doubt, SecureClusterWarning, stacklevel=2)
         return federation
@@ -247,19 +267,18 @@ class Federation:
     ) -> Federation:
         """Return a federation of your own parquet file, or of all parquet files of a folder.
 
-        The files of a folder are read in the order of their names. Features are an image column
-        (encoded images, or structs with a field `bytes`) alone, else a column of equally long lists
-        alone, else all other columns, which must be numbers, in the order of the file. Labels of
-        any type become class numbers in ascending order. Clients are
-        ordered by name, and a fifth of each client's rows is held out at random.
+        The files of a folder are read in the order of their names. Features are one image column
+        (encoded images, or structs with a field `bytes`), or else one column of equally long lists,
+        or else all other columns, which must be numbers, in the order of the file. Labels of any
+        type become class numbers in ascending order. Clients are ordered by name, and a random
+        fifth of each client's rows is held out.
 
         Args:
             path: of the file or the folder.
-            client_column: the column that names each row's client.
-            label_column: the column to learn.
-            truth_column: each client's true cluster, where it is known: one value per client.
-            feature_columns: the columns that are features, in this order; None is all that are
-                left.
+            client_column: column with the name of each row's client.
+            label_column: column with the labels.
+            truth_column: column with each client's true cluster, one value per client, or None.
+            feature_columns: columns that are features, in this order; None is all other columns.
             drop_columns: columns that are no features, such as row numbers.
             seed: of every draw, here and in the runs on this federation.
 
@@ -269,17 +288,19 @@ class Federation:
         table = read_clients(
             Path(path), client_column, label_column, truth_column, feature_columns, drop_columns
         )
-        given = _GivenArrays(
+        arrays = _UserArrays(
             table.clients,
             truth=table.truth,
             columns=table.columns,
-            leave="leave it out (drop_columns)",
+            advice="leave it out (drop_columns)",
         )
-        federation, doubts = _gathered(given, seed)
+        federation, doubts = _from_user_arrays(arrays, seed)
         for doubt in doubts:
             warnings.warn(doubt, SecureClusterWarning, stacklevel=2)
+        # absolute, so that the recipe holds in any working folder
+        resolved = Path(path).resolve()
         recipe = {
-            "path": str(Path(path).resolve()),
+            "path": str(resolved),
             "client_column": client_column,
             "label_column": label_column,
             "truth_column": truth_column,
@@ -287,13 +308,17 @@ class Federation:
             "drop_columns": drop_columns,
             "seed": seed,
         }
-        return replace(federation, data=Path(path).resolve().stem, recipe=recipe)
+        # named after the file or the folder
+        return replace(federation, data=resolved.stem, recipe=recipe)
 
     def with_features(self, names: Sequence[str]) -> Federation:
-        """Return the federation with its named features in another order.
+        """Return the federation with its features in another order.
+
+        Args:
+            names: of all features, in the new order.
 
         Raises:
-            UsageError: its features have no names, or other ones.
+            UsageError: the features have no names, or other ones.
         """
         if self.feature_names is None:
             raise UsageError(
@@ -301,14 +326,15 @@ class Federation:
                 f"{listed(names)}"
             )
         refusal = "the federation has other features than it should have"
-        places = order(self.feature_names, names, refusal)
-        if places == list(range(len(places))):
+        positions = order(self.feature_names, names, refusal)
+        if positions == list(range(len(positions))):
             return self
         shards = []
         for shard in self.shards:
-            x = reordered(shard.x, places)
-            x_test = reordered(shard.x_test, places)
+            x = reordered(shard.x, positions)
+            x_test = reordered(shard.x_test, positions)
             shards.append(replace(shard, x=x, x_test=x_test))
+        # the recipe would make the federation in its first order
         return replace(self, shards=tuple(shards), feature_names=tuple(names), recipe=None)
 
     def select(self, clients: Sequence[int]) -> Federation:
@@ -316,36 +342,47 @@ class Federation:
 
         The other clients can join later (`ClusteringProtocol.predict`).
 
+        Args:
+            clients: numbers of the selected clients.
+
         Raises:
-            UsageError: a number that is no client's, or one twice.
+            UsageError: an invalid number of a client, or the same number twice.
         """
         distinct = set(clients)
-        if len(distinct) < len(clients) or not distinct <= set(range(len(self))):
+        all_clients = set(range(len(self)))
+        if len(distinct) < len(clients) or not distinct <= all_clients:
+            first_clients = list(clients)[:5]
             raise UsageError(
-                f"clients are numbers from 0 to {len(self) - 1}, each once: {list(clients)[:5]} …"
+                f"clients are numbers from 0 to {len(self) - 1}, each once: {first_clients} …"
             )
         names = tuple(self.names[i] for i in clients)
         shards = tuple(self.shards[i] for i in clients)
         truth = None
         if self.truth is not None:
             truth = tuple(self.truth[i] for i in clients)
+        # the recipe would make all clients
         return replace(self, names=names, shards=shards, truth=truth, recipe=None)
 
     def digest(self) -> str:
-        """Return a fingerprint of all samples, in hex: a resumed run refuses other data."""
-        total = hashlib.blake2b(digest_size=16)
+        """Return a fingerprint of all samples in hex, by which a resumed run refuses other data."""
+        digest = hashlib.blake2b(digest_size=16)
         for shard in self.shards:
-            total.update(fingerprint(shard))
-        return total.hexdigest()
+            digest.update(fingerprint(shard))
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
-class _GivenArrays:
-    """Users' own arrays, as `from_arrays` takes them.
+class _UserArrays:
+    """Users' own arrays, not yet checked.
 
     Args:
-        columns: the columns that samples are made of, where the arrays do not say.
-        leave: in words, how a user leaves a column out.
+        clients: as in `Federation.from_arrays`.
+        test: as in `Federation.from_arrays`.
+        truth: as in `Federation.from_arrays`.
+        objective: as in `Federation.from_arrays`.
+        classes: as in `Federation.from_arrays`.
+        columns: names of the columns, if they are not those of the arrays.
+        advice: how a user leaves a column out, for warnings.
     """
 
     clients: Any
@@ -354,124 +391,243 @@ class _GivenArrays:
     objective: Objective = CLASSIFICATION
     classes: int | None = None
     columns: tuple[str, ...] | None = None
-    leave: str = ""
+    advice: str = ""
 
 
-def _gathered(given: _GivenArrays, seed: int) -> tuple[Federation, list[str]]:
-    """Return a federation of users' own arrays, and doubts about what may not be meant."""
-    objective = given.objective
+def _from_user_arrays(arrays: _UserArrays, seed: int) -> tuple[Federation, list[str]]:
+    """Return a federation of users' own arrays, and doubts about inputs that may be mistakes.
+
+    Raises:
+        UsageError: arrays that cannot be trained on.
+    """
+    objective = arrays.objective
     if not isinstance(objective, Objective):
         raise UsageError(
             f"objective = {objective!r} is none: pass Classification(), Language() or "
             "Trajectory(metres)"
         )
-    clients = by_name("clients", given.clients)
-    if not clients:
-        raise UsageError("a federation needs clients: pass {name: (X, y)}")
-    held_out = {} if given.test is None else by_name("test", given.test)
-    clusters = {} if given.truth is None else by_name("truth", given.truth)
-    if given.test is not None:
-        _check_same_clients("test", held_out, clients)
-    if given.truth is not None:
-        _check_same_clients("truth", clusters, clients)
+    clients, test, clusters = _by_client_name(arrays)
     columns = Columns()
     pairs = {name: read_pair(name, pair, columns) for name, pair in clients.items()}
-    tests = {name: read_pair(name, pair, columns) for name, pair in held_out.items()}
+    test_pairs = {name: read_pair(name, pair, columns) for name, pair in test.items()}
     randomness = Randomness(seed)
     splits = []
-    # a client's random split is drawn by its key as the user has it, not as text
-    for (name, pair), key in zip(pairs.items(), given.clients, strict=True):
-        split = own_samples(name, pair, tests.get(name), objective, randomness, stream(key))
+    # integer keys draw a client's random split as integers, not as the text of its name
+    for (name, pair), key in zip(pairs.items(), arrays.clients, strict=True):
+        test_pair = test_pairs.get(name)
+        split = own_samples(name, pair, test_pair, objective, randomness, stream(key))
         splits.append(split)
-    features = columns.names if given.columns is None else given.columns
-    classes, doubts = _count_outputs(given, splits)
+    feature_names = arrays.columns
+    if feature_names is None:
+        feature_names = columns.names
+    classes, doubts = _count_outputs(arrays, splits)
     truth = None
-    if given.truth is not None:
+    if arrays.truth is not None:
         truth = tuple(_cluster(name, clusters[name]) for name in clients)
     federation = Federation(
-        tuple(clients),
-        tuple(Shard(*train, *held) for train, held in splits),
-        classes,
-        seed,
-        truth,
+        names=tuple(clients),
+        shards=tuple(Shard(*train_pair, *test_pair) for train_pair, test_pair in splits),
+        classes=classes,
+        seed=seed,
+        truth=truth,
         objective=objective,
-        feature_names=features,
+        feature_names=feature_names,
     )
     if objective.kind == Classification.kind:
+        # before the cast to single precision, in which large ids become equal
         samples = [x for x, _ in pairs.values()]
-        doubts += plausibility.feature_doubts(samples, features, given.leave)
+        doubts += plausibility.feature_doubts(samples, feature_names, arrays.advice)
     return federation, doubts
 
 
-def _check_same_clients(what: str, other: Mapping[str, Any], clients: Mapping[str, Any]) -> None:
-    """Raise UsageError where a mapping has other clients than the training samples."""
+def _by_client_name(
+    arrays: _UserArrays,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return training samples, held-out samples and true clusters by the clients' names.
+
+    Raises:
+        UsageError: no client, or mappings with different clients.
+    """
+    clients = by_name("clients", arrays.clients)
+    if not clients:
+        raise UsageError("a federation needs clients: pass {name: (X, y)}")
+    test: dict[str, Any] = {}
+    if arrays.test is not None:
+        test = by_name("test", arrays.test)
+    clusters: dict[str, Any] = {}
+    if arrays.truth is not None:
+        clusters = by_name("truth", arrays.truth)
+    if arrays.test is not None:
+        _check_same_clients("test", test, clients)
+    if arrays.truth is not None:
+        _check_same_clients("truth", clusters, clients)
+    return clients, test, clusters
+
+
+def _check_same_clients(
+    argument: str,
+    other: Mapping[str, Any],
+    clients: Mapping[str, Any],
+) -> None:
+    """Raise UsageError if a mapping has other clients than the training samples.
+
+    Args:
+        argument: name of the mapping, for the error.
+        other: the mapping.
+        clients: training samples by the clients' names.
+    """
     if set(other) != set(clients):
-        odd = sorted(set(other) ^ set(clients))[:3]
-        raise UsageError(f"{what} must have an entry for every client and no other: check {odd}")
+        mismatched = set(other) ^ set(clients)
+        examples = sorted(mismatched)[:3]
+        raise UsageError(
+            f"{argument} must have an entry for every client and no other: check {examples}"
+        )
 
 
 def _count_outputs(
-    given: _GivenArrays, splits: Sequence[tuple[Pair, Pair]]
+    arrays: _UserArrays,
+    splits: Sequence[tuple[Pair, Pair]],
 ) -> tuple[int, list[str]]:
-    """Return the number of outputs, counted where the user gives none, and doubts about it."""
-    if given.classes is not None:
-        return given.classes, []
-    targets = []
-    for train, held in splits:
-        targets += [train, held]
-    if given.objective.kind == Classification.kind:
-        return plausibility.count_classes([y for _, y in targets])
-    return outputs(targets, given.objective), []
+    """Return the number of outputs, and doubts about it.
 
-
-def _scenario(given: Any, data: Source) -> Scenario:
-    """Return the scenario that a user gives by name or as an object.
-
-    Without one it is the data set's own.
+    Args:
+        arrays: as the user gave them, with the number of outputs or without.
+        splits: each client's training and held-out samples, to count from.
     """
-    if given is None:
+    if arrays.classes is not None:
+        return arrays.classes, []
+    pairs = []
+    # held-out samples count as well, so that each of their labels has an output
+    for train_pair, test_pair in splits:
+        pairs += [train_pair, test_pair]
+    if arrays.objective.kind == Classification.kind:
+        return plausibility.count_classes([y for _, y in pairs])
+    return outputs(pairs, arrays.objective), []
+
+
+def _scenario(choice: Any, data: Source) -> Scenario:
+    """Return the scenario of a user's choice.
+
+    Args:
+        choice: a name or an object; None is the default of the data set.
+        data: the data set.
+
+    Raises:
+        UsageError: an unknown name, or an object that is no scenario.
+    """
+    if choice is None:
         return _default(data)
-    if isinstance(given, str):
-        return scenario_named(given)
-    if not isinstance(given, Scenario):
+    if isinstance(choice, str):
+        return scenario_named(choice)
+    if not isinstance(choice, Scenario):
         raise UsageError(
-            f"scenario = {given!r} is none: give a name such as 'label-swap', or an object such as "
-            "LabelSwap()"
+            f"scenario = {choice!r} is none: give a name such as 'label-swap', or an object such "
+            "as LabelSwap()"
         )
-    return given
+    return choice
 
 
-def fingerprint(shard: Shard) -> bytes:
-    """Return a hash of one client's samples."""
-    total = hashlib.blake2b(digest_size=16)
-    for part in (shard.x, shard.y, shard.x_test, shard.y_test):
-        total.update(f"{part.shape}{part.dtype}".encode())
-        total.update(np.ascontiguousarray(part).tobytes())
-    return total.digest()
-
-
-def _default(given: Source) -> Scenario:
-    """Return the scenario of a source where none is named."""
-    if given.train.owners is not None:
+def _default(data: Source) -> Scenario:
+    """Return the default scenario of a data set."""
+    # a set may have both; its own clients come first
+    if data.train.owners is not None:
         return Natural()
-    if given.train.groups is not None:
+    if data.train.groups is not None:
         return Topics()
-    if given.objective.kind == Classification.kind:
+    if data.objective.kind == Classification.kind:
         return LabelSwap()
     return Iid()
 
 
-def _read(pool: Pool, rows_of: Sequence[Labels]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Return each client's samples and targets, views into one array that holds all of them."""
-    rows = np.concatenate(rows_of)
-    ends = np.cumsum([len(own) for own in rows_of])[:-1]
+def fingerprint(shard: Shard) -> bytes:
+    """Return a hash of one client's samples."""
+    digest = hashlib.blake2b(digest_size=16)
+    for array in (shard.x, shard.y, shard.x_test, shard.y_test):
+        # the same bytes in another shape or type are other data
+        header = f"{array.shape}{array.dtype}"
+        digest.update(header.encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.digest()
+
+
+def _read_shards(data_set: Source, partition: Partition) -> tuple[Shard, ...]:
+    """Return the samples of each client."""
+    test_pool = data_set.test
+    # the held-out rows of a source with one pool belong to that pool
+    if test_pool is None:
+        test_pool = data_set.train
+    train_pairs = _read(data_set.train, partition.train)
+    test_pairs = _read(test_pool, partition.test)
+    shards = []
+    for train_pair, test_pair in zip(train_pairs, test_pairs, strict=True):
+        shards.append(Shard(*train_pair, *test_pair))
+    return tuple(shards)
+
+
+def _read(pool: Pool, rows_of_clients: Sequence[Labels]) -> list[Pair]:
+    """Return each client's samples and targets.
+
+    They are views into one array of all clients' samples, so the data are in memory once.
+
+    Args:
+        pool: to read from.
+        rows_of_clients: each client's rows.
+    """
+    rows = np.concatenate(rows_of_clients)
+    sizes = [len(rows_of_client) for rows_of_client in rows_of_clients]
+    ends = np.cumsum(sizes)[:-1]
     samples = np.split(pool.read(rows), ends)
     targets = np.split(pool.y[rows], ends)
     return list(zip(samples, targets, strict=True))
 
 
+def _transform_shards(
+    shards: Sequence[Shard],
+    partition: Partition,
+    transforms: Sequence[Transform],
+    classes: int,
+    randomness: Randomness,
+) -> tuple[int, ...] | None:
+    """Apply the transforms to all samples in place, and return the true clusters.
+
+    Args:
+        shards: samples of each client, which are changed.
+        partition: with the clusters by the partitioner, if it made some.
+        transforms: of the scenario, in order.
+        classes: number of labels.
+        randomness: of the federation.
+
+    Returns:
+        Each client's true cluster, or None if it is unknown.
+    """
+    # each client's cluster by the partitioner, then by each transform
+    # one cluster as long as no part makes more
+    clusters = [np.zeros(len(shards), np.int64)]
+    if partition.clusters is not None:
+        clusters = [numbered([partition.clusters])]
+    for transform in transforms:
+        # crossed evenly with the clusters so far
+        assigned = spread(numbered(clusters), transform.clusters, randomness)
+        clusters.append(assigned)
+        for shard, cluster in zip(shards, assigned.tolist(), strict=True):
+            train_pair = (shard.x, shard.y)
+            test_pair = (shard.x_test, shard.y_test)
+            for x, y in (train_pair, test_pair):
+                new_x, new_y = transform.transform(cluster, x, y, classes, randomness)
+                # in place: a copy of the whole data set would double the memory
+                x[:] = new_x
+                y[:] = new_y
+    if partition.clusters is None and not transforms:
+        return None
+    return tuple(numbered(clusters).tolist())
+
+
 def _cluster(name: str, cluster: Any) -> int:
-    """Return the number of a client's true cluster as an integer."""
+    """Return a client's true cluster as an integer.
+
+    Raises:
+        UsageError: the user's value is no integer.
+    """
     try:
         return operator.index(cluster)
     except TypeError:
@@ -482,10 +638,14 @@ def _cluster(name: str, cluster: Any) -> int:
 
 
 def _check(
-    names: Sequence[str], shards: Sequence[Shard], classes: int, objective: Objective
+    names: Sequence[str],
+    shards: Sequence[Shard],
+    classes: int,
+    objective: Objective,
 ) -> None:
-    """Raise UsageError where samples cannot be trained on, naming their client."""
-    if isinstance(classes, bool) or not isinstance(classes, Integral) or classes < 1:
+    """Raise UsageError, with the client's name, for samples that cannot be trained on."""
+    is_integer = isinstance(classes, Integral) and not isinstance(classes, bool)
+    if not is_integer or classes < 1:
         raise UsageError(
             f"classes = {classes!r}: the number of outputs is a whole number from 1, or left out"
         )
@@ -497,23 +657,43 @@ def _check(
         _check_shape(name, "samples", shard.x, names[0], shards[0].x)
         if len(shard.y_test):
             _check_shape(name, "test samples", shard.x_test, names[0], shards[0].x)
-        if len(shard.x_test) != len(shard.y_test):
-            raise UsageError(
-                f"client {name!r}: {len(shard.x_test)} test samples have {len(shard.y_test)} labels"
-            )
-        if not (np.isfinite(shard.x).all() and np.isfinite(shard.x_test).all()):
-            raise UsageError(f"client {name!r}: a feature is NaN or infinite: clean the data first")
+        samples = len(shard.x_test)
+        labels = len(shard.y_test)
+        if samples != labels:
+            raise UsageError(f"client {name!r}: {samples} test samples have {labels} labels")
+        _check_finite(name, shard.x)
+        _check_finite(name, shard.x_test)
         objective.check(name, shard.x, shard.y, classes)
         if len(shard.y_test):
             objective.check(name, shard.x_test, shard.y_test, classes)
 
 
+def _check_finite(name: str, samples: NDArray[Any]) -> None:
+    """Raise UsageError if a client's samples have values that are not finite."""
+    if not np.isfinite(samples).all():
+        raise UsageError(f"client {name!r}: a feature is NaN or infinite: clean the data first")
+
+
 def _check_shape(
-    name: str, what: str, samples: NDArray[Any], first_name: str, first: NDArray[Any]
+    name: str,
+    samples_name: str,
+    samples: NDArray[Any],
+    first_name: str,
+    first: NDArray[Any],
 ) -> None:
-    """Raise UsageError where a client's samples have another shape than the first client's."""
-    if samples.shape[1:] != first.shape[1:]:
+    """Raise UsageError if a client's samples have another shape than the first client's.
+
+    Args:
+        name: of the client.
+        samples_name: what the samples are called in the error.
+        samples: of the client (n, …).
+        first_name: name of the first client.
+        first: samples of the first client (n, …).
+    """
+    shape = samples.shape[1:]
+    first_shape = first.shape[1:]
+    if shape != first_shape:
         raise UsageError(
-            f"client {name!r}: its {what} have shape {samples.shape[1:]}, those of "
-            f"{first_name!r} have {first.shape[1:]}"
+            f"client {name!r}: its {samples_name} have shape {shape}, those of {first_name!r} "
+            f"have {first_shape}"
         )

@@ -1,4 +1,4 @@
-"""Partitioners with label skew: clients hold some labels more than others."""
+"""Partitioners with label skew: the shares of the labels differ between clients."""
 
 from __future__ import annotations
 
@@ -22,51 +22,66 @@ from securecluster.data.allocation import (
 from securecluster.data.datasets import Source
 from securecluster.data.partitioners import too_many
 from securecluster.data.pools import Labels
-from securecluster.data.scenario_base import Partition, Partitioner, spread
+from securecluster.data.scenario_base import Partition, Partitioner, even_clusters
 from securecluster.errors import UsageError
 
 
 class ByLabel(Partitioner):
-    """A partitioner that gives each client shares of the labels."""
+    """Base class of partitioners that prescribe the shares of the labels of each client."""
 
     overlap: bool
 
     @abstractmethod
     def wanted(
-        self, source: Source, clients: int, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        randomness: Randomness,
     ) -> tuple[Labels, Shares, Shares]:
-        """Return the shares of the labels that clients should get.
+        """Return the target distribution of each client.
+
+        Args:
+            source: the data set, with K labels.
+            clients: number of clients m.
+            randomness: of the federation.
 
         Returns:
-            True clusters (m,), shares (m, K), and relative numbers of samples (m,).
+            True clusters (m,), shares of the labels (m, K), and relative numbers of samples (m,).
         """
         ...
 
     def deal(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> Partition:
-        """Deal each client its shares, in training and held-out samples."""
+        """Assign each client training and test samples with the same shares of the labels."""
         truth, shares, sizes = self.wanted(source, clients, randomness)
-        wanted = Wanted(shares, sizes, self.overlap)
+        # one target for both, so clients are tested on the distribution that they train on
+        target = Wanted(shares, sizes, self.overlap)
         train, test = halves(source, randomness)
-        each = amount(source, wanted, train, samples, randomness)
-        held = held_out(source, wanted, test, each, samples, randomness)
-        return Partition(
-            hand_out(train, wanted, each, randomness),
-            hand_out(test, wanted, held, randomness),
-            truth,
-        )
+        train_size = amount(source, target, train, samples, randomness)
+        test_size = held_out(source, target, test, train_size, samples, randomness)
+        train_rows = hand_out(train, target, train_size, randomness)
+        test_rows = hand_out(test, target, test_size, randomness)
+        return Partition(train_rows, test_rows, truth)
 
 
 @dataclass(frozen=True)
 class Pathological(Partitioner):
-    """A few labels per client (McMahan et al. 2017; Briggs et al. 2020).
+    """Partitioner that gives each client few labels (McMahan et al. 2017; Briggs et al. 2020).
 
-    As printed (`clusters` None): samples sorted by label are cut into clients × labels shards of
-        equal size, and each client gets
-    `labels` of them; clients that hold the same set of labels are a true cluster. With `clusters`
-    given (ours) there are that many disjoint groups of `labels` labels, and the clients of a
-    cluster draw from its group.
+    Without `clusters`, as in the papers, samples sorted by label are cut into clients × labels
+    shards of equal size, and each client gets `labels` of them. Clients with the same set of labels
+    form a true cluster. With `clusters` (not in the papers) there are that many disjoint groups of
+    `labels` labels, and the clients of a cluster draw from its group.
+
+    Args:
+        labels: number of shards per client, or of labels per cluster.
+        clusters: number of true clusters, or None.
+        overlap: clients of a cluster may share samples; only with `clusters`.
     """
 
     name: ClassVar[str] = "pathological"
@@ -75,13 +90,14 @@ class Pathological(Partitioner):
     overlap: bool = False
 
     def check(self, source: Source, clients: int) -> None:
-        """Raise UsageError beyond this scenario's own limits."""
+        """Raise UsageError for more labels or clusters than the data set has labels for."""
         super().check(source, clients)
         if not 1 <= self.labels <= source.classes:
             raise UsageError(
                 f"scenario 'pathological' gives each client 1 to {source.classes} of "
                 f"{source.name}'s labels, not {self.labels}"
             )
+        # shards are disjoint by construction
         if self.clusters is None and self.overlap:
             raise UsageError(
                 "scenario 'pathological' deals shards, which clients cannot share: give the number "
@@ -96,9 +112,13 @@ class Pathological(Partitioner):
             )
 
     def deal(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> Partition:
-        """Deal shards, or groups of labels where the number of clusters is given."""
+        """Assign each client shards, or samples of its cluster's labels."""
         if self.clusters is None:
             return self._shards(source, clients, samples, randomness)
         return self._groups(self.clusters, source, clients, samples, randomness)
@@ -111,56 +131,105 @@ class Pathological(Partitioner):
         samples: int | None,
         randomness: Randomness,
     ) -> Partition:
-        """Deal samples of a random group of labels to each cluster."""
-        order = randomness.generator("scenario", "labels").permutation(source.classes).tolist()
-        starts = range(0, clusters * self.labels, self.labels)
-        groups = tuple(tuple(order[start : start + self.labels]) for start in starts)
-        return _Windows(groups, self.overlap).deal(source, clients, samples, randomness)
+        """Assign each client samples of its cluster's random group of labels."""
+        draw = randomness.generator("scenario", "labels")
+        order = draw.permutation(source.classes).tolist()
+        # consecutive slices of one random order are disjoint
+        groups = []
+        for cluster in range(clusters):
+            start = cluster * self.labels
+            group = order[start : start + self.labels]
+            groups.append(tuple(group))
+        partitioner = _Windows(tuple(groups), self.overlap)
+        return partitioner.deal(source, clients, samples, randomness)
 
     def _shards(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> Partition:
-        """Deal `labels` shards of successive labels to each client."""
+        """Assign each client `labels` shards, each of which has few labels."""
         train, test = halves(source, randomness)
-        most = len(train.y) // clients
-        size, rest = divmod(most if samples is None else samples, self.labels)
-        if size < 1 or size * self.labels * clients > len(train.y):
-            most -= most % self.labels
-            raise too_many(source, len(train.y), clients, most, samples)
-        if rest and samples is not None:
+        shard_size = self._shard_size(source, len(train.y), clients, samples)
+        train_rows = self._draw_shards(train, clients, shard_size, randomness)
+        counts = np.zeros((clients, source.classes), np.int64)
+        for client, rows in enumerate(train_rows):
+            labels = source.train.y[rows]
+            counts[client] = np.bincount(labels, minlength=source.classes)
+        # clients with the same set of labels form a true cluster
+        has_label = counts > 0
+        _, truth = np.unique(has_label, axis=0, return_inverse=True)
+        # test samples have the shares of the labels that the training samples came to have
+        shares = counts / counts.sum(axis=1, keepdims=True)
+        target = Wanted(shares, np.ones(clients))
+        train_size = shard_size * self.labels
+        test_size = held_out(source, target, test, train_size, samples, randomness)
+        test_rows = hand_out(test, target, test_size, randomness)
+        truth = truth.reshape(-1).astype(np.int64)
+        return Partition(train_rows, test_rows, truth)
+
+    def _shard_size(self, source: Source, available: int, clients: int, samples: int | None) -> int:
+        """Return the number of samples in a shard.
+
+        Args:
+            source: the data set, for errors.
+            available: number of samples to train on.
+            clients: number of clients.
+            samples: number per client that the user asked for; None is the maximum.
+
+        Raises:
+            UsageError: too many samples, or a number that does not divide into shards.
+        """
+        maximum = available // clients
+        requested = samples
+        if requested is None:
+            requested = maximum
+        shard_size, remainder = divmod(requested, self.labels)
+        if shard_size < 1 or shard_size * self.labels * clients > available:
+            # the largest number that divides into equal shards
+            maximum -= maximum % self.labels
+            raise too_many(source, available, clients, maximum, samples)
+        if remainder and samples is not None:
             raise UsageError(
                 f"each client gets {self.labels} shards of equal size, which {samples} samples do "
-                f"not make: use {samples - rest}"
+                f"not make: use {samples - remainder}"
             )
-        rows_of = self._cut(train, clients, size, randomness)
-        labels_of = [source.train.y[rows] for rows in rows_of]
-        counts = np.array([np.bincount(y, minlength=source.classes) for y in labels_of])
-        # clients with the same set of labels are a true cluster
-        _, truth = np.unique(counts > 0, axis=0, return_inverse=True)
-        wanted = Wanted(counts / counts.sum(axis=1, keepdims=True), np.ones(clients))
-        each = held_out(source, wanted, test, size * self.labels, samples, randomness)
-        held = hand_out(test, wanted, each, randomness)
-        return Partition(rows_of, held, truth.reshape(-1).astype(np.int64))
+        return shard_size
 
-    def _cut(
-        self, train: SampleSupply, clients: int, size: int, randomness: Randomness
+    def _draw_shards(
+        self,
+        supply: SampleSupply,
+        clients: int,
+        shard_size: int,
+        randomness: Randomness,
     ) -> list[Labels]:
-        """Return the rows of each client: `labels` shards of `size` samples, sorted by label."""
+        """Return the rows of each client: `labels` random shards of samples sorted by label."""
         draw = randomness.generator("scenario", "shards")
-        count = clients * self.labels
-        chosen = draw.permutation(len(train.y))[: count * size]
-        by_label = chosen[np.argsort(train.y[chosen], kind="stable")]
-        shards = train.rows[by_label].reshape(count, size)
-        shuffled = shards[draw.permutation(count)]
-        return [draw.permutation(rows) for rows in shuffled.reshape(clients, self.labels * size)]
+        shard_count = clients * self.labels
+        # a random subset, where the shards do not take all samples
+        order = draw.permutation(len(supply.y))
+        positions = order[: shard_count * shard_size]
+        by_label = np.argsort(supply.y[positions], kind="stable")
+        sorted_rows = supply.rows[positions[by_label]]
+        shards = sorted_rows.reshape(shard_count, shard_size)
+        shuffled = shards[draw.permutation(shard_count)]
+        shards_of_clients = shuffled.reshape(clients, self.labels * shard_size)
+        return [draw.permutation(rows) for rows in shards_of_clients]
 
 
 @dataclass(frozen=True)
 class Dirichlet(ByLabel):
-    """Shares of the labels drawn from Dir(alpha, …, alpha) (Hsu et al. 2019).
+    """Partitioner with shares of the labels from Dir(alpha, …, alpha) (Hsu et al. 2019).
 
-    The smaller alpha, the fewer labels dominate. Each client draws its own shares and so is a true
-    cluster of its own; with `clusters` given, the clients of a cluster have the same shares.
+    Without `clusters` the shares are drawn for each client, which is then a true cluster of its
+    own. With `clusters`, the clients of a cluster have the same shares.
+
+    Args:
+        alpha: concentration; the smaller it is, the fewer labels dominate.
+        clusters: number of true clusters, or None.
+        overlap: clients may share samples.
     """
 
     name: ClassVar[str] = "dirichlet"
@@ -169,50 +238,69 @@ class Dirichlet(ByLabel):
     overlap: bool = False
 
     def check(self, source: Source, clients: int) -> None:
-        """Raise UsageError beyond this scenario's own limit."""
+        """Raise UsageError for an alpha that is not a positive number."""
         super().check(source, clients)
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise UsageError(f"scenario 'dirichlet' needs an alpha above 0, not {self.alpha}")
 
     def wanted(
-        self, source: Source, clients: int, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        randomness: Randomness,
     ) -> tuple[Labels, Shares, Shares]:
-        """Return shares drawn for each cluster."""
-        truth = np.arange(clients)
-        if self.clusters is not None:
-            truth = spread(np.zeros(clients, np.int64), self.clusters, randomness)
+        """Return shares of the labels that are drawn for each cluster."""
+        if self.clusters is None:
+            clusters = clients
+            # no two clients have the same shares
+            truth = np.arange(clients)
+        else:
+            clusters = self.clusters
+            truth = even_clusters(clients, clusters, randomness)
         draw = randomness.generator("scenario", "dirichlet")
-        shares = draw.dirichlet(np.full(source.classes, self.alpha), size=self.clusters or clients)
+        concentration = np.full(source.classes, self.alpha)
+        shares = draw.dirichlet(concentration, size=clusters)
         return truth, shares[truth], np.ones(clients)
 
 
 @dataclass(frozen=True)
 class _Windows(ByLabel):
-    """A partitioner whose clusters hold given labels each.
+    """Partitioner that gives each cluster the samples of prescribed labels.
 
-    The labels are as frequent among themselves as in the pool.
+    Within a cluster, the labels have the same relative frequencies as in the train pool.
+
+    Args:
+        windows: the labels of each cluster.
+        overlap: clients may share samples.
     """
 
     windows: tuple[tuple[int, ...], ...]
     overlap: bool
 
     def wanted(
-        self, source: Source, clients: int, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        randomness: Randomness,
     ) -> tuple[Labels, Shares, Shares]:
-        """Return the shares of one window for each cluster."""
-        truth = spread(np.zeros(clients, np.int64), len(self.windows), randomness)
-        shares = np.stack([within(source, window) for window in self.windows])
-        return truth, shares[truth], np.ones(clients)
+        """Return the shares of its cluster's window for each client."""
+        truth = even_clusters(clients, len(self.windows), randomness)
+        shares = [within(source, window) for window in self.windows]
+        return truth, np.stack(shares)[truth], np.ones(clients)
 
 
 @dataclass(frozen=True)
 class LabelSplit(Partitioner):
-    """Each cluster holds a window of successive labels (Vardhan et al. 2024).
+    """Partitioner that gives each cluster a window of successive labels (Vardhan et al. 2024).
 
-    The paper's Label CIFAR-10 has the first and the last 7 of 10. `labels` is the width of a
-    window, 0.7 of all where None is given; the windows' starts are spread evenly (ours for more
-    than two). Labels that several windows share limit what can be dealt; with `overlap` clients may
-    hold the same samples, as the paper's 4375 need.
+    The paper's Label CIFAR-10 has the first and the last 7 of 10 labels. The windows' starts are
+    spread evenly (not in the paper for more than two). Labels that several windows share limit the
+    number of samples per client, unless clients may share samples.
+
+    Args:
+        clusters: number of true clusters.
+        labels: width of a window; None is 0.7 of all labels.
+        overlap: clients may share samples, which the paper's 4375 samples per client need.
     """
 
     name: ClassVar[str] = "label-split"
@@ -221,7 +309,7 @@ class LabelSplit(Partitioner):
     overlap: bool = False
 
     def check(self, source: Source, clients: int) -> None:
-        """Raise UsageError beyond this scenario's own limits."""
+        """Raise UsageError for windows that the data set's labels do not allow."""
         super().check(source, clients)
         width = self._width(source)
         if not 1 <= width <= source.classes:
@@ -229,6 +317,7 @@ class LabelSplit(Partitioner):
                 f"scenario 'label-split' gives each client 1 to {source.classes} of "
                 f"{source.name}'s labels, not {width}"
             )
+        # so many labels can be the first one of a window
         windows = source.classes - width + 1
         if self.clusters > windows:
             raise UsageError(
@@ -237,30 +326,44 @@ class LabelSplit(Partitioner):
             )
 
     def deal(
-        self, source: Source, clients: int, samples: int | None, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        samples: int | None,
+        randomness: Randomness,
     ) -> Partition:
-        """Deal the samples of one window to each cluster."""
+        """Assign each client samples of its cluster's window of labels."""
         width = self._width(source)
-        starts = np.round(np.linspace(0, source.classes - width, self.clusters)).astype(int)
-        windows = tuple(tuple(range(start, start + width)) for start in starts.tolist())
-        return _Windows(windows, self.overlap).deal(source, clients, samples, randomness)
+        positions = np.linspace(0, source.classes - width, self.clusters)
+        starts = np.round(positions).astype(int).tolist()
+        windows = []
+        for start in starts:
+            window = range(start, start + width)
+            windows.append(tuple(window))
+        partitioner = _Windows(tuple(windows), self.overlap)
+        return partitioner.deal(source, clients, samples, randomness)
 
     def _width(self, source: Source) -> int:
         """Return the number of labels in a window."""
         if self.labels is None:
+            # 7 of 10 labels in the paper
             return round(0.7 * source.classes)
         return self.labels
 
 
 @dataclass(frozen=True)
 class Tasks(ByLabel):
-    """Clients learn one of the data set's tasks, which are groups of labels (Ali & Arafa 2024).
+    """Partitioner by the data set's tasks, which are groups of labels (Ali & Arafa 2024).
 
-    They hold a minority of samples of the other tasks. Clients are apportioned to tasks as the data
-    set says (Fashion-MNIST 5 : 3 : 2, else evenly). `sizes` are relative numbers of samples per
-    client of each task (None: the data set's own, Fashion-MNIST 12 : 10 : 5, else equal); the
-    largest get `samples`. Within a task, and within the minority, labels are as frequent as in the
-    pool.
+    Each client has samples of one task, and a minority of samples of the other tasks. The numbers
+    of clients per task follow the data set (Fashion-MNIST 5 : 3 : 2, else even). Within a task, and
+    within the minority, labels have the same relative frequencies as in the train pool.
+
+    Args:
+        minority: share of samples of other tasks, from 0 to 0.5.
+        sizes: relative numbers of samples per client of each task, where the largest is `samples`;
+            None is the data set's own (Fashion-MNIST 12 : 10 : 5, else equal).
+        overlap: clients may share samples.
     """
 
     name: ClassVar[str] = "tasks"
@@ -269,86 +372,114 @@ class Tasks(ByLabel):
     overlap: bool = False
 
     def check(self, source: Source, clients: int) -> None:
-        """Raise UsageError beyond this scenario's own limits."""
+        """Raise UsageError for a data set without tasks, or an invalid minority or size."""
         super().check(source, clients)
         if not source.tasks:
             raise UsageError(
                 f"scenario 'tasks' needs groups of labels, and none are defined for {source.name}: "
                 "use another scenario"
             )
+        # beyond one half, the other tasks would be the majority
         if not 0 <= self.minority <= 0.5:
             raise UsageError(
                 "the minority of a client's samples is a share between 0 and 0.5, not "
                 f"{self.minority}"
             )
-        if clients < len(source.tasks):
+        tasks = len(source.tasks)
+        if clients < tasks:
             raise UsageError(
-                f"{len(source.tasks)} tasks of {source.name} need at least as many clients, not "
-                f"{clients}"
+                f"{tasks} tasks of {source.name} need at least as many clients, not {clients}"
             )
-        if self.sizes is not None and not _are_sizes(self.sizes, len(source.tasks)):
+        if self.sizes is not None and not _are_sizes(self.sizes, tasks):
             raise UsageError(
-                f"{source.name} has {len(source.tasks)} tasks, so their sizes are as many numbers "
-                f"above 0, not {self.sizes}"
+                f"{source.name} has {tasks} tasks, so their sizes are as many numbers above 0, not "
+                f"{self.sizes}"
             )
 
     def wanted(
-        self, source: Source, clients: int, randomness: Randomness
+        self,
+        source: Source,
+        clients: int,
+        randomness: Randomness,
     ) -> tuple[Labels, Shares, Shares]:
-        """Return the shares of one task for each client."""
-        counts = apportion(clients, [task.clients for task in source.tasks])
-        in_order = np.repeat(np.arange(len(counts)), counts)
-        truth = randomness.generator("scenario", "truth").permutation(in_order)
-        sizes = np.array(self.sizes or [task.samples for task in source.tasks], np.float64)
-        relative = sizes / sizes.max()
-        shares = np.stack([self._share(source, task.labels) for task in source.tasks])
-        return truth, shares[truth], relative[truth]
+        """Return the shares and the size of its task for each client."""
+        weights = [task.clients for task in source.tasks]
+        counts = apportion(clients, weights)
+        task_of_client = np.repeat(np.arange(len(counts)), counts)
+        draw = randomness.generator("scenario", "truth")
+        # a random order, so that a client's number does not determine its task
+        truth = draw.permutation(task_of_client)
+        sizes = self.sizes
+        if not sizes:
+            sizes = tuple(task.samples for task in source.tasks)
+        relative_sizes = np.array(sizes, np.float64)
+        relative_sizes /= relative_sizes.max()
+        shares = [self._share(source, task.labels) for task in source.tasks]
+        return truth, np.stack(shares)[truth], relative_sizes[truth]
 
     def _share(self, source: Source, labels: tuple[int, ...]) -> Shares:
-        """Return the shares (K,) of a task's clients, the minority of other labels included."""
-        of_all_tasks: set[int] = set()
+        """Return the shares (K,) of a task's clients, including the minority of other labels."""
+        all_labels: set[int] = set()
         for task in source.tasks:
-            of_all_tasks.update(task.labels)
-        others = tuple(of_all_tasks - set(labels))
-        share = within(source, labels)
+            all_labels.update(task.labels)
+        # labels that belong to no task are left out of the minority, too
+        others = tuple(all_labels - set(labels))
+        shares = within(source, labels)
         if not others:
-            return share
-        return (1 - self.minority) * share + self.minority * within(source, others)
+            return shares
+        shares_of_others = within(source, others)
+        return (1 - self.minority) * shares + self.minority * shares_of_others
 
 
 def _are_sizes(sizes: tuple[float, ...], tasks: int) -> bool:
-    """Return whether there is one positive finite number for each task."""
-    return len(sizes) == tasks and all(0 < size < math.inf for size in sizes)
+    """Return True if there is one positive finite number for each task."""
+    if len(sizes) != tasks:
+        return False
+    return all(0 < size < math.inf for size in sizes)
 
 
 def within(source: Source, labels: tuple[int, ...]) -> Shares:
-    """Return shares (K,) of some labels, as frequent among themselves as in the train pool.
+    """Return shares (K,) that are positive for some labels only.
+
+    These labels have the same relative frequencies as in the train pool.
+
+    Args:
+        source: the data set, with K labels.
+        labels: with positive shares.
 
     Raises:
-        UsageError: the pool has no sample of them.
+        UsageError: the pool has no sample with one of the labels.
     """
-    counts = np.bincount(source.train.y, minlength=source.classes).astype(np.float64)
-    chosen = np.zeros(source.classes)
-    chosen[list(labels)] = counts[list(labels)]
-    if not chosen.sum():
+    counts = np.bincount(source.train.y, minlength=source.classes)
+    selected = list(labels)
+    counts_within = np.zeros(source.classes)
+    counts_within[selected] = counts[selected]
+    if not counts_within.sum():
         raise UsageError(
             f"{source.name} here has no sample with a label among {sorted(labels)}: use the whole "
             "data set"
         )
-    share: Shares = chosen / chosen.sum()
-    return share
+    shares: Shares = counts_within / counts_within.sum()
+    return shares
 
 
 def apportion(clients: int, weights: list[float]) -> Labels:
-    """Return clients per group in proportion to weights, at least one each.
+    """Return the number of clients per group, in proportion to weights and at least 1.
 
-    Clients that are left go to the largest remainders.
+    The largest-remainder method settles the difference between rounded counts and `clients`.
+
+    Args:
+        clients: number of clients, at least as many as groups.
+        weights: of the groups.
     """
     ideal = clients * np.array(weights) / sum(weights)
     counts = np.maximum(1, np.floor(ideal)).astype(np.int64)
     while counts.sum() != clients:
-        step = 1 if counts.sum() < clients else -1
-        behind = step * (ideal - counts)
-        allowed = counts + step >= 1
-        counts[np.argmax(np.where(allowed, behind, -np.inf))] += step
+        # the minimum of 1 may have made the sum too large
+        step = -1
+        if counts.sum() < clients:
+            step = 1
+        deficit = step * (ideal - counts)
+        deficit[counts + step < 1] = -np.inf
+        counts[np.argmax(deficit)] += step
     return counts

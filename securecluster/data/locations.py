@@ -1,4 +1,4 @@
-"""Locations of data sets: a folder that the environment names, else the Hugging Face hub."""
+"""Locations of data sets: a folder named by an environment variable, or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -17,53 +17,74 @@ FOLDER = "SECURECLUSTER_DATA"
 
 
 def folder() -> Path | None:
-    """Return the folder of data sets, where the environment names one."""
-    named = os.environ.get(FOLDER)
-    return Path(named) if named else None
+    """Return the folder of data sets, or None if the environment names none."""
+    path = os.environ.get(FOLDER)
+    # an empty variable counts as unset
+    if not path:
+        return None
+    return Path(path)
 
 
-def parquet_files(where: Path, name: str, hub: str, split: str) -> tuple[Path, ...]:
-    """Return a set's files of one split, `split.parquet` or `split-….parquet`.
+def parquet_files(data_folder: Path, name: str, hub: str, split: str) -> tuple[Path, ...]:
+    """Return a set's files of one split, `split.parquet` or `split-….parquet`, in order.
+
+    Args:
+        data_folder: of all data sets.
+        name: of the set.
+        hub: name of the set on the hub, for the error.
+        split: "train" or "test".
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such file.
     """
-    home = where / name
-    files = sorted([*home.rglob(f"{split}.parquet"), *home.rglob(f"{split}-*.parquet")])
+    set_folder = data_folder / name
+    # at any depth, since snapshots of the hub have subfolders
+    single = set_folder.rglob(f"{split}.parquet")
+    numbered = set_folder.rglob(f"{split}-*.parquet")
+    files = sorted([*single, *numbered])
     if not files:
         raise UsageError(
-            f"{FOLDER} is {where}, where no {name}/{split}-*.parquet lies: put {hub} there, or "
-            f"unset {FOLDER} to load it from the hub"
+            f"{FOLDER} is {data_folder}, where no {name}/{split}-*.parquet lies: put {hub} there, "
+            f"or unset {FOLDER} to load it from the hub"
         )
     return tuple(files)
 
 
-def the_file(where: Path, inside: str, hub: str | None = None) -> Path:
-    """Return a file of a set, by its place in the folder.
+def the_file(data_folder: Path, inside: str, hub: str | None = None) -> Path:
+    """Return the path of a set's file.
+
+    Args:
+        data_folder: of all data sets.
+        inside: path of the file relative to the folder.
+        hub: name of the set on the hub, if it is there, for the error.
 
     Raises:
-        UsageError: it is not there.
+        UsageError: the file does not exist.
     """
-    path = where / inside
+    path = data_folder / inside
     if not path.is_file():
-        cure = "put it there"
+        remedy = "put it there"
         if hub:
-            cure += f", or unset {FOLDER} to load {hub} from the hub"
-        raise UsageError(f"{FOLDER} is {where}, where no {inside} lies: {cure}")
+            remedy += f", or unset {FOLDER} to load {hub} from the hub"
+        raise UsageError(f"{FOLDER} is {data_folder}, where no {inside} lies: {remedy}")
     return path
 
 
 def hub_rows(
-    name: str, hub: str, split: str, columns: Sequence[str], files: str | None = None
+    name: str,
+    hub: str,
+    split: str,
+    columns: Sequence[str],
+    files: str | None = None,
 ) -> Any:
-    """Return a split of a set on the hub, as a `datasets.Dataset` that has these columns.
+    """Return one split of a set on the hub as a `datasets.Dataset`.
 
     Args:
-        name: of the set here.
-        hub: its name on the hub.
+        name: of the set in this package.
+        hub: name of the set on the hub.
         split: "train" or "test".
-        columns: that it must have.
-        files: what to put under the folder instead, for the error.
+        columns: names of columns that the set must have.
+        files: paths that may be put in the folder of data sets instead, for the error.
 
     Raises:
         UsageError: the package or the connection is missing, or the set has other columns.
@@ -71,29 +92,40 @@ def hub_rows(
     datasets = need("datasets")
     try:
         rows = datasets.load_dataset(hub, split=split)
-    # a registry's, a server's and a file system's errors have no common base
+    # a registry's, a server's and a file system's errors have no common base class
     except Exception as error:
+        if files is None:
+            files = f"{name}/{split}-*.parquet"
         raise UsageError(
             f"{name} could not be loaded from the hub as {hub!r} ({type(error).__name__}): "
-            f"check the connection, or set {FOLDER} to a folder that holds "
-            f"{files or f'{name}/{split}-*.parquet'}"
+            f"check the connection, or set {FOLDER} to a folder that holds {files}"
         ) from error
-    for wanted in columns:
-        if wanted not in rows.column_names:
-            raise unknown(f"column of {hub}", wanted, rows.column_names)
+    for column_name in columns:
+        if column_name not in rows.column_names:
+            raise unknown(f"column of {hub}", column_name, rows.column_names)
     return rows
 
 
 def hub_texts(rows: Any, name: str) -> list[str]:
-    """Return a text column of a set on the hub, empty cells as empty text."""
-    return [cell or "" for cell in rows.with_format("arrow")[:].column(name).to_pylist()]
+    """Return a text column of a set on the hub, with empty strings for empty cells.
+
+    Args:
+        rows: result of `hub_rows`.
+        name: of the column.
+    """
+    table = rows.with_format("arrow")[:]
+    return [cell or "" for cell in table.column(name).to_pylist()]
 
 
 def texts(path: Path, name: str) -> list[str]:
     """Return a column of text.
 
+    Args:
+        path: of a parquet file.
+        name: of the column.
+
     Raises:
-        UsageError: the file or the column is missing or broken, or holds something else.
+        UsageError: the file or the column is missing or damaged, or has values of another type.
     """
     cells = column(path, name)
     types = need("pyarrow").types
@@ -108,8 +140,12 @@ def texts(path: Path, name: str) -> list[str]:
 def numbers(path: Path, name: str) -> NDArray[Any]:
     """Return a column of finite numbers (n,).
 
+    Args:
+        path: of a parquet file.
+        name: of the column.
+
     Raises:
-        UsageError: the file or the column is missing or broken, or holds something else.
+        UsageError: the file or the column is missing or damaged, or has other values.
     """
     cells = column(path, name)
     types = need("pyarrow").types

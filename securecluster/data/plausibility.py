@@ -1,4 +1,4 @@
-"""Doubts about users' own data: labels, scales and columns that are probably not meant.
+"""Plausibility of users' own data: labels, scales and columns that are probably mistakes.
 
 The scale thresholds follow `benchmarks.scales`: scikit-learn's digits, wine and breast cancer data,
 standardised, six clients, 20 rounds of FedAvg with the default network. One more column of noise
@@ -24,129 +24,173 @@ Array = NDArray[Any]
 LARGE = 3.8  # root mean square of all values of the samples
 LARGE_COLUMN = 10.0  # root mean square of one column among others
 SMALL = 0.2  # root mean square of the norms of samples
-SURE_CLASSES = 1000  # so many classes need no justification
-SPARSE = 10  # beyond them: classes for each label that occurs
-ROWS = 100  # fewer rows may all differ by chance
-DISTINCT = 0.95  # share of rows
-SITES = 3  # fewer clients may all differ by chance
-SAMPLE = 1000  # rows that are looked at before all of them are
+SURE_CLASSES = 1000  # up to so many classes are never refused
+SPARSE = 10  # beyond them, the largest number of classes per label that occurs
+ROWS = 100  # values of fewer rows may be distinct by chance
+DISTINCT = 0.95  # share of distinct values from which a column is probably an id
+SITES = 3  # values of fewer clients may be distinct by chance
+SAMPLE = 1000  # rows in which a column is examined before all rows are
 
 
 def count_classes(labels: Sequence[Array]) -> tuple[int, list[str]]:
-    """Return the number of classes that clients' labels (n,) ask for, and doubts about them.
+    """Return the number of classes, and doubts about the labels.
+
+    Args:
+        labels: of each client (n,), integers.
+
+    Returns:
+        One more than the largest label, and the doubts as sentences.
 
     Raises:
-        UsageError: nearly all of these classes would have no sample.
+        UsageError: nearly all classes would have no sample.
     """
-    every = np.concatenate(labels)
-    occurring = np.unique(every)
-    # negative labels are refused with their client's name
-    if not len(occurring) or occurring[0] < 0:
-        return 1 + max(0, int(every.max(initial=0))), []
-    lowest = int(occurring[0])
-    classes = 1 + int(occurring[-1])
-    kinds = len(occurring)
-    cure = f"number labels from 0 without gaps, or pass classes={classes} if that is meant"
-    if classes > max(SURE_CLASSES, SPARSE * kinds):
+    all_labels = np.concatenate(labels)
+    distinct = np.unique(all_labels)
+    # negative labels are refused later with their client's name
+    if not len(distinct) or distinct[0] < 0:
+        largest = int(all_labels.max(initial=0))
+        return 1 + max(0, largest), []
+    lowest = int(distinct[0])
+    classes = 1 + int(distinct[-1])
+    occurring = len(distinct)
+    remedy = f"number labels from 0 without gaps, or pass classes={classes} if that is meant"
+    if classes > max(SURE_CLASSES, SPARSE * occurring):
         raise UsageError(
-            f"the largest label is {classes - 1}, and only {kinds} different labels occur: {cure}"
+            f"the largest label is {classes - 1}, and only {occurring} different labels occur: "
+            f"{remedy}"
         )
     doubts = []
     if lowest > 0:
-        doubts.append(f"labels start at {lowest}, so {classes} classes are learned: {cure}")
-    elif classes > 2 * kinds:
-        doubts.append(f"{classes} classes are learned, and only {kinds} of them occur: {cure}")
-    if kinds >= ROWS and 2 * kinds > len(every):
+        doubts.append(f"labels start at {lowest}, so {classes} classes are learned: {remedy}")
+    elif classes > 2 * occurring:
         doubts.append(
-            f"{len(every)} samples have {kinds} different labels: labels are classes, not numbers "
-            "to predict, so group them"
+            f"{classes} classes are learned, and only {occurring} of them occur: {remedy}"
+        )
+    if occurring >= ROWS and 2 * occurring > len(all_labels):
+        doubts.append(
+            f"{len(all_labels)} samples have {occurring} different labels: labels are classes, not "
+            "numbers to predict, so group them"
         )
     return classes, doubts
 
 
-def feature_doubts(samples: Sequence[Array], names: Sequence[str] | None, leave: str) -> list[str]:
-    """Return doubts about clients' features.
+def feature_doubts(samples: Sequence[Array], names: Sequence[str] | None, advice: str) -> list[str]:
+    """Return doubts about clients' features as sentences.
 
     Args:
-        samples: an array (n, …) of each client, before any cast to single precision.
-        names: the names of the columns of samples (n, k).
-        leave: in words, how a user leaves a column out.
+        samples: of each client (n, …), before any cast to single precision.
+        names: of the columns of samples (n, k), or None.
+        advice: how a user leaves a column out.
     """
     if samples[0].ndim != 2:
         return _image_doubts(samples)
-    called = _column_names(samples[0].shape[1], names)
-    rows, sites = _id_columns(samples)
-    reasons = (
-        (rows, "a whole number that differs in nearly every row"),
-        (sites, "one whole number for each client"),
-    )
+    column_names = _column_names(samples[0].shape[1], names)
+    client_ids = _client_ids(samples)
+    row_ids = [k for k in _row_ids(samples) if k not in client_ids]
     doubts = []
-    for columns, reason in reasons:
-        if columns:
-            doubts.append(f"{_subject(called, columns)} like an id ({reason}): {leave}")
-    return doubts + _scale_doubts(samples, called, {*rows, *sites})
+    if row_ids:
+        subject = _subject(column_names, row_ids)
+        reason = "a whole number that differs in nearly every row"
+        doubts.append(f"{subject} like an id ({reason}): {advice}")
+    if client_ids:
+        subject = _subject(column_names, client_ids)
+        reason = "one whole number for each client"
+        doubts.append(f"{subject} like an id ({reason}): {advice}")
+    # ids are large numbers, whose scale needs no doubt of its own
+    return doubts + _scale_doubts(samples, column_names, {*row_ids, *client_ids})
 
 
 def _column_names(width: int, names: Sequence[str] | None) -> list[str]:
-    """Return the names of columns for a sentence: their numbers where they have no names."""
+    """Return the quoted names of columns for a sentence, or their numbers.
+
+    Args:
+        width: number of columns.
+        names: of the columns, which are not used unless there is one for each column.
+    """
     if names and len(names) == width:
         return [repr(name) for name in names]
     return [str(k) for k in range(width)]
 
 
-def _subject(called: Sequence[str], columns: Sequence[int]) -> str:
-    """Return the subject of a sentence about columns, and its verb."""
-    names = listed([called[k] for k in columns])
+def _subject(column_names: Sequence[str], columns: Sequence[int]) -> str:
+    """Return the subject and the verb of a sentence about columns."""
+    names = listed([column_names[k] for k in columns])
     if len(columns) > 1:
         return f"columns {names} look"
     return f"column {names} looks"
 
 
-def _scale_doubts(samples: Sequence[Array], called: Sequence[str], ids: set[int]) -> list[str]:
-    """Return doubts about the scale of columns that are no ids."""
-    total = sum(len(x) for x in samples)
-    mean_squares = sum(_squares(x).sum(axis=0) for x in samples) / total
-    root = np.sqrt(mean_squares)
-    rest = [k for k in range(len(root)) if k not in ids]
-    of_all_values = 0.0
-    if rest:
-        of_all_values = float(np.sqrt(mean_squares[rest].mean()))
-    limit = LARGE if of_all_values > LARGE else LARGE_COLUMN
-    large = [k for k in rest if root[k] > limit]
-    if large:
-        plural = "s" if len(large) > 1 else ""
-        columns = listed([called[k] for k in large])
-        sizes = listed([f"{root[k]:.3g}" for k in large])
-        return [
-            f"the root mean square of column{plural} {columns} is {sizes}, and above {limit:g} a "
-            "network often learns nothing: standardise the features, (x - mean) / std"
-        ]
-    return _small_doubts(float(np.sqrt(mean_squares.sum())))
+def _scale_doubts(
+    samples: Sequence[Array],
+    column_names: Sequence[str],
+    ids: set[int],
+) -> list[str]:
+    """Return doubts about the scale of the columns of a table.
+
+    Args:
+        samples: of each client (n, k).
+        column_names: for sentences.
+        ids: columns to leave out.
+    """
+    row_count = sum(len(x) for x in samples)
+    sums_of_squares = sum(_squares(x).sum(axis=0) for x in samples)
+    mean_squares = sums_of_squares / row_count
+    rms = np.sqrt(mean_squares)
+    features = [k for k in range(len(rms)) if k not in ids]
+    overall_rms = 0.0
+    if features:
+        overall_mean_square = mean_squares[features].mean()
+        overall_rms = float(np.sqrt(overall_mean_square))
+    # one large column does less harm than large values in all columns
+    limit = LARGE_COLUMN
+    if overall_rms > LARGE:
+        limit = LARGE
+    large = [k for k in features if rms[k] > limit]
+    if not large:
+        sample_norm = float(np.sqrt(mean_squares.sum()))
+        return _small_doubts(sample_norm)
+    noun = "column"
+    if len(large) > 1:
+        noun = "columns"
+    columns = listed([column_names[k] for k in large])
+    sizes = listed([f"{rms[k]:.3g}" for k in large])
+    return [
+        f"the root mean square of {noun} {columns} is {sizes}, and above {limit:g} a network often "
+        "learns nothing: standardise the features, (x - mean) / std"
+    ]
 
 
 def _image_doubts(samples: Sequence[Array]) -> list[str]:
-    """Return doubts about the scale of samples that are no table."""
-    total = sum(x.size for x in samples)
-    mean_square = sum(float(_squares(x).sum()) for x in samples) / max(1, total)
-    root = mean_square**0.5
-    if root > LARGE:
+    """Return doubts about the scale of samples that are no table, such as images."""
+    value_count = sum(x.size for x in samples)
+    sum_of_squares = sum(float(_squares(x).sum()) for x in samples)
+    mean_square = sum_of_squares / max(1, value_count)
+    rms = mean_square**0.5
+    if rms > LARGE:
         largest = max(float(np.abs(x).max(initial=0)) for x in samples)
         return [
-            f"the root mean square of the samples' values is {root:.3g}, and above {LARGE:g} a "
+            f"the root mean square of the samples' values is {rms:.3g}, and above {LARGE:g} a "
             f"network often learns nothing: divide them by the largest, {largest:g}, or "
             "standardise them"
         ]
-    values = float(np.prod(samples[0].shape[1:]))
-    return _small_doubts(root * values**0.5)
+    shape = samples[0].shape[1:]
+    values_per_sample = float(np.prod(shape))
+    return _small_doubts(rms * values_per_sample**0.5)
 
 
 def _squares(x: Array) -> Array:
+    """Return the squares of values in double precision."""
     squares: Array = np.square(x.astype(np.float64))
     return squares
 
 
 def _small_doubts(norm: float) -> list[str]:
-    """Return a doubt about samples whose norms have a small root mean square."""
+    """Return a doubt about samples with small norms.
+
+    Args:
+        norm: root mean square of the samples' norms.
+    """
+    # zeros only are no question of scale
     if not 0 < norm < SMALL:
         return []
     return [
@@ -155,49 +199,62 @@ def _small_doubts(norm: float) -> list[str]:
     ]
 
 
-def _id_columns(samples: Sequence[Array]) -> tuple[list[int], list[int]]:
-    """Return the columns that look like ids of rows, and those that look like ids of clients."""
-    sites = _client_ids(samples)
-    rows = [k for k in _row_ids(samples) if k not in sites]
-    return rows, sites
-
-
 def _client_ids(samples: Sequence[Array]) -> list[int]:
-    """Return the columns with one whole number in each client, another one in every client."""
-    if len(samples) < SITES or min(len(x) for x in samples) < 2:
+    """Return the columns that are probably ids of clients.
+
+    Such a column has one integer throughout a client's samples, and another one in every client.
+
+    Args:
+        samples: of each client (n, k).
+    """
+    smallest_client = min(len(x) for x in samples)
+    if len(samples) < SITES or smallest_client < 2:
         return []
-    first = np.stack([x[0] for x in samples]).astype(np.float64)  # (clients, k)
+    first_rows = np.stack([x[0] for x in samples])  # (clients, k)
+    first_rows = first_rows.astype(np.float64)
+    all_integers = _whole(first_rows).all(axis=0)
     columns = []
-    for k in np.flatnonzero(_whole(first).all(axis=0)).tolist():
-        differs = len(np.unique(first[:, k])) == len(samples)
-        if differs and all(_is_constant(x[:, k]) for x in samples):
+    for k in np.flatnonzero(all_integers).tolist():
+        distinct = np.unique(first_rows[:, k])
+        if len(distinct) < len(samples):
+            continue
+        if all(_is_constant(x[:, k]) for x in samples):
             columns.append(k)
     return columns
 
 
 def _is_constant(values: Array) -> bool:
+    """Return True if all values are equal."""
     return bool((values == values[0]).all())
 
 
 def _row_ids(samples: Sequence[Array]) -> list[int]:
-    """Return the columns with a whole number that differs in nearly every row."""
-    total = sum(len(x) for x in samples)
-    if total < ROWS:
+    """Return the columns that are probably ids of rows.
+
+    Such a column has integers, nearly all of which are distinct.
+
+    Args:
+        samples: of each client (n, k).
+    """
+    row_count = sum(len(x) for x in samples)
+    if row_count < ROWS:
         return []
-    # a few rows of all columns come first, since most columns fail there already
-    step = max(1, total // SAMPLE)
-    some = np.concatenate([x[::step] for x in samples]).astype(np.float64)
+    # some rows are examined first, since they rule out most columns already
+    step = max(1, row_count // SAMPLE)
+    some_rows = np.concatenate([x[::step] for x in samples])
+    some_rows = some_rows.astype(np.float64)
     columns = []
-    for k in range(some.shape[1]):
-        if not _nearly_distinct(some[:, k]):
+    for k in range(some_rows.shape[1]):
+        if not _nearly_distinct(some_rows[:, k]):
             continue
-        if _nearly_distinct(np.concatenate([x[:, k] for x in samples])):
+        values = [x[:, k] for x in samples]
+        if _nearly_distinct(np.concatenate(values)):
             columns.append(k)
     return columns
 
 
 def _nearly_distinct(column: Array) -> bool:
-    """Return whether nearly all values of a column are different whole numbers."""
+    """Return True if a column has integers, nearly all of which are distinct."""
     values = column.astype(np.float64)
     if not _whole(values).all():
         return False
@@ -205,9 +262,8 @@ def _nearly_distinct(column: Array) -> bool:
 
 
 def _whole(values: Array) -> Array:
-    """Return which values are whole numbers of less than 2^53.
-
-    Beyond 2^53 every float is a whole number, and that says nothing.
-    """
-    whole: Array = (values == np.floor(values)) & (np.abs(values) < 2.0**53)
-    return whole
+    """Return a mask of the values that are integers of less than 2^53."""
+    # from 2^53 on every float is an integer
+    is_exact = np.abs(values) < 2.0**53
+    mask: Array = is_exact & (values == np.floor(values))
+    return mask

@@ -1,6 +1,6 @@
 """Pools of samples and their targets.
 
-Targets are read at once, and images are decoded only for the rows that are asked for.
+Targets are read at once; images are decoded only for the rows that are read.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ Features = NDArray[np.float32]
 Labels = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
 
+# package to install for each optional module
 _PACKAGES = {
     "pyarrow": "pyarrow",
     "pyarrow.parquet": "pyarrow",
     "PIL.Image": "Pillow",
     "datasets": "datasets",
 }
-_BATCH = 1000  # rows whose bytes or floats are in memory besides the result
+_BATCH = 1000  # rows whose bytes or floats are in memory at once besides the result
 
 
 class Pool(Protocol):
-    """Samples and their targets, with their natural owners and groups where they have some."""
+    """Samples and their targets, with the samples' natural owners and groups if there are any."""
 
     @property
     def y(self) -> NDArray[Any]:
@@ -53,21 +54,22 @@ class Pool(Protocol):
 
     @property
     def gap(self) -> int | None:
-        """Return how many rows of an owner are left out before the held-out ones.
+        """Return the number of rows of an owner to leave out before its held-out rows.
 
-        It is None where an owner's rows are in no order; otherwise they ascend in time.
+        It is None if an owner's rows are in no order; otherwise they ascend in time.
         """
 
     def read(self, rows: Labels) -> NDArray[Any]:
-        """Return samples (k, …) of the given rows (k,), in their order, float32 or int64 tokens.
+        """Return copies of samples (k, …), float32 or int64 tokens.
 
-        They are copies, which the caller may change.
+        Args:
+            rows: of the samples, in the order of the result (k,).
         """
 
 
 @dataclass(frozen=True)
 class ArrayPool:
-    """Samples and targets in memory.
+    """Pool in memory.
 
     Args:
         x: samples (n, …), float32 or int64 tokens.
@@ -89,18 +91,23 @@ class ArrayPool:
 
 
 def lasting(owners: NDArray[Any], gap: int) -> Labels:
-    """Return the rows of owners who have enough of them.
+    """Return the rows of owners that have enough rows to be split in time.
 
-    An owner holds out the last fifth, leaves a gap out, and keeps one row or more to train on.
+    The split holds out the last fifth and leaves a gap before it; at least one row remains to train
+    on.
+
+    Args:
+        owners: name of the owner of each row (n,).
+        gap: number of rows to leave out.
     """
-    _, number, counts = np.unique(owners, return_inverse=True, return_counts=True)
-    held = counts // 5
-    enough = (held > 0) & (counts - held > gap)
-    return np.flatnonzero(enough[number])
+    _, owner_numbers, counts = np.unique(owners, return_inverse=True, return_counts=True)
+    test_sizes = counts // 5
+    is_enough = (test_sizes > 0) & (counts - test_sizes > gap)
+    return np.flatnonzero(is_enough[owner_numbers])
 
 
 class _Images(ABC):
-    """A pool of encoded images; those of an owner are in no order."""
+    """Base class of pools of encoded images, where those of an owner are in no order."""
 
     shape: tuple[int, int, int]
     groups = None
@@ -108,23 +115,35 @@ class _Images(ABC):
 
     @abstractmethod
     def blobs(self, rows: Labels) -> Iterator[tuple[str, bytes | None]]:
-        """Yield (where it lies, encoded image) of the given rows, which are ascending."""
+        """Yield the location, for errors, and the encoded bytes of each image.
+
+        Args:
+            rows: of the images, ascending.
+        """
         ...
 
     def read(self, rows: Labels) -> Features:
         """Return images (k, channels, height, width) in [0, 1].
 
-        Each row is decoded once, however often it is asked for.
+        Args:
+            rows: of the images (k,); a row that occurs several times is decoded once.
         """
-        unique, order = np.unique(rows, return_inverse=True)
-        return floats(decode(self.blobs(unique), len(unique), self.shape), order)
+        distinct, order = np.unique(rows, return_inverse=True)
+        blobs = self.blobs(distinct)
+        pixels = decode(blobs, len(distinct), self.shape)
+        return floats(pixels, order)
 
 
 @dataclass(frozen=True)
 class ParquetPool(_Images):
-    """Rows of parquet files in the hub's layout.
+    """Pool of images in parquet files with the layout of the Hugging Face hub.
 
-    They have an image column (struct of bytes and path) and a label column.
+    Args:
+        files: in the order of the rows.
+        image: name of the image column (a struct of bytes and path).
+        label: name of the label column.
+        shape: (channels, height, width) of each image.
+        owner: name of the column of owners, or None.
     """
 
     files: tuple[Path, ...]
@@ -135,39 +154,52 @@ class ParquetPool(_Images):
 
     @cached_property
     def y(self) -> Labels:
-        """Return labels, without touching the images."""
-        return np.concatenate(
-            [_integers(column(path, self.label), path, self.label) for path in self.files]
-        )
+        """Return the labels, without reading the images."""
+        labels = []
+        for path in self.files:
+            cells = column(path, self.label)
+            labels.append(_integers(cells, path, self.label))
+        return np.concatenate(labels)
 
     @cached_property
     def owners(self) -> NDArray[Any] | None:
-        """Return the owner column, where there is one."""
+        """Return the column of owners, or None."""
         if self.owner is None:
             return None
-        return np.concatenate([column(path, self.owner).to_numpy() for path in self.files])
+        columns = [column(path, self.owner) for path in self.files]
+        return np.concatenate([cells.to_numpy() for cells in columns])
 
     def blobs(self, rows: Labels) -> Iterator[tuple[str, bytes | None]]:
-        """Yield encoded images; only the row groups that hold one of the rows are read."""
-        start = 0
+        """Yield the location and the encoded bytes of each image."""
+        start = 0  # number of the row group's first row, counted over all files
         for path in self.files:
             file = open_parquet(path, (self.image,))
             for group in range(file.num_row_groups):
                 stop = start + file.metadata.row_group(group).num_rows
                 first, last = np.searchsorted(rows, (start, stop))
-                within = rows[first:last]
-                if len(within):
+                rows_in_group = rows[first:last]
+                # row groups without one of the rows are not read
+                if len(rows_in_group):
                     with reading(path):
                         table = file.read_row_group(group, columns=[self.image])
-                        cells = table.column(self.image).take(within - start)
-                    for row, blob in zip(within, encoded(cells, path), strict=True):
+                        cells = table.column(self.image).take(rows_in_group - start)
+                    blobs = encoded(cells, path)
+                    for row, blob in zip(rows_in_group, blobs, strict=True):
                         yield f"image {row} of {path}", blob
                 start = stop
 
 
 @dataclass(frozen=True)
 class HubPool(_Images):
-    """Rows of a Hugging Face `datasets.Dataset` whose image column is not decoded."""
+    """Pool of images in a Hugging Face `datasets.Dataset`.
+
+    Args:
+        dataset: whose image column is not decoded.
+        image: name of the image column.
+        label: name of the label column.
+        shape: (channels, height, width) of each image.
+        owner: name of the column of owners, or None.
+    """
 
     dataset: Any
     image: str
@@ -177,36 +209,42 @@ class HubPool(_Images):
 
     @cached_property
     def y(self) -> Labels:
-        """Return labels, without touching the images."""
+        """Return the labels, without reading the images."""
         return np.asarray(self._column(self.label), dtype=np.int64)
 
     @cached_property
     def owners(self) -> NDArray[Any] | None:
-        """Return the owner column, where there is one."""
+        """Return the column of owners, or None."""
         if self.owner is None:
             return None
         return np.asarray(self._column(self.owner), dtype=object)
 
     def blobs(self, rows: Labels) -> Iterator[tuple[str, bytes | None]]:
-        """Yield encoded images, read in batches so that they do not pile up."""
+        """Yield the location and the encoded bytes of each image."""
         images = self.dataset.select_columns([self.image])
+        # in batches, so that the encoded images of all rows are never in memory at once
         for start in range(0, len(rows), _BATCH):
             batch = rows[start : start + _BATCH].tolist()
-            for row, cell in zip(batch, images[batch][self.image], strict=True):
+            cells = images[batch][self.image]
+            for row, cell in zip(batch, cells, strict=True):
                 blob = cell["bytes"]
-                if blob is None:
+                if blob is None:  # the set stores images as files
                     blob = Path(cell["path"]).read_bytes()
                 yield f"image {row}", blob
 
     def _column(self, name: str) -> Any:
+        # selected first, since reading a row would read its image as well
         return self.dataset.select_columns([name])[:][name]
 
 
 def need(module: str) -> Any:
-    """Return an optional module.
+    """Return a module of an optional dependency.
+
+    Args:
+        module: its name, one of `_PACKAGES`.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: the package is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -218,11 +256,15 @@ def need(module: str) -> Any:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what pyarrow raises on a damaged file into one sentence."""
-    broken = need("pyarrow").ArrowException
+    """Turn errors of pyarrow within the context into a UsageError.
+
+    Args:
+        path: of the file that the context reads.
+    """
+    arrow_error = need("pyarrow").ArrowException
     try:
         yield
-    except (OSError, broken) as error:
+    except (OSError, arrow_error) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise UsageError(
                 f"{path} cannot be opened ({error.strerror or 'no access'}): check the path and "
@@ -234,7 +276,11 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def open_parquet(path: Path, columns: Iterable[str]) -> Any:
-    """Return the opened file, which has these columns.
+    """Return an open file (`pyarrow.parquet.ParquetFile`).
+
+    Args:
+        path: of the file.
+        columns: names of columns that the file must have.
 
     Raises:
         UsageError: a file that is missing, damaged or without one of the columns.
@@ -252,7 +298,15 @@ def open_parquet(path: Path, columns: Iterable[str]) -> Any:
 
 
 def column(path: Path, name: str) -> Any:
-    """Return one column (pyarrow) of a file, which has no empty cell."""
+    """Return one column (`pyarrow.ChunkedArray`) of a parquet file.
+
+    Args:
+        path: of the file.
+        name: of the column.
+
+    Raises:
+        UsageError: the file or the column is missing or damaged, or has empty cells.
+    """
     file = open_parquet(path, (name,))
     with reading(path):
         cells = file.read(columns=[name]).column(name)
@@ -265,7 +319,16 @@ def column(path: Path, name: str) -> Any:
 
 
 def _integers(cells: Any, path: Path, name: str) -> Labels:
-    """Return a column of class numbers."""
+    """Return a column of class numbers as an array.
+
+    Args:
+        cells: of the column (pyarrow).
+        path: of the file, for the error.
+        name: of the column, for the error.
+
+    Raises:
+        UsageError: the column has other values than integers.
+    """
     if not need("pyarrow").types.is_integer(cells.type):
         raise UsageError(
             f"column {name!r} of {path} holds {cells.type}, not class numbers: this is not the "
@@ -275,11 +338,20 @@ def _integers(cells: Any, path: Path, name: str) -> Labels:
 
 
 def encoded(cells: Any, path: Path) -> list[bytes | None]:
-    """Return the encoded images of a pyarrow column of bytes or of structs with a field `bytes`."""
-    arrow = need("pyarrow")
-    if arrow.types.is_struct(cells.type) and cells.type.get_field_index("bytes") >= 0:
-        cells = importlib.import_module("pyarrow.compute").struct_field(cells, "bytes")
-    if not (arrow.types.is_binary(cells.type) or arrow.types.is_large_binary(cells.type)):
+    """Return the encoded images of a column.
+
+    Args:
+        cells: of the column (pyarrow), bytes or structs with a field `bytes`.
+        path: of the file, for the error.
+
+    Raises:
+        UsageError: the column has values of another type.
+    """
+    types = need("pyarrow").types
+    if types.is_struct(cells.type) and cells.type.get_field_index("bytes") >= 0:
+        compute = importlib.import_module("pyarrow.compute")
+        cells = compute.struct_field(cells, "bytes")
+    if not (types.is_binary(cells.type) or types.is_large_binary(cells.type)):
         raise UsageError(
             f"{path} has no images where they should be, but {cells.type}: images are bytes, or "
             "structs with a field bytes"
@@ -287,52 +359,68 @@ def encoded(cells: Any, path: Path) -> list[bytes | None]:
     return list(cells.to_pylist())
 
 
-def opened(where: str, blob: bytes | None) -> Any:
+def opened(location: str, blob: bytes | None) -> Any:
     """Return a decoded Pillow image.
+
+    Args:
+        location: of the image, for the error.
+        blob: the encoded image.
 
     Raises:
         UsageError: no bytes, or bytes that Pillow cannot decode.
     """
     pillow = need("PIL.Image")
     # Pillow raises SyntaxError on a broken PNG
-    refusals = (OSError, ValueError, SyntaxError, pillow.DecompressionBombError)
+    decoding_errors = (OSError, ValueError, SyntaxError, pillow.DecompressionBombError)
     try:
         image = pillow.open(io.BytesIO(blob or b""))
         image.load()
-    except refusals:
+    except decoding_errors:
         raise UsageError(
-            f"{where} cannot be decoded as an image: download or write the file again"
+            f"{location} cannot be decoded as an image: download or write the file again"
         ) from None
     return image
 
 
 def decode(
-    blobs: Iterable[tuple[str, bytes | None]], count: int, shape: tuple[int, int, int]
+    blobs: Iterable[tuple[str, bytes | None]],
+    count: int,
+    shape: tuple[int, int, int],
 ) -> Pixels:
     """Return encoded images as pixels (count, height, width, channels).
 
-    They are grey where the shape has one channel, else RGB.
+    Images are greyscale if the shape has one channel, otherwise RGB.
 
     Args:
-        blobs: where each image lies, for errors, and its bytes.
-        count: how many images there must be.
-        shape: (channels, height, width) of each.
+        blobs: location, for errors, and encoded bytes of each image.
+        count: expected number of images.
+        shape: (channels, height, width) of each image.
+
+    Raises:
+        UsageError: an image that cannot be decoded, or has another size.
+        IndexError: fewer images than expected.
     """
     channels, height, width = shape
+    # filled image by image, so that no list of decoded images doubles the memory
     pixels = np.empty((count, height, width, channels), np.uint8)
-    mode = "L" if channels == 1 else "RGB"
+    mode = "RGB"
+    if channels == 1:
+        mode = "L"
     decoded = 0
-    for where, blob in blobs:
-        image = opened(where, blob)
+    for location, blob in blobs:
+        image = opened(location, blob)
         if image.size != (width, height):
+            image_width, image_height = image.size
             raise UsageError(
-                f"{where} has {image.size[0]} × {image.size[1]} pixels, the first one {width} × "
+                f"{location} has {image_width} × {image_height} pixels, the first one {width} × "
                 f"{height}: use one size"
             )
         if image.mode != mode:
             image = image.convert(mode)
-        pixels[decoded] = np.asarray(image).reshape(height, width, channels)
+        image_pixels = np.asarray(image)
+        pixels[decoded] = image_pixels.reshape(height, width, channels)
         decoded += 1
+    # rows beyond the pool yield no image, and would leave pixels uninitialised
     if decoded != count:
         raise IndexError(
             f"{count} images were asked for and {decoded} are there: the rows lie beyond the pool"
@@ -341,17 +429,19 @@ def decode(
 
 
 def floats(pixels: Pixels, order: NDArray[np.intp]) -> Features:
-    """Return pixels (u, height, width, channels) as float32 images in [0, 1].
+    """Return pixels as float32 images (k, channels, height, width) in [0, 1].
 
-    They are converted in batches, without a second copy of all of them.
-
-    Returns:
-        Images (k, channels, height, width), number k made of pixels[order[k]].
+    Args:
+        pixels: images of bytes (u, height, width, channels).
+        order: position in `pixels` of each image of the result (k,).
     """
     _, height, width, channels = pixels.shape
-    images = np.empty((len(order), channels, height, width), np.float32)
+    shape = (len(order), channels, height, width)
+    images = np.empty(shape, np.float32)
+    # in batches, without an intermediate copy of all images
     for start in range(0, len(order), _BATCH):
         batch = slice(start, start + _BATCH)
-        channels_first = pixels[order[batch]].transpose(0, 3, 1, 2)
+        channels_last = pixels[order[batch]]
+        channels_first = channels_last.transpose(0, 3, 1, 2)
         np.divide(channels_first, 255, out=images[batch], dtype=np.float32)
     return images

@@ -1,4 +1,4 @@
-"""Scenarios by name: ways in which clients come to hold data from different distributions."""
+"""Registry of scenarios, which describe how the distributions of clients' data differ."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from securecluster.data.transforms import Inversion, LabelPermutation, LabelSwap
 from securecluster.errors import UsageError, unknown
 
 SCENARIOS: dict[str, type[Part]] = {
-    part.name: part
-    for part in (
+    scenario_type.name: scenario_type
+    for scenario_type in (
         Iid,
         LabelSwap,
         LabelPermutation,
@@ -38,6 +38,7 @@ SCENARIOS: dict[str, type[Part]] = {
         Topics,
     )
 }
+# names of scenarios' fields in error messages
 _WORDS = {
     "alpha": "alpha",
     "labels": "labels per client",
@@ -47,15 +48,15 @@ _WORDS = {
 }
 
 
-def scenario(text: str, clusters: int | None = None, **given: Any) -> Scenario:
+def scenario(text: str, clusters: int | None = None, **options: Any) -> Scenario:
     """Return the named scenario, or the combination of names joined by "+".
 
     Args:
         text: the name, or names.
-        clusters: true clusters, of the transform where there is one; None is the scenario's own
-            default.
-        given: the scenario's own fields (alpha, labels, minority, sizes, overlap); those that are
-            None are left at their defaults.
+        clusters: number of true clusters of the transform, or of the partitioner if there is no
+            transform; None is the default of the scenario.
+        options: fields of the scenario (alpha, labels, minority, sizes, overlap); those that are
+            None keep their defaults.
 
     Raises:
         UsageError: an unknown name, or a field that the scenario does not have.
@@ -64,53 +65,78 @@ def scenario(text: str, clusters: int | None = None, **given: Any) -> Scenario:
     for name in names:
         if name not in SCENARIOS:
             raise unknown("scenario", name, SCENARIOS)
-    kinds = [SCENARIOS[name] for name in names]
-    fields = {name: value for name, value in given.items() if value is not None}
-    if "overlap" in fields and not any(issubclass(kind, Partitioner) for kind in kinds):
-        kinds.append(Iid)  # a transform alone deals in this way
-    values: list[dict[str, Any]] = [{} for _ in kinds]
+    types = [SCENARIOS[name] for name in names]
+    fields = {name: value for name, value in options.items() if value is not None}
+    has_partitioner = any(issubclass(item, Partitioner) for item in types)
+    if "overlap" in fields and not has_partitioner:
+        types.append(Iid)  # the default partitioner of transforms, which then has the overlap
+    arguments: list[dict[str, Any]] = [{} for _ in types]
     if clusters is not None:
-        values[_counted(text, kinds)]["clusters"] = clusters
+        arguments[_position_with_clusters(text, types)]["clusters"] = clusters
     for name, value in fields.items():
-        values[_holder(text, kinds, name)][name] = value
-    parts = tuple(kind(**value) for kind, value in zip(kinds, values, strict=True))
-    return parts[0] if len(parts) == 1 else Combined(parts)
+        arguments[_position_with_field(text, types, name)][name] = value
+    members = []
+    for scenario_type, keywords in zip(types, arguments, strict=True):
+        members.append(scenario_type(**keywords))
+    if len(members) == 1:
+        return members[0]
+    return Combined(tuple(members))
 
 
 def has_options(name: str, options: Iterable[str]) -> bool:
-    """Return whether a scenario takes all these fields; overlap suits each."""
-    return all(option == "overlap" or _has(SCENARIOS[name], option) for option in options)
+    """Return True if a scenario has all of some fields.
 
-
-def _has(kind: type[Part], name: str) -> bool:
-    return name in {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-
-
-def _holder(text: str, kinds: list[type[Part]], name: str) -> int:
-    """Return the number of the part that has this field."""
-    for k, kind in enumerate(kinds):
-        if _has(kind, name):
-            return k
-    owners = ", ".join(other for other, kind in SCENARIOS.items() if _has(kind, name))
-    raise UsageError(
-        f"scenario {text!r} has no {_WORDS.get(name, name)}: leave it out, or use {owners}"
-    )
-
-
-def _counted(text: str, kinds: list[type[Part]]) -> int:
-    """Return the number of the part whose clusters are counted.
-
-    It is the transform, else the partitioner.
+    Args:
+        name: of the scenario.
+        options: names of the fields.
     """
-    changes = [k for k, kind in enumerate(kinds) if issubclass(kind, Transform)]
-    if len(changes) > 1:
+    for option in options:
+        # every scenario can be combined with a partitioner that has an overlap
+        if option != "overlap" and not _has_field(SCENARIOS[name], option):
+            return False
+    return True
+
+
+def _has_field(scenario_type: type[Part], name: str) -> bool:
+    fields = dataclasses.fields(scenario_type)  # type: ignore[arg-type]
+    return name in {field.name for field in fields}
+
+
+def _position_with_field(text: str, types: list[type[Part]], name: str) -> int:
+    """Return the position of the first scenario that has a field.
+
+    Args:
+        text: the user's text, for errors.
+        types: of the combined scenarios.
+        name: of the field.
+    """
+    for position, scenario_type in enumerate(types):
+        if _has_field(scenario_type, name):
+            return position
+    alternatives = [other for other in SCENARIOS if _has_field(SCENARIOS[other], name)]
+    names = ", ".join(alternatives)
+    word = _WORDS.get(name, name)
+    raise UsageError(f"scenario {text!r} has no {word}: leave it out, or use {names}")
+
+
+def _position_with_clusters(text: str, types: list[type[Part]]) -> int:
+    """Return the position of the scenario that a number of clusters is for.
+
+    It is the transform, or the partitioner if there is no transform.
+
+    Args:
+        text: the user's text, for errors.
+        types: of the combined scenarios.
+    """
+    transforms = [k for k, item in enumerate(types) if issubclass(item, Transform)]
+    if len(transforms) > 1:
         raise UsageError(
             f"scenario {text!r} has several numbers of clusters: leave --clusters out, or combine "
             "the scenarios in Python"
         )
-    if changes:
-        return changes[0]
-    if not _has(kinds[0], "clusters"):
+    if transforms:
+        return transforms[0]
+    if not _has_field(types[0], "clusters"):
         raise UsageError(
             f"scenario {text!r} takes its clusters from the data set: leave the number of clusters "
             "out"

@@ -27,17 +27,14 @@ from securecluster.models.objectives import Language
 
 HUBS = {"shakespeare": "flwrlabs/shakespeare", "ag_news": "fancyzhx/ag_news"}
 
+# characters of a role's text; any other character is number 0, and a line's end is a space
 CHARACTERS = " !\"&'(),-.0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz}"
-"""characters of a role's text; any other character is number 0, and a line's end is a space"""
-SPAN = 80
-"""characters of a window (Caldas et al. 2018, LEAF)"""
+SPAN = 80  # characters in a window (Caldas et al. 2018, LEAF)
 
-UNKNOWN, END = 0, 1
-"""the words' numbers <unk> and <eos>"""
-WORDS = 2000
-"""words of the vocabulary, <unk> and <eos> among them"""
-LENGTH = 20
-"""words of a window"""
+UNKNOWN = 0  # number of <unk>
+END = 1  # number of <eos>
+WORDS = 2000  # size of the vocabulary, including <unk> and <eos>
+LENGTH = 20  # words in a window
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 
 Windows = tuple[Labels, Labels]
@@ -46,11 +43,11 @@ Windows = tuple[Labels, Labels]
 def shakespeare() -> Source:
     """Return Shakespeare's speeches by role: x and y (n, 80) int64 characters.
 
-    Every place of y is the character after that place of x. Windows of a role do not overlap (ours:
-    LEAF predicts one character from each window of 80, which costs 80 times as much a prediction;
-    McMahan et al. 2017 predict every next character as well). Owners are roles, which are named by
-    play and character; their windows are in the order of the play, and one is left out before the
-    held-out ones, as in LEAF. Roles with less than five windows are left out here.
+    Each position of y is the character after that position of x. Windows of a role do not overlap
+    (not in the paper: LEAF predicts one character from each window of 80, which costs 80 times as
+    much per prediction; McMahan et al. 2017 predict every next character as well). Owners are
+    roles, named by play and character, with windows in the order of the play. One window is left
+    out before the held-out ones, as in LEAF. Roles with less than five windows are left out.
 
     Raises:
         UsageError: files, packages or the connection are missing, or the columns are others.
@@ -61,11 +58,11 @@ def shakespeare() -> Source:
 def ag_news() -> Source:
     """Return news articles of four topics: x and y (n, 20) int64 words.
 
-    Every place of y is the word after that place of x. The articles of a topic are one stream in
-    the order of the file, each ended by <eos>, cut into windows without overlap; groups are the
-    topics. Words are runs of letters, lower-cased, or of
-    digits. The vocabulary are the 1998 most frequent words of the training articles, <unk> and
-    <eos>: it is taken as public, so clients reveal nothing by it only where that holds.
+    Each position of y is the word after that position of x. The articles of a topic form one stream
+    in the order of the file, each ended by <eos>, which is cut into windows without overlap. Groups
+    are the topics. Words are runs of lower-cased letters, or of digits. The vocabulary contains
+    <unk>, <eos> and the 1998 most frequent words of the training articles. It is assumed to be
+    public; otherwise it would reveal words of the clients' articles.
 
     Raises:
         UsageError: files, packages or the connection are missing, or the columns are others.
@@ -74,14 +71,16 @@ def ag_news() -> Source:
 
 
 @cache
-def _shakespeare(where: Path | None) -> Source:
+def _shakespeare(data_folder: Path | None) -> Source:
+    """Return the data set in a folder, or on the hub."""
     roles = []
     pieces = []
-    for role, texts_of_role in _roles(where).items():
+    for role, texts_of_role in _roles(data_folder).items():
         for text in texts_of_role:
             roles.append(role)
             pieces.append(_cut(characters(text), SPAN))
-    owners = np.repeat(np.array(roles, object), [len(x) for x, _ in pieces])
+    window_counts = [len(x) for x, _ in pieces]
+    owners = np.repeat(np.array(roles, object), window_counts)
     keep = lasting(owners, gap=1)
     if not len(keep):
         raise UsageError(
@@ -90,73 +89,85 @@ def _shakespeare(where: Path | None) -> Source:
         )
     x, y = _joined(pieces)
     pool = ArrayPool(x[keep], y[keep], owners[keep], gap=1)
-    return Source("shakespeare", 1 + len(CHARACTERS), (SPAN,), pool, objective=Language())
+    tokens = 1 + len(CHARACTERS)
+    return Source("shakespeare", tokens, (SPAN,), pool, objective=Language())
 
 
-def _roles(where: Path | None) -> dict[str, list[str]]:
-    """Return each role's pieces of text, in order."""
+def _roles(data_folder: Path | None) -> dict[str, list[str]]:
+    """Return each role's pieces of text, in order.
+
+    Args:
+        data_folder: of all data sets, or None to load the set from the hub. The file in the folder
+            has either a column of texts, or the hub's columns of windows.
+    """
     hub = HUBS["shakespeare"]
     file = "shakespeare/shakespeare.parquet"
-    if where is None:
+    if data_folder is None:
         rows = hub_rows("shakespeare", hub, "train", ("character_id", "x", "y"), files=file)
         roles = hub_texts(rows, "character_id")
-        return _whole(roles, hub_texts(rows, "x"), hub_texts(rows, "y"))
-    path = the_file(where, file, hub)
+        return _join_windows(roles, hub_texts(rows, "x"), hub_texts(rows, "y"))
+    path = the_file(data_folder, file, hub)
     columns = open_parquet(path, ("character_id",)).schema_arrow.names
     roles = texts(path, "character_id")
     if "x" in columns:
-        return _whole(roles, texts(path, "x"), texts(path, "y"))
+        return _join_windows(roles, texts(path, "x"), texts(path, "y"))
     pieces: dict[str, list[str]] = {}
     for role, text in zip(roles, texts(path, "text"), strict=True):
         pieces.setdefault(role, []).append(text)
     return pieces
 
 
-def _whole(names: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> dict[str, list[str]]:
-    """Return the joined texts.
+def _join_windows(
+    names: Sequence[str],
+    xs: Sequence[str],
+    ys: Sequence[str],
+) -> dict[str, list[str]]:
+    """Return each role's pieces of text, as `joined` does, after checking their lengths.
 
     Raises:
-        UsageError: they are scraps. Windows cut from rows that overlap would lie on both sides of
-            the gap.
+        UsageError: most rows do not continue the row before.
     """
-    texts_of = joined(names, xs, ys)
-    pieces = sum(len(own) for own in texts_of.values())
-    if len(names) < SPAN * pieces:
+    texts_of_roles = joined(names, xs, ys)
+    piece_count = sum(len(pieces) for pieces in texts_of_roles.values())
+    # pieces of single rows overlap, so their windows would occur on both sides of the gap
+    if len(names) < SPAN * piece_count:
         raise UsageError(
             "the windows of shakespeare do not follow each other, so they make no text: keep the "
             "rows in their order"
         )
-    return texts_of
+    return texts_of_roles
 
 
 def joined(names: Sequence[str], xs: Sequence[str], ys: Sequence[str]) -> dict[str, list[str]]:
-    """Return each role's pieces of text, from the hub's form.
+    """Return each role's pieces of text from the hub's windows.
 
-    Where a window does not go on from the one before, a new piece of text begins.
+    A new piece begins at each window that does not continue the one before.
 
     Args:
-        names: the role of each row.
+        names: role of each row.
         xs: windows of 80 characters, each one character further than the one before.
         ys: the character after each window.
     """
-    pieces_of: dict[str, list[list[str]]] = {}
+    pieces_of_roles: dict[str, list[list[str]]] = {}
     next_window: dict[str, str] = {}
     for name, x, y in zip(names, xs, ys, strict=True):
         next_character = y or " "
         if next_window.get(name) != x:
-            pieces_of.setdefault(name, []).append([x])
-        pieces_of[name][-1].append(next_character)
+            pieces_of_roles.setdefault(name, []).append([x])
+        pieces_of_roles[name][-1].append(next_character)
         next_window[name] = x[1:] + next_character
-    texts_of: dict[str, list[str]] = {}
-    for name, pieces in pieces_of.items():
-        texts_of[name] = ["".join(piece) for piece in pieces]
-    return texts_of
+    # characters are joined once at the end, in time linear in the length of a piece
+    texts_of_roles: dict[str, list[str]] = {}
+    for name, pieces in pieces_of_roles.items():
+        texts_of_roles[name] = ["".join(piece) for piece in pieces]
+    return texts_of_roles
 
 
 def characters(text: str) -> Labels:
-    """Return the numbers (n,) of a text's characters."""
-    number_of = np.zeros(129, np.int64)  # the last place stands for all that is not ASCII
-    number_of[[ord(c) for c in CHARACTERS]] = 1 + np.arange(len(CHARACTERS))
+    """Return the numbers (n,) of a text's characters, from 0 to the length of `CHARACTERS`."""
+    number_of = np.zeros(129, np.int64)  # by code point; the last entry is for all beyond ASCII
+    code_points_of_characters = [ord(character) for character in CHARACTERS]
+    number_of[code_points_of_characters] = 1 + np.arange(len(CHARACTERS))
     number_of[ord("\n")] = number_of[ord(" ")]
     code_points = np.frombuffer(text.encode("utf-32-le"), "<u4")
     tokens: Labels = number_of[np.minimum(code_points, 128)]
@@ -164,28 +175,39 @@ def characters(text: str) -> Labels:
 
 
 @cache
-def _ag_news(where: Path | None) -> Source:
-    articles = _articles(where, "train")
-    number = vocabulary(articles)
-    train = _pool(articles, number)
-    test = _pool(_articles(where, "test"), number)
+def _ag_news(data_folder: Path | None) -> Source:
+    """Return the data set in a folder, or on the hub."""
+    train_articles = _articles(data_folder, "train")
+    number_of_word = vocabulary(train_articles)
+    train = _pool(train_articles, number_of_word)
+    test = _pool(_articles(data_folder, "test"), number_of_word)
     return Source("ag_news", WORDS, (LENGTH,), train, test, objective=Language())
 
 
-def _articles(where: Path | None, split: str) -> list[list[str]]:
-    """Return each topic's words, the articles in the order of the file."""
+def _articles(data_folder: Path | None, split: str) -> list[list[str]]:
+    """Return the words of each topic's articles, in the order of the file.
+
+    Args:
+        data_folder: of all data sets, or None to load the set from the hub.
+        split: "train" or "test".
+
+    Raises:
+        UsageError: data that cannot be read, or with other labels than the topics'.
+    """
     hub = HUBS["ag_news"]
     articles: list[str] = []
-    if where is None:
+    if data_folder is None:
         rows = hub_rows("ag_news", hub, split, ("text", "label"))
-        labels = np.asarray(rows.select_columns(["label"])[:]["label"])
+        label_column = rows.select_columns(["label"])[:]
+        labels = np.asarray(label_column["label"])
         articles = hub_texts(rows, "text")
     else:
-        files = parquet_files(where, "ag_news", hub, split)
+        files = parquet_files(data_folder, "ag_news", hub, split)
         labels = np.concatenate([numbers(file, "label") for file in files])
         for file in files:
             articles += texts(file, "text")
-    if not np.isin(labels, np.arange(len(TOPICS))).all():
+    is_topic = np.isin(labels, np.arange(len(TOPICS)))
+    if not is_topic.all():
         raise UsageError(
             f"ag_news has a label outside 0 … {len(TOPICS) - 1}: this is not the data set that the "
             f"hub calls {hub}"
@@ -200,60 +222,100 @@ def _articles(where: Path | None, split: str) -> list[list[str]]:
 _MARKUP = re.compile(r"&lt;.*?&gt;|<[^>\n]*>")
 _APOSTROPHE = re.compile(r"#39;(?=(?:s|t|d|m|re|ve|ll)\b)")  # elsewhere it is a quotation mark
 _ENTITY = re.compile(r"#\d+;")
+_REMAINS = (
+    "quot;",
+    "amp;",
+    "lt;",
+    "gt;",
+    "nbsp;",
+    "hellip;",
+    "mdash;",
+    "ndash;",
+    "\\",
+)
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*|[0-9]+|\n")
 
 
 def words(articles: Iterable[str]) -> list[str]:
-    r"""Return all words, each article's followed by \n.
+    r"""Return all words of articles, with \n after those of each article.
 
-    Marks that are left of the raw form (#39; quot; &lt;b&gt; and backslashes) are taken out.
+    Remains of markup (#39; quot; &lt;b&gt; and backslashes) are removed.
+
+    Args:
+        articles: their texts.
     """
-    # one text: far fewer calls
-    plain = "".join(article.replace("\n", " ") + "\n" for article in articles).lower()
-    plain = _MARKUP.sub(" ", plain).replace("#146;", "#39;").replace(" #39;", "#39;")
-    plain = _APOSTROPHE.sub("'", plain)
-    plain = _ENTITY.sub(" ", plain)
-    for mark in ("quot;", "amp;", "lt;", "gt;", "nbsp;", "hellip;", "mdash;", "ndash;", "\\"):
-        plain = plain.replace(mark, " ")
-    found: list[str] = _WORD.findall(plain)
-    return found
+    # joined, since one long text takes far fewer calls than many short ones
+    lines = [article.replace("\n", " ") + "\n" for article in articles]
+    text = "".join(lines).lower()
+    text = _MARKUP.sub(" ", text)
+    # both are apostrophes, in some articles with a space before them
+    text = text.replace("#146;", "#39;")
+    text = text.replace(" #39;", "#39;")
+    text = _APOSTROPHE.sub("'", text)
+    text = _ENTITY.sub(" ", text)
+    for mark in _REMAINS:
+        text = text.replace(mark, " ")
+    result: list[str] = _WORD.findall(text)
+    return result
 
 
 def vocabulary(streams: Iterable[Sequence[str]]) -> dict[str, int]:
-    """Return the numbers of the most frequent words, and that of an article's end.
+    """Return the numbers of the most frequent words, and the number of an article's end.
 
-    Words are numbered from 2, those that are equally frequent in alphabetical order.
+    Args:
+        streams: results of `words`.
     """
     counts = Counter(chain.from_iterable(streams))
     counts.pop("\n", None)
+    # equally frequent words in alphabetical order, so that numbers do not depend on the articles'
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    number_of = {"\n": END}
+    number_of_word = {"\n": END}
     for number, word in enumerate(ranked[: WORDS - 2], 2):
-        number_of[word] = number
-    return number_of
+        number_of_word[word] = number
+    return number_of_word
 
 
-def _pool(streams: Sequence[Sequence[str]], number_of: dict[str, int]) -> ArrayPool:
-    """Return the windows of each topic's stream of words."""
+def _pool(streams: Sequence[Sequence[str]], number_of_word: dict[str, int]) -> ArrayPool:
+    """Return a pool of the windows of all topics.
+
+    Args:
+        streams: words of each topic's articles.
+        number_of_word: result of `vocabulary`.
+    """
     pieces = []
     for stream in streams:
-        tokens = [number_of.get(word, UNKNOWN) for word in stream]
-        pieces.append(_cut(np.array(tokens, np.int64), LENGTH))
+        tokens = [number_of_word.get(word, UNKNOWN) for word in stream]
+        windows_of_topic = _cut(np.array(tokens, np.int64), LENGTH)
+        pieces.append(windows_of_topic)
     x, y = _joined(pieces)
-    groups = np.repeat(np.array(TOPICS, object), [len(windows) for windows, _ in pieces])
+    window_counts = [len(windows) for windows, _ in pieces]
+    groups = np.repeat(np.array(TOPICS, object), window_counts)
     return ArrayPool(x, y, groups=groups)
 
 
 def _joined(pieces: Sequence[Windows]) -> Windows:
-    """Return the windows of all pieces, and those moved on by one."""
-    return np.concatenate([x for x, _ in pieces]), np.concatenate([y for _, y in pieces])
+    """Return the windows x and y of all pieces."""
+    x = np.concatenate([windows for windows, _ in pieces])
+    y = np.concatenate([shifted for _, shifted in pieces])
+    return x, y
 
 
 def _cut(stream: Labels, length: int) -> Windows:
-    """Return windows (w, length) of a stream without overlap, and the same moved on by one."""
+    """Return windows of a stream without overlap, and their targets.
+
+    Args:
+        stream: numbers of characters or words (n,).
+        length: of a window.
+
+    Returns:
+        Windows x (w, length), and the same windows shifted by one position, y (w, length).
+    """
+    # the last target needs one position after the last window
     count = max(0, len(stream) - 1) // length
     end = count * length
-    return stream[:end].reshape(count, length), stream[1 : 1 + end].reshape(count, length)
+    x = stream[:end].reshape(count, length)
+    y = stream[1 : 1 + end].reshape(count, length)
+    return x, y
 
 
 __all__ = ["CHARACTERS", "HUBS", "LENGTH", "SPAN", "TOPICS", "WORDS", "ag_news", "shakespeare"]

@@ -1,4 +1,4 @@
-"""Transforms of clusters: changes to samples, training and held-out ones alike."""
+"""Transforms of clusters, which change training and test samples alike."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ from securecluster.data.pools import Features, Labels
 from securecluster.data.scenario_base import Transform
 from securecluster.errors import UsageError
 
+# quarter turns of each cluster's images, by the number of clusters (Vardhan et al. 2024)
 TURNS = {2: (0, 2), 3: (0, 1, 2), 4: (0, 1, 2, 3)}
 
 
 @dataclass(frozen=True)
 class LabelSwap(Transform):
-    """Each cluster swaps a pair of labels of its own.
+    """Transform in which each cluster swaps one pair of labels.
 
-    Sattler et al. 2019, VI-A; Briggs et al. 2020.
+    Pairs of different clusters are disjoint (Sattler et al. 2019, VI-A; Briggs et al. 2020).
+
+    Args:
+        clusters: number of true clusters.
     """
 
     name: ClassVar[str] = "label-swap"
     clusters: int = 4
 
     def check(self, source: Source, clients: int) -> None:
-        """Raise UsageError beyond this scenario's own limit."""
+        """Raise UsageError for more clusters than there are disjoint pairs of labels."""
         super().check(source, clients)
         if self.clusters > source.classes // 2:
             raise UsageError(
@@ -37,76 +41,103 @@ class LabelSwap(Transform):
             )
 
     def transform(
-        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
+        self,
+        cluster: int,
+        x: Features,
+        y: Labels,
+        classes: int,
+        randomness: Randomness,
     ) -> tuple[Features, Labels]:
         """Swap the cluster's pair of labels."""
         order = randomness.generator("scenario", "swap").permutation(classes)
-        one, other = order[2 * cluster : 2 * cluster + 2]
-        swapped = np.arange(classes)
-        swapped[[one, other]] = other, one
-        return x, swapped[y].astype(np.int64)
+        # consecutive pairs of a random order are disjoint
+        first = order[2 * cluster]
+        second = order[2 * cluster + 1]
+        new_label = np.arange(classes)
+        new_label[first] = second
+        new_label[second] = first
+        return x, new_label[y].astype(np.int64)
 
 
 @dataclass(frozen=True)
 class LabelPermutation(Transform):
-    """Each cluster permutes all labels by a random permutation of its own.
+    """Transform in which each cluster permutes all labels (Sattler et al. 2019, Fig. 8).
 
-    Sattler et al. 2019, Fig. 8.
+    Permutations are random and differ between clusters.
+
+    Args:
+        clusters: number of true clusters.
     """
 
     name: ClassVar[str] = "label-permutation"
     clusters: int = 4
 
     def check(self, source: Source, clients: int) -> None:
-        """Raise UsageError beyond this scenario's own limit."""
+        """Raise UsageError for more clusters than there are permutations."""
         super().check(source, clients)
-        # 6! is more than anyone asks for
-        if source.classes < 6 and self.clusters > math.factorial(source.classes):
+        # 6! = 720 permutations exceed any plausible number of clusters
+        if source.classes >= 6:
+            return
+        permutations = math.factorial(source.classes)
+        if self.clusters > permutations:
             raise UsageError(
-                f"scenario 'label-permutation' has only {math.factorial(source.classes)} "
-                f"permutations of {source.classes} labels, "
-                f"not {self.clusters}: ask for fewer clusters"
+                f"scenario 'label-permutation' has only {permutations} permutations of "
+                f"{source.classes} labels, not {self.clusters}: ask for fewer clusters"
             )
 
     def transform(
-        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
+        self,
+        cluster: int,
+        x: Features,
+        y: Labels,
+        classes: int,
+        randomness: Randomness,
     ) -> tuple[Features, Labels]:
         """Permute the labels."""
-        return x, self.permutation(cluster, classes, randomness)[y].astype(np.int64)
+        new_label = self.permutation(cluster, classes, randomness)
+        return x, new_label[y].astype(np.int64)
 
     def permutation(self, cluster: int, classes: int, randomness: Randomness) -> Labels:
-        """Return the cluster's permutation (classes,).
+        """Return the cluster's permutation of the labels (classes,).
 
-        It is the first in a random sequence that no earlier cluster has.
+        Args:
+            cluster: number of the cluster.
+            classes: number of labels.
+            randomness: of the federation.
         """
+        # All clusters take their permutations from one random sequence without its repetitions.
         draw = randomness.generator("scenario", "permutation")
-        different: list[list[int]] = []
-        while len(different) <= cluster:
+        distinct: list[list[int]] = []
+        while len(distinct) <= cluster:
             permutation = draw.permutation(classes).tolist()
-            if permutation not in different:
-                different.append(permutation)
-        return np.array(different[cluster], np.int64)
+            if permutation not in distinct:
+                distinct.append(permutation)
+        return np.array(distinct[cluster], np.int64)
 
 
 @dataclass(frozen=True)
 class Rotation(Transform):
-    """Clusters see images turned by quarters (Vardhan et al. 2024, rotated MNIST).
+    """Transform that rotates each cluster's images (Vardhan et al. 2024, rotated MNIST).
 
-    Two, three and four clusters have images turned counterclockwise by 0/180, 0/90/180 and
+    Images of two, three and four clusters are rotated counterclockwise by 0/180, 0/90/180 and
     0/90/180/270 degrees.
+
+    Args:
+        clusters: number of true clusters.
     """
 
     name: ClassVar[str] = "rotation"
     clusters: int = 4
 
     def check(self, source: Source, clients: int) -> None:
-        """Raise UsageError beyond this scenario's own limits."""
+        """Raise UsageError for other clusters than quarter turns make, or samples not square."""
         super().check(source, clients)
         if self.clusters not in TURNS:
             raise UsageError(
                 "scenario 'rotation' turns by quarters and makes 2, 3 or 4 clusters, not "
                 f"{self.clusters}"
             )
+        # only squares have the same shape after a quarter turn
         if not source.is_image or source.shape[-1] != source.shape[-2]:
             raise UsageError(
                 f"scenario 'rotation' turns square images, and samples of {source.name} have shape "
@@ -114,21 +145,33 @@ class Rotation(Transform):
             )
 
     def transform(
-        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
+        self,
+        cluster: int,
+        x: Features,
+        y: Labels,
+        classes: int,
+        randomness: Randomness,
     ) -> tuple[Features, Labels]:
-        """Turn the images (n, channels, side, side), exactly."""
-        return np.rot90(x, TURNS[self.clusters][cluster], axes=(-2, -1)), y
+        """Rotate the images (n, channels, side, side), without interpolation."""
+        quarter_turns = TURNS[self.clusters][cluster]
+        return np.rot90(x, quarter_turns, axes=(-2, -1)), y
 
 
 @dataclass(frozen=True)
 class Inversion(Transform):
-    """The second of two clusters sees negatives, 1 − x (Vardhan et al. 2024, inverted MNIST)."""
+    """Transform that inverts the second cluster's images (Vardhan et al. 2024, inverted MNIST).
+
+    A pixel x becomes 1 − x.
+
+    Args:
+        clusters: number of true clusters, which is 2.
+    """
 
     name: ClassVar[str] = "inversion"
     clusters: int = 2
 
     def check(self, source: Source, clients: int) -> None:
-        """Raise UsageError beyond this scenario's own limits."""
+        """Raise UsageError for other than two clusters, or samples that are no images."""
         super().check(source, clients)
         if self.clusters != 2:
             raise UsageError(
@@ -142,7 +185,12 @@ class Inversion(Transform):
             )
 
     def transform(
-        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
+        self,
+        cluster: int,
+        x: Features,
+        y: Labels,
+        classes: int,
+        randomness: Randomness,
     ) -> tuple[Features, Labels]:
         """Invert the second cluster's images."""
         if cluster:

@@ -1,4 +1,4 @@
-"""Users' own arrays as a client's samples."""
+"""Users' own arrays, checked and converted to clients' samples."""
 
 from __future__ import annotations
 
@@ -17,34 +17,50 @@ from securecluster.models.objectives import Classification, Language, Objective,
 Pair = tuple[NDArray[Any], NDArray[Any]]
 
 
-def by_name(what: str, given: Any) -> dict[str, Any]:
-    """Return a mapping with clients' names as text.
+def by_name(argument: str, value: Any) -> dict[str, Any]:
+    """Return a mapping with strings as the clients' names.
+
+    Args:
+        argument: "clients", "test" or "truth", for errors.
+        value: of the argument, a mapping from a client's name, of any type.
 
     Raises:
         UsageError: no mapping, or two clients of the same name.
     """
-    if not isinstance(given, Mapping):
-        example = "{name: cluster}" if what == "truth" else "{name: (X, y)}"
-        cure = "with an entry for every client"
-        if what == "clients":
-            cure = "dict(enumerate(…)) makes one of a list"
-        raise UsageError(f"{what} is a mapping {example}, not {type(given).__name__}: {cure}")
+    if not isinstance(value, Mapping):
+        raise _no_mapping(argument, type(value).__name__)
     by_text: dict[str, Any] = {}
     keys: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, item in value.items():
         name = str(key)
+        # such as 1 and "1"
         if name in keys:
             raise UsageError(
-                f"{what}: {keys[name]!r} and {key!r} would both be the client {name!r}: give "
+                f"{argument}: {keys[name]!r} and {key!r} would both be the client {name!r}: give "
                 "them different names"
             )
-        by_text[name] = value
+        by_text[name] = item
         keys[name] = key
     return by_text
 
 
+def _no_mapping(argument: str, type_name: str) -> UsageError:
+    """Return the error for an argument that is no mapping."""
+    example = "{name: (X, y)}"
+    advice = "with an entry for every client"
+    if argument == "truth":
+        example = "{name: cluster}"
+    if argument == "clients":
+        advice = "dict(enumerate(…)) makes one of a list"
+    return UsageError(f"{argument} is a mapping {example}, not {type_name}: {advice}")
+
+
 def stream(key: Any) -> str | int:
-    """Return the key of a client's random split: its name, or its number where it has one."""
+    """Return the name of a client's random stream for its split.
+
+    Args:
+        key: the client's name as the user has it, an integer or of any other type.
+    """
     if isinstance(key, Integral):
         return int(key)
     return str(key)
@@ -53,74 +69,105 @@ def stream(key: Any) -> str | int:
 def read_pair(name: str, pair: Any, columns: Columns) -> Pair:
     """Return X and y of a client as arrays, X with its columns in the shared order.
 
+    Args:
+        name: of the client.
+        pair: as the user has it; tables and tensors become arrays.
+        columns: of all clients.
+
     Raises:
         UsageError: no pair, no arrays, or columns that differ from other clients'.
     """
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
+    is_sequence = isinstance(pair, tuple | list)
+    if not is_sequence or len(pair) != 2:
         raise UsageError(f"client {name!r}: its samples are a pair (X, y)")
-    given_x, given_y = pair
-    x, y = _array(name, given_x), _array(name, given_y)
-    return columns.arranged(name, given_x, x), y
+    table, targets = pair
+    x = _array(name, table)
+    y = _array(name, targets)
+    return columns.arranged(name, table, x), y
 
 
 def own_samples(
     name: str,
     pair: Pair,
-    held: Pair | None,
+    test_pair: Pair | None,
     objective: Objective,
     randomness: Randomness,
     key: str | int,
 ) -> tuple[Pair, Pair]:
-    """Return the samples that a client trains on, and those that are held out.
+    """Return a client's samples (X, y) to train on, and those held out.
 
     Args:
         name: of the client.
-        pair: its samples, X and y.
-        held: what is held out; None is a fifth of `pair`, at random or of sequences the last.
-        objective: what is learned.
+        pair: its samples X and y.
+        test_pair: held-out samples; None holds out a random fifth of `pair`, or the last fifth of
+            sequences.
+        objective: of training.
         randomness: of the federation.
-        key: what the random split is drawn by.
+        key: name of the client's random stream.
 
     Raises:
         UsageError: samples that are not numbers, or do not fit each other.
     """
     classified = objective.kind == Classification.kind
-    read = _labelled if classified else _sequences
-    x, y = read(name, pair, objective)
-    if held is not None:
-        if held[0].size or held[1].size:
-            return (x, y), read(name, held, objective)
-        return (x, y), (x[:0], y[:0])
+    convert = _sequences
+    if classified:
+        convert = _labelled
+    x, y = convert(name, pair, objective)
+    if test_pair is not None:
+        if test_pair[0].size or test_pair[1].size:
+            return (x, y), convert(name, test_pair, objective)
+        # an empty array may have any shape, so it takes that of the training samples
+        no_samples = (x[:0], y[:0])
+        return (x, y), no_samples
+    # sequences remain in order: random windows would overlap with held-out ones
     order = np.arange(len(y))
     if classified:
-        order = randomness.generator("split", key).permutation(len(y))
-    train, test = np.split(order, [len(y) - len(y) // 5])
-    return (x[train], y[train]), (x[test], y[test])
+        draw = randomness.generator("split", key)
+        order = draw.permutation(len(y))
+    train_size = len(y) - len(y) // 5
+    train, test = np.split(order, [train_size])
+    train_pair = (x[train], y[train])
+    test_pair = (x[test], y[test])
+    return train_pair, test_pair
 
 
-def outputs(targets: Sequence[Pair], objective: Objective) -> int:
-    """Return the number of outputs that samples (x, y) ask for: classes, tokens or coordinates."""
+def outputs(pairs: Sequence[Pair], objective: Objective) -> int:
+    """Return the number of outputs that the network needs.
+
+    Args:
+        pairs: samples (x, y) of all clients.
+        objective: of training, which determines whether outputs are classes, tokens or coordinates.
+    """
     if objective.kind == Trajectory.kind:
-        _, y = targets[0]
-        return y.shape[1] if y.ndim > 1 else 1
-    numbers = [y for _, y in targets]
+        _, y = pairs[0]
+        if y.ndim > 1:
+            return int(y.shape[1])
+        return 1
+    arrays = [y for _, y in pairs]
     if objective.kind == Language.kind:
-        numbers += [x for x, _ in targets]
-    return 1 + max(int(part.max(initial=0)) for part in numbers)
+        # a token may occur in x only
+        arrays += [x for x, _ in pairs]
+    largest = max(int(array.max(initial=0)) for array in arrays)
+    return 1 + largest
 
 
-def _array(name: str, part: Any) -> NDArray[Any]:
-    """Return samples or targets as an array; of a tensor its values, without its gradient."""
+def _array(name: str, values: Any) -> NDArray[Any]:
+    """Return a client's samples or targets as an array."""
     try:
-        if hasattr(part, "detach"):
-            return np.asarray(part.detach().cpu())
-        return np.asarray(part)
+        # tensors, which may have gradients or lie on a GPU
+        if hasattr(values, "detach"):
+            return np.asarray(values.detach().cpu())
+        return np.asarray(values)
     except (ValueError, TypeError):
         raise _no_numbers(name) from None
 
 
 def _labelled(name: str, pair: Pair, objective: Objective) -> Pair:
-    """Return X (n, …) float32 and y (n,) int64."""
+    """Return X (n, …) as float32 and y (n,) as int64.
+
+    Raises:
+        UsageError: samples without a feature, not one label per sample, or invalid values.
+    """
     features = _single(name, pair[0])
     labels = _class_numbers(name, pair[1])
     has_features = features.ndim >= 2 and features.shape[1]
@@ -133,15 +180,23 @@ def _labelled(name: str, pair: Pair, objective: Objective) -> Pair:
 
 
 def _class_numbers(name: str, labels: NDArray[Any]) -> NDArray[Any]:
-    """Return labels as integers.
+    """Return labels as integers (n,).
 
-    Labels (n, 1) are a column, truth values become 0 and 1, and floats must be whole.
+    Args:
+        name: of the client.
+        labels: integers, booleans or whole floats, (n,) or (n, 1).
+
+    Raises:
+        UsageError: labels of another type.
     """
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
+    # an empty array may have any type
     if not labels.size or labels.dtype.kind in "iu":
         return labels
-    if labels.dtype.kind == "b" or (labels.dtype.kind == "f" and _whole(labels)):
+    is_boolean = labels.dtype.kind == "b"
+    is_float = labels.dtype.kind == "f"
+    if is_boolean or (is_float and _whole(labels)):
         return labels.astype(np.int64)
     raise UsageError(
         f"client {name!r}: labels are class numbers (integers from 0), not {labels.dtype}"
@@ -149,17 +204,23 @@ def _class_numbers(name: str, labels: NDArray[Any]) -> NDArray[Any]:
 
 
 def _whole(values: NDArray[Any]) -> bool:
-    """Return whether all floats are whole numbers that an integer holds exactly."""
-    exact = np.isfinite(values) & (np.abs(values) < 2**53)
-    return bool((exact & (values == np.floor(values))).all())
+    """Return True if all floats are whole numbers that an integer represents exactly."""
+    in_range = np.abs(values) < 2**53
+    is_exact = np.isfinite(values) & in_range
+    is_whole = is_exact & (values == np.floor(values))
+    return bool(is_whole.all())
 
 
 def _sequences(name: str, pair: Pair, objective: Objective) -> Pair:
-    """Return positions as float32, and tokens as int64 and never through floats.
+    """Return positions as float32, or tokens as int64.
 
-    Their shapes and ranges are the objective's to check.
+    The objective checks their shapes and ranges later.
+
+    Raises:
+        UsageError: not one target per sample, or values that are no numbers.
     """
-    x, y = (_step_numbers(name, part, objective) for part in pair)
+    x = _step_numbers(name, pair[0], objective)
+    y = _step_numbers(name, pair[1], objective)
     if x.ndim < 2 or not y.ndim or len(x) != len(y):
         raise UsageError(
             f"client {name!r}: X {x.shape} and y {y.shape} must have one target per sample of at "
@@ -168,24 +229,28 @@ def _sequences(name: str, pair: Pair, objective: Objective) -> Pair:
     return x, y
 
 
-def _step_numbers(name: str, part: NDArray[Any], objective: Objective) -> NDArray[Any]:
+def _step_numbers(name: str, values: NDArray[Any], objective: Objective) -> NDArray[Any]:
     """Return positions or tokens in the type that they are trained on."""
-    if objective.kind == Trajectory.kind or part.dtype.kind not in "iu":
-        return _single(name, part)
-    return part.astype(np.int64)
+    if objective.kind == Trajectory.kind or values.dtype.kind not in "iu":
+        return _single(name, values)
+    # never through floats, in which large tokens would become equal
+    return values.astype(np.int64)
 
 
-def _single(name: str, part: NDArray[Any]) -> NDArray[np.float32]:
-    if part.dtype.kind in "cmM":  # a cast would drop imaginary parts, or make numbers of dates
+def _single(name: str, values: NDArray[Any]) -> NDArray[np.float32]:
+    """Return a client's values as float32."""
+    if values.dtype.kind in "cmM":  # a cast would drop imaginary parts, or make numbers of dates
         raise _no_numbers(name)
     try:
-        with np.errstate(over="ignore"):  # what becomes infinite is refused by name later
-            return part.astype(np.float32)
+        # values beyond the range become infinite, which is refused later with the client's name
+        with np.errstate(over="ignore"):
+            return values.astype(np.float32)
     except (ValueError, TypeError):
         raise _no_numbers(name) from None
 
 
 def _no_numbers(name: str) -> UsageError:
+    """Return the error for samples that are no array of numbers."""
     return UsageError(f"client {name!r}: its samples are not a rectangular array of numbers")
 
 

@@ -1,1 +1,1 @@
-"""What passes between parties: messages, frames, their bounds, and transcripts."""
+"""Communication between parties: messages, frames, their bounds, and transcripts."""

@@ -1,12 +1,13 @@
-"""Bounds on the fields of messages, by the configuration that client and server share.
+"""Bounds on the fields of messages, derived from the configuration that client and server share.
 
-A message class declares beside each field what it may hold, in terms of named sizes:
+A message class declares beside each field what it may contain, in terms of named sizes:
 
     models: Annotated[Picks, Real((Upto("owners", "clients"), "dimension"), sent="delta")]
     k: Annotated[int, Exactly("models")]
 
-`check` holds a message to that before anyone computes with it, so a number that somebody else chose
-never sizes an allocation or a loop unless the configuration allows it.
+`check` tests a message against its declaration before anything is computed with it, so a number
+that another party has chosen never sizes an allocation or a loop unless the configuration allows
+it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Picks, Rows, Shared
 
-REAL, WHOLE, OCTETS = "floating-point numbers", "int64 numbers", "bytes"
-# rows of float32 and of float64: sums of squares of thousands of these are finite
+# kinds of tensors, as errors name them
+REAL = "floating-point numbers"
+WHOLE = "int64 numbers"
+OCTETS = "bytes"
+# largest norms of rows of float32 and of float64: sums of squares of thousands of these are finite
 LONGEST = (
     1e17,
     1e150,
@@ -31,10 +35,11 @@ Size = int | str  # a number, or the name of one in `Limits.sizes`
 
 @dataclass(frozen=True)
 class Upto:
-    """An axis whose length the sender chooses; fields that name the same axis have the same length.
+    """Axis whose length the sender chooses; fields that name the same axis have the same length.
 
     Args:
-        name: of the axis. Where the configuration has a size of this name, the length is that size.
+        name: name of the axis. If the configuration has a size of this name, the length is that
+            size.
         maximum: the largest length.
         minimum: the smallest length.
     """
@@ -49,17 +54,17 @@ Axis = Size | Upto
 
 @dataclass(frozen=True)
 class Real:
-    """A tensor of finite floating-point numbers.
+    """Bound of a tensor of finite floating-point numbers.
 
     Args:
-        axes: of one frame's tensor; of `Picks` the first one counts the rows.
-        sent: the field of replies whose pipeline and seal laid out the last axes, for what is
-            relayed.
-        sealed: whether what is relayed was sealed, in runs that seal.
-        low: the least number, or None.
+        axes: axes of one frame's tensor; of `Picks` the first one counts the rows.
+        sent: for relayed tensors, the field of replies whose pipeline and seal determined the last
+            axes.
+        sealed: True if relayed tensors are sealed, in runs that seal.
+        low: the smallest number, or None.
         maximum: the largest number, or None.
-        finite: whether NaN and infinity are refused.
-        squared: whether the recipient squares the numbers, whose sum must then be finite.
+        finite: True to refuse NaN and infinity.
+        squared: True if the recipient squares the numbers; the sum of squares must then be finite.
     """
 
     axes: tuple[Axis, ...] = ()
@@ -73,11 +78,12 @@ class Real:
 
 @dataclass(frozen=True)
 class Whole:
-    """A tensor of int64 numbers.
+    """Bound of a tensor of int64 numbers, from 0.
 
     Args:
-        axes: as of `Real`.
-        below: what every number is below; `maximum`: the largest number. One of the two.
+        axes: axes of one frame's tensor; of `Picks` the first one counts the rows.
+        below: number that all numbers are below. Either this or `maximum`.
+        maximum: the largest number.
     """
 
     axes: tuple[Axis, ...] = ()
@@ -87,7 +93,12 @@ class Whole:
 
 @dataclass(frozen=True)
 class Octets:
-    """A tensor of bytes (uint8), none above `maximum`."""
+    """Bound of a tensor of bytes (uint8).
+
+    Args:
+        axes: axes of one frame's tensor; of `Picks` the first one counts the rows.
+        maximum: the largest number.
+    """
 
     axes: tuple[Axis, ...] = ()
     maximum: int = 255
@@ -95,7 +106,13 @@ class Octets:
 
 @dataclass(frozen=True)
 class Between:
-    """A whole number from `low` up to `maximum`, or below `below`."""
+    """Bound of an integer.
+
+    Args:
+        low: the smallest value.
+        maximum: the largest value, or None.
+        below: number that the value is below, or None; takes precedence over `maximum`.
+    """
 
     low: int = 0
     maximum: Size | None = None
@@ -104,7 +121,11 @@ class Between:
 
 @dataclass(frozen=True)
 class Exactly:
-    """A whole number that the configuration fixes."""
+    """Bound of an integer that the configuration fixes.
+
+    Args:
+        size: the value.
+    """
 
     size: Size
 
@@ -115,7 +136,12 @@ BOUNDS = (Real, Whole, Octets, Between, Exactly)
 
 @dataclass(frozen=True)
 class Form:
-    """What a row looks like on the wire: the kind of its numbers and its shape."""
+    """Form of a row in a frame.
+
+    Args:
+        kind: REAL, WHOLE or OCTETS.
+        shape: shape of the row.
+    """
 
     kind: str
     shape: tuple[int, ...]
@@ -124,85 +150,127 @@ class Form:
 Layout = Callable[[str, Sequence[int], bool], Form]
 
 
-def _as_it_is(name: str, shape: Sequence[int], sealed: bool) -> Form:
+def _unchanged(name: str, shape: Sequence[int], sealed: bool) -> Form:
+    """Return the form of a row that no pipeline changes."""
     return Form(REAL, tuple(shape))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The sizes that a run's configuration fixes.
+    """Sizes that a run's configuration fixes.
 
     Args:
-        sizes: by name. A bound that names none of them does not hold anybody to anything.
-        layout: (field of replies, shape, whether it is sealed) -> its form after the pipeline.
+        sizes: sizes by name. A bound in terms of another name allows any value.
+        layout: function from (field of replies, shape, True if sealed) to the form of a row after
+            the pipeline.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
-    layout: Layout = _as_it_is
+    layout: Layout = _unchanged
 
     def size(self, named: Size | None) -> int | None:
-        """Return a size by its name; None where the configuration has none of this name."""
-        return self.sizes.get(named) if isinstance(named, str) else named
+        """Return the value of a size; None if the configuration does not fix it.
+
+        Args:
+            named: a number or the name of one.
+        """
+        if isinstance(named, str):
+            return self.sizes.get(named)
+        return named
 
     def beside(self, query: Any) -> Limits:
-        """Return these limits and, as further sizes, the lengths that a query gives to its free
-        axes: its reply has the same.
+        """Return the limits of the reply to a query.
+
+        The lengths that the query gives to its free axes are further sizes, since its reply must
+        have the same ones.
+
+        Args:
+            query: a batch of frames that has been checked.
         """
-        lengths = {name: set(found) for name, found in axes_of(query).items()}
-        own = {name: found.pop() for name, found in lengths.items() if len(found) == 1}
-        return replace(self, sizes={**own, **self.sizes})
+        free_sizes = {}
+        for name, lengths in axes_of(query).items():
+            if len(set(lengths)) == 1:  # lengths that differ between frames are no one size
+                free_sizes[name] = lengths[0]
+        # a size of the configuration takes precedence over one that the query has chosen
+        return replace(self, sizes={**free_sizes, **self.sizes})
 
 
 @cache
 def declared(message: Any) -> dict[str, Bound]:
-    """Return the bounds of a message class, by field."""
-    found: dict[str, Bound] = {}
+    """Return the bounds of a message class, by field.
+
+    Args:
+        message: the class.
+    """
+    bounds: dict[str, Bound] = {}
     for name, hint in get_type_hints(message, include_extras=True).items():
-        for extra in getattr(hint, "__metadata__", ()):
-            if isinstance(extra, BOUNDS):
-                found[name] = extra
-    return found
+        for annotation in getattr(hint, "__metadata__", ()):
+            if isinstance(annotation, BOUNDS):
+                bounds[name] = annotation
+    return bounds
 
 
 def squared(message: Any) -> list[str]:
-    """Return the fields of a message class whose numbers its recipient squares."""
-    bounds = declared(cast(Hashable, message))
-    return [name for name, bound in bounds.items() if isinstance(bound, Real) and bound.squared]
+    """Return the fields of a message class whose numbers its recipient squares.
+
+    Args:
+        message: the class.
+    """
+    names = []
+    for name, bound in declared(cast(Hashable, message)).items():
+        if isinstance(bound, Real) and bound.squared:
+            names.append(name)
+    return names
 
 
 def undeclared(message: type) -> list[str]:
-    """Return the fields of a message class that need a bound and declare none: all but texts,
-    shares and flags.
+    """Return the fields of a message class that need a bound and declare none.
+
+    All but texts, shares and flags need one.
+
+    Args:
+        message: the class.
     """
     bounds = declared(cast(Hashable, message))
-    return [
-        name
-        for name, hint in get_type_hints(message).items()
-        if name not in bounds and not _free(hint)
-    ]
+    names = []
+    for name, hint in get_type_hints(message).items():
+        if name not in bounds and not _needs_no_bound(hint):
+            names.append(name)
+    return names
 
 
-def _free(hint: Any) -> bool:
-    kinds = get_args(hint) if get_origin(hint) is not None or get_args(hint) else (hint,)
-    return all(kind in (str, float, bool, type(None)) for kind in kinds)
+def _needs_no_bound(hint: Any) -> bool:
+    """Return True for a text, share or flag, which may be optional."""
+    options = get_args(hint)
+    if not options and get_origin(hint) is None:
+        options = (hint,)
+    return all(option in (str, float, bool, type(None)) for option in options)
 
 
-# the length of each free axis: one for all frames, or one per frame
-Bindings = dict[str, tuple[int, ...]]
+Lengths = tuple[int, ...]  # of an axis: one for all frames, or one per frame
+Bindings = dict[str, Lengths]  # lengths of each free axis, by name
 Tensors = Shared | Rows | Picks
 Tensorial = Real | Whole | Octets
+# kind and axes of one row; None if they follow from sizes that the configuration does not fix
+RowForm = tuple[str, Sequence[Axis]] | None
 
 
 def axes_of(message: Any) -> Bindings:
-    """Return the lengths of the free axes of a message that is known to be well formed."""
-    found: Bindings = {}
-    for name, bound in declared(cast(Hashable, type(message))).items():
+    """Return the lengths of the free axes of a message.
+
+    Args:
+        message: a batch of frames that is well formed.
+    """
+    bindings: Bindings = {}
+    bounds = declared(cast(Hashable, type(message)))
+    for name, bound in bounds.items():
         value = getattr(message, name)
-        if isinstance(value, Tensors) and isinstance(bound, Tensorial):
-            for axis, length in _lengths(bound, value):
-                if isinstance(axis, Upto):
-                    found.setdefault(axis.name, length)
-    return found
+        if not isinstance(value, Tensors) or not isinstance(bound, Tensorial):
+            continue
+        for axis, lengths in _axis_lengths(bound, value):
+            if isinstance(axis, Upto):
+                bindings.setdefault(axis.name, lengths)
+    return bindings
 
 
 def check(
@@ -211,190 +279,330 @@ def check(
     through: Mapping[str, bool] | None = None,
     finite: bool = True,
 ) -> None:
-    """Raise FrameError unless every field of a message is as its class declares it.
+    """Raise FrameError unless every field of a message is within its class's bounds.
 
     Args:
         message: a batch of frames.
-        limits: the sizes of the run's configuration.
-        through: the fields that went through the clients' pipeline, and whether each is sealed.
-        finite: whether finiteness is checked, too.
+        limits: sizes of the run's configuration.
+        through: fields that passed through the clients' pipeline, with True for sealed ones.
+        finite: True to check finiteness, too.
     """
     bindings: Bindings = {}
-    for name, bound in declared(cast(Hashable, type(message))).items():
+    bounds = declared(cast(Hashable, type(message)))
+    for name, bound in bounds.items():
         value = getattr(message, name)
-        where = f"{type(message).__name__}.{name}"
-        if value is None:
+        label = f"{type(message).__name__}.{name}"
+        if value is None:  # an optional field that is absent
             continue
         if isinstance(bound, Tensorial):
-            row = _row(name, bound, value, limits, through or {})
-            _check_shape(where, bound, value, row, limits, bindings)
-            _check_values(where, bound, value, limits, finite)
+            row = _row_form(name, bound, value, limits, through or {})
+            # the shape first: checks of values compute with the tensor
+            _check_shape(label, bound, value, row, limits, bindings)
+            _check_values(label, bound, value, limits, finite)
         else:
-            _check_number(where, bound, value, limits)
+            _check_number(label, bound, value, limits)
 
 
-def _check_number(where: str, bound: Between | Exactly, value: int, limits: Limits) -> None:
+def _check_number(label: str, bound: Between | Exactly, value: int, limits: Limits) -> None:
+    """Raise FrameError for an integer out of its bound.
+
+    Args:
+        label: class and field, for the error.
+    """
     if isinstance(bound, Exactly):
         size = limits.size(bound.size)
-        if size is not None and value != size:
+        if size is not None and value != size:  # None: the configuration does not fix it
             raise FrameError(
-                f"{where} is {value}, and this run's configuration has {size}: the frame is refused"
+                f"{label} is {value}, and this run's configuration has {size}: the frame is refused"
             )
         return
-    most = _most(bound, limits)
-    if value < bound.low or (most is not None and value > most):
-        raise out_of_range(where, value, bound.low, most)
+    maximum = _maximum(bound, limits)
+    too_large = maximum is not None and value > maximum
+    if value < bound.low or too_large:
+        raise out_of_range(label, value, bound.low, maximum)
 
 
-def out_of_range(where: str, value: int, low: int, most: int | None) -> FrameError:
-    """Return the refusal of a number that the configuration does not allow."""
-    allowed = f"from {low}" if most is None else f"from {low} to {most}"
+def out_of_range(label: str, value: int, low: int, maximum: int | None) -> FrameError:
+    """Return the error for a number that the configuration does not allow.
+
+    Args:
+        label: name of the number.
+        value: the number.
+        low: the smallest allowed number.
+        maximum: the largest allowed number, or None.
+    """
+    allowed = f"from {low}"
+    if maximum is not None:
+        allowed += f" to {maximum}"
     return FrameError(
-        f"{where} is {value}, and this run's configuration allows {allowed}: the frame is refused"
+        f"{label} is {value}, and this run's configuration allows {allowed}: the frame is refused"
     )
 
 
-def _most(bound: Between | Whole | Octets, limits: Limits) -> int | None:
-    below = None if isinstance(bound, Octets) else limits.size(bound.below)
-    return limits.size(bound.maximum) if below is None else below - 1
+def _maximum(bound: Between | Whole | Octets, limits: Limits) -> int | None:
+    """Return the largest number that a bound allows; None without one."""
+    if not isinstance(bound, Octets):
+        below = limits.size(bound.below)
+        if below is not None:
+            return below - 1
+    return limits.size(bound.maximum)
 
 
-def _row(
+def _row_form(
     name: str, bound: Tensorial, value: Tensors, limits: Limits, through: Mapping[str, bool]
-) -> tuple[str, Sequence[Axis]] | None:
-    """Return the kind and the axes of one row; None where a pipeline laid it out whose sizes are
-    unknown.
+) -> RowForm:
+    """Return the kind and the axes of one row of a field.
+
+    Args:
+        name: name of the field.
+        bound: its bound.
+        value: its tensor.
+        limits: sizes of the run's configuration.
+        through: fields that passed through the clients' pipeline, with True for sealed ones.
+
+    Returns:
+        None if a pipeline has determined the form from sizes that the configuration does not fix.
     """
-    axes = bound.axes[1:] if isinstance(value, Picks) else bound.axes
-    if not isinstance(bound, Real):
-        return WHOLE if isinstance(bound, Whole) else OCTETS, axes
+    axes = bound.axes
+    if isinstance(value, Picks):
+        axes = axes[1:]
+    if isinstance(bound, Whole):
+        return WHOLE, axes
+    if isinstance(bound, Octets):
+        return OCTETS, axes
     if not bound.sent and name not in through:
         return REAL, axes
-    sizes = [limits.size(axis) for axis in axes if not isinstance(axis, Upto)]
-    shape = [size for size in sizes if size is not None]
-    if len(shape) < len(axes):
+    # rows after a pipeline: their form follows from the shape before it
+    shape = _fixed_shape(axes, limits)
+    if shape is None:
         return None
-    sealed = bound.sealed if bound.sent else through[name]
-    form = limits.layout(bound.sent or name, shape, sealed)
+    if bound.sent:
+        form = limits.layout(bound.sent, shape, bound.sealed)
+    else:
+        form = limits.layout(name, shape, through[name])
     return form.kind, form.shape
 
 
-def _lengths(bound: Tensorial, value: Tensors) -> Iterator[tuple[Axis, tuple[int, ...]]]:
-    """Yield the axes that a bound names and their lengths: one number, or of the rows of `Picks`
-    one per frame.
+def _fixed_shape(axes: Sequence[Axis], limits: Limits) -> list[int] | None:
+    """Return the lengths of axes, if the configuration fixes all of them."""
+    shape = []
+    for axis in axes:
+        if isinstance(axis, Upto):
+            return None
+        size = limits.size(axis)
+        if size is None:
+            return None
+        shape.append(size)
+    return shape
+
+
+def _axis_lengths(bound: Tensorial, value: Tensors) -> Iterator[tuple[Axis, Lengths]]:
+    """Yield the axes of a bound and their lengths.
+
+    A length is one number for all frames; for the rows of `Picks` it is one number per frame.
     """
     axes: Sequence[Axis] = bound.axes
     if isinstance(value, Picks):
-        yield axes[0], tuple(len(own) for own in value.picks)
+        yield axes[0], _row_counts(value)
         axes = axes[1:]
+    # rows after a pipeline may have other axes than were declared
     for axis, length in zip(axes, _row_shape(value), strict=False):
         yield axis, (length,)
 
 
+def _row_counts(value: Picks) -> tuple[int, ...]:
+    """Return the number of rows of each frame."""
+    return tuple(len(rows) for rows in value.picks)
+
+
 def _row_shape(value: Tensors) -> tuple[int, ...]:
-    return tuple(value.value.shape if isinstance(value, Shared) else value.table.shape[1:])
+    """Return the shape of one row, or of a tensor that frames share."""
+    if isinstance(value, Shared):
+        return tuple(value.value.shape)
+    return tuple(value.table.shape[1:])
+
+
+def _tensor(value: Tensors) -> torch.Tensor:
+    """Return the tensor that holds a field's numbers."""
+    if isinstance(value, Shared):
+        return value.value
+    return value.table
 
 
 def _check_shape(
-    where: str,
+    label: str,
     bound: Tensorial,
     value: Tensors,
-    row: tuple[str, Sequence[Axis]] | None,
+    row: RowForm,
     limits: Limits,
     bindings: Bindings,
 ) -> None:
-    """Raise FrameError for a tensor of another type or shape."""
+    """Raise FrameError for a tensor of another type or shape.
+
+    Args:
+        label: class and field, for the error.
+        bound: bound of the field.
+        value: its tensor.
+        row: kind and axes of one row; None if they are unknown.
+        limits: sizes of the run's configuration.
+        bindings: lengths of the free axes so far, extended in place.
+    """
     if isinstance(value, Picks):
-        lengths = tuple(len(own) for own in value.picks)
-        _check_axis(where, bound.axes[0], lengths, limits, bindings)
-    nothing = isinstance(value, Picks) and not len(value.table) and isinstance(bound, Real)
-    if row is None or nothing:
+        counts = _row_counts(value)
+        _check_axis(label, bound.axes[0], counts, limits, bindings)
+        if isinstance(bound, Real) and not len(value.table):
+            # an empty table has not passed through the pipeline, so its form is not fixed
+            return
+    if row is None:
         return
-    kind, axes = row
-    dtype = value.value.dtype if isinstance(value, Shared) else value.table.dtype
-    if dtype not in _dtypes(kind):
-        raise FrameError(f"{where} holds {dtype}, and {kind} were expected: the frame is refused")
+    tensor_kind, axes = row
+    dtype = _tensor(value).dtype
+    if dtype not in _dtypes(tensor_kind):
+        raise FrameError(
+            f"{label} holds {dtype}, and {tensor_kind} were expected: the frame is refused"
+        )
     shape = _row_shape(value)
     if len(shape) != len(axes):
         raise FrameError(
-            f"{where} has rows of {len(shape)} axes, and {len(axes)} were expected: the frame is "
+            f"{label} has rows of {len(shape)} axes, and {len(axes)} were expected: the frame is "
             "refused"
         )
     for axis, length in zip(axes, shape, strict=True):
-        _check_axis(where, axis, (length,), limits, bindings)
+        _check_axis(label, axis, (length,), limits, bindings)
 
 
-def _dtypes(kind: str) -> tuple[torch.dtype, ...]:
-    if kind == REAL:
+def _dtypes(tensor_kind: str) -> tuple[torch.dtype, ...]:
+    """Return the types that a kind of tensor may have."""
+    if tensor_kind == REAL:
         return (torch.float32, torch.float64)
-    return (torch.int64,) if kind == WHOLE else (torch.uint8,)
+    if tensor_kind == WHOLE:
+        return (torch.int64,)
+    return (torch.uint8,)
 
 
 def _check_axis(
-    where: str, axis: Axis, lengths: tuple[int, ...], limits: Limits, bindings: Bindings
+    label: str, axis: Axis, lengths: Lengths, limits: Limits, bindings: Bindings
 ) -> None:
-    """Raise FrameError for an axis of another length: one for all frames, or one per frame."""
-    fixed = limits.size(axis.name if isinstance(axis, Upto) else axis)
+    """Raise FrameError for an axis of another length.
+
+    Args:
+        label: class and field, for the error.
+        axis: the axis.
+        lengths: its length, one for all frames or one per frame.
+        limits: sizes of the run's configuration.
+        bindings: lengths of the free axes so far, extended in place.
+    """
+    fixed = _fixed_length(axis, limits)
     if fixed is not None:
         wrong = [length for length in lengths if length != fixed]
         if wrong:
             raise FrameError(
-                f"{where} has {wrong[0]} numbers or rows where {fixed} were expected: the frame is "
+                f"{label} has {wrong[0]} numbers or rows where {fixed} were expected: the frame is "
                 "refused"
             )
     elif isinstance(axis, Upto):
-        most = limits.size(axis.maximum)
-        wrong = [n for n in lengths if n < axis.minimum or (most is not None and n > most)]
-        if wrong:
-            raise out_of_range(
-                f"the number of {axis.name} in {where}", wrong[0], axis.minimum, most
-            )
-        if bindings.setdefault(axis.name, lengths) != lengths:
-            raise FrameError(
-                f"{where} has another number of {axis.name} than the fields beside it: the frame "
-                "is refused"
-            )
+        _check_free_axis(label, axis, lengths, limits, bindings)
 
 
-def _check_values(
-    where: str, bound: Tensorial, value: Tensors, limits: Limits, finite: bool
+def _fixed_length(axis: Axis, limits: Limits) -> int | None:
+    """Return the length of an axis that the configuration fixes; None if the sender chooses it."""
+    if isinstance(axis, Upto):
+        return limits.size(axis.name)
+    return limits.size(axis)
+
+
+def _check_free_axis(
+    label: str, axis: Upto, lengths: Lengths, limits: Limits, bindings: Bindings
 ) -> None:
-    """Raise FrameError for a number that is out of range, or not finite."""
-    table = value.value if isinstance(value, Shared) else value.table
-    if not table.numel():
-        return
-    if isinstance(bound, Real):
-        if table.is_floating_point():
-            _check_reals(where, bound, table, finite)
-        return
-    most = _most(bound, limits)
-    least, largest = int(table.min()), int(table.max())
-    if least < 0 or (most is not None and largest > most):
-        raise out_of_range(where, least if least < 0 else largest, 0, most)
+    """Raise FrameError for a free axis out of its range, or unlike the same axis of other fields.
 
-
-def _check_reals(where: str, bound: Real, table: torch.Tensor, finite: bool) -> None:
-    if finite and bound.finite and not _finite(table):
-        raise FrameError(f"{where} holds a number that is not finite: the frame is refused")
-    if bound.low is None or bound.maximum is None:
-        return
-    outside = (table < bound.low) | (table > bound.maximum)
-    if bool(outside.any()):
+    Args:
+        label: class and field, for the error.
+        axis: the axis.
+        lengths: its length, one for all frames or one per frame.
+        limits: sizes of the run's configuration.
+        bindings: lengths of the free axes so far, extended in place.
+    """
+    maximum = limits.size(axis.maximum)
+    for length in lengths:
+        too_large = maximum is not None and length > maximum
+        if length < axis.minimum or too_large:
+            name = f"the number of {axis.name} in {label}"
+            raise out_of_range(name, length, axis.minimum, maximum)
+    # the first field of an axis sets its length, and the others must agree
+    if bindings.setdefault(axis.name, lengths) != lengths:
         raise FrameError(
-            f"{where} holds a number outside of [{bound.low:g}, {bound.maximum:g}]: the frame is "
+            f"{label} has another number of {axis.name} than the fields beside it: the frame is "
             "refused"
         )
 
 
+def _check_values(
+    label: str, bound: Tensorial, value: Tensors, limits: Limits, finite: bool
+) -> None:
+    """Raise FrameError for a number that is out of range or not finite.
+
+    Args:
+        label: class and field, for the error.
+        bound: bound of the field.
+        value: its tensor.
+        limits: sizes of the run's configuration.
+        finite: True to check finiteness.
+    """
+    table = _tensor(value)
+    if not table.numel():
+        return
+    if isinstance(bound, Real):
+        if table.is_floating_point():  # sealed rows are bytes
+            _check_reals(label, bound, table, finite)
+        return
+    maximum = _maximum(bound, limits)
+    smallest = int(table.min())
+    largest = int(table.max())
+    if smallest < 0:
+        raise out_of_range(label, smallest, 0, maximum)
+    if maximum is not None and largest > maximum:
+        raise out_of_range(label, largest, 0, maximum)
+
+
+def _check_reals(label: str, bound: Real, table: torch.Tensor, finite: bool) -> None:
+    """Raise FrameError for a floating-point number that is out of range or not finite."""
+    must_be_finite = finite and bound.finite
+    if must_be_finite and not _all_finite(table):
+        raise FrameError(f"{label} holds a number that is not finite: the frame is refused")
+    if bound.low is None or bound.maximum is None:
+        return
+    too_small = table < bound.low
+    too_large = table > bound.maximum
+    outside = too_small | too_large
+    if bool(outside.any()):
+        interval = f"[{bound.low:g}, {bound.maximum:g}]"
+        raise FrameError(f"{label} holds a number outside of {interval}: the frame is refused")
+
+
 def too_long(table: torch.Tensor) -> list[int]:
-    """Return the rows of a table of finite numbers that are longer than `LONGEST` allows."""
-    norms = torch.linalg.vector_norm(table.flatten(1), dim=1, dtype=torch.float64)
-    return [
-        int(row)
-        for row in (norms > LONGEST[table.dtype == torch.float64]).nonzero().flatten().tolist()
-    ]
+    """Return the rows whose norm exceeds `LONGEST`, so that their squares could overflow.
+
+    Args:
+        table: rows of finite numbers, (r, …).
+    """
+    flat = table.flatten(1)
+    # in float64, where the squares of float32 numbers cannot overflow
+    norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
+    longest_float32, longest_float64 = LONGEST
+    longest = longest_float32
+    if table.dtype == torch.float64:
+        longest = longest_float64
+    too_long_rows = (norms > longest).nonzero()
+    rows: list[int] = too_long_rows.flatten().tolist()
+    return rows
 
 
-def _finite(table: torch.Tensor) -> bool:
-    """Return whether all numbers are finite; a sum that overflows is looked at number by number."""
-    return bool(torch.isfinite(table.sum())) or bool(torch.isfinite(table).all())
+def _all_finite(table: torch.Tensor) -> bool:
+    """Return True if all numbers are finite.
+
+    One sum decides in most cases; numbers are checked singly only if it has overflowed.
+    """
+    if bool(torch.isfinite(table.sum())):
+        return True
+    return bool(torch.isfinite(table).all())

@@ -1,4 +1,4 @@
-"""Short digests of replies, by which a repeated release is known."""
+"""Short digests of replies, which identify a release that is made again."""
 
 from __future__ import annotations
 
@@ -11,56 +11,86 @@ from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Picks, Rows, Shared
 
 SIZE = 8  # bytes
+# BLAKE2b's personalization, 16 bytes: digests of other uses never equal those of replies
+PERSON = b"securecluster re"
 TENSORS = (Picks, Rows, Shared)
 
 
 def reply_digests(reply: Any, count: int) -> tuple[str, ...]:
-    """Return 16 hex digits (BLAKE2b) for each frame of a batch of replies.
+    """Return 16 hexadecimal digits (BLAKE2b) for each frame of a batch of replies.
 
     Args:
         reply: a message; all its fields are digested, with their names, types and shapes.
-        count: how many frames it stands for.
+        count: number of frames in the batch.
     """
-    hashers = [hashlib.blake2b(digest_size=SIZE, person=b"securecluster re") for _ in range(count)]
+    hashers = [hashlib.blake2b(digest_size=SIZE, person=PERSON) for _ in range(count)]
     for name, value in vars(reply).items():
-        for hasher, part in zip(hashers, _parts(value, count), strict=True):
-            hasher.update(f"{name} ".encode())
-            hasher.update(part)
+        label = f"{name} ".encode()
+        contents = _frame_contents(value, count)
+        for hasher, content in zip(hashers, contents, strict=True):
+            hasher.update(label)
+            hasher.update(content)
     return tuple(hasher.hexdigest() for hasher in hashers)
 
 
 def tells_noise(reply: Any) -> bool:
-    """Return whether two draws of noise give two replies: not so of choices, which are few whatever
-    the noise was.
+    """Return True if two draws of noise give two different replies.
+
+    Choices do not: there are few of them, so different noise can lead to the same one.
+
+    Args:
+        reply: a message.
     """
-    kinds = (torch.uint8, torch.float32, torch.float64)  # codes and numbers
-    tables = [
-        value.value if isinstance(value, Shared) else value.table
-        for value in vars(reply).values()
-        if isinstance(value, TENSORS)
-    ]
-    return any(table.dtype in kinds for table in tables)
+    tensors = [value for value in vars(reply).values() if isinstance(value, TENSORS)]
+    dtypes = {_table(value).dtype for value in tensors}
+    return not dtypes.isdisjoint(_numeric_dtypes())
 
 
-def _parts(value: Any, count: int) -> Iterator[bytes]:
-    """Yield what each frame carries of a field."""
+def _numeric_dtypes() -> tuple[torch.dtype, ...]:
+    """Return the types of codes and real numbers; choices are int64."""
+    # no constant of the module, since torch is imported on first use
+    return (torch.uint8, torch.float32, torch.float64)
+
+
+def _table(value: Picks | Rows | Shared) -> torch.Tensor:
+    if isinstance(value, Shared):
+        return value.value
+    return value.table
+
+
+def _frame_contents(value: Any, count: int) -> Iterator[bytes]:
+    """Yield the contents of a field in each frame.
+
+    Args:
+        value: the field of a batch.
+        count: number of frames in the batch.
+    """
     if isinstance(value, Rows):
-        table = _rows(value.table)
-        places = range(count) if value.index is None else value.index
-        yield from (table[k] for k in places)
+        table = _row_bytes(value.table)
+        rows = value.index
+        if rows is None:
+            rows = tuple(range(count))
+        for row in rows:
+            yield table[row]
     elif isinstance(value, Picks):
-        table = _rows(value.table)
+        table = _row_bytes(value.table)
         for picks in value.picks:
-            yield b"%d " % len(picks) + b"".join(table[k] for k in picks)
+            length = b"%d " % len(picks)
+            contents = [table[row] for row in picks]
+            yield length + b"".join(contents)
     else:
-        whole = _rows(value.value[None])[0] if isinstance(value, Shared) else repr(value).encode()
-        yield from (whole for _ in range(count))
+        content = repr(value).encode()
+        if isinstance(value, Shared):
+            (content,) = _row_bytes(value.value[None])
+        for _ in range(count):
+            yield content
 
 
-def _rows(table: torch.Tensor) -> list[bytes]:
+def _row_bytes(table: torch.Tensor) -> list[bytes]:
     """Return the type, shape and numbers of each row of a tensor."""
     shape = tuple(table.shape[1:])
-    head = f"{table.dtype} {shape} ".encode()
-    flat = table.detach().cpu().reshape(len(table), math.prod(shape)).contiguous()
+    prefix = f"{table.dtype} {shape} ".encode()
+    in_memory = table.detach().cpu()
+    flat = in_memory.reshape(len(table), math.prod(shape)).contiguous()
     octets = flat.view(torch.uint8).numpy()
-    return [head + row.tobytes() for row in octets]
+    return [prefix + row.tobytes() for row in octets]

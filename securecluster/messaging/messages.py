@@ -1,9 +1,9 @@
-"""Messages, and the batch of frames that one call is.
+"""Messages, and calls as batches of frames.
 
-A message is a frozen dataclass whose fields are `Shared`, `Rows`, `Picks` (tensors) or plain
-scalars. One message object stands for the frames of a whole batch of recipients (or senders);
-`take` cuts out the single frame of one of them and `stack` puts single frames together, so that the
-simulator keeps one (clients, d) matrix where a deployment sends many frames.
+A message is a frozen dataclass whose fields are `Shared`, `Rows`, `Picks` (tensors) or scalars. One
+message object stands for the frames of a batch of recipients (or senders); `select` cuts out the
+frames of some of them, and `stack` joins single frames. So the simulator holds one (clients, d)
+matrix where a deployment sends many frames.
 """
 
 from __future__ import annotations
@@ -12,179 +12,260 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 
-if TYPE_CHECKING:
-    pass
-
-
 M = TypeVar("M")
-# calls for models, made only under a mask, are numbered from here: later calls draw the same
-# batches without a mask
+FrameRows = tuple[int, ...]  # rows of a table that one frame has
+# number of the first call of those that only masked runs make, such as for models: numbered apart,
+# so that all later calls draw the same batches with and without a mask
 FIRST_SEPARATE_STEP = 1 << 32
-# the verb of frames between servers: a local parameter server sends, the server replies
+# verb of frames between servers: a local parameter server sends, and the server replies
 RELAY = "relay"
 
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """A tensor that is the same in every frame of the batch."""
+    """Tensor that is the same in every frame of the batch.
+
+    Args:
+        value: the tensor, without a frame axis.
+    """
 
     value: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """One row of a tensor per frame: frame k carries `table[k]`, or `table[index[k]]` where equal
-    rows are stored once.
+    """Tensor of which each frame has one row.
+
+    Args:
+        table: rows, (r, …).
+        index: row of each frame, so that equal rows are stored once; None if frame k has row k.
     """
 
     table: torch.Tensor
     index: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
-        return len(self.table) if self.index is None else len(self.index)
+        if self.index is None:
+            return len(self.table)
+        return len(self.index)
 
     @property
     def values(self) -> torch.Tensor:
-        """All rows, (frames, …); a copy where rows are shared."""
-        return (
-            self.table
-            if self.index is None
-            else self.table[torch.as_tensor(self.index, dtype=torch.long)]
-        )
+        """Rows of all frames, (frames, …); a copy if rows are shared."""
+        if self.index is None:
+            return self.table
+        return _rows(self.table, self.index)
 
     def row(self, frame: int) -> torch.Tensor:
-        """One frame's row, without a copy."""
-        return self.table[frame if self.index is None else self.index[frame]]
+        """Return the row of one frame, without a copy.
+
+        Args:
+            frame: position of the frame in the batch.
+        """
+        if self.index is None:
+            return self.table[frame]
+        return self.table[self.index[frame]]
 
     def select(self, positions: Sequence[int]) -> Rows:
-        """The rows of some frames; shared rows stay stored once."""
+        """Return the rows of some frames; shared rows remain stored once.
+
+        Args:
+            positions: positions of the frames in the batch.
+        """
         if self.index is None:
-            return Rows(self.table[torch.as_tensor(tuple(positions), dtype=torch.long)])
-        kept = sorted({self.index[k] for k in positions})
-        place = {row: n for n, row in enumerate(kept)}
-        return Rows(
-            self.table[torch.as_tensor(kept, dtype=torch.long)],
-            tuple(place[self.index[k]] for k in positions),
-        )
+            return Rows(_rows(self.table, positions))
+        selected = [self.index[k] for k in positions]
+        # rows that no selected frame has are dropped
+        remaining = sorted(set(selected))
+        new_row = {row: k for k, row in enumerate(remaining)}
+        index = tuple(new_row[row] for row in selected)
+        return Rows(_rows(self.table, remaining), index)
 
 
 @dataclass(frozen=True, eq=False)
 class Picks:
-    """Several rows of one table per frame, possibly none: frame k carries `table[picks[k]]`,
-    (len(picks[k]), …).
+    """Tensor of which each frame has several rows, possibly none.
+
+    Args:
+        table: rows, (r, …).
+        picks: rows of each frame: frame k has `table[picks[k]]`, (len(picks[k]), …).
     """
 
     table: torch.Tensor
-    picks: tuple[tuple[int, ...], ...]
+    picks: tuple[FrameRows, ...]
 
     def __len__(self) -> int:
         return len(self.picks)
 
     def select(self, positions: Sequence[int]) -> Picks:
-        """The rows of some frames."""
-        return Picks(self.table, tuple(self.picks[k] for k in positions))
+        """Return the rows of some frames.
+
+        Args:
+            positions: positions of the frames in the batch.
+        """
+        picks = tuple(self.picks[k] for k in positions)
+        return Picks(self.table, picks)
+
+
+def _rows(table: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+    """Return a copy of some rows of a table."""
+    # the type is given for an empty selection, which torch would take for floats
+    index = torch.as_tensor(tuple(positions), dtype=torch.long)
+    return table[index]
 
 
 Batched = Rows | Picks
+FIELD_KINDS = (Shared, Rows, Picks, int, float, str, bool)
 
 
 @cache
 def kinds(message: Any) -> dict[str, type]:
-    """Field name -> `Shared`, `Rows`, `Picks` or a scalar type of a message class."""
-    found: dict[str, type] = {}
+    """Return the kind of each field of a message class, by name.
+
+    Args:
+        message: the class.
+
+    Returns:
+        `Shared`, `Rows`, `Picks` or a scalar type; of an optional field, the type when present.
+
+    Raises:
+        TypeError: a field is of another type.
+    """
+    field_kinds: dict[str, type] = {}
     for name, hint in get_type_hints(message).items():
-        options = [t for t in get_args(hint) if t is not type(None)] or [hint]
-        if len(options) != 1 or options[0] not in (Shared, Rows, Picks, int, float, str, bool):
+        options = [option for option in get_args(hint) if option is not type(None)]
+        if not options:
+            options = [hint]
+        if len(options) != 1 or options[0] not in FIELD_KINDS:
             raise TypeError(
                 f"{message.__name__}.{name}: a message field is Shared, Rows, Picks or a scalar, "
                 f"not {hint}"
             )
-        found[name] = options[0]
-    return found
+        field_kinds[name] = options[0]
+    return field_kinds
 
 
 def optional(message: type, name: str) -> bool:
-    """Whether a field may be None (it then is absent from the frame)."""
-    return type(None) in get_args(get_type_hints(message)[name])
+    """Return True if a field may be None; it is then absent from the frame.
+
+    Args:
+        message: class of the message.
+        name: name of the field.
+    """
+    hint = get_type_hints(message)[name]
+    return type(None) in get_args(hint)
 
 
 def select(message: M, positions: Sequence[int]) -> M:
-    """The batch of frames at `positions`."""
-    if list(positions) == list(range(frames(message, len(positions)))):
+    """Return the batch of some of a message's frames.
+
+    Args:
+        message: a batch of frames.
+        positions: positions of the frames; without a copy if these are all of them in order.
+    """
+    all_positions = range(frames(message, len(positions)))
+    if list(positions) == list(all_positions):
         return message
-    changes = {k: v.select(positions) for k, v in vars(message).items() if isinstance(v, Batched)}
+    changes: dict[str, Rows | Picks] = {}
+    for name, value in vars(message).items():
+        if isinstance(value, Batched):
+            changes[name] = value.select(positions)
     return dataclasses.replace(message, **changes)  # type: ignore[type-var]
 
 
-def placed(message: M, there: Sequence[str], device: torch.device) -> M:
-    """Return a message with some of its fields on a device, and its other tensors in main memory.
+def placed(message: M, on_device: Sequence[str], device: torch.device) -> M:
+    """Return a message with some fields on a device, and its other tensors in main memory.
 
     Args:
-        message: nothing is copied of what lies in its place already.
-        there: names of the fields that go to the device.
+        message: a batch of frames; tensors that are in the right memory are not copied.
+        on_device: names of the fields that go to the device.
+        device: the device.
     """
     main_memory = torch.device("cpu")
     changes: dict[str, Shared | Rows | Picks] = {}
     for name, value in vars(message).items():
         if not isinstance(value, (Shared, Rows, Picks)):
             continue
-        target = device if name in there else main_memory
-        tensor = value.value if isinstance(value, Shared) else value.table
-        moved = tensor.to(target)
-        if moved is tensor:
-            continue
+        target = main_memory
+        if name in on_device:
+            target = device
         if isinstance(value, Shared):
-            changes[name] = Shared(moved)
+            tensor = value.value.to(target)  # the same tensor if it is there already
+            if tensor is not value.value:
+                changes[name] = Shared(tensor)
         else:
-            changes[name] = dataclasses.replace(value, table=moved)
-    return dataclasses.replace(message, **changes) if changes else message  # type: ignore[type-var]
+            tensor = value.table.to(target)
+            if tensor is not value.table:
+                changes[name] = dataclasses.replace(value, table=tensor)
+    if not changes:
+        return message
+    return dataclasses.replace(message, **changes)  # type: ignore[type-var]
 
 
 def frames(message: Any, default: int) -> int:
-    """How many frames a batch message stands for (`default` where it has no field with a frame
-    axis).
+    """Return the number of frames that a batch message stands for.
+
+    Args:
+        message: a batch of frames.
+        default: the result if no field has a frame axis.
+
+    Raises:
+        FrameError: the fields disagree on the number.
     """
-    lengths = {len(v) for v in vars(message).values() if isinstance(v, Batched)}
+    fields = vars(message).values()
+    lengths = {len(value) for value in fields if isinstance(value, Batched)}
     if len(lengths) > 1:
         raise FrameError(
             f"{type(message).__name__}: its fields disagree on the number of frames: "
             f"{sorted(lengths)}"
         )
-    return lengths.pop() if lengths else default
+    if not lengths:
+        return default
+    return lengths.pop()
 
 
 def stack(messages: Sequence[M]) -> M:
-    """Single-frame messages of one class as one batch message; shapes, types and shared values must
-    agree.
+    """Return single-frame messages of one class as one batch message.
+
+    Args:
+        messages: one or more messages.
+
+    Raises:
+        FrameError: their shapes, types or shared values differ.
     """
     first = messages[0]
+    message_class = type(first)
     fields: dict[str, Any] = {}
     for name, value in vars(first).items():
-        column = [getattr(m, name) for m in messages]
-        fields[name] = _join(f"{type(first).__name__}.{name}", value, column)
-    return type(first)(**fields)
+        column = [getattr(message, name) for message in messages]
+        label = f"{message_class.__name__}.{name}"
+        fields[name] = _join(label, value, column)
+    return message_class(**fields)
 
 
 def _join(name: str, first: Any, column: list[Any]) -> Any:
     """Return one field of several frames as the field of one batch.
 
     Args:
-        name: of the message and the field, for errors.
-        first: the first frame's value.
-        column: every frame's value.
+        name: message and field, for errors.
+        first: value of the first frame.
+        column: values of all frames.
     """
-    if any(type(value) is not type(first) for value in column):
+    types = {type(value) for value in column}
+    if types != {type(first)}:
         raise FrameError(f"{name}: present in some frames and absent in others")
     if isinstance(first, Rows):
-        return Rows(_joined_tables(name, [value.values for value in column]))
+        tables = [value.values for value in column]
+        return Rows(_joined_tables(name, tables))
     if isinstance(first, Picks):
-        table = _joined_tables(name, [value.table for value in column])
-        return Picks(table, _joined_picks(column))
+        tables = [value.table for value in column]
+        picks = _joined_picks(column)
+        return Picks(_joined_tables(name, tables), picks)
     if not all(_equal(value, first) for value in column):
         raise FrameError(f"{name}: shared by all frames of a call, yet the frames differ")
     return first
@@ -192,34 +273,49 @@ def _join(name: str, first: Any, column: list[Any]) -> Any:
 
 def _joined_tables(name: str, tables: list[torch.Tensor]) -> torch.Tensor:
     """Return the rows of all frames, one frame after the other."""
-    if len({(table.shape[1:], table.dtype) for table in tables}) > 1:
-        shapes = sorted({str(tuple(table.shape[1:])) for table in tables})
-        raise FrameError(f"{name}: the frames differ in shape or type: {shapes}")
+    shapes = {tuple(table.shape[1:]) for table in tables}
+    dtypes = {table.dtype for table in tables}
+    if len(shapes) > 1 or len(dtypes) > 1:
+        shown = sorted(map(str, shapes))
+        raise FrameError(f"{name}: the frames differ in shape or type: {shown}")
     return torch.cat(tables)
 
 
-def _joined_picks(column: list[Picks]) -> tuple[tuple[int, ...], ...]:
-    """Return each frame's picks, counted in the joined table."""
+def _joined_picks(column: list[Picks]) -> tuple[FrameRows, ...]:
+    """Return the picks of each frame, counted in the joined table."""
     picks = []
     start = 0
     for value in column:
-        picks.append(tuple(start + pick for pick in value.picks[0]))
+        (frame_rows,) = value.picks
+        picks.append(tuple(start + row for row in frame_rows))
         start += len(value.table)
     return tuple(picks)
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """Return whether two values of a field that all frames share are the same."""
+    """Return True if two values of a field that all frames share are the same."""
     if not isinstance(other, Shared):
         return bool(value == other)
-    one, two = value.value, other.value
-    return one.shape == two.shape and one.dtype == two.dtype and torch.equal(one, two)
+    first = value.value
+    second = other.value
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return torch.equal(first, second)
 
 
 @dataclass(frozen=True)
 class Header:
-    """What every frame says of itself; `config` is the hash of the configuration both sides were
-    built from.
+    """Address and context of a frame.
+
+    Args:
+        config: hash of the configuration that both sides were built from.
+        method: name of the client method.
+        verb: verb that the method is called through.
+        round: the protocol's round.
+        step: number of the call.
+        sender: party that sends the frame.
+        recipient: party that receives it.
+        members: size of the sum that the reply becomes part of; 1 if it is read on its own.
     """
 
     config: str
@@ -229,14 +325,26 @@ class Header:
     step: int
     sender: str
     recipient: str
-    members: int  # the size of the group this answer will be summed with; 1: it is read on its own
+    members: int
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One request to each of several clients, as a batch; `query` has one frame per entry of `to`.
+    """Request to several clients, as a batch of frames.
 
-    With the verb RELAY `to` are local parameter servers, which send the query to the server.
+    With the verb RELAY the recipients are local parameter servers, which send the query to the
+    server.
+
+    Args:
+        config: hash of the configuration.
+        method: name of the client method.
+        verb: verb that the method is called through.
+        round: the protocol's round.
+        step: number of the call.
+        to: ids of the recipients.
+        query: message with one frame per recipient.
+        members: size of the sum that each recipient's reply becomes part of.
+        asker: local parameter server that calls each recipient; empty if the server itself does.
     """
 
     config: str
@@ -247,57 +355,82 @@ class Call:
     to: tuple[int, ...]
     query: Any
     members: tuple[int, ...]
-    # the local parameter server that asks each of `to`; empty: the server itself does
     asker: tuple[int, ...] = ()
 
     def header(self, position: int) -> Header:
-        """The header of the request to `to[position]`."""
-        sender, recipient = "server", f"client/{self.to[position]}"
+        """Return the header of the request to `to[position]`.
+
+        Args:
+            position: position of the recipient.
+        """
+        sender = "server"
+        recipient = f"client/{self.to[position]}"
         if self.verb == RELAY:
-            sender, recipient = f"lps/{self.to[position]}", "server"
+            sender = f"lps/{self.to[position]}"
+            recipient = "server"
         elif self.asker:
             sender = f"lps/{self.asker[position]}"
         return Header(
-            self.config,
-            self.method,
-            self.verb,
-            self.round,
-            self.step,
-            sender,
-            recipient,
-            self.members[position],
+            config=self.config,
+            method=self.method,
+            verb=self.verb,
+            round=self.round,
+            step=self.step,
+            sender=sender,
+            recipient=recipient,
+            members=self.members[position],
         )
 
     def select(self, positions: Sequence[int]) -> Call:
-        """The same call to some of its recipients."""
-        pick = tuple(positions)
+        """Return the same call to some of its recipients.
+
+        Args:
+            positions: positions of the recipients.
+        """
+        positions = tuple(positions)
+        asker: tuple[int, ...] = ()
+        if self.asker:
+            asker = tuple(self.asker[k] for k in positions)
         return dataclasses.replace(
             self,
-            to=tuple(self.to[k] for k in pick),
-            members=tuple(self.members[k] for k in pick),
-            asker=tuple(self.asker[k] for k in pick) if self.asker else (),
-            query=select(self.query, pick),
+            to=tuple(self.to[k] for k in positions),
+            members=tuple(self.members[k] for k in positions),
+            asker=asker,
+            query=select(self.query, positions),
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Response:
-    """The replies that came, as a batch over `ids`; who is missing dropped out."""
+    """Replies that arrived, as a batch; recipients that are missing dropped out.
+
+    Args:
+        ids: clients that replied.
+        reply: message with one frame per client of `ids`; None if nobody replied.
+    """
 
     ids: tuple[int, ...]
-    reply: Any  # None when nobody replied
+    reply: Any
 
 
 def reply_header(request: Header) -> Header:
-    """The header of the reply to a request."""
-    return dataclasses.replace(request, sender=request.recipient, recipient=request.sender)
+    """Return the header of the reply to a request.
+
+    Args:
+        request: header of the request.
+    """
+    return dataclasses.replace(
+        request,
+        sender=request.recipient,
+        recipient=request.sender,
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Empty:
-    """Server to client: send your public key."""
+    """Request without content, such as the request for a public key."""
 
 
 @dataclass(frozen=True, eq=False)
 class Ack:
-    """Client to server: understood; nothing else."""
+    """Acknowledgement of a request, without content."""

@@ -1,4 +1,4 @@
-"""Who can hold a secret or see a message."""
+"""Parties that can hold a secret or observe a message."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from securecluster.errors import UsageError
 
 @dataclass(frozen=True)
 class Party:
-    """A party of a run: the server, a client, a local parameter server, a key authority, or the
-    wire itself.
+    """Party of a run: the server, a client, a local parameter server, a key authority or the wire.
+
+    Args:
+        kind: "server", "client", "lps", "authority" or "wire".
+        index: number among the parties of its kind; None if there is only one.
     """
 
     kind: str
     index: int | None = None
 
     def __str__(self) -> str:
-        return self.kind if self.index is None else f"{self.kind}/{self.index}"
+        if self.index is None:
+            return self.kind
+        return f"{self.kind}/{self.index}"
 
 
 SERVER = Party("server")
@@ -29,101 +34,144 @@ WIRE = Party("wire")
 
 
 def client(index: int) -> Party:
-    """The party id of client number `index`."""
+    """Return the party of a client.
+
+    Args:
+        index: number of the client.
+    """
     return Party("client", index)
 
 
 def lps(index: int) -> Party:
-    """The party id of the local parameter server of cluster `index`."""
+    """Return the party of a local parameter server.
+
+    Args:
+        index: number of its cluster.
+    """
     return Party("lps", index)
 
 
 def parse(text: str) -> Party:
-    """The inverse of `str(party)`."""
+    """Return the party with a text form; inverse of `str(party)`.
+
+    Args:
+        text: such as "server" or "client/3".
+    """
     kind, _, index = text.partition("/")
-    return Party(kind, int(index) if index else None)
+    if not index:
+        return Party(kind)
+    return Party(kind, int(index))
 
 
 @dataclass(frozen=True)
 class Present:
-    """The parties of one transcript.
+    """Parties of one transcript.
 
     Args:
         clients: number of clients; their numbers are 0 … clients - 1.
         servers: number of local parameter servers.
-        names: the clients' names in the order of their numbers; empty where they are not known.
+        names: names of the clients in the order of their numbers; empty if they are unknown.
     """
 
     clients: int
     servers: int = 0
     names: Sequence[str] = ()
 
-    def resolve(self, given: Any) -> frozenset[Party]:
-        """Return the parties that a user names.
+    def resolve(self, parties: Any) -> frozenset[Party]:
+        """Return the parties that a user specifies.
 
         Args:
-            given: one party or several: a Party, a client's number or name, "server" or "wire".
+            parties: one party or several: a Party, a client's number or name, "server" or "wire".
 
         Raises:
-            UsageError: nobody is named, or somebody who does not exist here.
+            UsageError: no party is specified, or one that does not exist here.
         """
-        several = isinstance(given, Iterable) and not isinstance(given, str | bytes)
-        found = frozenset(self._one(each) for each in (given if several else (given,)))
-        if not found:
+        # a name is iterable, too, but stands for one party
+        several = isinstance(parties, Iterable) and not isinstance(parties, str | bytes)
+        if not several:
+            parties = (parties,)
+        resolved = frozenset(self._one(party) for party in parties)
+        if not resolved:
             raise UsageError(f"no party is named: {self}")
-        return found
+        return resolved
 
     def __str__(self) -> str:
-        """Say who exists."""
-        numbers = f"clients 0 to {self.clients - 1}" if self.clients > 1 else "client 0"
-        named = ", ".join(repr(str(name)) for name in self.names[:3])
-        more = " …" if len(self.names) > 3 else ""
-        clients = f"{numbers} by number" + (f" or name ({named}{more})" if named else "")
-        kinds = ["SERVER", "WIRE"]
+        """Return a list of the existing parties, for error messages."""
+        options = ["SERVER", "WIRE"]
         if self.clients:
-            kinds.append(clients)
-        if self.servers:
-            kinds.append(f"lps(0) to lps({self.servers - 1})" if self.servers > 1 else "lps(0)")
-        return "this transcript has " + ", ".join(kinds)
+            options.append(self._client_options())
+        if self.servers > 1:
+            options.append(f"lps(0) to lps({self.servers - 1})")
+        elif self.servers:
+            options.append("lps(0)")
+        return "this transcript has " + ", ".join(options)
 
-    def _one(self, given: Any) -> Party:
-        if isinstance(given, str):
-            return self._named(given)
-        if isinstance(given, Integral) and not isinstance(given, bool):
-            return self._client(int(given), given)
-        if not isinstance(given, Party):
-            raise self._unknown(given)
-        if given in (SERVER, WIRE):
-            return given
-        if given.kind == "client":
-            index: Any = given.index
-            return self._named(index) if isinstance(index, str) else self._client(index, given)
-        if given.kind == "lps" and _within(given.index, self.servers):
-            return given
-        raise self._unknown(given)
+    def _client_options(self) -> str:
+        """Return the numbers of all clients, and the names of the first three."""
+        numbers = "client 0"
+        if self.clients > 1:
+            numbers = f"clients 0 to {self.clients - 1}"
+        options = f"{numbers} by number"
+        if not self.names:
+            return options
+        examples = ", ".join([repr(str(name)) for name in self.names[:3]])
+        if len(self.names) > 3:
+            examples += " …"
+        return f"{options} or name ({examples})"
+
+    def _one(self, party: Any) -> Party:
+        """Return the party that one specification stands for."""
+        if isinstance(party, str):
+            return self._named(party)
+        if isinstance(party, Integral) and not isinstance(party, bool):
+            return self._client(int(party), party)
+        if not isinstance(party, Party):
+            raise self._unknown(party)
+        if party in (SERVER, WIRE):
+            return party
+        if party.kind == "client":
+            index: Any = party.index  # users also write client("site-0")
+            if isinstance(index, str):
+                return self._named(index)
+            return self._client(index, party)
+        if party.kind == "lps" and _is_index(party.index, self.servers):
+            return party
+        raise self._unknown(party)
 
     def _named(self, name: str) -> Party:
-        found = [client(k) for k, own in enumerate(self.names) if own == name]
-        found += [party for party in (SERVER, WIRE) if party.kind == name]
-        if len(found) > 1:
-            who = " and ".join(map(str, found))
-            raise UsageError(f"{name!r} is the name of {who}: give the number, or SERVER or WIRE")
-        if not found:
+        """Return the one party of a name, which a client may share with the server or the wire."""
+        matches = [client(k) for k, other in enumerate(self.names) if other == name]
+        matches += [party for party in (SERVER, WIRE) if party.kind == name]
+        if len(matches) > 1:
+            owners = " and ".join(map(str, matches))
+            raise UsageError(
+                f"{name!r} is the name of {owners}: give the number, or SERVER or WIRE"
+            )
+        if not matches:
             raise self._unknown(name)
-        return found[0]
+        return matches[0]
 
-    def _client(self, number: Any, given: object) -> Party:
-        if not _within(number, self.clients):
-            raise self._unknown(given)
+    def _client(self, number: Any, specified: object) -> Party:
+        """Return the client of a number.
+
+        Args:
+            number: the number.
+            specified: the user's specification, for the error.
+        """
+        if not _is_index(number, self.clients):
+            raise self._unknown(specified)
         return client(int(number))
 
-    def _unknown(self, given: object) -> UsageError:
-        shown = str(given) if isinstance(given, Party) else repr(given)
+    def _unknown(self, specified: object) -> UsageError:
+        """Return the error for a party that does not exist."""
+        shown = repr(specified)
+        if isinstance(specified, Party):
+            shown = str(specified)
         return UsageError(f"there is no party {shown}: {self}")
 
 
-def _within(number: object, count: int) -> bool:
-    """Return whether something is a whole number from 0 and below `count`."""
+def _is_index(number: object, count: int) -> bool:
+    """Return True for an integer from 0 to `count` - 1; booleans are not integers here."""
     if not isinstance(number, Integral) or isinstance(number, bool):
         return False
     return 0 <= int(number) < count

@@ -1,4 +1,4 @@
-"""What the verbs bring."""
+"""Results of the verbs `gather`, `sum` and `pairs`, and checks of the numbers in replies."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ from securecluster.messaging.messages import Call, Response, Rows, Shared
 A = TypeVar("A")
 B = TypeVar("B")
 
+SHOWN_CLIENTS = 5  # clients that an error names
+
 
 @dataclass(frozen=True, eq=False)
 class Replies(Generic[A]):
-    """What `gather` brings: `rows` is the reply message over `ids` (None when nobody replied);
-    `lost` did not reply.
+    """Result of `gather`: single replies.
+
+    Args:
+        ids: clients that replied.
+        rows: reply message with one frame per client of `ids`; None if nobody replied.
+        lost: recipients that did not reply.
+        step: number of the call.
     """
 
     ids: tuple[int, ...]
@@ -32,8 +39,14 @@ class Replies(Generic[A]):
 
 @dataclass(frozen=True, eq=False)
 class Sums(Generic[A]):
-    """What `sum` brings: `rows` is the reply message with (groups, …) sums (None when nobody
-    replied), `counts` their members.
+    """Result of `sum`: one sum per group.
+
+    Args:
+        ids: clients that replied.
+        rows: reply message with (groups, …) sums; None if nobody replied.
+        counts: number of members of each sum.
+        lost: recipients that did not reply.
+        step: number of the call.
     """
 
     ids: tuple[int, ...]
@@ -45,7 +58,13 @@ class Sums(Generic[A]):
 
 @dataclass(frozen=True, eq=False)
 class Pairs(Generic[B]):
-    """What `pairs` brings: R over `ids`, (r, r), or what was computed from it."""
+    """Result of `pairs`: a number for each pair of clients.
+
+    Args:
+        ids: clients that replied, r of them.
+        value: R over `ids`, (r, r), or the result of a function of R.
+        step: number of the call.
+    """
 
     ids: tuple[int, ...]
     value: B
@@ -53,60 +72,88 @@ class Pairs(Generic[B]):
 
 
 def check_finite(call: Call, answer: Response) -> None:
-    """Raise UpdateError, with the clients' numbers, for replies that are not finite."""
+    """Raise UpdateError, with the clients' numbers, for replies that are not finite.
+
+    Args:
+        call: the call, for the error.
+        answer: its replies, one or more.
+    """
     for name, value in vars(answer.reply).items():
         if isinstance(value, Rows) and value.table.is_floating_point():
-            good = _finite(value.table)
-            if not bool(good.all()):
-                bad = [
-                    i
-                    for k, i in enumerate(answer.ids)
-                    if not good[k if value.index is None else value.index[k]]
-                ]
+            _check_finite_rows(call, name, value, answer.ids)
+        elif isinstance(value, Shared) and value.value.is_floating_point():
+            finite = torch.isfinite(value.value)
+            if not bool(finite.all()):  # no single client: all frames share the tensor
                 raise UpdateError(
-                    f"round {call.round}: {name} of client(s) {', '.join(map(str, bad[:5]))} is "
-                    "not finite: lower the learning rate (--lr)"
+                    f"round {call.round}: {name} of the clients' replies is not finite: lower the "
+                    "learning rate (--lr)"
                 )
-        elif (
-            isinstance(value, Shared)
-            and value.value.is_floating_point()
-            and not bool(torch.isfinite(value.value).all())
-        ):
-            raise UpdateError(
-                f"round {call.round}: {name} of the clients' replies is not finite: lower the "
-                "learning rate (--lr)"
-            )
+
+
+def _check_finite_rows(call: Call, name: str, rows: Rows, ids: Sequence[int]) -> None:
+    """Raise UpdateError for a field with rows that are not finite."""
+    finite = _finite(rows.table)
+    if bool(finite.all()):
+        return
+    infinite = (~finite).nonzero()
+    infinite_rows = set(infinite.flatten().tolist())
+    clients = _clients_of_rows(rows, ids, infinite_rows)
+    shown = ", ".join(map(str, clients[:SHOWN_CLIENTS]))
+    raise UpdateError(
+        f"round {call.round}: {name} of client(s) {shown} is not finite: lower the learning rate "
+        "(--lr)"
+    )
 
 
 def check_squares(number: int, ids: Sequence[int], reply: object) -> None:
-    """Raise UpdateError for rows of finite numbers that the server could not square.
+    """Raise UpdateError for rows of finite numbers whose squares would overflow at the server.
 
     Args:
-        number: of the round.
-        ids: whose rows they are.
-        reply: a message over `ids`; None where nobody replied.
+        number: number of the round.
+        ids: clients of the rows.
+        reply: a message over `ids`; None if nobody replied.
     """
-    for name in squared(type(reply)) if reply is not None else ():
+    if reply is None:
+        return
+    for name in squared(type(reply)):
         rows = getattr(reply, name)
         if not rows.table.is_floating_point():  # sealed, or not decoded yet
             continue
-        bad = set(too_long(rows.table))
-        who = [i for k, i in enumerate(ids) if (k if rows.index is None else rows.index[k]) in bad]
-        if who:
-            few = ", ".join(map(str, who[:5]))
+        long_rows = set(too_long(rows.table))
+        clients = _clients_of_rows(rows, ids, long_rows)
+        if clients:
+            shown = ", ".join(map(str, clients[:SHOWN_CLIENTS]))
             raise UpdateError(
-                f"round {number}: {name} of client(s) {few} is too large to be squared: scale the "
-                "features, or lower the learning rate (--lr)"
+                f"round {number}: {name} of client(s) {shown} is too large to be squared: scale "
+                "the features, or lower the learning rate (--lr)"
             )
 
 
-def _finite(table: torch.Tensor) -> torch.Tensor:
-    """Which rows of a table (r, …) are finite, (r,); no copy of the table is made.
+def _clients_of_rows(rows: Rows, ids: Sequence[int], positions: set[int]) -> list[int]:
+    """Return the clients whose row is one of some rows of the table.
 
-    A sum is not finite when a term is not; only rows whose sum is not finite (it may have
-    overflowed) are looked at number by number.
+    Args:
+        rows: one row per client.
+        ids: the clients.
+        positions: positions in the table, which several clients may share.
     """
-    good = torch.isfinite(table.flatten(1).sum(1) if table.ndim > 1 else table)
-    for row in (~good).nonzero().flatten().tolist():
-        good[row] = torch.isfinite(table[row]).all()
-    return good
+    index = rows.index
+    if index is None:
+        index = tuple(range(len(ids)))
+    return [client for client, row in zip(ids, index, strict=True) if row in positions]
+
+
+def _finite(table: torch.Tensor) -> torch.Tensor:
+    """Return which rows of a table (r, …) are finite, (r,), without a copy of the table.
+
+    A sum is not finite if a term is not; only rows whose sum is not finite (it may have overflowed)
+    are checked number by number.
+    """
+    sums = table
+    if table.ndim > 1:
+        sums = table.flatten(1).sum(1)  # (r,)
+    finite = torch.isfinite(sums)
+    doubtful = (~finite).nonzero()
+    for row in doubtful.flatten().tolist():
+        finite[row] = torch.isfinite(table[row]).all()
+    return finite

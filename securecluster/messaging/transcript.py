@@ -1,5 +1,6 @@
-"""What was sent: who, to whom, how many bytes and, where it is kept, what. The raw material of byte
-counts, audits and replay.
+"""Transcripts: which frames were sent between which parties, their bytes and, if stored, contents.
+
+Byte counts, audits and replay are computed from them.
 """
 
 from __future__ import annotations
@@ -32,17 +33,30 @@ from securecluster.messaging.messages import (
 from securecluster.messaging.parties import SERVER, WIRE, Party, Present, client, lps
 
 B = TypeVar("B", Call, Response)
+Contents = tuple[Call, Response]
+MessageTypes = Callable[[str], tuple[type, type]]  # method name -> (query class, reply class)
 MODES = ("none", "sizes", "full")
 INDEX = "index.jsonl"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One call: `down[k]` and `up[k]` are the bytes of the frames to `to[k]` and back (0: no reply
-    came).
+    """Index entry of one call.
 
-    Of a relay `to` are local parameter servers, `up` their frames to the server and `down` its
-    replies.
+    In a relay the recipients are local parameter servers, `up` are their frames to the server and
+    `down` its replies.
+
+    Args:
+        method: name of the client method.
+        verb: verb that the method was called through.
+        round: the protocol's round.
+        step: number of the call.
+        to: recipients.
+        lost: recipients that did not reply.
+        down: bytes of the frame to each recipient.
+        up: bytes of the frame from each recipient; 0 if it did not reply.
+        asker: local parameter server that called each recipient; empty if the server did.
+        sha256: digest of the file with the contents; empty if there is none.
     """
 
     method: str
@@ -53,22 +67,36 @@ class Entry:
     lost: tuple[int, ...]
     down: tuple[int, ...]
     up: tuple[int, ...]
-    # the local parameter server that asked each of `to`; empty: the server did
     asker: tuple[int, ...] = ()
-    # of the file with the contents, where they are kept in one
+    # entries are compared with those made from the contents, which have no file
     sha256: str = field(default="", compare=False)
 
     def ends(self, k: int) -> tuple[Party, Party]:
-        """Who asked `to[k]`, and who that is."""
+        """Return the party that called the k-th recipient, and the recipient.
+
+        Args:
+            k: position of the recipient.
+        """
         if self.verb == RELAY:
             return SERVER, lps(self.to[k])
-        return lps(self.asker[k]) if self.asker else SERVER, client(self.to[k])
+        recipient = client(self.to[k])
+        if self.asker:
+            return lps(self.asker[k]), recipient
+        return SERVER, recipient
 
 
 @dataclass(frozen=True)
 class ObservedMessage:
-    """One frame as a party saw it: `content` is its message (a batch of one), or None to a party
-    that sees only its length.
+    """Frame as some parties observe it.
+
+    Args:
+        sender: party that sent the frame.
+        receiver: party that received it.
+        method: name of the client method.
+        round: the protocol's round.
+        step: number of the call.
+        bytes: length of the frame.
+        content: the message (a batch of one); None for parties that observe the length only.
     """
 
     sender: Party
@@ -82,16 +110,22 @@ class ObservedMessage:
 
 @dataclass
 class Recording:
-    """Position in a transcript, which a checkpoint keeps."""
+    """Extent of a transcript, stored in checkpoints.
 
-    count: int = 0  # calls
-    totals: dict[str, dict[str, int]] = field(default_factory=dict)  # bytes by method and direction
-    index: Mark = EMPTY  # of index.jsonl
+    Attributes:
+        count: number of calls.
+        totals: bytes by method and direction.
+        index: extent of the index file.
+    """
+
+    count: int = 0
+    totals: dict[str, dict[str, int]] = field(default_factory=dict)
+    index: Mark = EMPTY
 
 
 @dataclass
 class _Batch:
-    """A call and its answer, flattened for one file."""
+    """Contents of a call and its response, as one file stores them."""
 
     call: dict[str, Any]
     query: dict[str, Any]
@@ -100,21 +134,21 @@ class _Batch:
 
 
 class Transcript:
-    """Frames of a run in the order they were sent.
+    """Frames of a run in the order in which they were sent.
 
     Args:
-        mode: `sizes` keeps lengths, `full` keeps contents too, `none` keeps running totals only.
-        folder: where the entries are written, one file a call; None keeps them in memory.
+        mode: `sizes` stores lengths, `full` also contents, `none` only running totals.
+        folder: where to write the index and one file per call; None stores them in memory.
         messages: method name -> (query class, reply class), to read contents back.
-        names: the clients' names in the order of their numbers, for `seen_by`; empty where they are
-            not known.
+        names: names of the clients in the order of their numbers, for `seen_by`; empty if they are
+            unknown.
     """
 
     def __init__(
         self,
         mode: str,
         folder: Path | None = None,
-        messages: Callable[[str], tuple[type, type]] | None = None,
+        messages: MessageTypes | None = None,
         names: Sequence[str] = (),
     ) -> None:
         self.mode = mode
@@ -122,9 +156,11 @@ class Transcript:
         self.entries: list[Entry] = []
         self.count = 0
         self._folder = folder
-        self._index = Log(folder / INDEX, atomic_files.OWNER) if folder and mode != "none" else None
+        self._index: Log | None = None
+        if folder and mode != "none":
+            self._index = Log(folder / INDEX, atomic_files.OWNER)
         self._messages = messages
-        self._kept: list[tuple[Call, Response]] = []
+        self._contents: list[Contents] = []  # only without a folder
         self._totals: dict[str, Counter[str]] = defaultdict(Counter)
 
     @classmethod
@@ -132,50 +168,69 @@ class Transcript:
         cls,
         mode: str,
         folder: Path,
-        messages: Callable[[str], tuple[type, type]],
+        messages: MessageTypes,
         names: Sequence[str] = (),
     ) -> Transcript:
-        """Return the transcript that a finished run left in a folder, to be read.
+        """Return the transcript of a finished run, for reading.
 
         Args:
-            mode: that of the run.
+            mode: mode of the run's transcript.
             folder: the folder `transcript` of a run folder.
             messages: method name -> (query class, reply class).
-            names: of the clients, in their order.
+            names: names of the clients, in their order.
 
         Raises:
             RunFolderError: its index does not parse.
         """
-        found = cls(mode, folder, messages, names)
+        transcript = cls(mode, folder, messages, names)
         for entry in load_entries(folder):
-            found._count(entry)
-        return found
+            transcript._count(entry)
+        return transcript
 
     def record(self, call: Call, answer: Response) -> None:
-        """Append one call."""
+        """Append one call.
+
+        Args:
+            call: the requests.
+            answer: the replies that arrived.
+        """
         entry = entry_of(call, answer)
         if self.mode == "full":
-            entry = replace(entry, sha256=self._keep(call, answer))
+            entry = replace(entry, sha256=self._store(call, answer))
         if self._index:
             self._index.append([json.dumps(asdict(entry))])
         self._count(entry)
 
     def _count(self, entry: Entry) -> None:
-        up, down = sum(entry.up), sum(entry.down)
-        sent = {"servers": up + down} if entry.verb == RELAY else {"up": up, "down": down}
-        self._totals[entry.method].update(sent)
+        """Add an entry to the totals and, unless only these are stored, to the entries."""
+        up = sum(entry.up)
+        down = sum(entry.down)
+        totals = self._totals[entry.method]
+        if entry.verb == RELAY:
+            totals["servers"] += up + down
+        else:
+            totals["up"] += up
+            totals["down"] += down
         if self.mode != "none":
             self.entries.append(entry)
         self.count += 1
 
-    def _keep(self, call: Call, answer: Response) -> str:
-        """Keep the contents of a call; return the digest of the file they are in, if any."""
+    def _store(self, call: Call, response: Response) -> str:
+        """Store the contents of a call, and return the digest of their file, if there is one."""
         if self._folder is None:
-            self._kept.append((_at_rest(call, "query"), _at_rest(answer, "reply")))
+            # A device does not have memory for all messages of a run.
+            contents = (_in_main_memory(call, "query"), _in_main_memory(response, "reply"))
+            self._contents.append(contents)
             return ""
-        head = {k: v for k, v in vars(call).items() if k != "query"}
-        reply = None if answer.reply is None else _plain(answer.reply)
-        data = pack(_Batch(head, _plain(call.query), list(answer.ids), reply))
+        fields = dict(vars(call))
+        del fields["query"]
+        reply = None
+        if response.reply is not None:
+            reply = _fields_of(response.reply)
+        query = _fields_of(call.query)
+        batch = _Batch(fields, query, list(response.ids), reply)
+        data = pack(batch)
+        # the digest in the index detects a file that has been changed
         atomic_files.write_atomic(self._file(self.count), data, atomic_files.OWNER)
         return manifest.digest(data)
 
@@ -184,213 +239,326 @@ class Transcript:
         return self._folder / f"{position:06d}.safetensors"
 
     def totals(self) -> dict[str, Any]:
-        """Bytes sent so far: `up`, `down`, `servers` (between server-side parties) and
-        `by_message`.
+        """Return the bytes sent so far.
+
+        Returns:
+            `up`, `down`, `servers` (between server-side parties) and `by_message`, which has the
+            same by method; there `servers` is left out if it is zero.
         """
-        both = ("up", "down")
-        by = {
-            name: {k: c[k] for k in (*both, "servers") if k in both or c[k]}
-            for name, c in sorted(self._totals.items())
-        }
+        by_message = {}
+        for name, counts in sorted(self._totals.items()):
+            by_message[name] = {"up": counts["up"], "down": counts["down"]}
+            if counts["servers"]:  # few methods have frames between servers
+                by_message[name]["servers"] = counts["servers"]
+        sums: Counter[str] = Counter()
+        for counts in self._totals.values():
+            sums.update(counts)
         return {
-            **{k: sum(c[k] for c in self._totals.values()) for k in (*both, "servers")},
-            "by_message": by,
+            "up": sums["up"],
+            "down": sums["down"],
+            "servers": sums["servers"],
+            "by_message": by_message,
         }
 
-    def content(self, position: int) -> tuple[Call, Response]:
-        """The call and answer of one entry, from memory or disk."""
+    def content(self, position: int) -> Contents:
+        """Return the call and the response of one entry, from memory or disk.
+
+        Args:
+            position: number of the entry.
+
+        Raises:
+            UsageError: contents were not stored.
+            RunFolderError: the entry's file is missing or differs from what was written.
+        """
         if self.mode != "full":
             raise UsageError(
                 f"this transcript holds {self.mode} only: run with --transcript full to read its "
                 "contents"
             )
         if self._folder is None:
-            return self._kept[position]
+            return self._contents[position]
+        batch = unpack(self._checked_file(position), _Batch)
         assert self._messages is not None
-        path, entry = self._file(position), self.entries[position]
+        query_type, reply_type = self._messages(batch.call["method"])
+        fields = _with_tuples(batch.call)
+        call = Call(**fields, query=_rebuilt(query_type, batch.query))
+        reply = None
+        if batch.reply is not None:
+            reply = _rebuilt(reply_type, batch.reply)
+        return call, Response(tuple(batch.ids), reply)
+
+    def _checked_file(self, position: int) -> bytes:
+        """Return the contents of an entry's file, which must match the digest in the index."""
+        path = self._file(position)
         if not path.is_file():
             raise manifest.missing(path)
         data = atomic_files.read(path)
-        if manifest.digest(data) != entry.sha256:
+        if manifest.digest(data) != self.entries[position].sha256:
             raise manifest.damaged(path)
-        batch = unpack(data, _Batch)
-        query, reply = self._messages(batch.call["method"])
-        head: dict[str, Any] = {k: _tuples(v) for k, v in batch.call.items()}
-        answered = None if batch.reply is None else _rebuild(reply, batch.reply)
-        return Call(**head, query=_rebuild(query, batch.query)), Response(
-            tuple(batch.ids), answered
-        )
+        return data
 
     def seen_by(
         self, parties: Party | int | str | Iterable[Party | int | str]
     ) -> Iterator[ObservedMessage]:
-        """Return the frames that a set of colluding parties saw, in order.
+        """Return the frames that a set of colluding parties observed, in order.
 
-        `WIRE` sees lengths and timing, never contents. A party that exists and took part in no call
-        saw nothing.
+        `WIRE` observes lengths and timing, never contents. A party that exists and took part in no
+        call observed nothing.
 
         Args:
             parties: one party or several: SERVER, WIRE, `lps(k)`, a client's number or name,
                 "server" or "wire".
 
         Raises:
-            UsageError: nobody is named, or somebody who does not exist in this run, or no entries
-                were kept.
+            UsageError: no party is specified, or one that does not exist in this run, or no entries
+                were stored.
         """
         if self.mode == "none":
             raise UsageError(
                 "this transcript holds none only: run with --transcript sizes or full to see who "
                 "saw what"
             )
-        return self._seen(self._present().resolve(parties))
+        return self._observed(self._present().resolve(parties))
 
     def _present(self) -> Present:
-        """Return who exists: clients with a name or in a call, and local parameter servers in a
-        call.
-        """
-        relays = [entry for entry in self.entries if entry.verb == RELAY]
-        asked = [entry for entry in self.entries if entry.verb != RELAY]
-        clients = max((max(entry.to, default=-1) for entry in asked), default=-1) + 1
-        relayed = max((max(entry.to, default=-1) for entry in relays), default=-1) + 1
-        askers = max((max(entry.asker, default=-1) for entry in asked), default=-1) + 1
-        return Present(max(clients, len(self.names)), max(relayed, askers), self.names)
+        """Return the parties: clients and local parameter servers in a call, and named clients."""
+        clients = len(self.names)
+        servers = 0
+        for entry in self.entries:
+            recipients = max(entry.to, default=-1) + 1
+            if entry.verb == RELAY:
+                servers = max(servers, recipients)
+            else:
+                callers = max(entry.asker, default=-1) + 1  # 0 if the server itself calls
+                clients = max(clients, recipients)
+                servers = max(servers, callers)
+        return Present(clients, servers, self.names)
 
-    def _seen(self, observers: frozenset[Party]) -> Iterator[ObservedMessage]:
-        """Yield what some parties saw, call by call."""
+    def _observed(self, observers: frozenset[Party]) -> Iterator[ObservedMessage]:
+        """Yield what some parties observed, call by call."""
         for position, entry in enumerate(self.entries):
-            ends = [entry.ends(k) for k in range(len(entry.to))]
-            readable = [bool(observers & set(both)) for both in ends]
-            content = self.content(position) if any(readable) else None
+            readable = []
+            for k in range(len(entry.to)):
+                # both ends of a frame can read it
+                readable.append(not observers.isdisjoint(entry.ends(k)))
+            content = None
+            if any(readable):  # else contents need not be read from disk
+                content = self.content(position)
             for k in range(len(entry.to)):
                 if readable[k]:
-                    yield from self._exchanged(entry, k, content)
+                    yield from self._frames(entry, k, content)
                 elif WIRE in observers:
-                    yield from self._exchanged(entry, k, None)
+                    yield from self._frames(entry, k, None)
 
-    def _exchanged(
-        self, entry: Entry, k: int, content: tuple[Call, Response] | None
-    ) -> Iterator[ObservedMessage]:
-        """Yield the two frames between a call's k-th recipient and the party that asked it.
+    def _frames(self, entry: Entry, k: int, content: Contents | None) -> Iterator[ObservedMessage]:
+        """Yield the two frames between a call's k-th recipient and the party that called it.
 
         Args:
-            content: of the call; None where the observers see lengths alone.
+            entry: the call.
+            k: position of the recipient.
+            content: contents of the call; None if the observers see lengths only.
         """
-        asker, asked = entry.ends(k)
-        recipient = entry.to[k]
-        lost = recipient in entry.lost
-        query = reply = None
+        caller, recipient = entry.ends(k)
+        number = entry.to[k]
+        lost = number in entry.lost
+        query = None
+        reply = None
         if content is not None:
-            call, answer = content
+            call, response = content
             query = select(call.query, [k])
             if not lost:
-                reply = select(answer.reply, [answer.ids.index(recipient)])
-        about = (entry.method, entry.round, entry.step)
-        down = ObservedMessage(asker, asked, *about, entry.down[k], query)
-        up = ObservedMessage(asked, asker, *about, entry.up[k], reply)
-        if entry.verb == RELAY:  # the local parameter server begins
+                reply = select(response.reply, [response.ids.index(number)])
+        down = ObservedMessage(
+            sender=caller,
+            receiver=recipient,
+            method=entry.method,
+            round=entry.round,
+            step=entry.step,
+            bytes=entry.down[k],
+            content=query,
+        )
+        up = ObservedMessage(
+            sender=recipient,
+            receiver=caller,
+            method=entry.method,
+            round=entry.round,
+            step=entry.step,
+            bytes=entry.up[k],
+            content=reply,
+        )
+        if entry.verb == RELAY:
+            # the local parameter server sends the query, and receives the reply
             yield replace(up, content=query)
             yield replace(down, content=reply)
-        else:
-            yield down
-            if not lost:
-                yield up
+            return
+        yield down
+        if not lost:
+            yield up
 
     def surplus(self) -> list[Path]:
         """Return the files of contents in the folder that belong to no call."""
         assert self._folder is not None
-        own = (
-            {self._file(position) for position in range(self.count)}
-            if self.mode == "full"
-            else set()
-        )
-        return sorted(set(_contents(self._folder)) - own)
+        existing = set(_content_files(self._folder))
+        if self.mode == "full":
+            recorded = {self._file(position) for position in range(self.count)}
+            existing -= recorded
+        return sorted(existing)
 
     def snapshot(self) -> Recording:
-        """Return how far the transcript is, for a checkpoint."""
-        totals = {name: dict(count) for name, count in self._totals.items()}
-        return Recording(self.count, totals, self._index.mark if self._index else EMPTY)
+        """Return the extent of the transcript, for a checkpoint."""
+        totals = {name: dict(counts) for name, counts in self._totals.items()}
+        mark = EMPTY
+        if self._index:
+            mark = self._index.mark
+        return Recording(self.count, totals, mark)
 
     def rewind(self, to: Recording) -> None:
-        """Go back to a checkpoint: calls recorded after it are forgotten (the resumed run makes
-        them again).
+        """Return to a checkpoint: later calls are removed, since the resumed run repeats them.
+
+        Args:
+            to: extent at the checkpoint.
 
         Raises:
             RunFolderError: the index differs from what it was then.
         """
         self.count = to.count
-        self._totals = defaultdict(Counter, {name: Counter(c) for name, c in to.totals.items()})
-        self.entries, self._kept = self.entries[: to.count], self._kept[: to.count]
+        self._totals = defaultdict(Counter)
+        for name, counts in to.totals.items():
+            self._totals[name] = Counter(counts)
+        self.entries = self.entries[: to.count]
+        self._contents = self._contents[: to.count]
         if self._index is None or self._folder is None:
             return
         self.entries = self._index.restore(to.index, _entry)
-        for path in _contents(self._folder):
+        # the resumed run writes these files again
+        for path in _content_files(self._folder):
             if int(path.stem) >= to.count:
                 path.unlink()
 
 
 def entry_of(call: Call, answer: Response) -> Entry:
-    """Return the index entry of a call and its answer, with the length of each frame in bytes."""
-    place = {i: k for k, i in enumerate(answer.ids)}
-    headers = [call.header(k) for k in range(len(call.to))]
-    down = tuple(wire.sizes(headers, call.query, range(len(call.to))))
-    back = [reply_header(header) for header, i in zip(headers, call.to, strict=True) if i in place]
-    came = iter(
-        wire.sizes(back, answer.reply, [place[i] for i in call.to if i in place]) if back else ()
+    """Return the index entry of a call, with the length of each frame in bytes.
+
+    Args:
+        call: the requests.
+        answer: the replies that arrived.
+    """
+    recipients = range(len(call.to))
+    headers = [call.header(k) for k in recipients]
+    request_sizes = wire.sizes(headers, call.query, recipients)
+    # positions of clients in the batch of replies
+    position_of = {client: position for position, client in enumerate(answer.ids)}
+    reply_headers = []
+    positions = []
+    for header, recipient in zip(headers, call.to, strict=True):
+        if recipient in position_of:
+            reply_headers.append(reply_header(header))
+            positions.append(position_of[recipient])
+    reply_sizes: list[int] = []
+    if reply_headers:  # without replies there is no message
+        reply_sizes = wire.sizes(reply_headers, answer.reply, positions)
+    size_of = dict(zip(positions, reply_sizes, strict=True))
+    replies = []
+    lost = []
+    for recipient in call.to:
+        if recipient in position_of:
+            replies.append(size_of[position_of[recipient]])
+        else:
+            replies.append(0)
+            lost.append(recipient)
+    down = tuple(request_sizes)
+    up = tuple(replies)
+    if call.verb == RELAY:
+        # the local parameter server sends the query, up to the server
+        down = tuple(replies)
+        up = tuple(request_sizes)
+    return Entry(
+        method=call.method,
+        verb=call.verb,
+        round=call.round,
+        step=call.step,
+        to=call.to,
+        lost=tuple(lost),
+        down=down,
+        up=up,
+        asker=call.asker,
     )
-    up = tuple(next(came) if i in place else 0 for i in call.to)
-    lost = tuple(i for i in call.to if i not in place)
-    if call.verb == RELAY:  # the local parameter server asks, and the server answers
-        down, up = up, down
-    return Entry(call.method, call.verb, call.round, call.step, call.to, lost, down, up, call.asker)
 
 
 def load_entries(folder: Path) -> list[Entry]:
-    """The entries written in a folder; a last line cut short by a kill is left out."""
+    """Return the entries written in a folder.
+
+    A last line that a kill has cut short is left out.
+
+    Args:
+        folder: the folder `transcript` of a run folder.
+    """
     path = folder / INDEX
-    data = atomic_files.read(path) if path.is_file() else b""
+    data = b""
+    if path.is_file():
+        data = atomic_files.read(path)
     return manifest.read_lines(path, data, _entry)
 
 
 def _entry(line: str) -> Entry:
-    return Entry(**_fields(json.loads(line)))
+    """Return the entry of a line of the index."""
+    return Entry(**_with_tuples(json.loads(line)))
 
 
-def _contents(folder: Path) -> list[Path]:
-    """Return the files of contents in a folder; files of other names are not ours."""
+def _content_files(folder: Path) -> list[Path]:
+    """Return the files of contents in a folder; files of other names are not the transcript's."""
     return [path for path in folder.glob("*.safetensors") if path.stem.isdigit()]
 
 
-def _plain(message: Any) -> dict[str, Any]:
-    """A message's fields as a tree that `pack` takes."""
-    return {
-        k: vars(v) if isinstance(v, Shared | Rows | Picks) else v for k, v in vars(message).items()
-    }
+def _fields_of(message: Any) -> dict[str, Any]:
+    """Return a message's fields as a tree that `pack` accepts."""
+    fields = {}
+    for name, value in vars(message).items():
+        if isinstance(value, Shared | Rows | Picks):
+            fields[name] = vars(value)
+        else:
+            fields[name] = value
+    return fields
 
 
-def _at_rest(batch: B, field: str) -> B:
-    """Return a call or an answer whose message lies in main memory: a device has no room for all
-    messages of a run.
+def _in_main_memory(batch: B, field: str) -> B:
+    """Return a call or a response with its message in main memory.
+
+    Args:
+        batch: the call or response.
+        field: name of the field with the message.
     """
     message = getattr(batch, field)
     if message is None:
         return batch
-    moved = placed(message, (), torch.device("cpu"))
-    return batch if moved is message else replace(batch, **{field: moved})
+    in_memory = placed(message, (), torch.device("cpu"))
+    if in_memory is message:
+        return batch
+    return replace(batch, **{field: in_memory})
 
 
-def _rebuild(message: type, fields: dict[str, Any]) -> Any:
+def _rebuilt(message: type, fields: dict[str, Any]) -> Any:
+    """Return a message from its fields; inverse of `_fields_of`.
+
+    Args:
+        message: class of the message.
+        fields: its fields by name.
+    """
     values: dict[str, Any] = {}
-    for name, kind in kinds(message).items():
+    for name, field_kind in kinds(message).items():
         value = fields[name]
-        if isinstance(value, dict):
-            value = kind(**{k: _tuples(v) for k, v in value.items()})
+        if isinstance(value, dict):  # the attributes of Shared, Rows or Picks
+            value = field_kind(**_with_tuples(value))
         values[name] = value
     return message(**values)
 
 
-def _fields(entry: dict[str, Any]) -> dict[str, Any]:
-    return {k: _tuples(v) for k, v in entry.items()}
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields with tuples in place of lists, which JSON has instead of tuples."""
+    return {name: _tuples(value) for name, value in fields.items()}
 
 
 def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    return value

@@ -1,16 +1,15 @@
-"""The one codec: messages and state to bytes and back, in the safetensors format. No pickle
-anywhere.
+"""Codec of frames: messages to bytes and back, in the safetensors format, without pickle.
 
-A frame is a safetensors file: its tensors are the tensor fields of the message, its metadata one
-    JSON string with the header and the
-scalar fields. `size` gives `len(encode(...))` from shapes alone, so that an in-process run can
-count bytes without encoding.
+A frame is a safetensors file: its tensors are the tensor fields of the message, and its metadata
+are one JSON string with the header and the scalar fields. `size` returns `len(encode(...))` from
+shapes alone, so that an in-process run counts bytes without encoding.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Hashable, Iterable
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -20,14 +19,30 @@ from securecluster.errors import FrameError
 from securecluster.messaging.messages import Header, Picks, Rows, Shared, kinds, optional
 
 A = TypeVar("A")
-# of messages and of what is signed and sealed; the configuration names it, so sides of two versions
-# do not talk
+Scalars = dict[str, Any]
+Tensors = dict[str, "torch.Tensor"]
+# table of each tensor, and the row or rows of a frame; None stands for the complete table
+Selections = dict[str, tuple[Any, Any]]
+Shape = tuple[int, ...]
+TensorForm = tuple[Shape, "torch.dtype"]
+Layout = tuple[Scalars, int, int]  # scalars, bytes of the tensors' entries, bytes of their data
+# Version of messages, and of what is signed and sealed. It is part of the configuration, so sides
+# of two versions refuse each other's frames.
 VERSION = 2
 MAX_FRAME = 1 << 32  # bytes; a longer frame is refused before it is parsed
 
+# A safetensors file is the length of its header (8 bytes), the header (JSON, padded with spaces to
+# a multiple of 8 bytes) and the tensors' data.
+LENGTH_BYTES = 8
+ALIGNMENT = 8
+COMPACT = (",", ":")  # separators of JSON as safetensors writes it
+
 
 def _dtypes() -> dict[torch.dtype, tuple[str, int]]:
-    """torch dtype -> (safetensors name, alignment rank: the format stores wider types first)."""
+    """Return the safetensors name and alignment rank of each type that messages have.
+
+    The format stores types of a higher rank first.
+    """
     return {
         torch.float64: ("F64", 12),
         torch.float32: ("F32", 10),
@@ -38,148 +53,230 @@ def _dtypes() -> dict[torch.dtype, tuple[str, int]]:
     }
 
 
-def _split(message: Any, position: int) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
-    """The scalars of a frame, and its tensors as name -> (table, row or rows or None for the
-    whole).
+def _split(message: Any, position: int) -> tuple[Scalars, Selections]:
+    """Return the scalars and the tensors of a frame, by name.
+
+    Args:
+        message: a batch of frames.
+        position: number of the frame in the batch.
     """
-    scalars: dict[str, Any] = {}
-    tensors: dict[str, tuple[Any, Any]] = {}
+    scalars: Scalars = {}
+    tensors: Selections = {}
     for name, value in vars(message).items():
         if isinstance(value, Shared):
             tensors[name] = (value.value, None)
         elif isinstance(value, Rows):
-            tensors[name] = (
-                value.table,
-                position if value.index is None else value.index[position],
-            )
+            row = position
+            if value.index is not None:
+                row = value.index[position]
+            tensors[name] = (value.table, row)
         elif isinstance(value, Picks):
-            tensors[name] = (value.table, list(value.picks[position]))
-        elif value is not None:
+            rows = list(value.picks[position])
+            tensors[name] = (value.table, rows)
+        elif value is not None:  # an optional field without a value is absent from the frame
             scalars[name] = value
     return scalars, tensors
 
 
 def _metadata(header: Header, scalars: dict[str, Any]) -> str:
-    return json.dumps(
-        [list(vars(header).values()), scalars], separators=(",", ":"), ensure_ascii=True
-    )
+    """Return the metadata string of a frame."""
+    values = [list(vars(header).values()), scalars]
+    return json.dumps(values, separators=COMPACT, ensure_ascii=True)
 
 
 def encode(header: Header, message: Any, position: int = 0) -> bytes:
-    """The frame of one recipient (or sender): frame number `position` of a batch message."""
+    """Return the frame of one recipient (or sender) of a batch message.
+
+    Args:
+        header: header of the frame.
+        message: a batch of frames.
+        position: number of the frame in the batch.
+    """
     from safetensors.torch import save
 
     scalars, tensors = _split(message, position)
-    cut = {name: table if row is None else table[row] for name, (table, row) in tensors.items()}
-    return bytes(
-        save(
-            {k: t.detach().cpu().contiguous().clone() for k, t in cut.items()},
-            {"frame": _metadata(header, scalars)},
-        )
-    )
+    contents = {}
+    for name, (table, row) in tensors.items():
+        tensor = table
+        if row is not None:
+            tensor = table[row]
+        tensor = tensor.detach().cpu()
+        # safetensors refuses tensors that share memory, as rows of one table do
+        contents[name] = tensor.contiguous().clone()
+    return bytes(save(contents, {"frame": _metadata(header, scalars)}))
 
 
 def size(header: Header, message: Any, position: int = 0) -> int:
-    """`len(encode(header, message, position))`, in bytes, without encoding."""
+    """Return `len(encode(header, message, position))`, in bytes, without encoding.
+
+    Args:
+        header: header of the frame.
+        message: a batch of frames.
+        position: number of the frame in the batch.
+    """
     return sizes([header], message, [position])[0]
 
 
 def sizes(headers: Iterable[Header], message: Any, positions: Iterable[int]) -> list[int]:
-    """`size` of several frames of one batch message."""
-    picked = [value.picks for value in vars(message).values() if isinstance(value, Picks)]
-    # frames with as many rows have tensors of one shape
-    known: dict[tuple[int, ...], tuple[dict[str, Any], int, int]] = {}
-    found = []
+    """Return the lengths of several frames of one batch message, in bytes.
+
+    Args:
+        headers: header of each frame.
+        message: a batch of frames.
+        positions: number of each frame in the batch.
+    """
+    fields = vars(message).values()
+    all_picks = [value.picks for value in fields if isinstance(value, Picks)]
+    # Frames with the same numbers of picked rows have tensors of the same shapes, so their layout
+    # is computed once.
+    layouts: dict[Shape, Layout] = {}
+    lengths = []
     for header, position in zip(headers, positions, strict=True):
-        rows = tuple(len(picks[position]) for picks in picked)
-        if rows not in known:
-            scalars, tensors = _split(message, position)
-            shapes = {
-                name: (_shape(table, row), table.dtype) for name, (table, row) in tensors.items()
-            }
-            known[rows] = (scalars, *_tensor_table(tuple(sorted(shapes.items()))))
-        scalars, table, data = known[rows]
-        found.append(_file_size(_metadata(header, scalars), table, data))
-    return found
+        row_counts = tuple(len(picks[position]) for picks in all_picks)
+        if row_counts not in layouts:
+            layouts[row_counts] = _layout(message, position)
+        scalars, entry_bytes, data_bytes = layouts[row_counts]
+        metadata = _metadata(header, scalars)
+        lengths.append(_file_size(metadata, entry_bytes, data_bytes))
+    return lengths
 
 
-def _shape(table: torch.Tensor, row: Any) -> tuple[int, ...]:
+def _layout(message: Any, position: int) -> Layout:
+    """Return a frame's scalars, and the bytes of its tensors' entries and of their data."""
+    scalars, tensors = _split(message, position)
+    shapes = {}
+    for name, (table, row) in tensors.items():
+        shapes[name] = (_shape(table, row), table.dtype)
+    cache_key = tuple(sorted(shapes.items()))
+    entry_bytes, data_bytes = _tensor_table(cache_key)
+    return scalars, entry_bytes, data_bytes
+
+
+def _shape(table: torch.Tensor, row: Any) -> Shape:
+    """Return the shape of a table, of one of its rows, or of several."""
     if row is None:
         return tuple(table.shape)
-    return tuple(table.shape[1:]) if isinstance(row, int) else (len(row), *table.shape[1:])
+    if isinstance(row, int):
+        return tuple(table.shape[1:])
+    return (len(row), *table.shape[1:])
 
 
-def _file_size(metadata: str, table: int, data: int) -> int:
-    header = (
-        len('{"__metadata__":{"frame":}}')
-        + len(json.dumps(metadata, ensure_ascii=False).encode())
-        + table
-    )
-    return 8 + -(-header // 8) * 8 + data
+def _file_size(metadata: str, entry_bytes: int, data_bytes: int) -> int:
+    """Return the length of a safetensors file.
+
+    Args:
+        metadata: the metadata string.
+        entry_bytes: length of the tensors' entries in the header.
+        data_bytes: length of the tensors' data.
+    """
+    envelope = len('{"__metadata__":{"frame":}}')
+    # a JSON string inside of JSON: its quotes and backslashes are escaped once more
+    quoted = json.dumps(metadata, ensure_ascii=False)
+    metadata_bytes = len(quoted.encode())
+    header_bytes = envelope + metadata_bytes + entry_bytes
+    padded_bytes = -(-header_bytes // ALIGNMENT) * ALIGNMENT
+    return LENGTH_BYTES + padded_bytes + data_bytes
 
 
 @cache
-def _tensor_table(
-    shapes: tuple[tuple[str, tuple[tuple[int, ...], torch.dtype]], ...],
-) -> tuple[int, int]:
-    """Bytes of the tensors' entries in the safetensors header, and of their data."""
-    known = _dtypes()
-    text, start = 0, 0
-    for name, (shape, dtype) in sorted(shapes, key=lambda s: (-known[s[1][1]][1], s[0])):
-        end = start + torch.Size(shape).numel() * dtype.itemsize
-        entry = {"dtype": known[dtype][0], "shape": list(shape), "data_offsets": [start, end]}
-        # braces out, comma in
-        text += (
-            len(json.dumps({name: entry}, separators=(",", ":"), ensure_ascii=False).encode()) - 1
-        )
+def _tensor_table(shapes: tuple[tuple[str, TensorForm], ...]) -> tuple[int, int]:
+    """Return the bytes of the tensors' entries in the safetensors header, and of their data.
+
+    Args:
+        shapes: (name, (shape, type)) of each tensor.
+    """
+    dtypes = _dtypes()
+
+    def storage_order(named_form: tuple[str, TensorForm]) -> tuple[int, str]:
+        name, (_, dtype) = named_form
+        _, rank = dtypes[dtype]
+        return -rank, name
+
+    entry_bytes = 0
+    start = 0  # of a tensor's data, from the end of the header
+    for name, (shape, dtype) in sorted(shapes, key=storage_order):
+        dtype_name, _ = dtypes[dtype]
+        numbers = math.prod(shape)
+        end = start + numbers * dtype.itemsize
+        entry = {
+            "dtype": dtype_name,
+            "shape": list(shape),
+            "data_offsets": [start, end],
+        }
+        text = json.dumps({name: entry}, separators=COMPACT, ensure_ascii=False)
+        # without the braces around it, and with the comma before it
+        entry_bytes += len(text.encode()) - 1
         start = end
-    return text, start
+    return entry_bytes, start
 
 
-def _read(data: bytes) -> tuple[str, dict[str, torch.Tensor]]:
-    """The metadata string and the tensors of a frame."""
+def _read(data: bytes) -> tuple[str, Tensors]:
+    """Return the metadata string and the tensors of a frame.
+
+    Raises:
+        FrameError: the frame is too short or too long, or does not parse.
+    """
     from safetensors import SafetensorError
-    from safetensors.torch import load
 
-    if len(data) < 8 or len(data) > MAX_FRAME:
+    if len(data) < LENGTH_BYTES or len(data) > MAX_FRAME:
         raise FrameError(
             f"a frame of {len(data)} bytes is refused: ask the sender for a frame between 8 bytes "
             f"and {MAX_FRAME >> 30} GiB"
         )
-    length = int.from_bytes(data[:8], "little")
     try:
-        if length > len(data) - 8:
-            raise ValueError("its header is longer than the frame")
-        text = json.loads(data[8 : 8 + length])["__metadata__"]["frame"]
-        if not isinstance(text, str):
-            raise ValueError("its metadata is not a string")
-        tensors = load(data)
-        if any(t.dtype not in _dtypes() for t in tensors.values()):
-            raise ValueError("a tensor has a type that no message has")
-        return text, tensors
+        return _parsed(data)
     except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = type(error).__name__
+        if str(error):
+            reason = str(error).splitlines()[0]
         raise FrameError(
             f"a frame does not parse ({reason}): it was damaged or forged, ask for it again"
         ) from None
 
 
+def _parsed(data: bytes) -> tuple[str, Tensors]:
+    """Return the metadata string and the tensors of a frame, or raise any of several errors."""
+    from safetensors.torch import load
+
+    header_bytes = int.from_bytes(data[:LENGTH_BYTES], "little")
+    header_end = LENGTH_BYTES + header_bytes
+    if header_end > len(data):
+        raise ValueError("its header is longer than the frame")
+    # `load` returns the tensors without the metadata
+    header = json.loads(data[LENGTH_BYTES:header_end])
+    text = header["__metadata__"]["frame"]
+    if not isinstance(text, str):
+        raise ValueError("its metadata is not a string")
+    tensors = load(data)
+    dtypes = _dtypes()
+    if any(tensor.dtype not in dtypes for tensor in tensors.values()):
+        raise ValueError("a tensor has a type that no message has")
+    return text, tensors
+
+
 def peek(data: bytes) -> Header:
-    """The header of a frame."""
-    return _header(_read(data)[0])[0]
+    """Return the header of a frame.
+
+    Args:
+        data: the frame.
+
+    Raises:
+        FrameError: the frame does not parse.
+    """
+    text, _ = _read(data)
+    header, _ = _header(text)
+    return header
 
 
 def _header(text: str) -> tuple[Header, Any]:
-    """The header in a frame's metadata, and its scalars."""
+    """Return the header in a frame's metadata string, and its scalars.
+
+    Raises:
+        FrameError: the string does not parse, or its values are not those of a header.
+    """
     try:
         values, scalars = json.loads(text)
-        fields = dataclasses.fields(Header)
-        if len(values) != len(fields) or any(
-            type(v).__name__ != f.type for v, f in zip(values, fields, strict=True)
-        ):
-            raise ValueError("its fields are not those of a header")
-        if any(type(v) is int and not 0 <= v < 1 << 63 for v in values):
-            raise ValueError("a count is out of range")
+        _check_header(values)
         return Header(*values), scalars
     except (ValueError, TypeError, RecursionError) as error:
         raise FrameError(
@@ -187,30 +284,52 @@ def _header(text: str) -> tuple[Header, Any]:
         ) from None
 
 
+def _check_header(values: Any) -> None:
+    """Raise ValueError unless some values have the types and ranges of a header's fields."""
+    fields = dataclasses.fields(Header)
+    if len(values) != len(fields):
+        raise ValueError("its fields are not those of a header")
+    for value, field in zip(values, fields, strict=True):
+        # the exact type: a JSON true would pass as an integer
+        if type(value).__name__ != field.type:
+            raise ValueError("its fields are not those of a header")
+    for value in values:
+        # counts fit into int64
+        if type(value) is int and not 0 <= value < 1 << 63:
+            raise ValueError("a count is out of range")
+
+
 def decode(data: bytes, message: type[A]) -> tuple[Header, A]:
-    """The header and the message (a batch of one) of a frame.
+    """Return the header and the message (a batch of one) of a frame.
+
+    Args:
+        data: the frame.
+        message: class of the message.
 
     Raises:
-        FrameError: the frame does not parse, or has fields that `message` has not, lacks some, or
-            types them otherwise.
+        FrameError: the frame does not parse, lacks a field of the class, has a field of another
+            type, or has other fields.
     """
     text, tensors = _read(data)
     header, scalars = _header(text)
-    if not isinstance(scalars, dict) or set(scalars) & set(tensors):
+    # a field that is both a scalar and a tensor has no one value
+    if not isinstance(scalars, dict) or not scalars.keys().isdisjoint(tensors):
         raise FrameError(
             f"a {message.__name__} frame does not parse: it was damaged or forged, ask for it again"
         )
     fields: dict[str, Any] = {}
-    for name, kind in kinds(cast(Hashable, message)).items():
-        value = (
-            tensors.pop(name, None) if kind in (Shared, Rows, Picks) else scalars.pop(name, None)
-        )
+    for name, field_kind in kinds(cast(Hashable, message)).items():
+        source: Scalars = scalars
+        if field_kind in (Shared, Rows, Picks):
+            source = tensors
+        value = source.pop(name, None)
         if value is None and not optional(message, name):
             raise FrameError(
                 f"a {message.__name__} frame lacks the field {name!r}: both sides must run the "
                 "same version"
             )
-        fields[name] = _wrap(message, name, kind, value)
+        fields[name] = _wrap(message, name, field_kind, value)
+    # every field of the class has been removed, so the others are unknown
     extra = sorted([*scalars, *tensors])
     if extra:
         raise FrameError(
@@ -220,19 +339,29 @@ def decode(data: bytes, message: type[A]) -> tuple[Header, A]:
     return header, message(**fields)
 
 
-def _wrap(message: type, name: str, kind: type, value: Any) -> Any:
+def _wrap(message: type, name: str, field_kind: type, value: Any) -> Any:
+    """Return a decoded value as a field of a batch of one.
+
+    Args:
+        message: class of the message, for errors.
+        name: name of the field, for errors.
+        field_kind: class of the field.
+        value: tensor or scalar; None for a field that is absent.
+    """
     if value is None:
         return None
-    if kind is Shared:
+    label = f"{message.__name__}.{name}"
+    if field_kind is Shared:
         return Shared(value)
-    if kind is Rows:
+    if field_kind is Rows:
         return Rows(value[None])
-    if kind is Picks:
+    if field_kind is Picks:
         if value.ndim == 0:
-            raise FrameError(f"{message.__name__}.{name}: rows were expected, a single number came")
-        return Picks(value, (tuple(range(len(value))),))
-    if type(value) is not kind:
-        raise FrameError(
-            f"{message.__name__}.{name}: {kind.__name__} was expected, {type(value).__name__} came"
-        )
+            raise FrameError(f"{label}: rows were expected, a single number came")
+        all_rows = tuple(range(len(value)))
+        return Picks(value, (all_rows,))
+    # the exact type: a JSON true would pass as an integer
+    value_type = type(value)
+    if value_type is not field_kind:
+        raise FrameError(f"{label}: {field_kind.__name__} was expected, {value_type.__name__} came")
     return value

@@ -1,9 +1,10 @@
-"""The flat-vector view of any `nn.Module`, alone and for many parameter vectors at once."""
+"""Any `nn.Module` as a function of a flat parameter vector, or of many of them at once."""
 
 from __future__ import annotations
 
 import copy
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,15 +23,16 @@ Params = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class FlatModel:
-    """A module as a function of one flat parameter vector, in the order of
-    `module.named_parameters()`.
+    """A module as a function of one flat parameter vector.
 
-    Frozen parameters (`requires_grad` False) are no part of the vector: they stay as they are and
-    are never sent.
+    The vector is in the order of `module.named_parameters()`. Frozen parameters (`requires_grad`
+    False) are not part of it: they stay as they are and are never sent.
 
     Args:
-        together: whether `torch.vmap` takes it; if not, clients train one after the other.
-        objective: what it learns.
+        module: the module.
+        together: True if `torch.vmap` supports the module; otherwise clients train one after the
+            other.
+        objective: its learning objective.
     """
 
     module: nn.Module
@@ -39,55 +41,86 @@ class FlatModel:
 
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:
-        """Name -> shape of the parameters that train."""
-        return {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
+        """Return the shapes of the trainable parameters by name."""
+        trainable = _trainable(self.module)
+        return {name: parameter.shape for name, parameter in trainable.items()}
 
     @cached_property
     def dimension(self) -> int:
-        """d, the number of parameters."""
-        return sum(s.numel() for s in self.shapes.values())
+        """Return d, the number of trainable parameters."""
+        return sum(shape.numel() for shape in self.shapes.values())
 
     @cached_property
     def stack(self) -> Stack | None:
-        """The same computation with gradients by hand, where the module is a common stack of
-        layers.
-        """
-        plain = isinstance(self.objective, Classification) and all(
-            p.requires_grad for p in self.module.parameters()
-        )
-        return compile_stack(self.module) if plain else None
+        """Return the module as fused layers, or None if it is not a common stack of layers."""
+        if not isinstance(self.objective, Classification):
+            return None
+        # Fused layers step all of their parameters.
+        if not all(p.requires_grad for p in self.module.parameters()):
+            return None
+        return compile_stack(self.module)
 
     @cached_property
     def convolves(self) -> bool:
-        """Whether it has convolutions: for many clients at once these become grouped ones, which
-        CPUs are slow at.
+        """Return True if the module has convolutions.
+
+        For many clients at once these become grouped ones, which are slow on CPUs.
         """
-        return any(isinstance(part, nn.modules.conv._ConvNd) for part in self.module.modules())
+        convolution = nn.modules.conv._ConvNd
+        return any(isinstance(layer, convolution) for layer in self.module.modules())
 
     @cached_property
     def dropouts(self) -> list[SeededDropout]:
-        """The layers that want a key in training."""
-        return [part for part in self.module.modules() if isinstance(part, SeededDropout)]
+        """Return the layers that need a key in training."""
+        return [layer for layer in self.module.modules() if isinstance(layer, SeededDropout)]
 
     def views(self, flat: torch.Tensor) -> Params:
-        """Parameters by name as views into flat rows (…, d) -> (…, *shape)."""
-        parts = torch.split(flat, [s.numel() for s in self.shapes.values()], dim=-1)
-        return {
-            n: p.view((*flat.shape[:-1], *s))
-            for (n, s), p in zip(self.shapes.items(), parts, strict=True)
-        }
+        """Return parameters as views into flat vectors.
 
-    def call(self, views: Params, x: torch.Tensor, key: torch.Tensor | None = None) -> torch.Tensor:
-        """The module's output on x (n, …) with these parameters; dropout is drawn from `key`, or
-        off without one.
+        Args:
+            flat: (…, d).
+
+        Returns:
+            Tensors (…, *shape) by name, which share the memory of `flat`.
         """
-        named = {place: views[first] for place, first in self._places.items()}
+        shapes = self.shapes
+        sizes = [shape.numel() for shape in shapes.values()]
+        pieces = torch.split(flat, sizes, dim=-1)
+        leading_axes = flat.shape[:-1]
+        views = {}
+        for name, piece in zip(shapes, pieces, strict=True):
+            views[name] = piece.view((*leading_axes, *shapes[name]))
+        return views
+
+    def call(
+        self,
+        views: Params,
+        x: torch.Tensor,
+        key: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the module's outputs with given parameters.
+
+        Args:
+            views: parameters by name, as of `views`.
+            x: samples, (n, …).
+            key: scalar int64 key of the dropout masks; None for no dropout.
+
+        Returns:
+            (n, …).
+
+        Raises:
+            UsageError: the forward pass fails.
+        """
+        named = {name: views[first] for name, first in self._first_names.items()}
         try:
             with seeded(self.dropouts, key):
-                # torch's own tie_weights leaves a module that is used twice with a stranger's
-                # tensor
+                # torch's own tie_weights leaves a module that is used twice with another
+                # parameter's tensor.
                 outputs: torch.Tensor = torch.func.functional_call(
-                    self.module, named, (x,), tie_weights=False
+                    self.module,
+                    named,
+                    (x,),
+                    tie_weights=False,
                 )
         except Exception as error:  # a user's own forward pass may raise anything
             name = type(self.module).__name__
@@ -97,16 +130,32 @@ class FlatModel:
         return outputs
 
     def stacked(
-        self, views: Params, x: torch.Tensor, keys: torch.Tensor | None = None
+        self,
+        views: Params,
+        x: torch.Tensor,
+        keys: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Outputs (b, n, …) of b models, views (b, *shape), each on its own samples x (b, n, …),
-        with its own key (b,).
+        """Return the outputs of b models, each on its own samples.
+
+        Args:
+            views: parameters (b, *shape) by name.
+            x: samples, (b, n, …).
+            keys: keys of the dropout masks, (b,) int64; None for no dropout.
+
+        Returns:
+            (b, n, …).
         """
+        # A single model needs no vmap, which costs time and batches its products.
         if len(x) == 1:
-            return self.call(
-                {n: v[0] for n, v in views.items()}, x[0], None if keys is None else keys[0]
-            )[None]
-        arguments = (views, x) if keys is None else (views, x, keys)
+            single = {name: view[0] for name, view in views.items()}
+            key = None
+            if keys is not None:
+                key = keys[0]
+            return self.call(single, x[0], key)[None]
+        # vmap takes no None.
+        arguments: tuple[Any, ...] = (views, x)
+        if keys is not None:
+            arguments = (views, x, keys)
         outputs: torch.Tensor = torch.func.vmap(self.call)(*arguments)
         return outputs
 
@@ -118,114 +167,174 @@ class FlatModel:
         weight: torch.Tensor,
         keys: torch.Tensor | None,
     ) -> Params:
-        """Of b models' weighted losses, by name: one backward of their sum, for no parameter is
-        shared.
+        """Return the gradients of b models' weighted losses.
 
         Args:
-            views: (b, *shape). x: (b, n, …). y: targets (b, n, …). weight: of each loss, (b, n).
+            views: parameters (b, *shape) by name.
+            x: samples, (b, n, …).
+            y: targets, (b, n, …).
+            weight: weight of each loss, (b, n).
+            keys: keys of the dropout masks, (b,) int64; None for no dropout.
+
+        Returns:
+            Gradients (b, *shape) by name.
         """
         with torch.enable_grad():  # whatever mode the caller is in
-            leaves = {name: p.detach().requires_grad_() for name, p in views.items()}
+            leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
             outputs = self.stacked(leaves, x, keys)
-            losses = self.objective.losses(outputs.flatten(0, 1), y.flatten(0, 1)).view(
-                weight.shape
+            # The objective knows one axis of samples.
+            flat_outputs = outputs.flatten(0, 1)
+            flat_targets = y.flatten(0, 1)
+            losses = self.objective.losses(flat_outputs, flat_targets)
+            weighted = losses.view(weight.shape) * weight
+            # One backward pass of the sum gives each model its own gradient, since models share no
+            # parameter.
+            gradients = torch.autograd.grad(
+                weighted.sum(),
+                list(leaves.values()),
+                materialize_grads=True,
             )
-            found = torch.autograd.grad(
-                (losses * weight).sum(), list(leaves.values()), materialize_grads=True
-            )
-        return dict(zip(leaves, found, strict=True))
+        return dict(zip(leaves, gradients, strict=True))
 
     @cached_property
-    def _places(self) -> dict[str, str]:
-        """Every place that holds a parameter -> the parameter's first name (another one where
-        weights are tied).
+    def _first_names(self) -> dict[str, str]:
+        """Return, for every name of a trainable parameter, the name it has in `shapes`.
+
+        The two differ for a parameter with several names (tied weights), which is listed once.
         """
-        first = {id(p): name for name, p in self.module.named_parameters() if p.requires_grad}
-        places = (
-            (f"{m}.{n}".lstrip("."), p)
-            for m, module in self.module.named_modules()
-            for n, p in module._parameters.items()
-        )
-        return {place: first[id(p)] for place, p in places if p is not None and p.requires_grad}
+        trainable = _trainable(self.module)
+        first = {id(parameter): name for name, parameter in trainable.items()}
+        names = {}
+        for prefix, module in self.module.named_modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and parameter.requires_grad:
+                    names[_joined(prefix, name)] = first[id(parameter)]
+        return names
 
     def initial(self) -> torch.Tensor:
-        """The module's own parameters as one vector (d,)."""
-        return torch.cat(
-            [p.detach().flatten() for p in self.module.parameters() if p.requires_grad]
-        )
+        """Return the module's own parameters as one vector (d,)."""
+        trainable = _trainable(self.module).values()
+        return torch.cat([parameter.detach().flatten() for parameter in trainable])
 
     def redrawn(self, randomness: Randomness, *path: Part) -> torch.Tensor:
-        """Initial weights drawn anew from (seed, *path) by the layers' own `reset_parameters`,
-        (d,).
+        """Draw initial weights anew by the layers' own `reset_parameters`.
 
         A tied weight is drawn by the layer that has it under its first name.
+
+        Args:
+            randomness: source of the seed.
+            path: the seed's path below it.
+
+        Returns:
+            (d,), of the type and device of `initial`.
 
         Raises:
             UsageError: a parameter that no `reset_parameters` draws.
         """
         module = copy.deepcopy(self.module).float().cpu()
-        own = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        trainable = _trainable(module)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(randomness.integer(*path))
-            for p in own.values():
-                p.fill_(torch.nan)
-            # a whole may draw over what its parts drew
-            for name, part in reversed(list(module.named_modules())):
-                tied = [
-                    (p, p.clone())
-                    for n, p in part.named_parameters(recurse=False)
-                    if f"{name}.{n}".lstrip(".") not in own
-                ]
-                _reset(name, part)
-                for p, value in tied:
-                    p.copy_(value)
-        undrawn = [name for name, p in own.items() if not bool(p.isfinite().all())]
-        if undrawn:
-            raise UsageError(
-                f"the parameter {undrawn[0]!r} of {type(module).__name__} cannot be drawn anew: "
-                "give its layer a method reset_parameters"
-            )
+            # What is still NaN at the end was drawn by no layer.
+            for parameter in trainable.values():
+                parameter.fill_(torch.nan)
+            # Inner layers first: an outer module may draw again what its layers drew.
+            for name, layer in reversed(list(module.named_modules())):
+                _reset_first_named(name, layer, trainable)
+        for name, parameter in trainable.items():
+            if not bool(parameter.isfinite().all()):
+                raise UsageError(
+                    f"the parameter {name!r} of {type(module).__name__} cannot be drawn anew: "
+                    "give its layer a method reset_parameters"
+                )
         return FlatModel(module).initial().to(self.initial())
 
     def state_dict(self, flat: torch.Tensor) -> dict[str, Any]:
-        """The module's own `state_dict` with these parameters (d,): what is frozen and constant is
-        in it, tied weights under each name.
+        """Return the module's `state_dict` with given parameters.
+
+        It has frozen parameters and constants, too, and tied weights under each name.
+
+        Args:
+            flat: parameters, (d,).
         """
-        views, names = self.views(flat), {id(p): name for name, p in self.module.named_parameters()}
-        state = {
-            place: views.get(names.get(id(value), ""), value)
-            for place, value in self.module.state_dict(keep_vars=True).items()
-        }
-        return {
-            place: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
-            for place, value in state.items()
-        }
+        views = self.views(flat)
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        state: dict[str, Any] = {}
+        for key, stored in self.module.state_dict(keep_vars=True).items():
+            name = names.get(id(stored), "")
+            value = views.get(name, stored)
+            # get_extra_state may return anything.
+            if isinstance(value, torch.Tensor):
+                value = value.detach().cpu().clone()
+            state[key] = value
+        return state
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FlatModel:
-        """A copy of its own, whose frozen parameters and constants lie where the data do."""
-        return replace(self, module=copy.deepcopy(self.module).to(device, dtype))
+        """Return a copy whose frozen parameters and constants are where the data are.
+
+        Args:
+            device: device of the data.
+            dtype: type of the data.
+        """
+        # Of its own, since nn.Module.to changes the module in place.
+        module = copy.deepcopy(self.module)
+        return replace(self, module=module.to(device, dtype))
 
     def copy(self) -> FlatModel:
-        """One that another thread may call at the same time."""
+        """Return a copy that another thread may call at the same time."""
+        # A forward pass sets the dropout layers' keys, so threads must not share them.
         return replace(self, module=copy.deepcopy(self.module))
 
 
-def _reset(name: str, part: nn.Module) -> None:
-    # nn.MultiheadAttention's own
-    reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trainable parameters by their first names."""
+    named = module.named_parameters()
+    return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+
+def _joined(prefix: str, name: str) -> str:
+    """Return a parameter's qualified name; the root module has the prefix ""."""
+    return f"{prefix}.{name}".lstrip(".")
+
+
+def _reset_first_named(name: str, layer: nn.Module, trainable: Mapping[str, torch.Tensor]) -> None:
+    """Reset a layer, but not the tied weights whose first name is in another layer.
+
+    Args:
+        name: the layer's name.
+        layer: the layer.
+        trainable: the trainable parameters by their first names.
+    """
+    tied = []
+    for parameter_name, parameter in layer.named_parameters(recurse=False):
+        if _joined(name, parameter_name) not in trainable:
+            tied.append((parameter, parameter.clone()))
+    _reset(name, layer)
+    for parameter, value in tied:
+        parameter.copy_(value)
+
+
+def _reset(name: str, layer: nn.Module) -> None:
+    """Call a layer's `reset_parameters`, if it has one; raise UsageError if it fails."""
+    reset = getattr(layer, "reset_parameters", None)
+    # nn.MultiheadAttention has a private one.
+    reset = reset or getattr(layer, "_reset_parameters", None)
     try:
         if callable(reset):
             reset()
     except Exception as error:  # a user's own code
         raise UsageError(
-            f"reset_parameters of {name or 'the model'} ({type(part).__name__}) fails: "
+            f"reset_parameters of {name or 'the model'} ({type(layer).__name__}) fails: "
             f"{reason(error)}"
         ) from error
 
 
 def reason(error: Exception) -> str:
-    """What a user's own code raised, in one line."""
-    return (
-        textwrap.shorten((str(error).splitlines() or [""])[0], 200, placeholder=" …")
-        or type(error).__name__
-    )
+    """Return what a user's own code raised, in one line.
+
+    Args:
+        error: the exception.
+    """
+    lines = str(error).splitlines() or [""]
+    shortened = textwrap.shorten(lines[0], 200, placeholder=" …")
+    return shortened or type(error).__name__

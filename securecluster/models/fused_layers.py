@@ -1,9 +1,9 @@
-"""Forward and backward by hand for the common stack of layers, all clients of a chunk at once.
+"""Forward and backward passes by hand for the common stack of layers, all clients at once.
 
-`torch.func` runs any module, but pays for it: a stored gradient, a grouped convolution. A stack of
+`torch.func` runs any module, but at a cost: a stored gradient, a grouped convolution. A stack of
 Conv2d, MaxPool2d, ReLU, then Flatten, then Linear and ReLU needs neither. Its dense layers are
 batched matrix products, whose gradient goes straight into the weights as one more product; its
-convolutions are those of one client, the layout channels last. Tensors are (b, n, …): b clients, n
+convolutions are those of one client, in channels-last layout. Tensors are (b, n, …): b clients, n
 samples each. A test holds it equal to autograd.
 """
 
@@ -24,64 +24,116 @@ aten: Any = torch.ops.aten
 Params = Mapping[str, torch.Tensor]
 Parts = dict[str, Outer | Each]
 _NO_WEIGHTS = Sgd({}, 0.0)  # for layers that have none
+NOT_TRANSPOSED = False
+NO_OUTPUT_PADDING = [0, 0]
 
 
 class Layer(Protocol):
-    """One layer: what it computes, and what its output's gradient d does to its weights and its
-    input.
-    """
+    """A layer with forward and backward pass."""
 
     def forward(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The output, and what `backward` needs."""
+        """Return the output, and what `backward` needs.
+
+        Args:
+            params: parameters (b, …) by name.
+            x: input, (b, n, …); it may be overwritten.
+        """
         ...
 
     def backward(
-        self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool
+        self,
+        params: Params,
+        grad_output: torch.Tensor,
+        saved: Any,
+        optimizer: Optimizer,
+        needed: bool,
     ) -> torch.Tensor:
-        """Step the weights; the gradient at the input where it is `needed`, before the step."""
+        """Step the weights, and return the gradient at the input from before the step.
+
+        Args:
+            params: parameters (b, …) by name.
+            grad_output: gradient at the output, (b, n, …).
+            saved: the second result of `forward`.
+            optimizer: optimizer of the parameters.
+            needed: False if the gradient at the input is not used; then any tensor is returned.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Dense:
-    """x Wᵀ + b."""
+    """A dense layer, x Wᵀ + b.
+
+    Attributes:
+        weight: name of W, (b, o, i).
+        bias: name of b, (b, o); None without bias.
+    """
 
     weight: str
     bias: str | None
 
     def forward(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """W times xᵀ: the faster order for one client's wide layer, and no slower for many."""
+        """Return the output (b, n, o), and the input."""
         weight = params[self.weight]
+        # W xᵀ is the faster order for one client's wide layer, and no slower for many.
         if self.bias is None:
-            return torch.bmm(weight, x.mT).mT.contiguous(), x
-        return torch.baddbmm(params[self.bias][..., None], weight, x.mT).mT.contiguous(), x
+            transposed = torch.bmm(weight, x.mT)
+        else:
+            bias = params[self.bias][..., None]
+            transposed = torch.baddbmm(bias, weight, x.mT)
+        return transposed.mT.contiguous(), x
 
     def backward(
-        self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool
+        self,
+        params: Params,
+        grad_output: torch.Tensor,
+        saved: Any,
+        optimizer: Optimizer,
+        needed: bool,
     ) -> torch.Tensor:
-        """dW = dᵀx."""
-        inner = torch.bmm(d, params[self.weight]) if needed else d
-        optimizer.product(self.weight, d.mT, kept)
+        """Step W by grad_outputᵀ x and b by its sum over samples."""
+        # Before the step, which changes W in place.
+        grad_input = self._grad_input(params, grad_output, needed)
+        # As a product, so that SGD adds it to W and stores no gradient.
+        optimizer.product(self.weight, grad_output.mT, saved)
         if self.bias is not None:
-            optimizer.value(self.bias, d.sum(1))
-        return inner
+            optimizer.value(self.bias, grad_output.sum(1))
+        return grad_input
 
     def examples(
-        self, params: Params, d: torch.Tensor, kept: Any, needed: bool
+        self, params: Params, grad_output: torch.Tensor, saved: Any, needed: bool
     ) -> tuple[torch.Tensor, Parts]:
         """Return the gradient at the input, and those of each example at the weights.
 
-        The gradient at the input is made only where it is `needed`.
+        Args:
+            params: parameters (b, …) by name.
+            grad_output: gradient at the output, (b, n, o).
+            saved: the second result of `forward`.
+            needed: False if the gradient at the input is not used; then any tensor is returned.
         """
-        inner = torch.bmm(d, params[self.weight]) if needed else d
-        return inner, {self.weight: Outer(d, kept)} | (
-            {} if self.bias is None else {self.bias: Each(d)}
-        )
+        gradients: Parts = {self.weight: Outer(grad_output, saved)}
+        if self.bias is not None:
+            gradients[self.bias] = Each(grad_output)
+        return self._grad_input(params, grad_output, needed), gradients
+
+    def _grad_input(self, params: Params, grad_output: torch.Tensor, needed: bool) -> torch.Tensor:
+        if not needed:
+            return grad_output
+        return torch.bmm(grad_output, params[self.weight])
 
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution of one client (b = 1)."""
+    """A convolution of one client (b = 1).
+
+    Attributes:
+        weight: name of the kernel.
+        bias: name of the bias; None without.
+        stride: as in nn.Conv2d.
+        padding: as in nn.Conv2d, in numbers.
+        dilation: as in nn.Conv2d.
+        groups: as in nn.Conv2d.
+    """
 
     weight: str
     bias: str | None
@@ -91,71 +143,124 @@ class Conv:
     groups: int
 
     def forward(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Channels last: pooling is faster so, and the convolution no slower."""
+        """Return the output (1, n, …), and the input (n, …) in channels-last layout."""
+        # In this layout pooling is faster, and the convolution no slower.
         flat = _channels_last(x.flatten(0, 1))
-        bias = None if self.bias is None else params[self.bias][0]
+        bias = None
+        if self.bias is not None:
+            bias = params[self.bias][0]
         out = torch.conv2d(
-            flat, self._kernel(params), bias, self.stride, self.padding, self.dilation, self.groups
+            flat,
+            self._kernel(params),
+            bias,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
         )
         return out[None], flat
 
     def backward(
-        self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool
+        self,
+        params: Params,
+        grad_output: torch.Tensor,
+        saved: Any,
+        optimizer: Optimizer,
+        needed: bool,
     ) -> torch.Tensor:
-        """By aten's own backward."""
-        kernel, no = self._kernel(params), [0, 0]
-        mask = [needed, True, self.bias is not None]
-        inner, weight, bias = aten.convolution_backward(
-            d[0],
-            kept,
+        """Step kernel and bias by the gradients of aten's own backward pass."""
+        has_bias = self.bias is not None
+        kernel = self._kernel(params)
+        grad_input, grad_kernel, grad_bias = self._aten_backward(
+            grad_output,
+            saved,
             kernel,
-            [len(kernel)],
-            self.stride,
-            self.padding,
-            self.dilation,
-            False,
-            no,
-            self.groups,
-            mask,
+            bias_sizes=[len(kernel)],
+            mask=[needed, True, has_bias],
         )
-        optimizer.value(self.weight, weight[None])
+        optimizer.value(self.weight, grad_kernel[None])
         if self.bias is not None:
-            optimizer.value(self.bias, bias[None])
-        return inner[None] if needed else d
+            optimizer.value(self.bias, grad_bias[None])
+        if not needed:
+            return grad_output
+        result: torch.Tensor = grad_input[None]
+        return result
 
     def examples(
-        self, params: Params, d: torch.Tensor, kept: Any, needed: bool
+        self, params: Params, grad_output: torch.Tensor, saved: Any, needed: bool
     ) -> tuple[torch.Tensor, Parts]:
-        """The gradient at the input where it is `needed`, and those of each example at the weights,
-        by the windows of its input.
+        """Return the gradient at the input, and those of each example at the weights.
+
+        Args:
+            params: parameters (1, …) by name.
+            grad_output: gradient at the output, (1, n, channels, height, width).
+            saved: the second result of `forward`.
+            needed: False if the gradient at the input is not used; then any tensor is returned.
         """
-        inner, kernel = d, self._kernel(params)
+        kernel = self._kernel(params)
+        grad_input = grad_output
         if needed:
-            rest = (
-                self.stride,
-                self.padding,
-                self.dilation,
-                False,
-                [0, 0],
-                self.groups,
-                [True, False, False],
+            flat_grad_input, _, _ = self._aten_backward(
+                grad_output,
+                saved,
+                kernel,
+                bias_sizes=None,
+                mask=[True, False, False],
             )
-            inner = aten.convolution_backward(d[0], kept, kernel, None, *rest)[0][None]
-        windows = torch.nn.functional.unfold(
-            kept, kernel.shape[2:], self.dilation, self.padding, self.stride
-        )
-        n, _, places = windows.shape
-        own = d[0].reshape(n, self.groups, -1, places) @ windows.view(n, self.groups, -1, places).mT
-        found: Parts = {self.weight: Each(own.flatten(1)[None])}
-        return inner, found | ({} if self.bias is None else {self.bias: Each(d.sum((3, 4)))})
+            grad_input = flat_grad_input[None]
+        gradients: Parts = {self.weight: self._kernel_gradients(grad_output, saved, kernel)}
+        # The bias is added at every pixel.
+        if self.bias is not None:
+            gradients[self.bias] = Each(grad_output.sum((3, 4)))
+        return grad_input, gradients
 
     def _kernel(self, params: Params) -> torch.Tensor:
         return params[self.weight][0].contiguous(memory_format=torch.channels_last)
 
+    def _kernel_gradients(
+        self, grad_output: torch.Tensor, x: torch.Tensor, kernel: torch.Tensor
+    ) -> Each:
+        """Return each example's gradient at the kernel, a product with the windows of its input."""
+        windows = torch.nn.functional.unfold(
+            x,
+            kernel.shape[2:],
+            self.dilation,
+            self.padding,
+            self.stride,
+        )
+        n, _, positions = windows.shape
+        grad_channels = grad_output[0].reshape(n, self.groups, -1, positions)
+        grouped_windows = windows.view(n, self.groups, -1, positions)
+        gradients = grad_channels @ grouped_windows.mT
+        return Each(gradients.flatten(1)[None])
+
+    def _aten_backward(
+        self,
+        grad_output: torch.Tensor,
+        x: torch.Tensor,
+        kernel: torch.Tensor,
+        bias_sizes: list[int] | None,
+        mask: list[bool],
+    ) -> Any:
+        """Return the gradients at input, kernel and bias, where the mask asks for them."""
+        return aten.convolution_backward(
+            grad_output[0],
+            x,
+            kernel,
+            bias_sizes,
+            self.stride,
+            self.padding,
+            self.dilation,
+            NOT_TRANSPOSED,
+            NO_OUTPUT_PADDING,
+            self.groups,
+            mask,
+        )
+
 
 @dataclass(frozen=True)
 class Pooling:
-    """Max-pooling of one client (b = 1)."""
+    """Max-pooling of one client (b = 1), with the fields of nn.MaxPool2d."""
 
     size: tuple[int, int]
     stride: tuple[int, int]
@@ -164,85 +269,118 @@ class Pooling:
     ceil: bool
 
     def forward(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The largest of each window, and where it was."""
+        """Return the largest value of each window, and the input and their positions."""
         flat = _channels_last(x.flatten(0, 1))
-        out, where = aten.max_pool2d_with_indices(
-            flat, self.size, self.stride, self.padding, self.dilation, self.ceil
+        out, positions = aten.max_pool2d_with_indices(
+            flat,
+            self.size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.ceil,
         )
-        return out[None], (flat, where)
+        return out[None], (flat, positions)
 
     def backward(
-        self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool
+        self,
+        params: Params,
+        grad_output: torch.Tensor,
+        saved: Any,
+        optimizer: Optimizer,
+        needed: bool,
     ) -> torch.Tensor:
-        """To where the largest was."""
-        x, where = kept
-        flat = d[0].contiguous(memory_format=torch.channels_last)
-        inner: torch.Tensor = aten.max_pool2d_with_indices_backward(
-            flat, x, self.size, self.stride, self.padding, self.dilation, self.ceil, where
+        """Return the gradient at the input, which is that at each window's largest value."""
+        x, positions = saved
+        flat = grad_output[0].contiguous(memory_format=torch.channels_last)
+        grad_input: torch.Tensor = aten.max_pool2d_with_indices_backward(
+            flat,
+            x,
+            self.size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.ceil,
+            positions,
         )
-        return inner[None]
+        return grad_input[None]
 
 
 @dataclass(frozen=True)
 class Relu:
-    """max(x, 0), in place: no layer here needs its own output for its backward pass, except this
-    one.
+    """max(x, 0), in place.
+
+    No layer but this one needs its own output for its backward pass, so overwriting is safe.
     """
 
     def forward(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """In place."""
+        """Return the output, twice."""
         return x.relu_(), x
 
     def backward(
-        self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool
+        self,
+        params: Params,
+        grad_output: torch.Tensor,
+        saved: Any,
+        optimizer: Optimizer,
+        needed: bool,
     ) -> torch.Tensor:
-        """Where the output was positive."""
-        inner: torch.Tensor = aten.threshold_backward(d, kept, 0)
-        return inner
+        """Return the gradient where the output was positive, else 0."""
+        grad_input: torch.Tensor = aten.threshold_backward(grad_output, saved, 0)
+        return grad_input
 
 
 @dataclass(frozen=True)
 class Flatten:
-    """(b, n, …) to (b, n, features)."""
+    """Reshape (b, n, …) to (b, n, features)."""
 
     def forward(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """In the order of the axes."""
+        """Return the flattened input, and its shape."""
         return x.flatten(2), x.shape
 
     def backward(
-        self, params: Params, d: torch.Tensor, kept: Any, optimizer: Optimizer, needed: bool
+        self,
+        params: Params,
+        grad_output: torch.Tensor,
+        saved: Any,
+        optimizer: Optimizer,
+        needed: bool,
     ) -> torch.Tensor:
-        """Back to the axes."""
-        return d.reshape(kept)
+        """Return the gradient in the input's shape."""
+        return grad_output.reshape(saved)
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers in order, and the mean cross-entropy loss."""
+    """Layers in order, with the cross-entropy loss."""
 
     layers: tuple[Layer, ...]
 
     @property
     def convolves(self) -> bool:
-        """Whether it takes one client at a time."""
+        """Return True if the stack takes one client at a time."""
         return any(isinstance(layer, Conv | Pooling) for layer in self.layers)
 
     @cached_property
     def _first(self) -> int:
-        """The first layer with weights: no gradient is needed below it."""
-        return next(
-            number for number, layer in enumerate(self.layers) if isinstance(layer, Dense | Conv)
-        )
+        """Return the position of the first layer with weights."""
+        has_weights = [isinstance(layer, Dense | Conv) for layer in self.layers]
+        return has_weights.index(True)
 
     def forward(self, params: Params, x: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
-        """Outputs (b, n, classes) on x (b, n, …), which may be overwritten, and what `step` needs
-        of each layer.
+        """Return the outputs, and what the backward pass needs of each layer.
+
+        Args:
+            params: parameters (b, …) by name.
+            x: samples, (b, n, …), which may be overwritten.
+
+        Returns:
+            Outputs (b, n, classes), and one entry a layer.
         """
-        kept = []
+        saved = []
         for layer in self.layers:
-            x, own = layer.forward(params, x)
-            kept.append(own)
-        return x, kept
+            x, saved_by_layer = layer.forward(params, x)
+            saved.append(saved_by_layer)
+        return x, saved
 
     def step(
         self,
@@ -252,127 +390,205 @@ class Stack:
         weight: torch.Tensor,
         optimizer: Optimizer,
     ) -> None:
-        """One step of each client on its own mini-batch: x (b, n, …), labels y (b, n), the losses'
-        weights (b, n).
+        """Make one optimizer step of each client on its own mini-batch.
+
+        Args:
+            params: parameters (b, …) by name.
+            x: samples, (b, n, …), which may be overwritten.
+            y: labels, (b, n).
+            weight: weight of each loss, (b, n).
+            optimizer: optimizer of the parameters.
         """
-        out, kept = self.forward(params, x)
-        d = _cross_entropy(out, y).mul_(weight[..., None])
+        out, saved = self.forward(params, x)
+        gradient = _cross_entropy(out, y).mul_(weight[..., None])
         optimizer.begin()
-        for number in reversed(range(self._first, len(self.layers))):
-            d = self.layers[number].backward(
-                params, d, kept[number], optimizer, needed=number > self._first
-            )
+        for number, layer in self._backwards():
+            # No gradient is needed below the first layer with weights.
+            needed = number > self._first
+            gradient = layer.backward(params, gradient, saved[number], optimizer, needed)
 
     def examples(self, params: Params, x: torch.Tensor, y: torch.Tensor) -> Parts:
-        """The gradient of each example's loss, (b, n) of them, by the weights' names: one backward
-        pass.
+        """Return the gradient of each example's loss, in one backward pass.
+
+        Args:
+            params: parameters (b, …) by name.
+            x: samples, (b, n, …), which may be overwritten.
+            y: labels, (b, n).
+
+        Returns:
+            Gradients of (b, n) examples by the parameters' names.
         """
-        out, kept = self.forward(params, x)
-        d, found = _cross_entropy(out, y), Parts()
-        for number in reversed(range(self._first, len(self.layers))):
-            layer, needed = self.layers[number], number > self._first
+        out, saved = self.forward(params, x)
+        gradient = _cross_entropy(out, y)
+        example_gradients: Parts = {}
+        for number, layer in self._backwards():
+            needed = number > self._first
             if isinstance(layer, Dense | Conv):
-                d, own = layer.examples(params, d, kept[number], needed)
-                found |= own
+                gradient, layer_gradients = layer.examples(params, gradient, saved[number], needed)
+                example_gradients |= layer_gradients
             else:
-                d = layer.backward(params, d, kept[number], _NO_WEIGHTS, needed)
-        return found
+                gradient = layer.backward(params, gradient, saved[number], _NO_WEIGHTS, needed)
+        return example_gradients
 
-
-def _cross_entropy(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The gradient of each sample's cross-entropy at the outputs: softmax − one-hot."""
-    d = out.softmax(-1)
-    return d.scatter_add_(2, y[..., None], torch.full_like(d[..., :1], -1.0))
+    def _backwards(self) -> Iterator[tuple[int, Layer]]:
+        """Yield layers and their positions from the last one to the first one with weights."""
+        for number in reversed(range(self._first, len(self.layers))):
+            yield number, self.layers[number]
 
 
 def compile_stack(module: nn.Module) -> Stack | None:
-    """The stack that computes what `module` does, or None where it is not of this form."""
-    layers: list[Layer] = []
-    if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters())):
+    """Return the stack that computes what a module does.
+
+    Args:
+        module: any module.
+
+    Returns:
+        The stack, or None if the module is not of this form.
+    """
+    all_names = list(module.named_parameters(remove_duplicate=False))
+    if len(all_names) > len(list(module.parameters())):
         return None  # a layer used twice, or tied weights
-    for name, part in _parts(module):
-        layer = _layer(name, part, flat=any(isinstance(own, Flatten) for own in layers))
+    layers: list[Layer] = []
+    flattened = False
+    for name, child in _leaves(module):
+        layer = _layer(name, child, flattened)
         if layer is None:
             return None
-        if isinstance(layer, Pooling) and layers and isinstance(layers[-1], Relu):
-            # both orders have the same values and gradients; this one has the smaller ReLU
+        flattened = flattened or isinstance(layer, Flatten)
+        follows_relu = bool(layers) and isinstance(layers[-1], Relu)
+        if isinstance(layer, Pooling) and follows_relu:
+            # Both orders have the same values and gradients; this one has the smaller ReLU.
             layers.insert(-1, layer)
         else:
             layers.append(layer)
-    whole = any(isinstance(own, Flatten) for own in layers) and any(
-        isinstance(own, Dense | Conv) for own in layers
-    )
-    return Stack(tuple(layers)) if whole else None
+    has_weights = any(isinstance(layer, Dense | Conv) for layer in layers)
+    if not flattened or not has_weights:
+        return None
+    return Stack(tuple(layers))
 
 
-def _parts(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+def _cross_entropy(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of each sample's cross-entropy at the outputs: softmax − one-hot.
+
+    Args:
+        out: logits, (b, n, classes).
+        y: labels, (b, n).
+    """
+    gradient = out.softmax(-1)
+    minus_one = torch.full_like(gradient[..., :1], -1.0)
+    return gradient.scatter_add_(2, y[..., None], minus_one)
+
+
+def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers of nested Sequentials in order, with their qualified names."""
     if type(module) is not nn.Sequential or _altered(module):
         yield prefix, module
         return
-    for name, part in module._modules.items():
-        assert part is not None
-        yield from _parts(part, f"{prefix}.{name}".lstrip("."))
+    for name, child in module._modules.items():
+        assert child is not None
+        yield from _leaves(child, f"{prefix}.{name}".lstrip("."))
 
 
-def _layer(name: str, part: nn.Module, flat: bool) -> Layer | None:
-    """The layer of one part, where it comes on its side of the Flatten."""
-    if _altered(part):
+def _layer(name: str, module: nn.Module, flattened: bool) -> Layer | None:
+    """Return the fused layer for a module.
+
+    Args:
+        name: the module's qualified name.
+        module: the module.
+        flattened: True if it comes after the Flatten.
+
+    Returns:
+        The layer, or None if there is none for it on this side of the Flatten. Exact types are
+        compared, since a subclass may compute anything.
+    """
+    if _altered(module):
         return None
-    bias = f"{name}.bias" if getattr(part, "bias", None) is not None else None
-    if type(part) is nn.ReLU:
+    if type(module) is nn.ReLU:
         return Relu()
-    if type(part) is nn.Flatten and not flat and (part.start_dim, part.end_dim) == (1, -1):
+    if flattened:
+        return _dense_layer(name, module)
+    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         return Flatten()
-    if type(part) is nn.Linear and flat:
-        return Dense(f"{name}.weight", bias)
-    if type(part) is nn.Conv2d and not flat and part.padding_mode == "zeros":
-        padding = _padding(part)
-        return (
-            None
-            if padding is None
-            else Conv(f"{name}.weight", bias, part.stride, padding, part.dilation, part.groups)
-        )
-    if type(part) is nn.MaxPool2d and not flat and not part.return_indices:
+    if type(module) is nn.Conv2d:
+        return _conv_layer(name, module)
+    if type(module) is nn.MaxPool2d and not module.return_indices:
         return Pooling(
-            _two(part.kernel_size),
-            _two(part.stride),
-            _two(part.padding),
-            _two(part.dilation),
-            part.ceil_mode,
+            _two(module.kernel_size),
+            _two(module.stride),
+            _two(module.padding),
+            _two(module.dilation),
+            module.ceil_mode,
         )
     return None
 
 
-def _altered(part: nn.Module) -> bool:
-    """Whether it does more than its class says."""
-    hooks = (
-        part._forward_hooks,
-        part._forward_pre_hooks,
-        part._backward_hooks,
-        part._backward_pre_hooks,
+def _dense_layer(name: str, module: nn.Module) -> Dense | None:
+    if type(module) is not nn.Linear:
+        return None
+    return Dense(f"{name}.weight", _bias_name(name, module))
+
+
+def _conv_layer(name: str, module: nn.Conv2d) -> Conv | None:
+    padding = _padding(module)
+    if padding is None or module.padding_mode != "zeros":
+        return None
+    return Conv(
+        f"{name}.weight",
+        _bias_name(name, module),
+        module.stride,
+        padding,
+        module.dilation,
+        module.groups,
     )
-    return any(hooks) or "forward" in vars(part)
 
 
-def _padding(part: nn.Conv2d) -> tuple[int, ...] | None:
-    """In numbers; None where the two sides of an axis differ ("same" with an even kernel)."""
-    if not isinstance(part.padding, str):
-        return part.padding
-    whole = [
-        0 if part.padding == "valid" else d * (k - 1)
-        for k, d in zip(part.kernel_size, part.dilation, strict=True)
-    ]
-    return None if any(w % 2 for w in whole) else tuple(w // 2 for w in whole)
+def _bias_name(name: str, module: nn.Module) -> str | None:
+    if module.bias is None:
+        return None
+    return f"{name}.bias"
+
+
+def _altered(module: nn.Module) -> bool:
+    """Return True if a module does more than its class says."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return any(hooks) or "forward" in vars(module)
+
+
+def _padding(module: nn.Conv2d) -> tuple[int, ...] | None:
+    """Return the padding in numbers.
+
+    None where the two sides of an axis differ ("same" with an even kernel).
+    """
+    if not isinstance(module.padding, str):
+        return module.padding
+    padding = []
+    for size, dilation in zip(module.kernel_size, module.dilation, strict=True):
+        both_sides = dilation * (size - 1)
+        if module.padding == "valid":
+            both_sides = 0
+        if both_sides % 2:
+            return None
+        padding.append(both_sides // 2)
+    return tuple(padding)
 
 
 def _channels_last(x: torch.Tensor) -> torch.Tensor:
-    """x (n, channels, height, width) in that layout, also by its strides where one channel makes
-    them ambiguous.
-    """
+    """Return x (n, channels, height, width) in channels-last layout, by its strides as well."""
     _, channels, height, width = x.shape
     x = x.contiguous(memory_format=torch.channels_last)
-    return x.as_strided(x.shape, (height * width, 1, width, 1)) if channels == 1 else x
+    if channels != 1:
+        return x
+    # With one channel strides are ambiguous, and torch would take them for the other layout.
+    return x.as_strided(x.shape, (height * width, 1, width, 1))
 
 
 def _two(value: int | tuple[int, ...]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+    """Return a size for both axes, from one number or two."""
+    if isinstance(value, int):
+        return value, value
+    return value[0], value[-1]

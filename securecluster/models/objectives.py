@@ -1,4 +1,4 @@
-"""What clients learn: the loss they train on, and the number a model is judged by."""
+"""Learning objectives: the training loss, the score of a sample, and the metric of a model."""
 
 from __future__ import annotations
 
@@ -15,85 +15,142 @@ from numpy.typing import NDArray
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 
+# bound of the metric of a model that has diverged: files of numbers (JSON) have no infinity
 MOST = 1e300
-"""what the metric of a model that has diverged is at most: files of numbers (JSON) have no infinity
-"""
+EXAMPLES = 3  # samples on which a user's network is checked
+# bound of released losses, relative to the loss of a uniform guess
+GUESSES = 1.5
+
+# samples, targets, and the shape of one output
+Example = tuple["torch.Tensor", "torch.Tensor", tuple[int, ...]]
 
 
 class Objective(ABC):
-    """A kind of learning. Outputs and targets have a leading axis of samples, and every sample
-    counts the same.
+    """Base class of objectives.
+
+    Outputs and targets have a leading axis of n samples, and every sample counts the same.
+
+    Attributes:
+        kind: name of the objective.
+        metric: name of the metric on held-out samples.
+        higher: True if a larger metric is better.
     """
 
     kind: ClassVar[str]
     metric: ClassVar[str]
-    """the name of what a model is judged by on held-out samples"""
     higher: ClassVar[bool] = False
-    """whether more of the metric is better"""
 
     @property
     def unit(self) -> str:
-        """Of the metric."""
+        """Return the metric's unit, or "" without one."""
         return ""
 
     @abstractmethod
     def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The training loss of each sample, (n,)."""
+        """Return the training loss of each sample.
+
+        Args:
+            outputs: outputs of the network, (n, …).
+            y: targets, (n, …).
+
+        Returns:
+            (n,).
+        """
 
     @abstractmethod
     def scores(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """What is averaged over a client's samples, (n,)."""
+        """Return the score of each sample, which is averaged over a client's samples.
+
+        Args:
+            outputs: outputs of the network, (n, …).
+            y: targets, (n, …).
+
+        Returns:
+            (n,).
+        """
 
     def judged(self, means: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The metric, from the mean score of each client (m,), finite wherever there is a score."""
+        """Return the metric of clients.
+
+        Args:
+            means: mean score of each client, (m,); NaN for a client without samples.
+
+        Returns:
+            (m,), finite wherever there is a score.
+        """
         return np.minimum(means, MOST)
 
     @abstractmethod
-    def example(
-        self, shape: Sequence[int], classes: int
-    ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-        """Three samples a network can be tried on, their targets, and the shape of one sample's
-        outputs.
+    def example(self, shape: Sequence[int], classes: int) -> Example:
+        """Return samples to check a network on.
+
+        Args:
+            shape: shape of a sample.
+            classes: number of labels, tokens or coordinates.
+
+        Returns:
+            Three samples (3, *shape), their targets, and the shape of a sample's outputs.
         """
 
     def predicted(self, outputs: torch.Tensor) -> torch.Tensor:
-        """What outputs say, as numbers that can be averaged over models: probabilities, or
-        positions.
+        """Return predictions that can be averaged over models: probabilities, or positions.
+
+        Args:
+            outputs: outputs of the network, (n, …).
         """
         return outputs.softmax(-1)
 
     def wanted(self, shape: Sequence[int]) -> str:
-        """In words, the outputs of one sample."""
+        """Describe the outputs that a network must give for a sample, for messages.
+
+        Args:
+            shape: shape of a sample's outputs.
+        """
         return f"one row of {shape[-1]} logits"
 
     @abstractmethod
     def check(self, name: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
-        """Raise UsageError where client `name`'s samples cannot be learned."""
+        """Check a client's samples.
+
+        Args:
+            name: the client's name, for the message.
+            x: samples, (n, …).
+            y: targets, (n, …).
+            classes: number of labels, tokens or coordinates.
+
+        Raises:
+            UsageError: the samples do not suit the objective.
+        """
 
     @abstractmethod
     def chance_loss(self, y: NDArray[Any], classes: int) -> float:
-        """Return the mean loss that needs no learning, on samples with targets y (n, …): of an
-        answer that ignores x.
+        """Return the mean loss of a prediction that ignores x, which needs no learning.
 
         Args:
+            y: targets, (n, …).
             classes: outputs of the network.
         """
 
     def loss_bound(self, classes: int) -> float:
-        """B up to which a sample's loss counts where losses are released with noise in units of it
-        (ours): half more than a guess has.
+        """Return the bound B to which losses are clipped before noise in units of B.
+
+        Not in the paper: half more than the loss of a uniform guess.
+
+        Args:
+            classes: outputs of the network.
         """
-        return 1.5 * math.log(max(classes, 2))
+        return GUESSES * math.log(max(classes, 2))
 
     def as_json(self) -> dict[str, Any]:
-        """Enough for `objective` to make it again."""
+        """Return a description from which `objective` makes the same objective."""
         return {"kind": self.kind}
 
 
 @dataclass(frozen=True)
 class Classification(Objective):
-    """One label a sample: y (n,) int64, outputs (n, classes) logits; cross-entropy in nats, judged
-    by accuracy.
+    """One label a sample: cross-entropy, evaluated by accuracy.
+
+    Targets are (n,) int64, outputs (n, classes) logits, losses in nats.
     """
 
     kind: ClassVar[str] = "classification"
@@ -101,71 +158,132 @@ class Classification(Objective):
     higher: ClassVar[bool] = True
 
     def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy, nats."""
+        """Return the cross-entropy of each sample (n,), nats.
+
+        Args:
+            outputs: logits, (n, classes).
+            y: labels, (n,).
+        """
         return torch.nn.functional.cross_entropy(outputs, y, reduction="none")
 
     def scores(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """1 where the largest logit is the label's."""
+        """Return True for each sample (n,) whose largest logit is the label's.
+
+        Args:
+            outputs: logits, (n, classes).
+            y: labels, (n,).
+        """
         return outputs.argmax(-1) == y
 
-    def example(
-        self, shape: Sequence[int], classes: int
-    ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-        """Uniform numbers, all of class 0."""
-        return _uniform(shape), torch.zeros(3, dtype=torch.int64), (classes,)
+    def example(self, shape: Sequence[int], classes: int) -> Example:
+        """Return uniform numbers of class 0.
+
+        Args:
+            shape: shape of a sample.
+            classes: number of labels.
+        """
+        labels = torch.zeros(EXAMPLES, dtype=torch.int64)
+        return _uniform(shape), labels, (classes,)
 
     def check(self, name: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
-        """Labels lie in 0 … classes − 1."""
+        """Raise UsageError unless labels lie in 0 … classes − 1.
+
+        Args:
+            name: the client's name, for the message.
+            x: samples, (n, …).
+            y: labels, (n,).
+            classes: number of labels.
+        """
         _check_range(name, "label", y, classes)
 
     def chance_loss(self, y: NDArray[Any], classes: int) -> float:
-        """Return the entropy of the labels, nats: the least loss of an answer that ignores x."""
+        """Return the entropy of the labels, nats: no prediction that ignores x has less loss.
+
+        Args:
+            y: labels, (n,).
+            classes: number of labels.
+        """
         counts = np.bincount(y)
+        # An absent label adds nothing to the entropy, but its logarithm is infinite.
         shares = counts[counts > 0] / len(y)
-        return float(-(shares * np.log(shares)).sum())
+        entropy = -(shares * np.log(shares)).sum()
+        return float(entropy)
 
 
 @dataclass(frozen=True)
 class Language(Objective):
-    """The next token at every place: x and y (n, L) int64, outputs (n, L, classes); cross-entropy,
-    judged by perplexity.
+    """The next token at every position: cross-entropy, evaluated by perplexity.
 
-    A sample's loss is the mean over its L tokens, in nats; the perplexity is exp of the mean over
-    all of a client's tokens.
+    x and targets are (n, L) int64, outputs (n, L, classes) logits. A sample's loss is the mean over
+    its L tokens, in nats; the perplexity is exp of the mean over all of a client's tokens.
     """
 
     kind: ClassVar[str] = "language"
     metric: ClassVar[str] = "perplexity"
 
     def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of a sample's tokens, nats."""
-        each = torch.nn.functional.cross_entropy(
-            outputs.flatten(0, 1), y.flatten(), reduction="none"
+        """Return the mean cross-entropy of each sample's tokens (n,), nats.
+
+        Args:
+            outputs: logits, (n, L, classes).
+            y: next tokens, (n, L).
+        """
+        token_losses = torch.nn.functional.cross_entropy(
+            outputs.flatten(0, 1),
+            y.flatten(),
+            reduction="none",
         )
-        return each.view(y.shape).mean(1)
+        # Windows have equally many tokens, so the mean over samples is the mean over tokens.
+        return token_losses.view(y.shape).mean(1)
 
     def scores(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """As the losses."""
+        """Return the losses (n,), nats.
+
+        Args:
+            outputs: logits, (n, L, classes).
+            y: next tokens, (n, L).
+        """
         return self.losses(outputs, y)
 
     def judged(self, means: NDArray[np.float64]) -> NDArray[np.float64]:
-        """exp(nats)."""
-        return super().judged(np.exp(np.minimum(means, np.log(MOST))))
+        """Return the perplexities exp(means) (m,).
 
-    def example(
-        self, shape: Sequence[int], classes: int
-    ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-        """Random tokens."""
-        draw = torch.Generator().manual_seed(0)
-        x = torch.randint(classes, (3, *shape), generator=draw)
+        Args:
+            means: mean loss of each client, (m,), nats.
+        """
+        # Bounded first, since exp would overflow with a warning.
+        bounded = np.minimum(means, np.log(MOST))
+        return super().judged(np.exp(bounded))
+
+    def example(self, shape: Sequence[int], classes: int) -> Example:
+        """Return random tokens, which are their own targets.
+
+        Args:
+            shape: (L,).
+            classes: number of tokens.
+        """
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randint(classes, (EXAMPLES, *shape), generator=generator)
         return x, x, (*shape, classes)
 
     def wanted(self, shape: Sequence[int]) -> str:
-        """Logits of the next token."""
-        return f"{' × '.join(map(str, shape))} logits, {shape[-1]} at every place,"
+        """Describe the logits of the next token, for messages.
+
+        Args:
+            shape: (L, classes).
+        """
+        printed = " × ".join(map(str, shape))
+        return f"{printed} logits, {shape[-1]} at every place,"
 
     def check(self, name: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
-        """Tokens are whole numbers in 0 … classes − 1, and every place has a next one."""
+        """Raise UsageError unless x and y are whole numbers in 0 … classes − 1 of one shape.
+
+        Args:
+            name: the client's name, for the message.
+            x: tokens, (n, L).
+            y: next tokens, (n, L).
+            classes: number of tokens.
+        """
         if x.dtype.kind not in "iu" or x.ndim != 2 or x.shape != y.shape:
             raise UsageError(
                 f"client {name!r}: text is x and y of token numbers, both (n, L), not {x.dtype} "
@@ -175,22 +293,25 @@ class Language(Objective):
             _check_range(name, "token", tokens, classes)
 
     def chance_loss(self, y: NDArray[Any], classes: int) -> float:
-        """Return that of a guess among all tokens, nats.
+        """Return the loss of a guess among all tokens, nats.
 
-        Their frequencies are a better answer, but networks take many rounds to learn more, so that
-        a run which has not is no mistake.
+        Args:
+            y: next tokens, (n, L), which are not read.
+            classes: number of tokens.
         """
+        # The tokens' frequencies predict better, but networks take many rounds to learn more than
+        # these, so a run that has not is no mistake.
         return math.log(classes)
 
 
 @dataclass(frozen=True)
 class Trajectory(Objective):
-    """The next position: x (n, T, k), y (n, k) in units of the area, outputs (n, k); squared error,
-    judged by the mean distance in metres.
+    """The next position: squared error, evaluated by the mean distance in metres.
+
+    x is (n, T, k), targets (n, k), outputs (n, k), all in units of the area.
 
     Args:
-        metres: how many metres one unit of each of the k coordinates is; 1 where they are not
-            given.
+        metres: metres in one unit of each of the k coordinates; () for 1 each, without a unit.
     """
 
     metres: tuple[float, ...] = ()
@@ -199,47 +320,79 @@ class Trajectory(Objective):
     metric: ClassVar[str] = "position_error"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.metres, tuple | list) or not all(
-            isinstance(v, Real) and 0 < float(v) < np.inf for v in self.metres
-        ):
+        if not _are_lengths(self.metres):
             raise UsageError(
                 f"metres = {self.metres!r} are positive numbers, one for each coordinate, as "
                 "(10_000, 6_200); () is no unit"
             )
-        object.__setattr__(self, "metres", tuple(float(v) for v in self.metres))
+        as_floats = tuple(float(length) for length in self.metres)
+        # A frozen dataclass has no other way to set a field.
+        object.__setattr__(self, "metres", as_floats)
 
     @property
     def unit(self) -> str:
-        """m, or nothing where positions have no known unit."""
-        return "m" if self.metres else ""
+        """Return "m", or "" where positions have no known unit."""
+        if self.metres:
+            return "m"
+        return ""
 
     def losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Mean squared error of the coordinates, in squared units of the area."""
-        return (outputs[:, : y.shape[1]] - y).square().mean(1)
+        """Return the mean squared error of each sample's coordinates (n,), squared units.
+
+        Args:
+            outputs: predicted positions, (n, k or more).
+            y: true positions, (n, k).
+        """
+        return _error(outputs, y).square().mean(1)
 
     def scores(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Euclidean distance from the true position, metres."""
-        away = outputs[:, : y.shape[1]] - y
-        scaled = away * away.new_tensor(self.metres) if self.metres else away
-        found: torch.Tensor = torch.linalg.vector_norm(scaled, dim=1)
-        return found
+        """Return the Euclidean distances from the true positions (n,), metres.
 
-    def example(
-        self, shape: Sequence[int], classes: int
-    ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-        """Uniform positions."""
-        return _uniform(shape), torch.zeros(3, classes), (classes,)
+        Args:
+            outputs: predicted positions, (n, k or more).
+            y: true positions, (n, k).
+        """
+        error = _error(outputs, y)
+        # Metres count in the score only; the loss stays in units of the area.
+        if self.metres:
+            error = error * error.new_tensor(self.metres)
+        distance: torch.Tensor = torch.linalg.vector_norm(error, dim=1)
+        return distance
+
+    def example(self, shape: Sequence[int], classes: int) -> Example:
+        """Return uniform positions, with targets at the origin.
+
+        Args:
+            shape: (T, k).
+            classes: k.
+        """
+        return _uniform(shape), torch.zeros(EXAMPLES, classes), (classes,)
 
     def predicted(self, outputs: torch.Tensor) -> torch.Tensor:
-        """The positions."""
+        """Return the predicted positions, (n, k or more).
+
+        Args:
+            outputs: outputs of the network.
+        """
         return outputs
 
     def wanted(self, shape: Sequence[int]) -> str:
-        """Coordinates."""
+        """Describe the predicted position, for messages.
+
+        Args:
+            shape: (k,).
+        """
         return f"a position of {shape[-1]} coordinates"
 
     def check(self, name: str, x: NDArray[Any], y: NDArray[Any], classes: int) -> None:
-        """Positions are finite, and have as many coordinates as everyone's."""
+        """Raise UsageError unless positions are finite and of `classes` coordinates.
+
+        Args:
+            name: the client's name, for the message.
+            x: past positions, (n, T, k).
+            y: next positions, (n, k).
+            classes: k.
+        """
         if x.ndim != 3 or y.ndim != 2 or y.shape[1] != classes or x.shape[2] != classes:
             raise UsageError(
                 f"client {name!r}: trajectories are x (n, T, {classes}) and y (n, {classes}), not "
@@ -256,40 +409,83 @@ class Trajectory(Objective):
             )
 
     def chance_loss(self, y: NDArray[Any], classes: int) -> float:
-        """Return the mean variance of the coordinates: the answer is the mean position."""
-        return float(y.astype(np.float64).var(axis=0).mean())
+        """Return the loss of the mean position, which is the mean variance of the coordinates.
+
+        Args:
+            y: next positions, (n, k).
+            classes: k.
+        """
+        variances = y.astype(np.float64).var(axis=0)
+        return float(variances.mean())
 
     def loss_bound(self, classes: int) -> float:
-        """That of the middle of a unit area, at most."""
+        """Return the largest loss that the middle of a unit area can have.
+
+        Args:
+            classes: k.
+        """
         return 0.25
 
     def as_json(self) -> dict[str, Any]:
-        """With its units."""
+        """Return a description with the units."""
         return {"kind": self.kind, "metres": list(self.metres)}
 
 
 CLASSIFICATION = Classification()
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    kind.kind: kind for kind in (Classification, Language, Trajectory)
+    "classification": Classification,
+    "language": Language,
+    "trajectory": Trajectory,
 }
 
 
 def objective(values: Mapping[str, Any]) -> Objective:
-    """The objective that `as_json` wrote."""
-    own = {name: tuple(value) for name, value in values.items() if name != "kind"}
-    return OBJECTIVES[values["kind"]](**own)
+    """Return the objective that `as_json` has described.
+
+    Args:
+        values: the description.
+    """
+    # JSON has lists where the fields are tuples.
+    options = {name: tuple(value) for name, value in values.items() if name != "kind"}
+    return OBJECTIVES[values["kind"]](**options)
 
 
 def _uniform(shape: Sequence[int]) -> torch.Tensor:
-    return torch.rand(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    """Return the same uniform numbers (3, *shape), float32, in every call."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(EXAMPLES, *shape, generator=generator, dtype=torch.float32)
+
+
+def _error(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the error (n, k) of the outputs' first k columns; a network may have more."""
+    coordinates = y.shape[1]
+    return outputs[:, :coordinates] - y
+
+
+def _are_lengths(values: object) -> bool:
+    """Return True for a tuple or list of positive finite numbers."""
+    if not isinstance(values, tuple | list):
+        return False
+    return all(isinstance(value, Real) and 0 < float(value) < np.inf for value in values)
 
 
 def _check_range(name: str, what: str, values: NDArray[Any], classes: int) -> None:
-    """Raise UsageError where a label or token is no number from 0 to classes - 1."""
+    """Check labels or tokens.
+
+    Args:
+        name: the client's name, for the message.
+        what: "label" or "token", for the message.
+        values: whole numbers of any shape.
+        classes: number of labels or tokens.
+
+    Raises:
+        UsageError: a value lies outside 0 … classes − 1.
+    """
     if not values.size:
         return
-    low, high = int(values.min()), int(values.max())
+    low = int(values.min())
+    high = int(values.max())
     if low < 0:
         raise UsageError(
             f"client {name!r}: a {what} lies outside 0 … {classes - 1}, {low}: {what}s start at 0"

@@ -1,8 +1,8 @@
-"""Optimizers of many clients at once: every tensor has a leading client axis, and a step may
-concern only the first rows.
+"""Optimizers of many clients at once.
 
-`params` maps a name to a tensor (b, …). A gradient arrives as values, or as a matrix product that
-need never be stored.
+Every tensor has a leading client axis, and a step may concern only the first rows. `params` maps a
+name to a tensor (b, …). A gradient arrives as values, or as a matrix product that need never be
+stored.
 """
 
 from __future__ import annotations
@@ -13,21 +13,35 @@ from typing import Protocol
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UsageError
 
+# decays of Adam's moments and the constant in its denominator, the defaults of torch.optim.Adam
+BETA_1 = 0.9
+BETA_2 = 0.999
+EPSILON = 1e-8
+
 
 class Optimizer(Protocol):
-    """One step is `begin`, then `value` or `product` once for each parameter."""
+    """Optimizer of b clients: one step is `begin`, then `value` or `product` per parameter."""
 
     def begin(self) -> None:
-        """A new step."""
+        """Begin a new step."""
         ...
 
     def value(self, name: str, gradient: torch.Tensor) -> None:
-        """The gradient (k, …) of the first k rows of a parameter."""
+        """Step the first k rows of a parameter.
+
+        Args:
+            name: the parameter, (b, …).
+            gradient: its gradient, (k, …).
+        """
         ...
 
-    def product(self, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
-        """The gradient left @ right, (k, o, n) @ (k, n, i), of the first k rows of a parameter (b,
-        o, i).
+    def product(self, name: str, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
+        """Step the first k rows of a parameter whose gradient is lhs @ rhs.
+
+        Args:
+            name: the parameter, (b, o, i).
+            lhs: (k, o, n).
+            rhs: (k, n, i).
         """
         ...
 
@@ -36,6 +50,9 @@ class Sgd:
     """SGD with momentum, as `torch.optim.SGD`: v ← μv + g, θ ← θ − lr·v.
 
     Args:
+        params: θ by name, changed in place.
+        lr: learning rate.
+        momentum: μ.
         velocity: v by name, shaped as the parameters and changed in place; None starts from zero.
     """
 
@@ -46,56 +63,94 @@ class Sgd:
         momentum: float = 0.0,
         velocity: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        self._params, self._lr, self._momentum = params, lr, momentum
+        self._params = params
+        self._lr = lr
+        self._momentum = momentum
         if velocity is None and momentum:
-            velocity = {name: torch.zeros_like(p) for name, p in params.items()}
+            velocity = _zeros(params)
         self._velocity = velocity or {}
 
     def begin(self) -> None:
-        """Nothing changes from step to step."""
+        """Do nothing: SGD has no state of a step."""
 
     def value(self, name: str, gradient: torch.Tensor) -> None:
-        """θ ← θ − lr·v."""
+        """Step θ by −lr·v.
+
+        Args:
+            name: the parameter, (b, …).
+            gradient: its gradient, (k, …).
+        """
         k = len(gradient)
         if self._momentum:
-            gradient = self._velocity[name][:k].mul_(self._momentum).add_(gradient)
+            velocity = self._velocity[name][:k]
+            gradient = velocity.mul_(self._momentum).add_(gradient)
         self._params[name][:k].sub_(gradient, alpha=self._lr)
 
-    def product(self, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
-        """The same, with the product accumulated where it is needed."""
-        k = len(left)
-        if self._momentum:
-            velocity = self._velocity[name][:k].baddbmm_(left, right, beta=self._momentum)
-            self._params[name][:k].sub_(velocity, alpha=self._lr)
-        else:
-            self._params[name][:k].baddbmm_(left, right, alpha=-self._lr)
+    def product(self, name: str, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
+        """Step θ with the product accumulated in place, so that no gradient is stored.
+
+        Args:
+            name: the parameter, (b, o, i).
+            lhs: (k, o, n).
+            rhs: (k, n, i).
+        """
+        k = len(lhs)
+        weights = self._params[name][:k]
+        if not self._momentum:
+            weights.baddbmm_(lhs, rhs, alpha=-self._lr)
+            return
+        velocity = self._velocity[name][:k]
+        velocity.baddbmm_(lhs, rhs, beta=self._momentum)
+        weights.sub_(velocity, alpha=self._lr)
 
 
 class Adam:
-    """Adam, as `torch.optim.Adam` with its default betas and epsilon."""
+    """Adam, as `torch.optim.Adam` with its default betas and epsilon.
+
+    Args:
+        params: θ by name, changed in place.
+        lr: learning rate.
+    """
 
     def __init__(self, params: Mapping[str, torch.Tensor], lr: float) -> None:
-        self._params, self._lr, self._t = params, lr, 0
-        self._mean = {name: torch.zeros_like(p) for name, p in params.items()}
-        self._square = {name: torch.zeros_like(p) for name, p in params.items()}
+        self._params = params
+        self._lr = lr
+        self._t = 0
+        self._mean = _zeros(params)
+        self._square = _zeros(params)
 
     def begin(self) -> None:
-        """The number of the step, for the bias correction; whoever takes part in it has taken part
-        in all before.
-        """
+        """Count the step, for the bias correction."""
+        # One count serves all rows: a client in this step was in all steps before it.
         self._t += 1
 
     def value(self, name: str, gradient: torch.Tensor) -> None:
-        """θ ← θ − lr·m̂/(√v̂ + 1e-8)."""
-        k = len(gradient)
-        mean = self._mean[name][:k].mul_(0.9).add_(gradient, alpha=0.1)
-        square = self._square[name][:k].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-        scale = (square / (1 - 0.999**self._t)).sqrt_().add_(1e-8)
-        self._params[name][:k].addcdiv_(mean, scale, value=-self._lr / (1 - 0.9**self._t))
+        """Step θ by −lr·m̂/(√v̂ + ε).
 
-    def product(self, name: str, left: torch.Tensor, right: torch.Tensor) -> None:
-        """Adam needs the values."""
-        self.value(name, torch.bmm(left, right))
+        Args:
+            name: the parameter, (b, …).
+            gradient: its gradient, (k, …).
+        """
+        k = len(gradient)
+        mean = self._mean[name][:k]
+        # Written out, since 1 − 0.9 is not 0.1 in float64.
+        mean.mul_(BETA_1).add_(gradient, alpha=0.1)
+        square = self._square[name][:k]
+        square.mul_(BETA_2).addcmul_(gradient, gradient, value=0.001)
+        corrected = square / (1 - BETA_2**self._t)
+        scale = corrected.sqrt_().add_(EPSILON)
+        step = -self._lr / (1 - BETA_1**self._t)
+        self._params[name][:k].addcdiv_(mean, scale, value=step)
+
+    def product(self, name: str, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
+        """Step θ by the product's values, whose squares Adam needs.
+
+        Args:
+            name: the parameter, (b, o, i).
+            lhs: (k, o, n).
+            rhs: (k, n, i).
+        """
+        self.value(name, torch.bmm(lhs, rhs))
 
 
 OPTIMIZERS = ("sgd", "adam")
@@ -108,60 +163,81 @@ def build(
     momentum: float = 0.0,
     velocity: Mapping[str, torch.Tensor] | None = None,
 ) -> Optimizer:
-    """The named optimizer over `params`.
+    """Return the named optimizer.
 
     Args:
-        velocity: momentum buffers of sgd to go on from, changed in place.
+        name: one of `OPTIMIZERS`.
+        params: parameters (b, …) by name, changed in place.
+        lr: learning rate.
+        momentum: momentum of sgd.
+        velocity: momentum buffers of sgd to continue from, changed in place.
 
     Raises:
         UsageError: an unknown name.
     """
     if name not in OPTIMIZERS:
         raise UsageError(f"unknown optimizer {name!r}: choose one of {', '.join(OPTIMIZERS)}")
-    return Sgd(params, lr, momentum, velocity) if name == "sgd" else Adam(params, lr)
+    if name == "adam":
+        return Adam(params, lr)
+    return Sgd(params, lr, momentum, velocity)
 
 
 class Momenta:
-    """Momentum buffers of clients, which live on between their trainings.
+    """Momentum buffers of clients, which persist between their trainings.
 
-    A training that is asked for again, after its reply was lost, starts from the buffer that it
-    started from before. So each client has two, and the number of the call that lies between them.
+    A training that is requested again, after its reply was lost, starts from the buffer that it
+    started from before. So each client has two buffers, and the number of the call between them.
 
     Args:
-        clients: how many.
-        like: a model (d,), whose type and device buffers have.
+        clients: number of clients.
+        prototype: a model (d,) of the buffers' type and device.
     """
 
-    def __init__(self, clients: int, like: torch.Tensor) -> None:
-        self._before = like.new_zeros(clients, len(like))
-        self._after = like.new_zeros(clients, len(like))
+    def __init__(self, clients: int, prototype: torch.Tensor) -> None:
+        self._before = prototype.new_zeros(clients, len(prototype))
+        self._after = prototype.new_zeros(clients, len(prototype))
         self._calls = [-1] * clients
 
-    def begin(self, who: Sequence[int], call: int) -> None:
-        """Note that clients at positions `who` train in a call, for the first time or again.
+    def begin(self, positions: Sequence[int], call: int) -> None:
+        """Record that clients train in a call, for the first time or again.
+
+        Args:
+            positions: the b clients' positions.
+            call: number of the call.
 
         Raises:
-            PolicyError: a client has trained in a later call, and its earlier buffer is gone.
+            PolicyError: a client has trained in a later call, and its earlier buffer is lost.
         """
-        if any(self._calls[k] > call for k in who):
+        if any(self._calls[position] > call for position in positions):
             raise PolicyError(
                 "a client has trained for a later request than this one, and keeps its momentum "
                 "since then: the request comes too late, or from a server that started over "
                 "without its checkpoint"
             )
-        for k in who:
-            if self._calls[k] < call:
-                self._before[k] = self._after[k]
-                self._calls[k] = call
+        for position in positions:
+            # In a repeated call the buffer before it is still the start.
+            if self._calls[position] < call:
+                self._before[position] = self._after[position]
+                self._calls[position] = call
 
-    def start(self, who: Sequence[int]) -> torch.Tensor:
-        """Return the buffers (b, d) that the training which has begun starts from, as a copy."""
-        return self._before[list(who)]
+    def start(self, positions: Sequence[int]) -> torch.Tensor:
+        """Return a copy of the buffers (b, d) that the current training starts from.
 
-    def end(self, who: Sequence[int], buffers: torch.Tensor) -> None:
-        """Keep the buffers (b, d) at the end of a training; one that is not finite starts anew."""
+        Args:
+            positions: the b clients' positions.
+        """
+        return self._before[list(positions)]
+
+    def end(self, positions: Sequence[int], buffers: torch.Tensor) -> None:
+        """Store the buffers at the end of a training.
+
+        Args:
+            positions: the b clients' positions.
+            buffers: (b, d).
+        """
+        # A buffer that has diverged would never recover: it starts anew from zero.
         finite = buffers.isfinite().all(1, keepdim=True)
-        self._after[list(who)] = torch.where(finite, buffers, 0.0)
+        self._after[list(positions)] = torch.where(finite, buffers, 0.0)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Return everything that a later training depends on, by name."""
@@ -172,7 +248,16 @@ class Momenta:
         }
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned."""
+        """Restore the state that `memory` returned.
+
+        Args:
+            memory: tensors by name.
+        """
+        # Copies, since training changes the buffers in place.
         self._after = memory["momentum"].to(self._after, copy=True)
         self._before = memory["momentum_before"].to(self._before, copy=True)
         self._calls = memory["momentum_calls"].tolist()
+
+
+def _zeros(params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros_like(value) for name, value in params.items()}

@@ -1,4 +1,4 @@
-"""Gradients of single examples, as their layers have them, and what clipping leaves of them.
+"""Gradients of single examples in factored form, and their clipping.
 
 Tensors are (b, n, …): b clients, n examples each.
 """
@@ -18,38 +18,54 @@ HUGE = 2.0**90
 
 @dataclass(frozen=True)
 class Outer:
-    """Gradients of single examples as outer products left rightᵀ, never made: left (b, n, o), right
-    (b, n, i).
+    """Gradients of single examples as outer products g aᵀ, which are never made.
+
+    Attributes:
+        backprops: g, gradients at a dense layer's outputs, (b, n, o).
+        activations: a, the layer's inputs, (b, n, i).
     """
 
-    left: torch.Tensor
-    right: torch.Tensor
+    backprops: torch.Tensor
+    activations: torch.Tensor
 
     def sides(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the norms (b, n) of the left sides, which clipping scales, and of the right ones.
+        """Return the norms of g, which clipping scales, and of a, each (b, n).
 
         A gradient's norm is their product (Goodfellow 2015, "Efficient per-example gradient
         computations").
         """
-        return _norms(self.left), _norms(self.right)
+        return _norms(self.backprops), _norms(self.activations)
 
-    def add_to(self, total: torch.Tensor, factors: torch.Tensor) -> None:
-        """Add Σ_n factors[n] left_n right_nᵀ, of factors (b, n), to (b, o, i)."""
-        total.baddbmm_((self.left * factors[..., None]).mT, self.right)
+    def add_to(self, gradient_sum: torch.Tensor, factors: torch.Tensor) -> None:
+        """Add Σ_n factors[n] g_n a_nᵀ to a sum of gradients.
+
+        Args:
+            gradient_sum: the sum, (b, o, i), changed in place.
+            factors: (b, n).
+        """
+        # Scaling one side scales the product.
+        scaled = self.backprops * factors[..., None]
+        gradient_sum.baddbmm_(scaled.mT, self.activations)
 
     def without(self, wrong: torch.Tensor) -> Outer:
-        """The same with zeros for some examples, (b, n)."""
-        return Outer(
-            self.left.masked_fill(wrong[..., None], 0), self.right.masked_fill(wrong[..., None], 0)
-        )
+        """Return these gradients with zeros for some examples.
+
+        Args:
+            wrong: mask of these examples, (b, n).
+        """
+        mask = wrong[..., None]
+        backprops = self.backprops.masked_fill(mask, 0)
+        activations = self.activations.masked_fill(mask, 0)
+        return Outer(backprops, activations)
 
 
 @dataclass(frozen=True)
 class Each:
-    """Gradients of single examples, (b, n, numbers).
+    """Gradients of single examples, one row each.
 
-    Args:
-        turned: their numbers are in the order of the weights' transpose.
+    Attributes:
+        rows: (b, n, numbers).
+        turned: True if the numbers are in the order of the weights' transpose.
     """
 
     rows: torch.Tensor
@@ -57,73 +73,115 @@ class Each:
 
     @classmethod
     def of(cls, gradients: torch.Tensor) -> Each:
-        """Those of one client (n, …), in the order in which they lie in memory: autograd's own is
-        often the transpose.
+        """Return the gradients of one client in the order of their memory, without a copy.
+
+        Args:
+            gradients: (n, …) of one parameter; autograd's are often stored transposed.
         """
-        turned = (
-            gradients.ndim == 3 and not gradients.is_contiguous() and gradients.mT.is_contiguous()
-        )
-        return cls((gradients.mT if turned else gradients).reshape(1, len(gradients), -1), turned)
+        turned = _is_transposed(gradients)
+        if turned:
+            gradients = gradients.mT
+        return cls(gradients.reshape(1, len(gradients), -1), turned)
 
     def sides(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the norms (b, n) of the rows, which clipping scales, and ones."""
+        """Return the norms of the rows, which clipping scales, and ones, each (b, n)."""
         norms = _norms(self.rows)
         return norms, torch.ones_like(norms)
 
-    def add_to(self, total: torch.Tensor, factors: torch.Tensor) -> None:
-        """Add Σ_n factors[n] rows_n, of factors (b, n), to (b, …)."""
-        self._order(total).add_(
-            torch.bmm(factors[:, None], self.rows).view(self._order(total).shape)
-        )
+    def add_to(self, gradient_sum: torch.Tensor, factors: torch.Tensor) -> None:
+        """Add Σ_n factors[n] rows_n to a sum of gradients.
 
-    def deal_to(self, total: torch.Tensor, factors: torch.Tensor, owners: torch.Tensor) -> None:
-        """As `add_to`, of one client's row of examples that belong to several rows of `total` (k,
-        …).
+        Args:
+            gradient_sum: the sum, (b, …), changed in place.
+            factors: (b, n).
         """
+        ordered = self._ordered(gradient_sum)
+        sums = torch.bmm(factors[:, None], self.rows)
+        ordered.add_(sums.view(ordered.shape))
+
+    def deal_to(
+        self, gradient_sum: torch.Tensor, factors: torch.Tensor, owners: torch.Tensor
+    ) -> None:
+        """Add factors[n] rows_n to the sums of several owners.
+
+        Args:
+            gradient_sum: the owners' sums, (k, …), changed in place.
+            factors: (1, n).
+            owners: row of `gradient_sum` to which each example belongs, (n,).
+        """
+        # There is one row of examples only, b = 1.
         rows = self.rows[0] * factors[0, :, None]
-        total.index_add_(
-            0, owners, self._order(rows.view(len(rows), *self._order(total).shape[1:]))
-        )
+        shape = self._ordered(gradient_sum).shape[1:]
+        shaped = rows.view(len(rows), *shape)
+        gradient_sum.index_add_(0, owners, self._ordered(shaped))
 
     def without(self, wrong: torch.Tensor) -> Each:
-        """The same with zeros for some examples, (b, n)."""
-        return Each(self.rows.masked_fill(wrong[..., None], 0), self.turned)
+        """Return these gradients with zeros for some examples.
 
-    def _order(self, total: torch.Tensor) -> torch.Tensor:
-        return total.mT if self.turned else total
+        Args:
+            wrong: mask of these examples, (b, n).
+        """
+        rows = self.rows.masked_fill(wrong[..., None], 0)
+        return Each(rows, self.turned)
 
-
-def _norms(rows: torch.Tensor) -> torch.Tensor:
-    """L2 norms, in float64: in float32 a tiny side is rounded to nothing before a huge one makes it
-    large.
-    """
-    found: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
-    return found
+    def _ordered(self, gradient_sum: torch.Tensor) -> torch.Tensor:
+        """Return a view with the rows' order of numbers, or back from it."""
+        if self.turned:
+            return gradient_sum.mT
+        return gradient_sum
 
 
 Part = TypeVar("Part", Each, Outer, Each | Outer)
 
 
 def clipped(
-    found: Mapping[str, Part], weight: torch.Tensor, clip: float
+    gradients: Mapping[str, Part], weight: torch.Tensor, clip: float
 ) -> tuple[Mapping[str, Part], torch.Tensor]:
-    """The parts of gradients g, and the factors min(1, C/‖g‖)·weight of examples, (b, n).
+    """Return gradients g and the factors min(1, C/‖g‖)·weight that clip them.
 
-    An example whose norm is no finite number, or so large that float32 could not scale it down to
-    C, counts as nothing: an error would tell that it is there.
+    Args:
+        gradients: the examples' gradients at each parameter, by name.
+        weight: weight of each example, (b, n).
+        clip: C, the bound of the norm over all parameters.
+
+    Returns:
+        The gradients, and factors (b, n). An example whose norm is no finite number, or so large
+        that float32 could not scale it down to C, has zeros for both: an error would reveal that it
+        is there.
     """
-    sides: list[tuple[torch.Tensor, torch.Tensor]] = [own.sides() for own in found.values()]
-    norms = torch.linalg.vector_norm(
-        torch.stack([scaled * other for scaled, other in sides]), dim=0
-    )
+    layer_norms: list[torch.Tensor] = []
+    other_norms: list[torch.Tensor] = []
+    for gradient in gradients.values():
+        scaled, other = gradient.sides()
+        layer_norms.append(scaled * other)
+        other_norms.append(other)
+    norms = torch.linalg.vector_norm(torch.stack(layer_norms), dim=0)
+    # The bound holds after rounding, too.
     limit = clip * (1 - margin(weight.dtype))
-    # of a gradient of zeros min(1, ∞)
-    factors = (limit / norms).clamp_(max=1).to(weight.dtype).mul_(weight)
-    largest = torch.stack([norms, *(other for _, other in sides)]).amax(0)
-    wrong = ~(largest < clip * HUGE)  # also where it is no number
-    if bool(wrong.any()):  # 0 times an infinity would be NaN
-        found, factors = (
-            {name: own.without(wrong) for name, own in found.items()},
-            factors.masked_fill_(wrong, 0),
-        )
-    return found, factors
+    # A gradient of zeros has an infinite ratio, and the factor 1.
+    shrinkage = (limit / norms).clamp_(max=1)
+    factors = shrinkage.to(weight.dtype).mul_(weight)
+    largest = torch.stack([norms, *other_norms]).amax(0)
+    # Negated, so that a norm that is not a number is wrong as well.
+    wrong = ~(largest < clip * HUGE)
+    if bool(wrong.any()):
+        # A factor of 0 is not enough: 0 times an infinity would be NaN.
+        gradients = {name: gradient.without(wrong) for name, gradient in gradients.items()}
+        factors = factors.masked_fill_(wrong, 0)
+    return gradients, factors
+
+
+def _is_transposed(gradients: torch.Tensor) -> bool:
+    """Return True if matrices (n, o, i) are stored as their transposes."""
+    if gradients.ndim != 3 or gradients.is_contiguous():
+        return False
+    return gradients.mT.is_contiguous()
+
+
+def _norms(rows: torch.Tensor) -> torch.Tensor:
+    """Return L2 norms of the last axis, in float64.
+
+    In float32 a tiny side would be rounded to nothing before a huge one makes it large.
+    """
+    norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
+    return norms

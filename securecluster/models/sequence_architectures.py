@@ -1,5 +1,6 @@
-"""The networks for sequences: tokens of text and positions of a trajectory. Dropout layers are
-replaced by seeded ones (`models.prepare_module`).
+"""Network architectures for sequences: tokens of text and positions of a trajectory.
+
+Dropout layers are replaced by seeded ones (`models.prepare_module`).
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ from securecluster.errors import UsageError
 from securecluster.models.recurrent import LSTM
 
 Shape = tuple[int, ...]
-MIDDLE, SPREAD = 0.5, 12**-0.5  # of a position that is uniform in the area
+# mean and standard deviation of a position that is uniform in the area
+MIDDLE = 0.5
+SPREAD = 12**-0.5
 
 
 class LanguageLSTM(nn.Module):
-    """The next token at every place: x (n, L) int64 -> logits (n, L, V); two LSTM layers over
-    learned embeddings.
+    """A language model of two LSTM layers over learned embeddings: x (n, L) int64 -> (n, L, V).
 
     Args:
-        tokens: V. embedding: its width. cells: of each layer. dropout: before each layer but the
-            first, and before the last Linear.
+        tokens: V, the number of tokens.
+        embedding: width of the embeddings.
+        cells: cells of each LSTM layer.
+        dropout: dropout before each layer but the first, and before the last Linear.
     """
 
     # a client's products fill a core: batching gains nothing (benchmarks.recurrent)
@@ -28,103 +32,135 @@ class LanguageLSTM(nn.Module):
 
     def __init__(self, tokens: int, embedding: int, cells: int, dropout: float = 0.0) -> None:
         super().__init__()
+        # The order of layers is that in which their weights are drawn.
         self.embedding = nn.Embedding(tokens, embedding)
-        self.lstm1, self.lstm2 = LSTM(embedding, cells), LSTM(cells, cells)
-        self.dropout1, self.dropout2, self.dropout3 = (
-            nn.Dropout(dropout),
-            nn.Dropout(dropout),
-            nn.Dropout(dropout),
-        )
+        self.lstm1 = LSTM(embedding, cells)
+        self.lstm2 = LSTM(cells, cells)
+        self.dropout1 = nn.Dropout(dropout)
+        self.dropout2 = nn.Dropout(dropout)
+        self.dropout3 = nn.Dropout(dropout)
         self.out = nn.Linear(cells, tokens)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits (n, L, V) of the token after each of x (n, L)."""
-        h = self.lstm1(self.dropout1(self.embedding(x)))
-        h = self.dropout3(self.lstm2(self.dropout2(h)))
-        # of (n, L, H) vmap makes n products of each client's
-        found: torch.Tensor = self.out(h.flatten(0, 1)).unflatten(0, x.shape)
-        return found
+        """Return the logits (n, L, V) of the next token at each position.
+
+        Args:
+            x: tokens, (n, L) int64.
+        """
+        embedded = self.dropout1(self.embedding(x))
+        h = self.dropout2(self.lstm1(embedded))
+        h = self.dropout3(self.lstm2(h))
+        # Flattened, since vmap would make n products a client of (n, L, H).
+        rows = h.flatten(0, 1)
+        logits: torch.Tensor = self.out(rows).unflatten(0, x.shape)
+        return logits
 
 
 class TrajectoryLSTM(nn.Module):
-    """The next position: x (n, T, k) -> (n, k), in units of the area (Pacheco et al. 2021).
+    """The next position of a trajectory (Pacheco et al. 2021): x (n, T, k) -> (n, outputs).
 
-    Its last hidden layer is `hidden3`, its last layer `out`: clients of NSIM send one of these.
-    Ours: positions are counted from the middle of the area in standard deviations of a uniform one,
-    and hidden layers start as He et al. 2015 have them, biases at 0, so that layers can tell how
-    far a user's positions spread.
+    Its last hidden layer is `hidden3`, its last layer `out`: clients of NSIM send one of these. Not
+    in the paper: positions are counted from the middle of the area in standard deviations of a
+    uniform one, and hidden layers start as He et al. 2015 have them, biases at 0, so that layers
+    reflect how far a user's positions spread.
 
     Args:
-        coordinates: k. cells: of the LSTM, of which the last step's output goes on. width: of the
-            three hidden layers.
+        coordinates: k, the coordinates of a position.
+        outputs: numbers of the output.
+        cells: cells of the LSTM, of which only the last step's output is used.
+        width: width of the three hidden layers.
+        dropout: dropout before each hidden layer but the first, and before the last Linear.
     """
 
     def __init__(
         self, coordinates: int, outputs: int, cells: int = 4, width: int = 20, dropout: float = 0.2
     ) -> None:
         super().__init__()
+        # The order of layers is that in which their weights are drawn.
         self.lstm = LSTM(coordinates, cells)
-        self.hidden1, self.hidden2, self.hidden3 = (
-            nn.Linear(cells, width),
-            nn.Linear(width, width),
-            nn.Linear(width, width),
-        )
+        self.hidden1 = nn.Linear(cells, width)
+        self.hidden2 = nn.Linear(width, width)
+        self.hidden3 = nn.Linear(width, width)
         self.activation = nn.LeakyReLU()
-        self.dropout1, self.dropout2, self.dropout3 = (
-            nn.Dropout(dropout),
-            nn.Dropout(dropout),
-            nn.Dropout(dropout),
-        )
+        self.dropout1 = nn.Dropout(dropout)
+        self.dropout2 = nn.Dropout(dropout)
+        self.dropout3 = nn.Dropout(dropout)
         self.out = nn.Linear(width, outputs)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The dense layers' weights and biases."""
-        for hidden in (self.hidden1, self.hidden2, self.hidden3):
+        """Draw the dense layers' weights and set their biases to 0."""
+        hidden_layers = (self.hidden1, self.hidden2, self.hidden3)
+        for hidden in hidden_layers:
             nn.init.kaiming_uniform_(hidden.weight, nonlinearity="relu")
-        for layer in (self.hidden1, self.hidden2, self.hidden3, self.out):
+        for layer in (*hidden_layers, self.out):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The position (n, k) after the T of x (n, T, k)."""
-        h = self.lstm((x - MIDDLE) / SPREAD)[:, -1]
-        for dropout, hidden in (
-            (self.dropout1, self.hidden1),
-            (self.dropout2, self.hidden2),
-            (self.dropout3, self.hidden3),
-        ):
-            h = dropout(self.activation(hidden(h)))
-        found: torch.Tensor = MIDDLE + self.out(h)
-        return found
+        """Return the position (n, outputs) after the T past ones.
+
+        Args:
+            x: positions in units of the area, (n, T, k).
+        """
+        standardized = (x - MIDDLE) / SPREAD
+        h = self.lstm(standardized)[:, -1]
+        h = self._hidden(h, self.hidden1, self.dropout1)
+        h = self._hidden(h, self.hidden2, self.dropout2)
+        h = self._hidden(h, self.hidden3, self.dropout3)
+        position: torch.Tensor = MIDDLE + self.out(h)
+        return position
+
+    def _hidden(self, h: torch.Tensor, layer: nn.Module, dropout: nn.Module) -> torch.Tensor:
+        out: torch.Tensor = dropout(self.activation(layer(h)))
+        return out
 
 
 def lstm_words(shape: Shape, classes: int) -> nn.Module:
-    """Two LSTM layers of 64 cells on embeddings of 64, dropout 0.2: 324,560 parameters for 2,000
-    words.
+    """Return a language model of two LSTM layers of 64 cells on embeddings of 64, dropout 0.2.
 
-    Sattler et al. 2019, VI-D, train "a two-layer LSTM network" on AG-News without printing its
-    widths: these are ours.
+    It has 324,560 parameters for 2,000 words. Sattler et al. 2019, VI-D, train "a two-layer LSTM
+    network" on AG-News without its widths: these are not in the paper.
+
+    Args:
+        shape: (L,).
+        classes: number of tokens.
     """
-    _tokens("lstm-words", shape)
-    return LanguageLSTM(classes, 64, 64, dropout=0.2)
+    _check_tokens("lstm-words", shape)
+    return LanguageLSTM(classes, embedding=64, cells=64, dropout=0.2)
 
 
 def lstm_chars(shape: Shape, classes: int, cells: int = 96) -> nn.Module:
-    """Two LSTM layers on embeddings of 8, as McMahan et al. 2017 and LEAF with 256 cells; 96 cells
-    train on a CPU.
+    """Return a language model of two LSTM layers on embeddings of 8.
+
+    McMahan et al. 2017 and LEAF have 256 cells; 96 cells train on a CPU.
+
+    Args:
+        shape: (L,).
+        classes: number of tokens.
+        cells: cells of each layer.
     """
-    _tokens("lstm-chars", shape)
-    return LanguageLSTM(classes, 8, cells)
+    _check_tokens("lstm-chars", shape)
+    return LanguageLSTM(classes, embedding=8, cells=cells)
 
 
 def lstm_chars_256(shape: Shape, classes: int) -> nn.Module:
-    """As `lstm_chars`, with the papers' 256 cells."""
+    """Return `lstm_chars` with the papers' 256 cells.
+
+    Args:
+        shape: (L,).
+        classes: number of tokens.
+    """
     return lstm_chars(shape, classes, cells=256)
 
 
 def lstm_trajectory(shape: Shape, classes: int) -> nn.Module:
-    """An LSTM of 4 cells, three Linear layers of 20 with leaky ReLU and dropout 0.2, and the
-    coordinates (Pacheco et al. 2021, IV).
+    """Return the network of Pacheco et al. 2021, IV.
+
+    An LSTM of 4 cells, and three Linear layers of 20 with leaky ReLU and dropout 0.2.
+
+    Args:
+        shape: (T, k).
+        classes: coordinates of the predicted position.
     """
     if len(shape) != 2 or not min(shape):
         raise UsageError(
@@ -134,7 +170,7 @@ def lstm_trajectory(shape: Shape, classes: int) -> nn.Module:
     return TrajectoryLSTM(shape[1], classes)
 
 
-def _tokens(name: str, shape: Shape) -> None:
+def _check_tokens(name: str, shape: Shape) -> None:
     if len(shape) != 1 or not shape[0]:
         raise UsageError(
             f"the model {name} takes tokens of shape (L,), not samples of shape {_printed(shape)}"

@@ -1,4 +1,4 @@
-"""From a name, or a user's own module, to a model that clients can train and average."""
+"""Models that clients can train and average, from a name or a user's own module."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from securecluster.models.dropout import with_seeded_dropout
 from securecluster.models.flat_model import FlatModel, reason
 from securecluster.models.objectives import CLASSIFICATION, Objective
 
+# tolerance between outputs that differ by rounding only
+RTOL = 1e-3
+ATOL = 1e-4
+
 
 def build(
     model: str | nn.Module,
@@ -25,11 +29,15 @@ def build(
     randomness: Randomness,
     objective: Objective = CLASSIFICATION,
 ) -> FlatModel:
-    """The named network with its initial weights drawn from (seed, "model"), or a user's own module
-    with the weights it has.
+    """Return a model with its initial weights.
 
     Args:
-        shape: of one sample.
+        model: a network's name, whose weights are drawn from (seed, "model"); or a user's own
+            module with the weights that it has.
+        shape: shape of a sample.
+        classes: number of labels, tokens or coordinates.
+        randomness: source of the initial weights.
+        objective: the learning objective.
 
     Raises:
         UsageError: an unknown name, samples the network does not take, or a module that clients
@@ -38,15 +46,16 @@ def build(
     if not isinstance(model, str):
         return prepare_module(model, shape, classes, objective=objective)
     make = network(model, objective, classes)
-    own_type = torch.get_default_dtype()
+    default_dtype = torch.get_default_dtype()
+    # No device's generator is touched.
     with torch.random.fork_rng(devices=[]):
-        # no device's generator is touched
         torch.default_generator.manual_seed(randomness.integer("model"))
-        torch.set_default_dtype(torch.float32)  # another type draws other numbers
+        # Another type draws other numbers.
+        torch.set_default_dtype(torch.float32)
         try:
             module = make(shape, classes)
         finally:
-            torch.set_default_dtype(own_type)
+            torch.set_default_dtype(default_dtype)
     return prepare_module(module, shape, classes, f"the model {model!r}", objective)
 
 
@@ -57,8 +66,17 @@ def prepare_module(
     name: str = "",
     objective: Objective = CLASSIFICATION,
 ) -> FlatModel:
-    """A user's own module, checked on three random samples: a copy with its weights, dropout drawn
-    per client.
+    """Check a user's own module on three random samples, and return it as a model.
+
+    Args:
+        module: the module, which stays as it is.
+        shape: shape of a sample.
+        classes: number of labels, tokens or coordinates.
+        name: the module's name in messages; its class if empty.
+        objective: the learning objective.
+
+    Returns:
+        A copy with the module's weights, whose dropout is drawn per client.
 
     Raises:
         UsageError: it does not take these samples or give the outputs of the objective; or keeps
@@ -68,156 +86,207 @@ def prepare_module(
     name = name or type(module).__name__
     if not isinstance(module, nn.Module):
         raise UsageError(f"model is a name or an nn.Module, not {name}")
-    _check_parts(name, module)
+    _check_parameters(name, module)
+    for layer in module.modules():
+        _check_layer(name, layer)
     try:
-        own = with_seeded_dropout(module).float().cpu().train()
-        flat = FlatModel(
-            copy.deepcopy(own), objective=objective
-        )  # what the checks leave in a module (a hook may keep activations) stays out of training
+        prepared = with_seeded_dropout(module).float().cpu().train()
+        # What the checks leave in a module (a hook may keep activations) stays out of training.
+        checked = copy.deepcopy(prepared)
     except UsageError:
         raise
     except Exception as error:  # copying a user's object may raise anything too
         raise UsageError(f"{name} cannot be copied: {reason(error)}") from error
+    flat = FlatModel(checked, objective=objective)
     if not all(torch.isfinite(p).all() for p in flat.module.parameters()):
         raise UsageError(f"{name} has weights that are not finite: start from other ones")
     x, y, outputs = objective.example(shape, classes)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         _check_outputs(name, flat, x, outputs)
         _check_gradients(name, flat, x, y)
-        return FlatModel(own, _batches(flat, x, y), objective)
+        together = _supports_vmap(flat, x, y)
+    return FlatModel(prepared, together, objective)
 
 
-def _check_parts(name: str, module: nn.Module) -> None:
-    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
+def describe(model: str | nn.Module) -> Any:
+    """Return the description of a model in a configuration, for JSON.
+
+    Args:
+        model: a network's name, or a module.
+
+    Returns:
+        The name; or a module's text, its parameters' shapes, and the SHA-256 of its weights.
+    """
+    if isinstance(model, str):
+        return model
+    digest = hashlib.sha256()
+    # Buffers that are not persistent are in no state_dict.
+    state = [*model.state_dict().items(), *model.named_buffers()]
+    for name, value in state:
+        digest.update(name.encode() + _octets(value))
+    shapes = {name: list(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+    return {"module": repr(model), "parameters": shapes, "weights": digest.hexdigest()}
+
+
+def _check_parameters(name: str, module: nn.Module) -> None:
+    """Raise UsageError if a module has no trainable parameters, or some that are not averaged."""
+    uninitialized = nn.parameter.UninitializedParameter
+    if any(isinstance(p, uninitialized) for p in module.parameters()):
         raise UsageError(
             f"{name} has lazy layers without weights yet: pass one sample through it first"
         )
-    if not any(p.requires_grad for p in module.parameters()):
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    if not trainable:
         raise UsageError(
             f"{name} has no parameter that trains: set requires_grad on those that should"
         )
-    if any(p.is_complex() for p in module.parameters() if p.requires_grad):
+    if any(p.is_complex() for p in trainable):
         raise UsageError(
             f"{name} has complex parameters, which are not averaged: keep real and imaginary parts "
             "apart"
         )
-    for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._NormBase) and (
-            part.track_running_stats or "Batch" in type(part).__name__
-        ):
-            raise UsageError(
-                f"{name} has {type(part).__name__}, whose statistics clients cannot average: use "
-                "nn.GroupNorm instead"
-            )
-        if isinstance(part, nn.RReLU):
-            raise UsageError(
-                f"{name} has RReLU, which draws its slopes anew in every call: use nn.LeakyReLU "
-                "instead"
-            )
-        if isinstance(part, torch.jit.ScriptModule | nn.DataParallel):
-            raise UsageError(
-                f"{name} is scripted or parallel, so its parameters cannot be replaced: give the "
-                "module it was made from"
-            )
+
+
+def _check_layer(name: str, layer: nn.Module) -> None:
+    """Raise UsageError if a layer keeps statistics, draws numbers, or cannot be called as one."""
+    if _keeps_statistics(layer):
+        raise UsageError(
+            f"{name} has {type(layer).__name__}, whose statistics clients cannot average: use "
+            "nn.GroupNorm instead"
+        )
+    if isinstance(layer, nn.RReLU):
+        raise UsageError(
+            f"{name} has RReLU, which draws its slopes anew in every call: use nn.LeakyReLU instead"
+        )
+    if isinstance(layer, torch.jit.ScriptModule | nn.DataParallel):
+        raise UsageError(
+            f"{name} is scripted or parallel, so its parameters cannot be replaced: give the "
+            "module it was made from"
+        )
+
+
+def _keeps_statistics(layer: nn.Module) -> bool:
+    if not isinstance(layer, nn.modules.batchnorm._NormBase):
+        return False
+    # Instance norm without running statistics is the only one that treats samples one by one.
+    return bool(layer.track_running_stats) or "Batch" in type(layer).__name__
 
 
 def _check_outputs(name: str, flat: FlatModel, x: torch.Tensor, shape: tuple[int, ...]) -> None:
-    start, buffers = flat.initial(), copy.deepcopy(dict(flat.module.named_buffers()))
-    views = flat.views(start)
-    outputs = []
-    for n in (len(x), 1):
-        outputs.append(own := flat.call(views, x[:n]))
-        if (
-            not isinstance(own, torch.Tensor)
-            or own.shape[:-1] != (n, *shape[:-1])
-            or own.shape[-1] < shape[-1]
-        ):
-            found = tuple(own.shape) if isinstance(own, torch.Tensor) else type(own).__name__
-            raise UsageError(
-                f"{name} gives {found} for {n} sample{'s' * (n > 1)}: it must give "
-                f"{flat.objective.wanted(shape)} for each"
-            )
-    out, one = outputs
-    if not torch.equal(start, flat.initial()):
+    """Check that a module is a function of its parameters and of each sample alone.
+
+    Args:
+        name: the module's name in messages.
+        flat: the module.
+        x: samples, (n, …).
+        shape: smallest shape of a sample's outputs; their last axis may be longer.
+
+    Raises:
+        UsageError: outputs of another shape, state, random numbers, or samples that are mixed.
+    """
+    parameters_before = flat.initial()
+    buffers_before = copy.deepcopy(dict(flat.module.named_buffers()))
+    views = flat.views(parameters_before)
+    outputs = flat.call(views, x)
+    _check_shape(name, flat, outputs, (len(x), *shape))
+    first_output = flat.call(views, x[:1])
+    _check_shape(name, flat, first_output, (1, *shape))
+    if not torch.equal(parameters_before, flat.initial()):
         raise UsageError(
             f"{name} changes its parameters in a forward pass (max_norm of nn.Embedding does): "
             "leave that out"
         )
     for buffer, value in flat.module.named_buffers():
-        if not torch.equal(value, buffers[buffer]):
+        if not torch.equal(value, buffers_before[buffer]):
             raise UsageError(
                 f"{name} changes its buffer {buffer!r} in a forward pass, which clients cannot "
                 "average: make it stateless"
             )
-    if not torch.allclose(out, flat.call(views, x), equal_nan=True):
+    if not torch.allclose(outputs, flat.call(views, x), equal_nan=True):
         raise UsageError(
             f"{name} gives two outputs for one input: keep no state between calls, and use "
             "nn.Dropout layers for dropout (a dropout argument of nn.LSTM or "
             "nn.MultiheadAttention, or F.dropout, cannot be drawn per client)"
         )
-    if not torch.allclose(out[:1], one, rtol=1e-3, atol=1e-4, equal_nan=True):
+    if not _close(outputs[:1], first_output):
         raise UsageError(
             f"{name}'s output for a sample depends on the others of its mini-batch: use "
             "nn.GroupNorm for batch statistics"
         )
 
 
+def _check_shape(name: str, flat: FlatModel, outputs: Any, shape: tuple[int, ...]) -> None:
+    """Raise UsageError unless outputs are a tensor of a shape, whose last axis may be longer."""
+    samples, *sample_shape = shape
+    actual = type(outputs).__name__
+    if isinstance(outputs, torch.Tensor):
+        leading_axes_agree = outputs.shape[:-1] == shape[:-1]
+        if leading_axes_agree and outputs.shape[-1] >= shape[-1]:
+            return
+        actual = str(tuple(outputs.shape))
+    raise UsageError(
+        f"{name} gives {actual} for {samples} sample{'s' * (samples > 1)}: it must give "
+        f"{flat.objective.wanted(sample_shape)} for each"
+    )
+
+
 def _check_gradients(name: str, flat: FlatModel, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Raise UsageError if the backward pass of samples x (n, …) with targets y fails."""
+    views = flat.views(flat.initial()[None])
+    weight = torch.ones(1, len(x))
+    key = torch.tensor([1])
     try:
-        flat.gradients(
-            flat.views(flat.initial()[None]),
-            x[None],
-            y[None],
-            torch.ones(1, len(x)),
-            torch.tensor([1]),
-        )
+        flat.gradients(views, x[None], y[None], weight, key)
     except UsageError:
         raise
-    except Exception as error:  # whatever breaks the way back
+    except Exception as error:  # whatever breaks the backward pass
         raise UsageError(
             f"{name} has no gradient: keep no_grad, detach, in-place changes and sparse=True out "
             f"of it ({reason(error)})"
         ) from error
 
 
-def _batches(flat: FlatModel, x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether torch.vmap takes it, and gives what the single models give."""
-    rows = torch.stack([flat.initial(), 0.9 * flat.initial()])
-    views, keys = flat.views(rows), torch.tensor([1, 2])
+def _supports_vmap(flat: FlatModel, x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Return True if torch.vmap runs two models at once, with the outputs of the single ones.
+
+    Args:
+        flat: the module.
+        x: samples, (n, …).
+        y: targets, (n, …).
+    """
+    # Two different models, so that one in place of the other is noticed.
+    initial = flat.initial()
+    rows = torch.stack([initial, 0.9 * initial])
+    views = flat.views(rows)
+    keys = torch.tensor([1, 2])
+    both_x = torch.stack([x, x])
+    both_y = torch.stack([y, y])
+    weight = torch.ones(2, len(x))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # vmap warns where it falls back to a loop
-            found = flat.stacked(views, torch.stack([x, x]), keys)
-            flat.gradients(
-                views, torch.stack([x, x]), torch.stack([y, y]), torch.ones(2, len(x)), keys
-            )
-        single = [flat.call({n: v[k] for n, v in views.items()}, x, keys[k]) for k in range(2)]
-        return torch.allclose(found, torch.stack(single), rtol=1e-3, atol=1e-4, equal_nan=True)
+            # vmap warns where it falls back to a loop.
+            warnings.simplefilter("error")
+            together = flat.stacked(views, both_x, keys)
+            flat.gradients(views, both_x, both_y, weight, keys)
+        singles = []
+        for row, key in zip(rows, keys, strict=True):
+            singles.append(flat.call(flat.views(row), x, key))
+        return _close(together, torch.stack(singles))
     except Exception:  # whatever vmap cannot do: then the clients train one after the other
         return False
 
 
-def describe(model: str | nn.Module) -> Any:
-    """What a configuration says of a model: its name, or a module's text, parameters and SHA-256 of
-    its weights, for JSON.
-    """
-    if isinstance(model, str):
-        return model
-    state = hashlib.sha256()
-    # the latter for those that are not persistent
-    for name, value in [
-        *model.state_dict().items(),
-        *model.named_buffers(),
-    ]:
-        known = isinstance(value, torch.Tensor)  # get_extra_state may give anything
-        data = (
-            value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-            if known
-            else repr(value).encode()
-        )
-        state.update(name.encode() + data)
-    shapes = {name: list(p.shape) for name, p in model.named_parameters() if p.requires_grad}
-    return {"module": repr(model), "parameters": shapes, "weights": state.hexdigest()}
+def _close(outputs: torch.Tensor, others: torch.Tensor) -> bool:
+    return torch.allclose(outputs, others, rtol=RTOL, atol=ATOL, equal_nan=True)
+
+
+def _octets(value: Any) -> bytes:
+    """Return the bytes of an entry of a state_dict."""
+    # get_extra_state may return anything.
+    if not isinstance(value, torch.Tensor):
+        return repr(value).encode()
+    flat = value.detach().cpu().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 __all__ = ["FlatModel", "build", "describe", "prepare_module"]

@@ -1,3 +1,4 @@
-"""What is done to a reply before it leaves its client, how sums are formed, and what all of it cost
-in privacy.
+"""Privacy of what leaves a client: its stages, and their privacy cost.
+
+The package has the pipeline of stages, and the packages `dp`, `masking` and `compression`.
 """

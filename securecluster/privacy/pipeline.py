@@ -1,5 +1,6 @@
-"""The loop every private row goes through at its client: (sketch) → clip → noise → (mask) →
-quantise.
+"""Stages that every private row goes through at its client.
+
+The order is fixed: (sketch) → clip → noise → (mask) → quantise.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
 
 class Kind(IntEnum):
-    """The kinds of stages, in the only order in which they compose."""
+    """Kinds of stages, in the only order in which they compose."""
 
+    # A sketch comes first, so that noise of the same σ falls on few numbers.
     SKETCH = 0
     CLIP = 1
     NOISE = 2
@@ -29,69 +31,103 @@ class Kind(IntEnum):
 
 
 class Stage(Protocol):
-    """Rows (b, d) to rows (b, d') at the client; `step` numbers the call, so that what must be
-    fresh is fresh.
-    """
+    """Map from rows (b, d) to rows (b, d') at the client."""
 
     @property
     def kind(self) -> Kind:
-        """Where in the order it belongs."""
+        """Return the kind, which determines the position among other stages."""
         ...
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Return the name for reports."""
         ...
 
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """What leaves the client."""
+        """Return the rows that leave the client, (b, d').
+
+        Args:
+            rows: rows (b, d).
+            step: number of the call, for stages that draw anew for each call.
+        """
         ...
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """What a client makes of an average that comes back (the identity for stages that are not
-        undone).
+        """Return an average of the server as the client uses it.
+
+        Stages that are not undone return it unchanged.
+
+        Args:
+            rows: averages (b, d').
+            step: number of the call whose rows were averaged.
         """
         ...
 
 
 @runtime_checkable
 class Overwriting(Protocol):
-    """A stage that can work in the memory of its rows, so that a cohort's updates need no second
-    matrix.
+    """Stage that can work in the memory of its rows.
+
+    So the updates of many clients need no second matrix.
     """
 
     def overwrite(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """What `forward` gives; `rows` is the buffer, and what is left in it is undefined unless it
-        is what is returned.
+        """Return the same as `forward`, possibly in the memory of `rows`.
+
+        Args:
+            rows: rows (b, d). Their content is undefined afterwards, unless they are returned.
+            step: number of the call.
         """
         ...
 
     def width(self, d: int) -> int:
-        """Numbers in what `forward` makes of a row of d."""
+        """Return the width of `forward`'s rows.
+
+        Args:
+            d: numbers in a row before the stage.
+        """
         ...
 
 
 @runtime_checkable
 class Personal(Protocol):
-    """A stage that draws for each client apart."""
+    """Stage that draws for each client separately."""
 
     def arm(self, draws: NoiseStreams) -> None:
-        """Hand in what it draws from."""
+        """Set the source of the draws.
+
+        Args:
+            draws: streams of the clients.
+        """
         ...
 
     def forward_for(
-        self, rows: torch.Tensor, step: int, ids: Sequence[int], field: str
+        self,
+        rows: torch.Tensor,
+        step: int,
+        ids: Sequence[int],
+        field: str,
     ) -> torch.Tensor:
-        """What leaves the clients `ids` of rows (b, d), which may be overwritten."""
+        """Return the rows that leave some clients.
+
+        Args:
+            rows: rows (b, d), which may be overwritten.
+            step: number of the call.
+            ids: clients of the rows (b,).
+            field: field of the reply that the rows are.
+        """
         ...
 
 
 @runtime_checkable
 class Coding(Protocol):
-    """A stage whose rows are codes, which the server decodes before it uses them."""
+    """Stage whose rows are codes, which the server decodes before it uses them."""
 
     def decode(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows (b, n) uint8 to the numbers (b, d) that they stand for.
+        """Return the numbers (b, d) that codes stand for.
+
+        Args:
+            rows: codes (b, n) uint8.
 
         Raises:
             FrameError: rows that are no codes.
@@ -101,43 +137,53 @@ class Coding(Protocol):
 
 @runtime_checkable
 class Noisy(Protocol):
-    """A stage that adds noise, and says how much."""
+    """Stage that adds noise of a known amount."""
 
     @property
     def multiplier(self) -> float:
-        """z: its standard deviation over what rows are clipped to."""
+        """Return z, the standard deviation over the norm that rows are clipped to."""
         ...
 
     @property
     def shares(self) -> int:
-        """How many clients' noise together amounts to z; a row by itself has that part of the
-        variance.
+        """Return the number of clients whose noise together amounts to z.
+
+        A row by itself has 1/shares of the variance.
         """
         ...
 
     def squared_noise(self, d: int) -> float:
-        """Return the expected squared norm of what it adds to a row of d numbers.
+        """Return the expected squared norm of the noise on a row; σ²d for Gaussian noise.
 
-        For Gaussian noise it is σ²d.
+        Args:
+            d: numbers in a row.
         """
         ...
 
 
 @runtime_checkable
 class Unlockable(Protocol):
-    """What needs the seed that the clients share."""
+    """Object that needs the seed that the clients share."""
 
     def unlock(self, seed: bytes) -> None:
-        """Hand in the seed, 32 bytes."""
+        """Set the shared seed.
+
+        Args:
+            seed: 32 secret bytes.
+        """
         ...
 
 
 @runtime_checkable
 class Widening(Protocol):
-    """A stage that may add numbers to a row."""
+    """Stage that may add numbers to a row."""
 
     def width(self, d: int) -> int:
-        """Numbers in what `forward` makes of a row of d."""
+        """Return the width of `forward`'s rows.
+
+        Args:
+            d: numbers in a row before the stage.
+        """
         ...
 
 
@@ -145,10 +191,14 @@ class Pipeline:
     """Stages in order; an order that would void a guarantee cannot be constructed.
 
     Args:
-        seal: closes what goes client to client, through the server; without one nothing is sealed.
-        fields: of replies that go through other stages than model rows do, by name.
-        common: numbers of a row that has left its client that are the common layers', the first
-            ones.
+        stages: stages, in ascending order of their kinds, at most one of each.
+        seal: seal of rows that go client to client, through the server; None seals nothing.
+        fields: pipelines of the reply fields that go through other stages than model rows, by
+            name.
+        common: numbers of a released row that belong to the common layers, its first ones.
+
+    Raises:
+        UsageError: stages in another order, or noise without a clip.
     """
 
     def __init__(
@@ -158,137 +208,210 @@ class Pipeline:
         fields: Mapping[str, Pipeline] | None = None,
         common: int = 0,
     ) -> None:
-        kinds = [s.kind for s in stages]
-        for before, after in itertools.pairwise(kinds):
-            if after <= before:
-                raise UsageError(
-                    f"{after.name.lower()} cannot follow {before.name.lower()}: the order is "
-                    "sketch, clip, noise, mask, quantise"
-                )
-        if Kind.NOISE in kinds and Kind.CLIP not in kinds:
-            raise UsageError("noise without a clip bounds nothing: add a clip norm")
+        kinds = [stage.kind for stage in stages]
+        _check_order(kinds)
+        _check_noise_is_clipped(kinds)
         self.stages = tuple(stages)
-        self.seal, self.fields, self.common = seal, dict(fields or {}), common
-        self.guard: ClientNoise | None = None  # at clients, where the run has noise
-        # whether the run has noise of any kind, so that no error may depend on data
+        self.seal = seal
+        self.fields = dict(fields or {})
+        self.common = common
+        # set at clients, where the run has noise
+        self.guard: ClientNoise | None = None
+        # True if the run has noise of any kind, so that no error may depend on data
         self.private = False
 
     def arm(self, draws: NoiseStreams) -> None:
-        """Hand in what the clients' noise is drawn from."""
+        """Set the source of the clients' noise.
+
+        Args:
+            draws: streams of the clients.
+        """
         for stage in self.stages:
             if isinstance(stage, Personal):
                 stage.arm(draws)
-        for other in self.fields.values():
-            other.arm(draws)
+        for pipeline in self.fields.values():
+            pipeline.arm(draws)
 
     @property
     def clips(self) -> bool:
-        """Whether rows are clipped: then they count the same, and no client tells how many samples
-        it holds.
+        """Return True if rows are clipped.
+
+        Then clients have equal weights, and none sends its number of samples.
         """
-        return any(stage.kind is Kind.CLIP for stage in self.stages)
+        return self._has(Kind.CLIP)
 
     @property
     def multiplier(self) -> float | None:
-        """The noise multiplier z of what leaves; None where nothing random is added."""
-        return next((stage.multiplier for stage in self.stages if isinstance(stage, Noisy)), None)
+        """Return the noise multiplier z of released rows; None without noise."""
+        for stage in self.stages:
+            if isinstance(stage, Noisy):
+                return stage.multiplier
+        return None
 
     @property
     def shares(self) -> int:
-        """The fewest clients in a sum for which `multiplier` holds."""
-        return max((stage.shares for stage in self.stages if isinstance(stage, Noisy)), default=1)
+        """Return the smallest number of clients in a sum for which `multiplier` holds."""
+        shares = [stage.shares for stage in self.stages if isinstance(stage, Noisy)]
+        return max(shares, default=1)
 
-    def _part(self, first: Kind, last: Kind) -> Pipeline:
-        return Pipeline([stage for stage in self.stages if first <= stage.kind <= last])
+    def _has(self, stage_kind: Kind) -> bool:
+        return any(stage.kind is stage_kind for stage in self.stages)
+
+    def _between(self, first: Kind, last: Kind) -> Pipeline:
+        stages = [stage for stage in self.stages if first <= stage.kind <= last]
+        return Pipeline(stages)
 
     @property
     def shield(self) -> Pipeline:
-        """Its stages up to the noise: what a row that is sealed goes through first."""
-        return self._part(Kind.SKETCH, Kind.NOISE)
+        """Return the stages up to the noise, which a row goes through before it is sealed."""
+        return self._between(Kind.SKETCH, Kind.NOISE)
 
     @property
     def veil(self) -> Pipeline:
-        """Its masks alone: what a row goes through that depends on data only through what was
-        released before.
-        """
-        return self._part(Kind.MASK, Kind.MASK)
+        """Return the mask alone, for rows that depend on data only through earlier releases."""
+        # Such rows have their noise already: post-processing needs no more.
+        return self._between(Kind.MASK, Kind.MASK)
 
     def decode(self, rows: torch.Tensor) -> torch.Tensor:
-        """At the server: the numbers that rows stand for."""
+        """Return the numbers that released rows stand for, at the server.
+
+        Args:
+            rows: rows (b, n) as they left their clients.
+        """
+        # Noise and masks stay: the server computes with masked rows.
         for stage in reversed(self.stages):
-            rows = stage.decode(rows) if isinstance(stage, Coding) else rows
+            if isinstance(stage, Coding):
+                rows = stage.decode(rows)
         return rows
 
     @property
     def keyed(self) -> bool:
-        """Whether clients must share a seed before anything of theirs can leave."""
-        own = self.seal is not None or any(stage.kind is Kind.MASK for stage in self.stages)
-        return own or any(other.keyed for other in self.fields.values())
+        """Return True if clients must share a seed before they can release anything."""
+        if self.seal is not None or self._has(Kind.MASK):
+            return True
+        return any(pipeline.keyed for pipeline in self.fields.values())
 
     def unlock(self, seed: bytes) -> None:
-        """Hand in the 32-byte seed that the clients agreed on."""
-        for part in (*self.stages, *self.fields.values(), *([self.seal] if self.seal else [])):
-            if isinstance(part, Unlockable):
-                part.unlock(seed)
+        """Set the seed that the clients agreed on, wherever it is needed.
+
+        Args:
+            seed: 32 secret bytes.
+        """
+        pipelines = self.fields.values()
+        for item in (*self.stages, *pipelines, self.seal):
+            if isinstance(item, Unlockable):
+                item.unlock(seed)
 
     def of(self, field: str) -> Pipeline:
-        """What a field of a reply goes through."""
+        """Return the pipeline of a reply field.
+
+        Args:
+            field: name of the field; one without a pipeline of its own goes through this one.
+        """
         return self.fields.get(field, self)
 
     def forward(
         self,
         rows: torch.Tensor,
         step: int,
-        own: bool = False,
+        overwrite: bool = False,
         ids: Sequence[int] = (),
         field: str = "",
     ) -> torch.Tensor:
-        """Apply every stage.
+        """Return rows after all stages.
 
         Args:
-            own: nobody else keeps `rows`, so stages that can may overwrite them.
-            ids: whose rows they are, for stages that draw for each client. field: what they are
-                called in the reply.
+            rows: rows (b, d).
+            step: number of the call.
+            overwrite: True if stages may work in the memory of `rows`, which nobody else uses.
+            ids: clients of the rows (b,), for stages that draw for each client.
+            field: field of the reply that the rows are, for the same stages.
         """
         for stage in self.stages:
             if isinstance(stage, Personal):
                 rows = stage.forward_for(rows, step, ids, field)
+            elif overwrite and isinstance(stage, Overwriting):
+                rows = stage.overwrite(rows, step)
             else:
-                rows = (
-                    stage.overwrite(rows, step)
-                    if own and isinstance(stage, Overwriting)
-                    else stage.forward(rows, step)
-                )
+                rows = stage.forward(rows, step)
         return rows
 
     def room(self, d: int) -> int:
-        """The width of rows, zero after the first d numbers, that `forward` can overwrite with what
-        leaves the client.
+        """Return the width of rows that `forward` can overwrite with what leaves the client.
+
+        Such rows are zero after their first d numbers.
+
+        Args:
+            d: numbers in a row before the pipeline.
         """
-        return (
-            self.stages[0].width(d)
-            if len(self.stages) == 1 and isinstance(self.stages[0], Overwriting)
-            else d
-        )
+        # Several stages need rows of d numbers: noise, for instance, would fall on the zeros too.
+        if len(self.stages) != 1:
+            return d
+        (stage,) = self.stages
+        if isinstance(stage, Overwriting):
+            return stage.width(d)
+        return d
 
     def width(self, d: int) -> int:
-        """Numbers in what leaves the client of a row of d."""
+        """Return the numbers in a released row.
+
+        Args:
+            d: numbers in a row before the pipeline.
+        """
         for stage in self.stages:
-            d = stage.width(d) if isinstance(stage, Widening) else d
+            if isinstance(stage, Widening):
+                d = stage.width(d)
         return d
 
     def noise(self, d: int) -> float:
-        """The expected squared norm of the noise that a row of d numbers leaves with, σ² times
-        those it is added to.
+        """Return the expected squared norm of the noise in a released row.
+
+        That is σ² times the numbers that noise is added to, which may be those of a sketch.
+
+        Args:
+            d: numbers in a row before the pipeline.
         """
-        total = 0.0
+        noise = 0.0
+        # d follows the row's width from stage to stage.
         for stage in self.stages:
-            total += stage.squared_noise(d) if isinstance(stage, Noisy) else 0.0
-            d = stage.width(d) if isinstance(stage, Widening) else d
-        return total
+            if isinstance(stage, Noisy):
+                noise += stage.squared_noise(d)
+            if isinstance(stage, Widening):
+                d = stage.width(d)
+        return noise
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Undo what can be undone, in reverse."""
+        """Return an average of the server with the mask undone.
+
+        Args:
+            rows: averages (b, n).
+            step: number of the call whose rows were averaged.
+        """
+        # Only masks change the rows here: clips, noise, sketches and codes are not undone.
         for stage in reversed(self.stages):
             rows = stage.inverse(rows, step)
         return rows
+
+
+def _check_order(kinds: Sequence[Kind]) -> None:
+    """Raise UsageError unless kinds ascend.
+
+    Another order could void a guarantee: a noise multiplier, for instance, holds only for rows that
+    were clipped before.
+    """
+    for earlier, later in itertools.pairwise(kinds):
+        if later <= earlier:
+            first = earlier.name.lower()
+            second = later.name.lower()
+            raise UsageError(
+                f"{second} cannot follow {first}: the order is sketch, clip, noise, mask, quantise"
+            )
+
+
+def _check_noise_is_clipped(kinds: Sequence[Kind]) -> None:
+    """Raise UsageError for noise without a clip.
+
+    Without a bound on a row's norm its sensitivity is infinite, and no noise multiplier holds.
+    """
+    if Kind.NOISE in kinds and Kind.CLIP not in kinds:
+        raise UsageError("noise without a clip bounds nothing: add a clip norm")

@@ -1,4 +1,4 @@
-"""What rows look like on the wire after a pipeline, from shapes alone."""
+"""Layout of rows on the wire after a pipeline, from shapes alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from securecluster.privacy.pipeline import Pipeline, Widening
 
 
 def layout(pipeline: Pipeline, itemsize: int) -> Layout:
-    """Return the function that says what a row is laid out as when it has left its client.
+    """Return the function that gives the form of a row that has left its client.
 
     Args:
-        pipeline: the stages of the run.
+        pipeline: stages of the run.
         itemsize: bytes of a number of a model.
 
     Returns:
@@ -24,15 +24,18 @@ def layout(pipeline: Pipeline, itemsize: int) -> Layout:
     """
 
     def form(name: str, shape: Sequence[int], sealed: bool) -> Form:
-        own = pipeline.of(name)
+        field_pipeline = pipeline.of(name)
         *lead, d = shape
         if sealed and pipeline.seal is not None:
-            numbers = math.prod(lead) * own.room(d)
+            # A sealed row is bytes of its numbers and an authentication tag.
+            numbers = math.prod(lead) * field_pipeline.room(d)
             return Form(OCTETS, (numbers * itemsize + OVERHEAD,))
-        for stage in own.stages:
+        for stage in field_pipeline.stages:
+            # Codes are the last stage, so their size is final.
             if isinstance(stage, Coded):
                 return Form(OCTETS, (*lead, stage.size))
-            d = stage.width(d) if isinstance(stage, Widening) else d
+            if isinstance(stage, Widening):
+                d = stage.width(d)
         return Form(REAL, (*lead, d))
 
     return form

@@ -1,3 +1,1 @@
-"""The runtime: the server's verbs, client endpoints, transports, aggregators, runs with
-checkpoints.
-"""
+"""Runtime of a run: the server's verbs, client endpoints, transports, aggregators, checkpoints."""

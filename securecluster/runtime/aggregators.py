@@ -1,5 +1,6 @@
-"""How a sum over clients is formed. An aggregator owns its rounds, parties, keys and its rule for
-dropouts.
+"""Aggregators, which form the sums over clients.
+
+An aggregator defines its own rounds, parties and keys, and its rule for clients that drop out.
 """
 
 from __future__ import annotations
@@ -13,116 +14,185 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Response, Rows
 
-# on a CPU, memory that the allocator reuses and caches hold
+Exchange = Callable[[Call], Response]
+
+# bytes of replies in memory at once
 CHUNK_BYTES = {
-    "cpu": 1 << 25,
+    "cpu": 1 << 25,  # memory that the allocator reuses and caches hold
     "cuda": 1 << 28,
 }
+# clients of the first chunk, whose replies show how many bytes one client takes
+FIRST_CHUNK = 32
+MAX_CHUNK = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class Total:
-    """Sums per group: `rows` is a reply message with (groups, …) tables, `counts` how many clients
-    each sum holds.
+    """Sums of one call, per group.
+
+    Args:
+        rows: reply message with (groups, …) fields; None if nobody replied.
+        counts: number of clients in each sum.
+        ids: clients that replied.
     """
 
-    rows: Any  # None when nobody replied
+    rows: Any
     counts: tuple[int, ...]
     ids: tuple[int, ...]
 
 
 class Aggregator(Protocol):
-    """From a call to per-group sums."""
+    """Interface of aggregators: from a call to sums per group.
+
+    Attributes:
+        name: name of the aggregator.
+        server_reads_replies: True if the server can read single replies.
+    """
 
     name: str
     server_reads_replies: bool
 
-    def run(
-        self, exchange: Callable[[Call], Response], call: Call, by: Sequence[int], groups: int
-    ) -> Total:
-        """Call every client and sum the replies; `by[k]` is the group of `call.to[k]`."""
+    def run(self, exchange: Exchange, call: Call, by: Sequence[int], groups: int) -> Total:
+        """Call every client and sum the replies.
+
+        Args:
+            exchange: sends a call and returns the replies that arrive.
+            call: the call to all clients.
+            by: group of each recipient of the call, in its order.
+            groups: number of groups.
+        """
         ...
 
 
 class Plain:
-    """The server receives every reply and adds it up, by chunks of clients: no protection, and
-    memory that does not grow with m.
+    """Aggregator whose server receives every reply and sums them in chunks of clients.
+
+    It protects nothing. Its memory does not grow with the number of clients.
+
+    Args:
+        chunk: number of clients in a chunk; by default as many as `CHUNK_BYTES` allows.
+        wide: True to sum in float64, whatever the type of the replies. A trusted server does so
+            before it adds noise: a sum in float32 may move by more than the clip norm when one
+            client is left out.
     """
 
     name = "plain"
     server_reads_replies = True
 
     def __init__(self, chunk: int | None = None, wide: bool = False) -> None:
-        """Take sums.
+        self._chunk = chunk
+        self._wide = wide
+
+    def run(self, exchange: Exchange, call: Call, by: Sequence[int], groups: int) -> Total:
+        """Call the clients chunk by chunk and sum their replies.
 
         Args:
-            chunk: clients at a time.
-            wide: add up in float64, whatever the replies are in. A trusted server does before it
-                adds noise: a sum in float32 may move by more than the clip norm when one client is
-                left out.
+            exchange: sends a call and returns the replies that arrive.
+            call: the call to all clients.
+            by: group of each recipient of the call, in its order.
+            groups: number of groups.
         """
-        self._chunk, self._wide = chunk, wide
-
-    def run(
-        self, exchange: Callable[[Call], Response], call: Call, by: Sequence[int], groups: int
-    ) -> Total:
-        """Call chunk by chunk and add up."""
-        total, counts = None, [0] * groups
+        sums = None
+        counts = [0] * groups
         ids: list[int] = []
-        group = dict(zip(call.to, by, strict=True))
-        first, step = 0, self._chunk or 32
+        group_of = dict(zip(call.to, by, strict=True))
+        first = 0
+        size = self._chunk or FIRST_CHUNK
         while first < len(call.to):
-            answer = exchange(call.select(range(first, min(first + step, len(call.to)))))
-            first += step
-            if answer.reply is None:
+            end = min(first + size, len(call.to))
+            response = exchange(call.select(range(first, end)))
+            first += size
+            if response.reply is None:  # the whole chunk dropped out
                 continue
-            place = [group[i] for i in answer.ids]
-            total = _add(total, answer.reply, place, groups, self._wide)
-            ids += answer.ids
-            for g in place:
-                counts[g] += 1
-            step = self._chunk or _step(total)
-        return Total(total, tuple(counts), tuple(ids))
+            reply_groups = [group_of[client] for client in response.ids]
+            sums = _add(sums, response.reply, reply_groups, groups, self._wide)
+            ids += response.ids
+            for group in reply_groups:
+                counts[group] += 1
+            size = self._chunk or _chunk_size(sums)  # now the bytes of a reply are known
+        return Total(sums, tuple(counts), tuple(ids))
 
 
-def _step(total: Any) -> int:
-    """How many clients at a time: enough to keep every thread busy, and no more memory than is
-    quick.
+def _chunk_size(sums: Any) -> int:
+    """Return the number of clients in a chunk.
+
+    Large enough to occupy every thread, and small enough to stay within `CHUNK_BYTES`.
+
+    Args:
+        sums: the sums so far, whose fields have the rows of a reply.
     """
-    tables = [r.table for r in vars(total).values() if isinstance(r, Rows)]
-    width = sum(t[0].numel() * t.element_size() for t in tables)
-    room = CHUNK_BYTES[tables[0].device.type] if tables else 0
-    return max(4 * torch.get_num_threads(), min(1024, room // max(width, 1)))
+    fields = vars(sums).values()
+    rows = [value.table[0] for value in fields if isinstance(value, Rows)]
+    bytes_per_client = sum(row.numel() * row.element_size() for row in rows)
+    budget = 0
+    if rows:
+        budget = CHUNK_BYTES[rows[0].device.type]
+    affordable = budget // max(bytes_per_client, 1)
+    smallest = 4 * torch.get_num_threads()  # enough to keep every thread busy
+    return max(smallest, min(MAX_CHUNK, affordable))
 
 
-def _add(total: Any, reply: Any, place: list[int], groups: int, wide: bool) -> Any:
-    fields = {name: value.values for name, value in vars(reply).items() if isinstance(value, Rows)}
-    if wide:
-        fields = {
-            name: rows.double() if rows.is_floating_point() else rows
-            for name, rows in fields.items()
-        }
-    if total is None:
-        empty = {
-            n: Rows(torch.zeros(groups, *v.shape[1:], dtype=v.dtype, device=v.device))
-            for n, v in fields.items()
-        }
-        total = dataclasses.replace(reply, **empty)
+def _add(sums: Any, reply: Any, reply_groups: list[int], groups: int, wide: bool) -> Any:
+    """Add the replies of a chunk to the sums, in place, and return the sums.
+
+    Args:
+        sums: reply message with (groups, …) fields; None before the first chunk.
+        reply: the replies of a chunk, as a batch.
+        reply_groups: group of each reply.
+        groups: number of groups.
+        wide: True to sum in float64.
+
+    Raises:
+        FrameError: the replies of two chunks do not have the same fields, shapes and types.
+    """
+    addends = _addends(reply, wide)
+    if sums is None:
+        sums = _zeros(reply, addends, groups)
     for name, value in vars(reply).items():
-        if (value is None) != (getattr(total, name) is None):
+        absent_so_far = getattr(sums, name) is None
+        if (value is None) != absent_so_far:
             raise FrameError(f"{name}: present in some replies and absent in others")
-    for name, value in fields.items():
-        held = getattr(total, name).table
-        if (held.shape[1:], held.dtype) != (value.shape[1:], value.dtype):
+    for name, rows in addends.items():
+        table = getattr(sums, name).table  # (groups, …)
+        row_shape = tuple(rows.shape[1:])
+        table_shape = tuple(table.shape[1:])
+        if row_shape != table_shape or rows.dtype != table.dtype:
             raise FrameError(
-                f"{name}: the replies differ in shape or type: {tuple(held.shape[1:])} and "
-                f"{tuple(value.shape[1:])}"
+                f"{name}: the replies differ in shape or type: {table_shape} and {row_shape}"
             )
-        for group in sorted(set(place)):
-            held[group] += _of_group(value, place, group).sum(0)
-    return total
+        # in ascending order, so that equal replies give equal bits
+        for group in sorted(set(reply_groups)):
+            members = _rows_of_group(rows, reply_groups, group)
+            table[group] += members.sum(0)
+    return sums
 
 
-def _of_group(rows: torch.Tensor, place: list[int], group: int) -> torch.Tensor:
-    own = [k for k, g in enumerate(place) if g == group]
-    return rows if len(own) == len(rows) else rows[torch.as_tensor(own, device=rows.device)]
+def _addends(reply: Any, wide: bool) -> dict[str, torch.Tensor]:
+    """Return the rows of a reply's fields by name, (b, …), in float64 if `wide`."""
+    addends = {}
+    for name, value in vars(reply).items():
+        if not isinstance(value, Rows):
+            continue
+        rows = value.values
+        if wide and rows.is_floating_point():  # sums of integers are exact as they are
+            rows = rows.double()
+        addends[name] = rows
+    return addends
+
+
+def _zeros(reply: Any, addends: dict[str, torch.Tensor], groups: int) -> Any:
+    """Return a reply message whose rows are zero sums, one per group."""
+    empty = {}
+    for name, rows in addends.items():
+        shape = (groups, *rows.shape[1:])
+        zeros = torch.zeros(shape, dtype=rows.dtype, device=rows.device)
+        empty[name] = Rows(zeros)
+    return dataclasses.replace(reply, **empty)
+
+
+def _rows_of_group(rows: torch.Tensor, reply_groups: list[int], group: int) -> torch.Tensor:
+    """Return the rows of one group; all rows, without a copy, if they are of this group."""
+    positions = [k for k, other in enumerate(reply_groups) if other == group]
+    if len(positions) == len(rows):
+        return rows
+    return rows[torch.as_tensor(positions, device=rows.device)]

@@ -1,7 +1,7 @@
-"""The client's side of a call: what may be asked of a client, and how its answer may leave.
+"""The client's side of a call: what may be requested of a client, and how its reply may leave.
 
 A client method is a remote call by its own name. It declares with `@answers` through which verbs
-its answer may be read; the endpoint refuses everything else.
+its reply may be read; the endpoint refuses everything else.
 """
 
 from __future__ import annotations
@@ -52,9 +52,15 @@ from securecluster.privacy.pipeline import Pipeline
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 
-GATHER, SUM, PAIRS = "gather", "sum", "pairs"
+GATHER = "gather"
+SUM = "sum"
+PAIRS = "pairs"
+# parties that may call a client
 _SENDER = re.compile(r"server|lps/\d{1,9}")
-MINIMUM = 2  # the fewest members of a sum of answers that may leave in sums only
+# members of the smallest sum that a reply takes part in if it may leave in sums only: a sum over
+# one client is that client's own reply
+MINIMUM = 2
+# (query class, reply class) of the methods that every endpoint answers itself
 KEY_METHODS = {
     "key_offer": (Empty, PublicKey),
     "key_seal": (Peers, SealedSeeds),
@@ -64,22 +70,23 @@ KEY_METHODS = {
 
 @dataclass(frozen=True)
 class Release:
-    """How a method's answer may leave its client.
+    """Declaration of how the replies of a client method may leave their client.
 
     Args:
-        via: the verbs it may be read through.
-        through: the fields of the answer that go through the client's pipeline.
-        sealed: the fields that only other clients may read: sealed, where the run seals, instead of
-            going through the pipeline.
-        private: whether the answer depends on the client's data (then the ledger hears of it).
-        fresh: whether the client keeps none of the tensors in `through`, so that they are masked
-            where they lie.
-        derived: whether the answer depends on data only through what was released before, such as
-            the averages a client was sent: it is masked like any other, and neither clipped nor
+        via: verbs that the reply may be read through.
+        through: fields of the reply that pass through the client's pipeline.
+        private: True if the reply depends on the client's data; such replies are recorded in the
+            ledger.
+        fresh: True if the client keeps none of the tensors in `through`, so that they are masked
+            in place.
+        sealed: fields that only other clients may read. In runs that seal, they are sealed instead
+            of passing through the pipeline's masks.
+        derived: True if the reply depends on data only through earlier releases, such as the
+            averages that a client received: it is masked like any other, and neither clipped nor
             noised again.
-        trains: whether the client trains to answer: "usual" as it always does, "full" by one step
-            over all its samples.
-        unmasked: the fields of numbers that no mask covers, such as losses; every other one is in
+        trains: kind of training behind the reply: "usual" for the client's own plan, "full" for
+            one step over all its samples; empty if the client does not train.
+        unmasked: numeric fields that no mask covers, such as losses. Every other one must be in
             `through`.
     """
 
@@ -94,8 +101,11 @@ class Release:
 
 
 def answers(*via: str, **declared: Any) -> Callable[[F], F]:
-    """Declare a client method callable by the server, and how its answer may leave: the fields of
-    `Release`.
+    """Declare a client method callable by the server, and how its reply may leave.
+
+    Args:
+        *via: verbs that the reply may be read through.
+        **declared: the other fields of `Release`.
 
     Raises:
         UsageError: the method cannot be called by the server as it is written, or the declaration
@@ -112,53 +122,95 @@ def answers(*via: str, **declared: Any) -> Callable[[F], F]:
 def _declared(
     method: Callable[..., Any], via: tuple[str, ...], declared: Mapping[str, Any]
 ) -> Release:
-    """Return what a method declares, after a check of its signature."""
+    """Return what a method declares, after checks of the declaration and of its signature."""
     name = method.__qualname__
+    _check_verbs(name, via)
+    _check_options(name, declared)
+    _check_signature(method, via)
+    release = Release(via, **declared)
+    # A seal replaces the last stages of the pipeline, so a sealed field must pass through it.
+    bypassing = set(release.sealed) - set(release.through)
+    if bypassing:
+        listed = ", ".join(sorted(bypassing))
+        raise UsageError(
+            f"@answers on {name} seals {listed}: name it in through as well, or it leaves as it is"
+        )
+    return release
+
+
+def _check_verbs(name: str, via: tuple[str, ...]) -> None:
+    """Raise UsageError unless a method names verbs, and only existing ones."""
     verbs = (GATHER, SUM, PAIRS, RELAY)
     if not via or any(verb not in verbs for verb in via):
         raise UsageError(
             f"@answers on {name} names the verbs of its answer: one or more of {', '.join(verbs)}"
         )
-    known = [field.name for field in dataclasses.fields(Release)][1:]
-    strange = sorted(set(declared) - set(known))
-    if strange:
-        raise UsageError(f"@answers on {name} knows no {strange[0]!r}: it takes {', '.join(known)}")
+
+
+def _check_options(name: str, declared: Mapping[str, Any]) -> None:
+    """Raise UsageError for an option of `@answers` that does not exist."""
+    options = [field.name for field in dataclasses.fields(Release)]
+    options.remove("via")  # the positional arguments
+    unknown = sorted(set(declared) - set(options))
+    if unknown:
+        listed = ", ".join(options)
+        raise UsageError(f"@answers on {name} knows no {unknown[0]!r}: it takes {listed}")
+
+
+def _check_signature(method: Callable[..., Any], via: tuple[str, ...]) -> None:
+    """Raise UsageError unless a method's parameters and annotations are those of a remote call."""
+    name = method.__qualname__
     parameters = list(inspect.signature(method).parameters)
-    expected = ["query"] if via == (RELAY,) else ["context", "query"]
+    expected = ["context", "query"]
+    if via == (RELAY,):  # a call between servers has no clients, and so no context
+        expected = ["query"]
     if parameters[1:] != expected:
-        written, wanted = ", ".join(parameters), ", ".join(["self", *expected])
+        written = ", ".join(parameters)
+        required = ", ".join(["self", *expected])
         raise UsageError(
-            f"the server cannot call {name}({written}): a method with @answers takes ({wanted})"
+            f"the server cannot call {name}({written}): a method with @answers takes ({required})"
         )
-    for part, what in (
-        ("query", "the message class that it is asked with"),
-        ("return", "the message class that it replies with"),
-    ):
-        if method.__annotations__.get(part) in (None, "None"):
-            raise UsageError(f"{name} does not say what its {part} is: annotate it with {what}")
-    release = Release(via, **declared)
-    open_ = set(release.sealed) - set(release.through)
-    if open_:
-        raise UsageError(
-            f"@answers on {name} seals {', '.join(sorted(open_))}: name it in through as well, or "
-            "it leaves as it is"
-        )
-    return release
+    # Annotations name the message classes, by which both sides decode the frames.
+    purposes = {
+        "query": "the message class that it is asked with",
+        "return": "the message class that it replies with",
+    }
+    for annotated, purpose in purposes.items():
+        if method.__annotations__.get(annotated) in (None, "None"):
+            raise UsageError(
+                f"{name} does not say what its {annotated} is: annotate it with {purpose}"
+            )
 
 
 def release_of(method: Callable[..., Any]) -> Release:
-    """A method's declaration."""
-    found = getattr(method, "__release__", None)
-    if not isinstance(found, Release):
+    """Return a method's declaration.
+
+    Args:
+        method: a client method.
+
+    Raises:
+        PolicyError: the method has none, so it is not a remote method.
+    """
+    release = getattr(method, "__release__", None)
+    if not isinstance(release, Release):
         raise PolicyError(
             f"{getattr(method, '__name__', method)} is not a remote method: declare it with "
             "@answers"
         )
-    return found
+    return release
 
 
 def message_types(client: type, method: str) -> tuple[type, type]:
-    """(query class, reply class) of a remote method."""
+    """Return the query class and the reply class of a remote method.
+
+    Args:
+        client: class of the client object.
+        method: name of the method.
+
+    Raises:
+        FrameError: the client has no remote method of this name.
+        UsageError: the method is annotated with something that is not a message.
+    """
     if method in KEY_METHODS:
         return KEY_METHODS[method]
     target = getattr(client, method, None)
@@ -172,21 +224,27 @@ def message_types(client: type, method: str) -> tuple[type, type]:
         raise UsageError(
             f"{target.__qualname__} is annotated with a class that is not there: {error}"
         ) from None
-    for part in ("query", "return"):
-        _check_message(target, part, hints[part])
+    for annotated in ("query", "return"):
+        _check_message(target, annotated, hints[annotated])
     return hints["query"], hints["return"]
 
 
-def _check_message(method: Callable[..., Any], part: str, kind: Any) -> None:
-    """Raise UsageError where what a method is asked with, or replies with, is no message."""
-    name = f"{method.__qualname__}'s {part}"
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+def _check_message(method: Callable[..., Any], annotated: str, annotation: Any) -> None:
+    """Raise UsageError unless an annotation is a message class.
+
+    Args:
+        method: the annotated method.
+        annotated: "query" or "return".
+        annotation: the annotation.
+    """
+    name = f"{method.__qualname__}'s {annotated}"
+    if not (isinstance(annotation, type) and dataclasses.is_dataclass(annotation)):
+        shown = getattr(annotation, "__name__", annotation)
         raise UsageError(
-            f"{name} is {getattr(kind, '__name__', kind)}, no message: make it a frozen dataclass "
-            "of Rows, Shared and scalars"
+            f"{name} is {shown}, no message: make it a frozen dataclass of Rows, Shared and scalars"
         )
     try:
-        kinds(kind)
+        kinds(annotation)
     except TypeError as error:
         raise UsageError(f"{name} cannot be sent: {error}") from None
 
@@ -194,59 +252,78 @@ def _check_message(method: Callable[..., Any], part: str, kind: Any) -> None:
 def check_reply(
     method: Callable[..., Any], release: Release, reply: Any, expected: type, clients: int
 ) -> None:
-    """Check that a reply is what its method declares, before any of it is masked.
+    """Check that a reply matches its method's declaration, before any of it is masked.
 
     Args:
-        expected: the message class that the method replies with.
-        clients: how many were asked: a field of rows has as many.
+        method: the client method that made the reply.
+        release: its declaration.
+        reply: the reply.
+        expected: message class that the method declares to reply with.
+        clients: number of clients called; a field of rows has one row for each.
 
     Raises:
         UsageError: the reply is of another class, or one of its fields is, or has another number of
             rows.
-        PolicyError: numbers of the client's would leave without a mask, and the method does not say
+        PolicyError: private numbers would leave without a mask, and the method does not declare
             that they do.
     """
     name = method.__qualname__
+    declared = expected.__name__
     if not isinstance(reply, expected):
+        received = type(reply).__name__
         raise UsageError(
-            f"{name} replied with a {type(reply).__name__}: it declares a {expected.__name__}, so "
-            "it must return one"
+            f"{name} replied with a {received}: it declares a {declared}, so it must return one"
         )
-    declared = kinds(expected)
-    absent = sorted({*release.through, *release.unmasked} - set(declared))
-    if absent:
-        raise UsageError(
-            f"@answers on {name} names {absent[0]!r}: a {expected.__name__} has "
-            f"{', '.join(declared) or 'no fields'}"
-        )
-    for field, kind in declared.items():
+    field_kinds = kinds(expected)
+    # a misspelt field in the declaration would leave without its mask
+    named = {*release.through, *release.unmasked}
+    missing = sorted(named - set(field_kinds))
+    if missing:
+        existing = ", ".join(field_kinds) or "no fields"
+        raise UsageError(f"@answers on {name} names {missing[0]!r}: a {declared} has {existing}")
+    for field, field_kind in field_kinds.items():
         value = getattr(reply, field)
         if value is None and optional(expected, field):
             continue
-        if kind in (Rows, Picks, Shared) and not isinstance(value, kind):
-            found = type(value).__name__
+        is_tensor_field = field_kind in (Rows, Picks, Shared)
+        if is_tensor_field and not isinstance(value, field_kind):
+            received = type(value).__name__
             raise UsageError(
-                f"{name} replied with a {found} as {field}: put it into {kind.__name__}(…), as "
-                f"{expected.__name__} declares"
+                f"{name} replied with a {received} as {field}: put it into "
+                f"{field_kind.__name__}(…), as {declared} declares"
             )
-        if isinstance(value, Batched) and len(value) != clients:
-            raise UsageError(
-                f"{name} replied with {len(value)} row(s) of {field} for {clients} client(s): each "
-                "has one row of its own"
-            )
-        if (
-            release.private
-            and field not in (*release.through, *release.unmasked)
-            and _is_numbers(value)
-        ):
-            raise PolicyError(
-                f"{name} would send {field} without a mask: name it in through=, or in unmasked= "
-                "where no mask is to cover it"
-            )
+        if isinstance(value, Batched):
+            _check_row_count(name, field, len(value), clients)
+        _refuse_undeclared_numbers(name, release, field, value)
 
 
-def _is_numbers(value: Any) -> bool:
-    """Return whether a field of a reply holds floating-point numbers."""
+def _check_row_count(name: str, field: str, rows: int, clients: int) -> None:
+    """Raise UsageError for a field that does not have one row per client."""
+    if rows != clients:
+        raise UsageError(
+            f"{name} replied with {rows} row(s) of {field} for {clients} client(s): each has one "
+            "row of its own"
+        )
+
+
+def _refuse_undeclared_numbers(name: str, release: Release, field: str, value: Any) -> None:
+    """Raise PolicyError for private numbers that would leave unmasked without a declaration.
+
+    Security rule: numbers leave unmasked only by name. The rule holds whatever the run's mask is,
+    so a forgotten declaration fails in every test and not only in masked runs.
+    """
+    if not release.private or not _is_numeric(value):
+        return
+    if field in release.through or field in release.unmasked:
+        return
+    raise PolicyError(
+        f"{name} would send {field} without a mask: name it in through=, or in unmasked= where no "
+        "mask is to cover it"
+    )
+
+
+def _is_numeric(value: Any) -> bool:
+    """Return True if a field of a reply holds floating-point numbers."""
     if isinstance(value, Shared):
         return value.value.is_floating_point()
     return isinstance(value, Batched) and value.table.is_floating_point()
@@ -254,7 +331,14 @@ def _is_numbers(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class CallContext:
-    """Context of a call: client ids, their positions at this endpoint, round and step."""
+    """Recipients and time of a call.
+
+    Args:
+        ids: numbers of the clients in the federation.
+        positions: their positions at this endpoint, in the same order.
+        round: the protocol's round.
+        step: number of the call.
+    """
 
     ids: tuple[int, ...]
     positions: tuple[int, ...]
@@ -263,20 +347,35 @@ class CallContext:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """The 128-bit fingerprint of a configuration that client and server must share."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:32]
+    """Return the 128-bit fingerprint of a configuration that client and server must share.
+
+    Args:
+        config: values that JSON can hold; the order of keys does not matter.
+
+    Returns:
+        32 hexadecimal digits.
+    """
+    serialized = json.dumps(config, sort_keys=True).encode()
+    return hashlib.sha256(serialized).hexdigest()[:32]
 
 
 class Endpoint(Generic[C]):
-    """A client runtime: answers calls for one or more clients, and refuses what its own policy
-    forbids.
+    """Client runtime that answers calls for one or more clients, and enforces their policy.
+
+    An endpoint does not rely on the server: it refuses, before anything is computed, another
+    configuration, clients that are not here, values outside the configuration's bounds, verbs that
+    the method does not allow, and sums that would show a single reply or lack noise.
 
     Args:
         client: the protocol's client object, over the clients `ids`.
-        minimum: the fewest members of a sum that a method which may only leave in sums takes part
-            in.
-        limits: what the configuration lets requests hold; without it they are held to nothing but
-            their own types.
+        ids: numbers of the clients, in the order of their positions.
+        config: hash of the shared configuration.
+        pipeline: stages that replies pass through before they leave.
+        keys: the clients' part in the key agreement.
+        minimum: members of the smallest sum in which a method takes part if its replies may leave
+            in sums only.
+        limits: bounds that the configuration sets on requests; without it only the types of their
+            fields are checked.
     """
 
     def __init__(
@@ -290,61 +389,95 @@ class Endpoint(Generic[C]):
         limits: Limits | None = None,
     ) -> None:
         self.limits = limits or Limits()
-        self.client, self.ids, self.keys, self.minimum = client, tuple(ids), keys, minimum
-        self._config, self._pipeline = config, pipeline
-        self._place = {i: k for k, i in enumerate(self.ids)}
+        self.client = client
+        self.ids = tuple(ids)
+        self.keys = keys
+        self.minimum = minimum
+        self._config = config
+        self._pipeline = pipeline
+        self._position_of = {client: position for position, client in enumerate(self.ids)}
 
     def answer(self, call: Call) -> Response:
-        """One batched pass over the clients that are asked.
+        """Answer a call in one batched pass over its recipients.
+
+        Args:
+            call: requests to clients of this endpoint.
 
         Raises:
-            FrameError: another configuration, a client that is not here, or an unknown method.
-            PolicyError: a verb the method did not allow, or a sum over too few members.
+            FrameError: another configuration, a client that is not here, a value outside its
+                bounds, or an unknown method.
+            PolicyError: a verb that the method does not allow, or a sum over too few members.
+        """
+        # Cheap refusals first: nothing is computed for a call that this endpoint does not accept.
+        self._refuse_other_configuration(call)
+        self._refuse_strangers(call)
+        self._check_counts(call)
+        check(call.query, self.limits)
+        return Response(call.to, self._reply(call))
+
+    def _refuse_other_configuration(self, call: Call) -> None:
+        """Raise FrameError for a call of another configuration.
+
+        The configuration fixes masks, noise and bounds: under another one, a client would protect
+        its reply by rules that it did not agree to.
         """
         if call.config != self._config:
             raise FrameError(
                 f"the server runs another configuration ({call.config[:8]}… against "
                 f"{self._config[:8]}…): start both from the same one"
             )
-        strangers = [i for i in call.to if i not in self._place]
+
+    def _refuse_strangers(self, call: Call) -> None:
+        """Raise FrameError for a call to clients that are not at this endpoint."""
+        strangers = [client for client in call.to if client not in self._position_of]
         if strangers:
             raise FrameError(
                 f"frames for clients {strangers[:3]} reached another client: check the addresses"
             )
-        self._check_counts(call)
-        check(call.query, self.limits)
-        return Response(call.to, self._reply(call))
 
     def _check_counts(self, call: Call) -> None:
         """Raise FrameError for a round, step or group that the configuration does not allow."""
-        counts = {"round": [call.round], "step": [call.step], "members": call.members}
-        most = {"round": "rounds", "step": "steps", "members": "clients"}
-        for name, values in counts.items():
-            largest = self.limits.size(most[name])
+        counts = (
+            ("round", [call.round], "rounds"),
+            ("step", [call.step], "steps"),
+            ("members", call.members, "clients"),
+        )
+        for name, values, size_name in counts:
+            maximum = self.limits.size(size_name)  # None if the configuration has no such size
             for value in values:
-                if value < 0 or (largest is not None and value > largest):
-                    raise out_of_range(f"the {name} of a frame", value, 0, largest)
+                too_large = maximum is not None and value > maximum
+                if value < 0 or too_large:
+                    raise out_of_range(f"the {name} of a frame", value, 0, maximum)
 
     def _reply(self, call: Call) -> Any:
-        """Return what the called method replies, after the release policy and the pipeline."""
+        """Return the reply of the called method, after the release policy and the pipeline."""
         if call.method in KEY_METHODS:
             return self._key_reply(call)
         _, expected = message_types(type(self.client), call.method)
         method = getattr(self.client, call.method)
         release = release_of(method)
-        self._check_release(call, release)
+        _refuse_other_verbs(call, release)
+        self._refuse_small_sums(call, release)
+        # from now on the mask seed is fixed, since a reply leaves under it
         self.keys.use(call.to)
-        at = tuple(self._place[i] for i in call.to)
-        reply = method(CallContext(call.to, at, call.round, call.step), call.query)
+        positions = tuple(self._position_of[client] for client in call.to)
+        context = CallContext(
+            ids=call.to,
+            positions=positions,
+            round=call.round,
+            step=call.step,
+        )
+        reply = method(context, call.query)
         check_reply(method, release, reply, expected, len(call.to))
-        protected = {
-            name: Rows(self._protected(call, release, name, getattr(reply, name).values))
-            for name in release.through
-        }
+        protected = {}
+        for name in release.through:
+            rows = getattr(reply, name).values
+            rows = self._protected(call, release, name, rows)
+            protected[name] = Rows(rows)
         return dataclasses.replace(reply, **protected)
 
     def _key_reply(self, call: Call) -> Any:
-        """Return this endpoint's part in the clients' key agreement."""
+        """Return this endpoint's reply in the clients' key agreement."""
         if call.verb != GATHER:
             raise PolicyError(
                 f"{call.method} may leave its client through {GATHER}, not {call.verb}: the "
@@ -352,79 +485,137 @@ class Endpoint(Generic[C]):
             )
         if call.method == "key_offer":
             return self.keys.offer(call.to)
-        if call.method == "key_seal":
+        if call.method == "key_seal":  # one client leads
             return self.keys.seal(call.to[0], call.query)
         return self.keys.open(call.to, call.query, call.step)
 
-    def _check_release(self, call: Call, release: Release) -> None:
-        """Raise PolicyError for a verb that the method does not allow, or a sum over too few."""
-        if call.verb not in release.via:
-            raise PolicyError(
-                f"{call.method} may leave its client through {' or '.join(release.via)}, not "
-                f"{call.verb}: the request is refused"
-            )
+    def _refuse_small_sums(self, call: Call, release: Release) -> None:
+        """Raise PolicyError for a sum over too few members of replies that leave in sums only.
+
+        Security rule: the sum over one client is that client's own reply, so a server could request
+        sums to read replies one by one. The client enforces the size itself, since the number
+        of members comes from the server.
+        """
         sums_only = GATHER not in release.via
-        if sums_only and call.verb == SUM and min(call.members) < self.minimum:
+        if call.verb != SUM or not sums_only:
+            return
+        smallest = min(call.members)
+        if smallest < self.minimum:
             raise PolicyError(
-                f"a sum over {min(call.members)} client(s) would show a single {call.method} "
-                f"answer: clients ask for {self.minimum} or more"
+                f"a sum over {smallest} client(s) would show a single {call.method} answer: "
+                f"clients ask for {self.minimum} or more"
             )
 
     def _protected(
         self, call: Call, release: Release, name: str, rows: torch.Tensor
     ) -> torch.Tensor:
-        """Return a field's rows after the pipeline, and sealed where the method says so.
+        """Return a field's rows as they leave: after the pipeline, and sealed where declared.
+
+        Args:
+            call: the request.
+            release: declaration of the called method.
+            name: name of the field.
+            rows: its rows, one per recipient, (b, …).
 
         Raises:
-            PolicyError: the noise is in shares, and the sum has fewer members than there are.
+            PolicyError: the noise is in shares, and the sum has fewer members than shares.
         """
         pipeline = self._pipeline.of(name)
-        if pipeline.shares > min(call.members) and not release.derived:
-            raise PolicyError(
-                f"{call.method} leaves with noise in {pipeline.shares} shares, and a sum over "
-                f"{min(call.members)} would lack some of it"
-            )
-        seal = self._pipeline.seal if name in release.sealed else None
-        if release.derived:  # made of earlier releases: masked, and no noise again
+        _refuse_incomplete_noise(call, release, pipeline)
+        seal = None
+        if name in release.sealed:
+            seal = self._pipeline.seal
+        if release.derived:
+            # Made of earlier releases, which have their noise: masked, and not noised again.
             pipeline = pipeline.veil
-        elif seal is not None:  # noise, and no mask
+        elif seal is not None:
+            # The seal hides the row from the server; the noise protects it from its readers.
             pipeline = pipeline.shield
         rows = pipeline.forward(rows, call.step, release.fresh, call.to, name)
-        return rows if seal is None else seal.close(rows, call.to, call.step, call.method, name)
+        if seal is None:
+            return rows
+        return seal.close(rows, call.to, call.step, call.method, name)
 
     def answer_frame(self, data: bytes) -> bytes:
-        """Answer one real frame, as a node with one client does."""
+        """Answer one encoded frame, as a node with one client does.
+
+        Args:
+            data: bytes of the request.
+
+        Returns:
+            The bytes of the reply.
+
+        Raises:
+            FrameError: the frame does not parse, or is addressed to another client.
+            UnforeseenError: the frame causes a failure that no check expects.
+        """
         header = wire.peek(data)
-        if not _SENDER.fullmatch(header.sender) or header.recipient not in {
-            f"client/{i}" for i in self.ids
-        }:
-            raise FrameError(
-                f"a frame from {header.sender[:40]} to {header.recipient[:40]} reached another "
-                "client: check the addresses"
-            )
+        self._refuse_other_addresses(header)
+        query_type, _ = message_types(type(self.client), header.method)
         query: Any
-        _, query = wire.decode(data, message_types(type(self.client), header.method)[0])
+        _, query = wire.decode(data, query_type)
         try:
-            answer = self.answer(_call_of(header, query))
+            response = self.answer(_call_of(header, query))
         except SecureClusterError:
             raise
-        except Exception as error:  # nothing that a server sends may bring a node down
+        except Exception as error:  # a frame of the server must not stop a node
+            cause = type(error).__name__
             raise UnforeseenError(
-                f"a {header.method} frame could not be answered ({type(error).__name__}): it is "
-                "refused, and this is worth reporting"
+                f"a {header.method} frame could not be answered ({cause}): it is refused, and this "
+                "is worth reporting"
             ) from error
-        return wire.encode(reply_header(header), answer.reply)
+        return wire.encode(reply_header(header), response.reply)
+
+    def _refuse_other_addresses(self, header: Header) -> None:
+        """Raise FrameError for a frame that no server sent, or that is for another client."""
+        recipients = {f"client/{client}" for client in self.ids}
+        if not _SENDER.fullmatch(header.sender) or header.recipient not in recipients:
+            # shortened, since the sender has chosen them
+            sender = header.sender[:40]
+            recipient = header.recipient[:40]
+            raise FrameError(
+                f"a frame from {sender} to {recipient} reached another client: check the addresses"
+            )
+
+
+def _refuse_other_verbs(call: Call, release: Release) -> None:
+    """Raise PolicyError for a verb that the called method does not allow.
+
+    Security rule: the verb decides who can read a reply. A reply that is declared for sums must not
+    be read on its own.
+    """
+    if call.verb not in release.via:
+        allowed = " or ".join(release.via)
+        raise PolicyError(
+            f"{call.method} may leave its client through {allowed}, not {call.verb}: the request "
+            "is refused"
+        )
+
+
+def _refuse_incomplete_noise(call: Call, release: Release, pipeline: Pipeline) -> None:
+    """Raise PolicyError for a sum with fewer members than its noise has shares.
+
+    Security rule: each member adds one share of the noise, so a sum over fewer members would have
+    less noise than it is accounted for. Replies made of earlier releases get no noise.
+    """
+    smallest = min(call.members)
+    if pipeline.shares > smallest and not release.derived:
+        raise PolicyError(
+            f"{call.method} leaves with noise in {pipeline.shares} shares, and a sum over "
+            f"{smallest} would lack some of it"
+        )
 
 
 def _call_of(header: Header, query: Any) -> Call:
-    to = (int(header.recipient.partition("/")[2]),)
+    """Return a frame's request as a call to one client."""
+    _, _, client = header.recipient.partition("/")
     return Call(
-        header.config,
-        header.method,
-        header.verb,
-        header.round,
-        header.step,
-        to,
-        query,
-        (header.members,),
+        config=header.config,
+        method=header.method,
+        verb=header.verb,
+        round=header.round,
+        step=header.step,
+        to=(int(client),),
+        query=query,
+        members=(header.members,),
     )

@@ -1,5 +1,5 @@
-"""What the server knows of the noise in clients' replies: what each of them costs, how to read it,
-how much of it to take off.
+"""Accounting for the noise in clients' replies: their privacy cost, the noise that a trusted server
+adds when it reads them, and the bias correction of squared norms.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class ReleaseAccounting:
-    """The noise of a run's replies.
+    """Noise of a run's replies, by field.
 
     Args:
-        pipeline: the stages that clients' replies go through.
-        multipliers: by field of a reply, the noise multiplier of what the client's method has
-            noised itself; infinite where it is post-processing of other releases, or taken as
-            public. Fields that are neither here nor noised on their way are exact.
-        replace: by field, the sensitivity to replacing over that to adding or removing.
-        training: what DP-SGD each kind of training (`Release.trains`) is; empty where it is none.
-        curator: a trusted server's noise.
-        trained: by kind of training, the variance that DP-SGD's noise adds to each number of a
+        pipeline: stages that clients' replies pass through.
+        multipliers: by field of a reply, the noise multiplier of noise that the client's method
+            adds itself; infinite for post-processing of other releases, and for public fields.
+            Fields that are neither here nor noised by the pipeline are exact.
+        replace: by field, the sensitivity to replacing a record over that to adding or removing it.
+        training: by kind of training (`Release.trains`), its DP-SGD plan; empty without DP-SGD.
+        curator: the noise of a trusted server, or None.
+        trained: by kind of training, the variance that DP-SGD's noise adds to each coordinate of a
             client's update, on average over clients.
     """
 
@@ -43,64 +43,93 @@ class ReleaseAccounting:
     trained: Mapping[str, float] = field(default_factory=dict)
 
     def noise(self, name: str, d: int, trains: str = "usual") -> float:
-        """The expected squared norm of the noise in one row of this field, made of an update of d
-        numbers, whoever added it.
-        """
-        pipeline, curator = self.pipeline.of(name), self._curator(name)
-        return (
-            pipeline.noise(d)
-            + (curator.squared_noise(pipeline.width(d)) if curator else 0.0)
-            + self.trained.get(trains, 0.0) * d
-        )
-
-    def read(self, release: Release, reply: A, step: int, counts: Sequence[int] | None = None) -> A:
-        """A reply as the protocol sees it: decoded, and, where the server is trusted to add it,
-        with noise.
+        """Return the expected squared norm of the noise in one row of a field, whoever added it.
 
         Args:
-            counts: of sums, how many clients each holds: one over nobody stays zero.
+            name: name of the field.
+            d: number of coordinates of the update that the row is made of.
+            trains: kind of training behind the row.
         """
+        pipeline = self.pipeline.of(name)
+        curator = self._curator(name)
+        curator_noise = 0.0
+        if curator:
+            curator_noise = curator.squared_noise(pipeline.width(d))
+        training_noise = self.trained.get(trains, 0.0) * d
+        return pipeline.noise(d) + curator_noise + training_noise
+
+    def read(self, release: Release, reply: A, step: int, counts: Sequence[int] | None = None) -> A:
+        """Return a reply as the protocol sees it: decoded, and with a trusted server's noise.
+
+        Args:
+            release: declaration of the called method.
+            reply: the replies as they arrived; None if nobody replied.
+            step: number of the call.
+            counts: number of clients in each row, if the rows are sums; a sum over nobody stays
+                zero.
+        """
+        if reply is None:
+            return reply
         changes: dict[str, Rows] = {}
-        for name in release.through if reply is not None else ():
-            if self._closed(release, name):
+        for name in release.through:
+            if self._server_cannot_read(release, name):  # it only relays the row
                 continue
-            came = getattr(reply, name)
-            rows = came.values if release.derived else self.pipeline.of(name).decode(came.values)
-            curator = self._curator(name)
-            if curator and not release.derived:
-                rows = curator.add(rows, step, name, counts)
-            if rows is not came.table:
+            received = getattr(reply, name)
+            rows = received.values
+            if not release.derived:  # made of rows that are decoded and noised already
+                rows = self.pipeline.of(name).decode(rows)
+                curator = self._curator(name)
+                if curator:
+                    rows = curator.add(rows, step, name, counts)
+            if rows is not received.table:
                 changes[name] = Rows(rows)
-        return replace(reply, **changes) if changes else reply  # type: ignore[type-var]
+        if not changes:
+            return reply
+        return replace(reply, **changes)  # type: ignore[type-var]
 
     def repeatable(self, release: Release, reply: Any) -> bool:
-        """Return whether a second reply to the same call, of other bits, would be another release
-        with a price.
+        """Return True if a second reply to the same call, with other bits, would cost again.
 
-        Not so of what goes out without noise, since ε is infinite then, nor of what is made of
+        Replies with an exact field cannot, since ε is infinite already; nor can what is made of
         earlier releases.
+
+        Args:
+            release: declaration of the called method.
+            reply: a reply of the method.
         """
         if not release.private or release.derived:
             return False
-        fields = [name for name, value in vars(reply).items() if isinstance(value, Rows | Shared)]
-        multipliers = [self._cost(release, name)[0] for name in fields]
-        if None in multipliers:
-            return False
-        return bool(self.training) or any(z is not None and not math.isinf(z) for z in multipliers)
+        multipliers = []
+        for name in _tensor_fields(reply):
+            multiplier, _ = self._cost(release, name)
+            if multiplier is None:
+                return False
+            multipliers.append(multiplier)
+        if self.training:
+            # Another training may be behind a field that costs nothing itself.
+            return True
+        return any(not math.isinf(multiplier) for multiplier in multipliers)
 
     def per_group(self, release: Release) -> bool:
-        """Return whether a trusted server adds noise to a field of this reply: once for each sum,
-        where sums arrive.
+        """Return True if a trusted server adds noise to a field of this reply.
+
+        Where sums arrive, it adds the noise once per sum.
+
+        Args:
+            release: declaration of the called method.
         """
-        return not release.derived and any(self._curator(name) for name in release.through)
+        if release.derived:
+            return False
+        return any(self._curator(name) for name in release.through)
 
     def events(self, release: Release, call: Event, reply: Any) -> Iterator[Event]:
         """Yield what clients released in one call: the training behind it, then field by field.
 
         Args:
-            call: an event that knows the call, its clients and its reader. Its digests are of each
-                client's reply, where a repetition of other bits has a price.
-            reply: as it is read.
+            release: declaration of the called method.
+            call: event with the call, its clients and its reader. Its digests are of each client's
+                reply, where a repetition with other bits costs again.
+            reply: the reply as the protocol sees it.
         """
         plan = self.training.get(release.trains)
         if plan is not None:
@@ -111,52 +140,78 @@ class ReleaseAccounting:
                 replace=REPLACE,
                 batch=plan.batch_size,
                 epochs=plan.epochs,
+                # Without a private reply the trained model stays at its client: it costs only
+                # as soon as something that follows from it leaves.
                 kept=not release.private,
                 seen=False,
             )
-        if release.private:
-            for name, value in vars(reply).items():
-                if isinstance(value, Rows | Shared):
-                    yield self._field_event(release, call, name)
+        if not release.private:
+            return
+        for name in _tensor_fields(reply):
+            yield self._field_event(release, call, name)
 
     def _field_event(self, release: Release, call: Event, name: str) -> Event:
         """Return the event of one field of a reply."""
         multiplier, replacement = self._cost(release, name)
         mechanism: Mechanism = "gaussian"
+        noise_multiplier = multiplier
         if multiplier is None:
             mechanism = "exact"
         elif math.isinf(multiplier):
             mechanism = "free"
-        # Another training of the same client may be behind a field that costs nothing itself.
-        repeatable = mechanism == "gaussian" or (mechanism == "free" and bool(self.training))
+            noise_multiplier = None
+        digests: tuple[str, ...] = ()
+        if mechanism == "gaussian":
+            digests = call.digests
+        elif mechanism == "free" and self.training:
+            # Another training of the same client may be behind a field that costs nothing itself.
+            digests = call.digests
         return replace(
             call,
             fields=(name,),
             mechanism=mechanism,
-            noise_multiplier=multiplier if mechanism == "gaussian" else None,
+            noise_multiplier=noise_multiplier,
             replace=replacement,
-            seen=name in release.through and not self._closed(release, name),
-            digests=call.digests if repeatable else (),
+            seen=name in release.through and not self._server_cannot_read(release, name),
+            digests=digests,
         )
 
     def _curator(self, name: str) -> TrustedCurator | None:
-        """The trusted server's noise on a field, which is for rows that are clipped alone."""
-        return (
-            self.curator if self.pipeline.of(name).clips and name not in self.multipliers else None
-        )
+        """Return the trusted server's noise on a field, if it adds any.
 
-    def _closed(self, release: Release, name: str) -> bool:
+        It adds noise only to rows that clients clip, since its scale follows from the clip norm,
+        and not to fields that clients noise themselves.
+        """
+        pipeline = self.pipeline.of(name)
+        if not pipeline.clips or name in self.multipliers:
+            return None
+        return self.curator
+
+    def _server_cannot_read(self, release: Release, name: str) -> bool:
+        """Return True if a field is sealed for other clients."""
         return self.pipeline.seal is not None and name in release.sealed
 
     def _cost(self, release: Release, name: str) -> tuple[float | None, float]:
-        """A field's noise multiplier, infinite where it tells nothing new, None where it is exact;
-        and its factor for replacing.
+        """Return a field's noise multiplier and its factor for replacing a record.
+
+        The multiplier is infinite if the field shows nothing new, and None if it is exact.
         """
-        if release.derived:
+        if release.derived:  # post-processing of earlier releases costs nothing
             return math.inf, 1.0
         if name in self.multipliers:
             return self.multipliers[name], self.replace.get(name, REPLACE)
-        if name in release.through:
-            curator = self._curator(name)
-            return (curator.multiplier if curator else self.pipeline.of(name).multiplier), REPLACE
-        return None, REPLACE
+        if name not in release.through:  # it passes no stage that could add noise
+            return None, REPLACE
+        curator = self._curator(name)
+        if curator:
+            return curator.multiplier, REPLACE
+        return self.pipeline.of(name).multiplier, REPLACE
+
+
+def _tensor_fields(reply: Any) -> list[str]:
+    """Return the names of a reply's tensor fields, each of which is released."""
+    names = []
+    for name, value in vars(reply).items():
+        if isinstance(value, Rows | Shared):
+            names.append(name)
+    return names

@@ -1,11 +1,12 @@
-"""A run's life: phases, rounds, checkpoints, history and the observer. The only code that writes
-while a protocol runs.
+"""Life of a run: phases, rounds, checkpoints, history and observation.
 
-A checkpoint is a folder that appears by one rename, so that a run killed at any moment resumes from
-a whole one. Lists that only grow (the history, the ledger's events) are appended to files of lines
-instead; the checkpoint holds their length and digest, so that it costs what a round added and not
-what all rounds did. A resumed run cuts off the history that it makes again. Of the ledger nothing
-is ever cut off: what was released stays released.
+No other code writes files while a protocol runs.
+
+A checkpoint is a folder that appears by one rename, so a run killed at any moment resumes from a
+complete one. Lists that only grow (the history, the ledger's events) are appended to files of lines
+instead; the checkpoint stores their length and digest, so that its cost is what a round added and
+not what all rounds did. A resumed run cuts off the history that it makes again. The ledger is never
+cut: what was released stays released.
 """
 
 from __future__ import annotations
@@ -27,28 +28,38 @@ from securecluster.errors import RunFolderError
 A = TypeVar("A")
 Line = dict[str, Any]
 
+DRAFT = ".checkpoint.tmp"  # folder of a checkpoint that is still being written
+# permissions of a checkpoint's files: those of clients hold keys and models
+PRIVATE_FILE = 0o600
+PUBLIC_FILE = 0o644
+
 
 @dataclass(frozen=True)
 class CheckpointPart:
-    """A part of the run's state that lives elsewhere: its class, how to read it and how to put it
-    back.
+    """State of another component that belongs in a checkpoint.
+
+    Args:
+        state_class: class of the state.
+        read: returns the state.
+        restore: sets the state.
     """
 
-    kind: type
+    state_class: type
     read: Callable[[], Any]
     restore: Callable[[Any], None]
 
 
 @dataclass(frozen=True)
 class Appended:
-    """A list that only grows, kept as lines of JSON in a file of its own.
+    """List that only grows, stored as lines of JSON in a file of its own.
 
     Args:
-        read: the list as it is now; items that were there stay as they were.
-        restore: puts back what was there at the checkpoint.
-        encode: makes JSON of an item; decode: the inverse.
-        recall: takes what was appended after the checkpoint, which then stays in the list; without
-            it that is cut off.
+        read: returns the list as it is now; earlier items never change.
+        restore: sets the list to what it was at the checkpoint.
+        encode: converts an item to a JSON value.
+        decode: inverse of `encode`.
+        recall: receives the items appended after the checkpoint, which then stay in the file; None
+            cuts them off.
     """
 
     read: Callable[[], Sequence[Any]]
@@ -60,49 +71,67 @@ class Appended:
 
 @dataclass
 class _Clock:
-    """Progress of a run, and how much of each log belongs to it."""
+    """Progress of a run, and the extent of each log that belongs to it.
+
+    Attributes:
+        number: number of checkpoints so far.
+        rounds: completed rounds, by name of the loop.
+        seconds: wall time.
+        logs: length and digest of each log.
+        halfway: True if `commit` has completed the first half of the current round.
+        notes: values noted in the current round.
+    """
 
     number: int = 0
     rounds: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     logs: dict[str, Mark] = field(default_factory=dict)
-    halfway: bool = False  # whether `commit` has ended the first part of the round that goes on
-    notes: Line = field(default_factory=dict)  # of that round
+    halfway: bool = False
+    notes: Line = field(default_factory=dict)
 
 
 class Run:
-    """What a protocol's `run_server` sees of its run.
+    """State of a run that a protocol's `run_server` works with.
 
     Args:
-        folder: where to checkpoint; None keeps everything in memory. A folder with a checkpoint is
-            resumed.
-        kept: what else belongs into a checkpoint, by name; names that start with "clients" are
-            written for the owner's eyes only.
-        appended: lists that only grow, by name: `NAME.jsonl` in the folder holds them.
-        observe: the researcher's look at a loop's state after each round, outside the network; its
-            numbers go into the history.
-        report: called with each history line.
+        folder: where to write checkpoints; None stores everything in memory. A folder with a
+            checkpoint is resumed.
+        components: state of other components that belongs in a checkpoint, by name; files whose
+            names start with "clients" are readable by their owner only.
+        observe: measures a loop's state after each round, outside the protocol; its numbers go
+            into the history.
+        report: receives each history line.
+        begin: receives each round's number before the round starts.
+        appended: lists that only grow, by name; `NAME.jsonl` in the folder stores them.
     """
 
     def __init__(
         self,
         folder: Path | None = None,
-        kept: dict[str, CheckpointPart] | None = None,
+        components: dict[str, CheckpointPart] | None = None,
         observe: Callable[[Any], Line] = lambda state: {},
         report: Callable[[Line], None] = lambda line: None,
         begin: Callable[[int], None] = lambda number: None,
         appended: dict[str, Appended] | None = None,
     ) -> None:
         self.history: list[Line] = []
-        self._folder, self._kept = folder, kept or {}
-        self._observe, self._report, self._begin = observe, report, begin
-        history = Appended(lambda: self.history, self._restore_history, lambda line: line, dict)
+        self._folder = folder
+        self._components = components or {}
+        self._observe = observe
+        self._report = report
+        self._begin = begin
+        history = Appended(
+            read=lambda: self.history,
+            restore=self._restore_history,
+            encode=lambda line: line,
+            decode=dict,
+        )
         self._appended = {"history": history, **(appended or {})}
         self._logs: dict[str, Log] = {}
-        self._logged = dict.fromkeys(self._appended, 0)
-        self._parts: dict[str, bytes] = {}
+        self._logged = dict.fromkeys(self._appended, 0)  # lines written so far
+        self._parts: dict[str, bytes] = {}  # packed phases and loops, by name
         self._clock = _Clock()
-        self._loop = ""  # the part of the loop that goes on
+        self._loop = ""  # part of the current loop
         self._since = time.monotonic()
         self.resumed = False
         if folder is not None:
@@ -110,56 +139,78 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Wall time spent on this run, all its resumptions together."""
+        """Wall time spent on this run, over all its resumptions."""
         return self._clock.seconds + time.monotonic() - self._since
 
     def note(self, **values: Any) -> None:
-        """Put what the server knows into this round's history line."""
+        """Add values that the server has computed to this round's history line."""
         self._clock.notes |= values
 
-    def once(self, name: str, make: Callable[[], A], kind: type[A]) -> A:
-        """A phase: made once, its result (a dataclass tree) kept in every later checkpoint."""
-        part = f"phase-{name}"
-        if part not in self._parts:
-            self._parts[part] = pack(make())
-            self._checkpoint()
-        return unpack(self._parts[part], kind)
+    def once(self, name: str, make: Callable[[], A], result_class: type[A]) -> A:
+        """Return the result of a phase, which is computed once and stored in later checkpoints.
 
-    def rounds(self, name: str, state: Any, total: int) -> Iterator[int]:
-        """Rounds 1 … `total` of a loop over `state` (a dataclass, changed in place); after each:
-        observer, history, checkpoint.
-
-        What follows the loop belongs to round `total` + 1.
+        Args:
+            name: name of the phase.
+            make: computes the result.
+            result_class: class of the result, a dataclass tree.
         """
-        part = self._loop = f"loop-{name}"
-        if part in self._parts:
-            vars(state).update(vars(unpack(self._parts[part], type(state))))
-        for number in range(self._clock.rounds.get(name, 0) + 1, total + 1):
+        key = f"phase-{name}"
+        if key not in self._parts:
+            self._parts[key] = pack(make())
+            self._checkpoint()
+        return unpack(self._parts[key], result_class)
+
+    def rounds(self, name: str, state: Any, total_rounds: int) -> Iterator[int]:
+        """Yield the numbers of the remaining rounds of a loop, from 1 to `total_rounds`.
+
+        After each round come the observer, the history and a checkpoint. Code after the loop
+        belongs to round `total_rounds` + 1.
+
+        Args:
+            name: name of the loop.
+            state: the loop's state, a dataclass that is changed in place; a resumed run restores
+                it first.
+            total_rounds: number of the last round.
+        """
+        self._loop = f"loop-{name}"
+        if self._loop in self._parts:
+            restored = unpack(self._parts[self._loop], type(state))
+            # in place, since the protocol holds a reference to the state
+            vars(state).update(vars(restored))
+        first = self._clock.rounds.get(name, 0) + 1
+        for number in range(first, total_rounds + 1):
             self._begin(number)
             yield number
-            line = {"loop": name, "round": number, **self._clock.notes, **self._observe(state)}
-            self._clock.notes, self._clock.halfway = {}, False
-            self._clock.rounds[name] = number
-            if self._folder is not None:
-                self._parts[part] = pack(state)
-            self.history.append(line)
-            self._checkpoint()
-            self._report(line)
-        # of the phases that follow, also where the run goes on in the midst of them
-        self._begin(int(total) + 1)
+            self._end_round(name, number, state)
+        # for the phases that follow, also if the run resumes in the middle of them
+        self._begin(int(total_rounds) + 1)
+
+    def _end_round(self, name: str, number: int, state: Any) -> None:
+        """Observe a round, append its history line, write a checkpoint and report the line."""
+        observed = self._observe(state)
+        line = {"loop": name, "round": number, **self._clock.notes, **observed}
+        self._clock.notes = {}
+        self._clock.halfway = False
+        self._clock.rounds[name] = number
+        if self._folder is not None:
+            self._parts[self._loop] = pack(state)
+        self.history.append(line)
+        self._checkpoint()
+        self._report(line)  # only of rounds that a resumed run does not repeat
 
     def _restore_history(self, lines: list[Line]) -> None:
         self.history = lines
 
     def commit(self, state: Any, work: Callable[[], None]) -> None:
-        """Do the first part of a round, and checkpoint before the second one sends clients what the
-        first has made.
+        """Do the first half of a round, and write a checkpoint before the second half.
 
-        A client applies an average once. Were the round repeated after a kill, with other replies,
-        its second version would not be what clients have.
+        The second half sends clients what the first half has computed. A client applies an average
+        once: were the first half repeated after a kill, with other replies, its new result would
+        differ from what clients have.
 
         Args:
-            state: of the loop, which `work` changes.
+            state: the loop's state, which `work` changes.
+            work: the first half; skipped if a checkpoint contains its result.
         """
         if self._clock.halfway:
             return
@@ -170,100 +221,132 @@ class Run:
         self._checkpoint()
 
     def _checkpoint(self) -> None:
+        """Append to the logs, and then write a checkpoint that refers to them."""
         self._clock.number += 1
         if self._folder is None:
             return
         for name in self._appended:
             self.append(name)
+        # after the logs, which then contain all that the marks refer to
         logs = {name: log.mark for name, log in self._logs.items()}
         clock = replace(self._clock, seconds=self.seconds, logs=logs)
-        parts = {"clock": pack(clock), **self._parts}
-        for name, kept in self._kept.items():
-            parts[name] = pack(kept.read())
-        self._write(parts)
+        contents = {"clock": pack(clock), **self._parts}
+        for name, component in self._components.items():
+            contents[name] = pack(component.read())
+        self._write(contents)
 
     def append(self, name: str) -> None:
-        """Append to a log what its list has gained since the last time, in one write."""
+        """Append the new items of a list to its log, in one write.
+
+        Args:
+            name: name of the list.
+        """
         if self._folder is None:
             return
         appended = self._appended[name]
         items = appended.read()
-        new = items[self._logged[name] :]
-        self._logs[name].append([json.dumps(appended.encode(item)) for item in new])
+        new_items = items[self._logged[name] :]
+        encoded = [appended.encode(item) for item in new_items]
+        lines = [json.dumps(value) for value in encoded]
+        self._logs[name].append(lines)
         self._logged[name] = len(items)
 
-    def _write(self, parts: dict[str, bytes]) -> None:
-        """Write a checkpoint beside the last one, and then remove that one."""
+    def _write(self, contents: dict[str, bytes]) -> None:
+        """Write a checkpoint beside the last one, and then remove the last one.
+
+        Args:
+            contents: contents of the files, by name.
+        """
         assert self._folder is not None
         final = self._folder / f"checkpoint-{self._clock.number:06d}"
-        draft = self._folder / ".checkpoint.tmp"
+        draft = self._folder / DRAFT
         atomic_files.make_new_folder(draft)
-        marks = {name: Mark.of(data) for name, data in parts.items()}
-        for name, data in {**parts, manifest.NAME: manifest.encode(marks)}.items():
-            atomic_files.write_atomic(
-                draft / name, data, 0o600 if name.startswith("clients") else 0o644
-            )
-        atomic_files.move(draft, final)
-        for old in checkpoints(self._folder):
-            if old != final:
-                shutil.rmtree(old, ignore_errors=True)
+        # digests by which a resumed run detects a file that has been changed
+        marks = {name: Mark.of(data) for name, data in contents.items()}
+        files = {**contents, manifest.NAME: manifest.encode(marks)}
+        for name, data in files.items():
+            permissions = PUBLIC_FILE
+            if name.startswith("clients"):
+                permissions = PRIVATE_FILE
+            atomic_files.write_atomic(draft / name, data, permissions)
+        atomic_files.move(draft, final)  # one rename, so a checkpoint is complete or absent
+        for checkpoint in checkpoints(self._folder):
+            if checkpoint != final:
+                shutil.rmtree(checkpoint, ignore_errors=True)
 
     def _load(self, folder: Path) -> None:
-        """Go on from the last checkpoint, every part of which must be what was written."""
+        """Resume from the last checkpoint, every part of which must match its digest."""
         for name, appended in self._appended.items():
-            # what stays after a kill stays after a power cut, too
-            lasting = appended.recall is not None
-            self._logs[name] = Log(folder / f"{name}.jsonl", durable=lasting)
-        found = checkpoints(folder)
-        self.resumed = bool(found)
-        if found:
-            self._restore(found[-1])
+            # lines that survive a kill must survive a power cut, too
+            durable = appended.recall is not None
+            path = folder / f"{name}.jsonl"
+            self._logs[name] = Log(path, durable=durable)
+        existing = checkpoints(folder)
+        self.resumed = bool(existing)
+        if existing:
+            self._restore(existing[-1])
         for name, appended in self._appended.items():
             self._restore_log(name, appended)
 
     def _restore_log(self, name: str, appended: Appended) -> None:
-        """Put back what a log's list was at the checkpoint, and what it has gained since where that
-        stays.
+        """Restore a list from its log, up to the checkpoint.
+
+        Items appended later go to `Appended.recall`; without it they are cut off.
         """
-        log, mark = self._logs[name], self._clock.logs.get(name, EMPTY)
+        log = self._logs[name]
+        mark = self._clock.logs.get(name, EMPTY)
 
         def decode(line: str) -> Any:
             return appended.decode(json.loads(line))
 
-        later: list[Any] = []
         if appended.recall is None:
             items = log.restore(mark, decode)
-        else:
-            items, later = log.recall(mark, decode)
-        self._logged[name] = len(items) + len(later)
+            self._logged[name] = len(items)
+            appended.restore(items)
+            return
+        items, later_items = log.recall(mark, decode)
+        self._logged[name] = len(items) + len(later_items)
         appended.restore(items)
-        if appended.recall is not None:
-            appended.recall(later)
+        appended.recall(later_items)
 
     def _restore(self, checkpoint: Path) -> None:
+        """Restore the clock, the other components, and the packed phases and loops."""
         marks = manifest.read(checkpoint)
-        for name in ("clock", *self._kept):
+        for name in ("clock", *self._components):
             if name not in marks:
                 raise RunFolderError(f"{checkpoint} lacks its {name}: start the run anew")
-        parts = {name: manifest.checked(checkpoint, name, marks) for name in marks}
-        self._clock = unpack(parts.pop("clock"), _Clock)
-        for name, kept in self._kept.items():
-            kept.restore(unpack(parts.pop(name), kept.kind))
-        self._parts = parts
+        contents = {name: manifest.checked(checkpoint, name, marks) for name in marks}
+        self._clock = unpack(contents.pop("clock"), _Clock)
+        for name, component in self._components.items():
+            state: Any = unpack(contents.pop(name), component.state_class)
+            component.restore(state)
+        self._parts = contents
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in a run folder, oldest first."""
-    found = [
-        path
-        for path in folder.glob("checkpoint-*")
-        if re.fullmatch(r"checkpoint-\d{6,}", path.name)
-    ]
-    return sorted(found, key=lambda path: int(path.name.partition("-")[2]))
+    """Return the checkpoints in a run folder, oldest first.
+
+    Args:
+        folder: the run folder.
+    """
+    paths = []
+    for path in folder.glob("checkpoint-*"):
+        if re.fullmatch(r"checkpoint-\d{6,}", path.name):
+            paths.append(path)
+    return sorted(paths, key=_checkpoint_number)
+
+
+def _checkpoint_number(path: Path) -> int:
+    _, _, number = path.name.partition("-")
+    return int(number)
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a run that has ended."""
+    """Remove the checkpoints of a run that has ended.
+
+    Args:
+        folder: the run folder.
+    """
     for path in checkpoints(folder):
         shutil.rmtree(path, ignore_errors=True)
-    shutil.rmtree(folder / ".checkpoint.tmp", ignore_errors=True)
+    shutil.rmtree(folder / DRAFT, ignore_errors=True)

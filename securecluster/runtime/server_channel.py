@@ -1,7 +1,7 @@
-"""All that server code ever holds: client ids and three verbs.
+"""The server's only access to clients: their ids and three verbs.
 
-Whatever the server learns went through a verb, so bytes, releases and transcripts are complete by
-construction.
+Everything that the server learns passes through a verb, so bytes, releases and transcripts are
+complete by construction.
 """
 
 from __future__ import annotations
@@ -52,14 +52,24 @@ C = TypeVar("C")
 Q = TypeVar("Q")
 A = TypeVar("A")
 B = TypeVar("B")
+ClientMethod = Callable[[C, CallContext, Q], A]
+Method = Callable[..., Any]
 
 
 @dataclass
 class ChannelState:
-    """What the server's side of the network remembers between calls."""
+    """State of the server's side of the network, stored in checkpoints.
 
-    # of calls to protocol methods: batches and masks are drawn from it, so the key agreement counts
-    # apart
+    Attributes:
+        step: number of calls to protocol methods. Batches and masks are drawn from it, so the key
+            agreement is counted apart: masked and plain runs then draw the same batches.
+        key_step: number of calls of the key agreement.
+        post_step: number of the last call of `ServerChannel.post`.
+        keyed: ids of the clients that have the mask seed, in ascending order.
+        lost: rounds in which a client did not reply, by client id.
+        ledger: events of everything that clients released.
+    """
+
     step: int = 0
     key_step: int = 0
     post_step: int = FIRST_SEPARATE_STEP
@@ -69,19 +79,25 @@ class ChannelState:
 
 
 class ServerChannel:
-    """Client ids and three verbs; no client object, no data.
+    """Server side of the network: client ids and three verbs, without client objects or data.
 
     Args:
-        clients: how many.
-        randomness: the server's own draws (who is invited); public.
-        agreed: what clients and server agreed on, whose hash is in every frame.
-        pipeline: the stages of clients' replies, whose noise is known here.
-        costs: what the run has for its noise, beside the pipeline's.
-        device: where the server computes with what went through the pipeline, wherever replies come
-            from; main memory by default. All other fields of replies lie in main memory. A replay
-            on the same device therefore rounds as the run did.
-        limits: what the configuration lets replies hold; without it replies are held to nothing but
-            their own types.
+        clients: number of clients; their ids are 0 … clients - 1.
+        transport: delivers calls to clients and returns their replies.
+        config: hash of the shared configuration, part of every frame.
+        pipeline: stages that clients' replies pass through; its noise is accounted for here.
+        randomness: the server's own draws, such as the sampling of clients; public.
+        aggregator: forms the sums of `sum`; `Plain` by default.
+        agreed: configuration that clients and server share, whose hash is in every frame.
+        costs: accounting of the run's noise beyond the pipeline's own.
+        device: where the server computes with fields that passed through the pipeline, wherever
+            replies come from; main memory by default. All other fields of replies lie in main
+            memory. A replay on the same device therefore rounds as the run did.
+        limits: bounds that the configuration sets on replies; without it only the types of their
+            fields are checked.
+
+    Raises:
+        UsageError: clients add noise in shares, but the aggregator reads single replies.
     """
 
     def __init__(  # noqa: PLR0913 (what the server of one run is made of)
@@ -101,195 +117,299 @@ class ServerChannel:
         self.limits = limits or Limits()
         self.state = ChannelState()
         self.round = 0
-        self.randomness, self.agreed = randomness, dict(agreed or {})
+        self.randomness = randomness
+        self.agreed = dict(agreed or {})
         self._costs = costs or ReleaseAccounting(pipeline)
+        # A trusted server adds noise to sums, so their rounding must stay below the clip norm.
         self.aggregator = aggregator or Plain(wide=self._costs.curator is not None)
-        self._transport, self._config = transport, config
+        self._transport = transport
+        self._config = config
+        # A share of the noise protects a sum only; a single reply would carry too little of it.
         if pipeline.shares > 1 and self.aggregator.server_reads_replies:
             raise UsageError(
                 "noise in shares protects sums alone, and this aggregator reads every reply: let "
                 "each client add all of it"
             )
-        self.common = pipeline.common  # the first numbers of an average that are the common layers'
+        # number of leading coordinates of an average that belong to the common layers
+        self.common = pipeline.common
         self._keyed = pipeline.keyed
+        # index of the local parameter server that calls a client, by client id
         self._asker: dict[int, int] = {}
         self._device = device or torch.device("cpu")
         self.record: Callable[[list[Event]], None] = self.add
 
     def add(self, events: list[Event]) -> None:
-        """Add the events of one call to the ledger; `record` may be set to what does more, before a
-        verb returns the replies.
+        """Add the events of one call to the ledger.
+
+        `record` is this method by default. A run may set it to a function that also writes the
+        events to disk, before a verb returns the replies.
+
+        Args:
+            events: releases of one call.
         """
         for event in events:
             self.state.ledger.add(event)
 
     def gather(
         self,
-        method: Callable[[C, CallContext, Q], A],
+        method: ClientMethod[C, Q, A],
         query: Q,
         to: Sequence[int],
         step: int | None = None,
         tries: int = 1,
     ) -> Replies[A]:
-        """Each client's reply on its own, in the order of `to`.
+        """Collect each client's reply individually, in the order of `to`.
 
         Args:
-            step: of an earlier call that these clients were not part of: their replies then compare
-                with its replies under one mask.
-            tries: how often who does not reply is asked, for the mask's key and then, in the same
-                words and under the same mask, for this.
+            method: client method to call.
+            query: message with one frame per recipient.
+            to: ids of the recipients.
+            step: number of an earlier call that these clients were not part of: their replies then
+                have the mask of that call and compare with its replies. The next number by default.
+            tries: number of requests to a client that does not reply, for the mask's key and then,
+                with the same frame and under the same mask, for this call.
+
+        Returns:
+            The replies that arrived, and the ids of the clients that did not reply.
         """
         ready, step = self._open(method, query, to, step, tries)
-        answer = self._insist(
-            method, self._call(method, GATHER, query, to, ready, step, [1] * len(ready)), tries
+        members = [1] * len(ready)  # each reply is read on its own
+        call = self._call(
+            method=method,
+            verb=GATHER,
+            query=query,
+            to=to,
+            ready=ready,
+            step=step,
+            members=members,
         )
-        reply = self._costs.read(release_of(method), answer.reply, step)
+        response = self._exchange_with_retries(method, call, tries)
+        release = release_of(method)
+        reply = self._costs.read(release, response.reply, step)
         if not self._recorded_at_once(method):
-            # who trains for itself may have done so though no reply came
-            own = not release_of(method).private
-            self._record(method, GATHER, ready if own else answer.ids, reply, step)
-        check_squares(self.round, answer.ids, reply)
-        return Replies(answer.ids, cast(A, reply), self._missing(to, answer.ids), step)
+            recorded = response.ids
+            if not release.private:
+                # Such replies report on local training, which may have happened at any client
+                # that was called, although its reply did not arrive.
+                recorded = tuple(ready)
+            self._record(method, GATHER, recorded, reply, step)
+        check_squares(self.round, response.ids, reply)
+        lost = self._note_lost(to, response.ids)
+        return Replies(
+            ids=response.ids,
+            rows=cast(A, reply),
+            lost=lost,
+            step=step,
+        )
 
-    def post(
-        self, method: Callable[[C, CallContext, Q], A], query: Q, to: Sequence[int]
-    ) -> Replies[A]:
-        """As `gather`, with a number, hence a mask, of its own that no other call's batches depend
-        on.
+    def post(self, method: ClientMethod[C, Q, A], query: Q, to: Sequence[int]) -> Replies[A]:
+        """Gather under a call number, and so a mask, that no other call's batches depend on.
+
+        Calls that only masked runs make are numbered apart, so that all later calls draw the same
+        batches with and without a mask.
+
+        Args:
+            method: client method to call.
+            query: message with one frame per recipient.
+            to: ids of the recipients.
         """
         self.state.post_step += 1
         return self.gather(method, query, to, self.state.post_step)
 
     def sum(
         self,
-        method: Callable[[C, CallContext, Q], A],
+        method: ClientMethod[C, Q, A],
         query: Q,
         to: Sequence[int],
         by: Sequence[int] | None = None,
         groups: int | None = None,
     ) -> Sums[A]:
-        """Only sums, one per group: `by[k]` is the group of `to[k]` (one group without it). The
-        client weighs what it sends.
+        """Collect one sum per group of clients, without single replies.
 
-        Where the answer may leave in sums only, a group that shrank below what clients ask for,
-        since members lack the mask seed, waits.
+        Clients weight what they send: an aggregator cannot weight values that it does not see.
+        Where replies may leave in sums only, groups that are too small for now are postponed
+        (`_without_shrunken_groups`).
+
+        Args:
+            method: client method to call.
+            query: message with one frame per recipient.
+            to: ids of the recipients.
+            by: group of each recipient; one group for all by default.
+            groups: number of groups; the largest of `by` plus one by default.
+
+        Returns:
+            Sums with (groups, …) fields, and the number of members of each.
         """
         ready, step = self._open(method, query, to)
+        if by is None:
+            by = [0] * len(to)
+        group_of = dict(zip(to, by, strict=True))
+        if groups is None:
+            groups = 1 + max(group_of.values(), default=0)
         release = release_of(method)
-        group = dict(zip(to, by if by is not None else [0] * len(to), strict=True))
-        number = groups if groups is not None else 1 + max(group.values(), default=0)
         if GATHER not in release.via:
-            ready = _in_large_groups(ready, group)
-        groups_of_ready = [group[i] for i in ready]
-        members = [groups_of_ready.count(g) for g in groups_of_ready]
-        call = self._call(method, SUM, query, to, ready, step, members)
-        exchange = partial(self._exchange, method)
-        total = self.aggregator.run(exchange, call, groups_of_ready, number)
-        rows = self._costs.read(release, total.rows, step, total.counts)
-        rows = self._in_run_type(release, rows)
-        if total.ids and not self._recorded_at_once(method):
-            # The noise is the sum's: another sum has other noise, so the digest is of the sum.
-            digests = reply_digests(rows, number)
-            own_digests = [digests[group[i]] for i in total.ids]
-            self._record(method, SUM, total.ids, rows, step, own_digests)
-        return Sums(total.ids, cast(A, rows), total.counts, self._missing(to, total.ids), step)
-
-    def _in_run_type(self, release: Release, rows: A) -> A:
-        """Return sums of model rows in the run's own number type.
-
-        They may have been added up in any number type.
-        """
-        kind = {"float32": torch.float32}.get(str(self.agreed.get("dtype")))
-        if kind is None or rows is None:
-            return rows
-        fields = {name: getattr(rows, name) for name in release.through}
-        wide = {name: own for name, own in fields.items() if own.table.dtype == torch.float64}
-        narrow = {name: Rows(own.table.to(kind), own.index) for name, own in wide.items()}
-        return dataclasses.replace(rows, **narrow) if narrow else rows  # type: ignore[type-var]
-
-    def divide(self, labels: Sequence[int]) -> None:
-        """From now on the local parameter server of cluster `labels[i]`, and not the server, asks
-        client i; [] takes that back.
-        """
-        self._asker = dict(enumerate(labels))
-
-    def relay(self, method: Callable[[Q], A], query: Q, to: Sequence[int]) -> A:
-        """A frame of each of the local parameter servers `to` to the server, and its replies: what
-        `method` makes of them.
-        """
-        call = Call(
-            self._config,
-            method.__name__,
-            RELAY,
-            self.round,
-            self.state.step,
-            tuple(to),
-            query,
-            (1,) * len(to),
+            ready = _without_shrunken_groups(ready, group_of)
+        ready_groups = [group_of[client] for client in ready]
+        # Frames carry the size of the client's group, and clients refuse one that is too small.
+        members = [ready_groups.count(group) for group in ready_groups]
+        call = self._call(
+            method=method,
+            verb=SUM,
+            query=query,
+            to=to,
+            ready=ready,
+            step=step,
+            members=members,
         )
-        reply = method(query)
-        self._transport.relay(call, Response(call.to, reply))
-        return reply
+        exchange = partial(self._exchange, method)
+        sums = self.aggregator.run(exchange, call, ready_groups, groups)
+        rows = self._costs.read(release, sums.rows, step, sums.counts)
+        rows = self._in_run_dtype(release, rows)
+        if sums.ids and not self._recorded_at_once(method):
+            # The noise is the sum's: another sum has other noise, so the digest is of the sum.
+            sum_digests = reply_digests(rows, groups)
+            replied_groups = [group_of[client] for client in sums.ids]
+            digests = [sum_digests[group] for group in replied_groups]
+            self._record(method, SUM, sums.ids, rows, step, digests)
+        lost = self._note_lost(to, sums.ids)
+        return Sums(
+            ids=sums.ids,
+            rows=cast(A, rows),
+            counts=sums.counts,
+            lost=lost,
+            step=step,
+        )
 
     def pairs(
         self,
-        method: Callable[[C, CallContext, Q], A],
+        method: ClientMethod[C, Q, A],
         query: Q,
         to: Sequence[int],
         then: Callable[[torch.Tensor], B] = lambda r: r,  # type: ignore[assignment, return-value]
         tries: int = 1,
     ) -> Pairs[B]:
-        """R_ij = (row_i[j] + row_j[i]) / 2 over the clients that replied, or only what `then`
-        computes from R.
+        """Compute R_ij = (row_i[j] + row_j[i]) / 2 over the clients that replied.
 
         The reply's one field is a row of len(to) numbers per client, in the order of `to`. Under
         the plain aggregator the server reads the rows themselves.
 
         Args:
-            tries: how often who does not reply is asked.
+            method: client method to call.
+            query: message with one frame per recipient.
+            to: ids of the recipients.
+            then: function of R, (r, r), whose result is all that is returned; R itself by default.
+            tries: number of requests to a client that does not reply.
+
+        Raises:
+            UsageError: fewer than two clients replied.
+            FrameError: the rows have another length.
         """
         ready, step = self._open(method, query, to, tries=tries)
-        answer = self._insist(
-            method, self._call(method, PAIRS, query, to, ready, step, [2] * len(ready)), tries
+        members = [2] * len(ready)  # a pair combines the rows of two clients
+        call = self._call(
+            method=method,
+            verb=PAIRS,
+            query=query,
+            to=to,
+            ready=ready,
+            step=step,
+            members=members,
         )
-        self._missing(to, answer.ids)
-        if len(answer.ids) < 2:
-            raise UsageError(f"pairs needs at least two replies, {len(answer.ids)} came: try again")
-        (rows,) = (v.values for v in vars(answer.reply).values())
-        if rows.shape != (len(answer.ids), len(to)):
-            raise FrameError(
-                f"pairs needs a row of {len(to)} numbers per client, {tuple(rows.shape[1:])} came"
-            )
-        square = rows[:, [list(to).index(i) for i in answer.ids]]
-        return Pairs(answer.ids, then((square + square.T) / 2), step)
+        response = self._exchange_with_retries(method, call, tries)
+        ids = response.ids
+        self._note_lost(to, ids)
+        if len(ids) < 2:
+            raise UsageError(f"pairs needs at least two replies, {len(ids)} came: try again")
+        (reply_field,) = vars(response.reply).values()
+        rows = reply_field.values
+        if rows.shape != (len(ids), len(to)):
+            row_shape = tuple(rows.shape[1:])
+            raise FrameError(f"pairs needs a row of {len(to)} numbers per client, {row_shape} came")
+        # drop the columns of clients that did not reply: (r, len(to)) becomes (r, r)
+        recipients = list(to)
+        columns = [recipients.index(client) for client in ids]
+        square = rows[:, columns]
+        relevance = (square + square.T) / 2
+        return Pairs(ids, then(relevance), step)
+
+    def divide(self, labels: Sequence[int]) -> None:
+        """Assign clients to local parameter servers, which send all later calls to them.
+
+        Args:
+            labels: cluster of each client, by client id; its local parameter server calls the
+                client. Empty to let the server call all clients again.
+        """
+        self._asker = dict(enumerate(labels))
+
+    def relay(self, method: Callable[[Q], A], query: Q, to: Sequence[int]) -> A:
+        """Send a frame from each of some local parameter servers to the server, and its replies.
+
+        Args:
+            method: computes the server's replies from the frames.
+            query: message with one frame per local parameter server.
+            to: indices of the local parameter servers.
+        """
+        call = Call(
+            config=self._config,
+            method=method.__name__,
+            verb=RELAY,
+            round=self.round,
+            step=self.state.step,
+            to=tuple(to),
+            query=query,
+            members=(1,) * len(to),
+        )
+        reply = method(query)
+        self._transport.relay(call, Response(call.to, reply))
+        return reply
+
+    def noise(self, field: str, trains: str = "usual") -> float:
+        """Return the expected squared norm of the noise in one row of a field, whoever added it.
+
+        Statistics of norms subtract it.
+
+        Args:
+            field: name of the field.
+            trains: kind of training that the row comes from (`Release.trains`).
+        """
+        dimension = int(self.agreed.get("dimension", 0))
+        return self._costs.noise(field, dimension, trains)
 
     def _open(
         self,
-        method: Callable[..., Any],
+        method: Method,
         query: Any,
         to: Sequence[int],
         step: int | None = None,
         tries: int = 1,
     ) -> tuple[list[int], int]:
-        """The clients that can answer now, and the number of this call: the next one, where it is
-        not given.
+        """Prepare a call: check its query, agree on the mask's key and number the call.
+
+        Args:
+            step: number of an earlier call to continue; the next number by default.
+            tries: number of key agreements with clients that do not have the seed.
+
+        Returns:
+            The recipients that can answer now, and the number of the call.
         """
         expected = frames(query, len(to))
         if expected != len(to):
             raise UsageError(f"a query with {expected} rows cannot go to {len(to)} clients")
+        release_of(method)  # refuses a method that is not remote, before anything is sent
         ready = list(to)
-        release_of(method)
-        if self._keyed:  # also a client that only receives must undo the mask
+        if self._keyed:
+            # A client that only receives needs the seed, too: it must undo the mask.
             for _ in range(tries):
                 self._agree(to)
-            ready = [i for i in to if i in self.state.keyed]
-        if step is None:
+            ready = [client for client in to if client in self.state.keyed]
+        if step is None:  # calls that continue an earlier one draw the same batches and masks
             self.state.step += 1
-        return ready, self.state.step if step is None else step
+            step = self.state.step
+        return ready, step
 
     def _call(
         self,
-        method: Callable[..., Any],
+        method: Method,
         verb: str,
         query: Any,
         to: Sequence[int],
@@ -297,173 +417,273 @@ class ServerChannel:
         step: int,
         members: Sequence[int],
     ) -> Call:
-        asker = tuple(self._asker[i] for i in to) if self._asker else ()
-        whole = Call(
-            self._config,
-            method.__name__,
-            verb,
-            self.round,
-            step,
-            tuple(to),
-            query,
-            (1,) * len(to),
-            asker,
+        """Return the call to those recipients that can answer.
+
+        Args:
+            query: message with one frame for each of `to`.
+            ready: the recipients that can answer, a subset of `to`.
+            members: size of the sum that each reply of `ready` becomes part of.
+        """
+        asker: tuple[int, ...] = ()
+        if self._asker:
+            asker = tuple(self._asker[client] for client in to)
+        call_to_all = Call(
+            config=self._config,
+            method=method.__name__,
+            verb=verb,
+            round=self.round,
+            step=step,
+            to=tuple(to),
+            query=query,
+            members=(1,) * len(to),  # replaced below, for the clients that can answer
+            asker=asker,
         )
-        place = {i: k for k, i in enumerate(to)}
-        return dataclasses.replace(whole.select([place[i] for i in ready]), members=tuple(members))
+        position_of = {client: position for position, client in enumerate(to)}
+        positions = [position_of[client] for client in ready]
+        return dataclasses.replace(call_to_all.select(positions), members=tuple(members))
 
-    def _insist(self, method: Callable[..., Any], call: Call, tries: int) -> Response:
-        """The replies of all who answer one of several tries."""
-        found: dict[int, tuple[Response, int]] = {}
+    def _exchange_with_retries(self, method: Method, call: Call, tries: int) -> Response:
+        """Return the replies of all clients that answer one of several tries."""
+        responses: list[Response] = []
+        answered: set[int] = set()
         for _ in range(tries):
-            left = [k for k, i in enumerate(call.to) if i not in found]
-            if left:
-                answer = self._exchange(method, call.select(left))
-                found |= {i: (answer, k) for k, i in enumerate(answer.ids)}
-        answers = list({id(a): a for a, _ in found.values()}.values())
-        if len(answers) < 2:
-            return answers[0] if answers else Response((), None)
-        ids, joined = tuple(i for a in answers for i in a.ids), stack([a.reply for a in answers])
-        order = [ids.index(i) for i in call.to if i in found]
-        return Response(tuple(ids[k] for k in order), select(joined, order))
+            silent = [k for k, client in enumerate(call.to) if client not in answered]
+            if not silent:
+                break
+            response = self._exchange(method, call.select(silent))
+            if response.ids:
+                responses.append(response)
+                answered.update(response.ids)
+        if not responses:
+            return Response((), None)
+        if len(responses) == 1:
+            return responses[0]
+        return _merged(responses, call.to)
 
-    def _exchange(self, method: Callable[..., Any], call: Call) -> Response:
-        """Return the replies to a call, which are in the ledger before anybody uses them."""
-        answer = self._transport.exchange(call)
-        if answer.reply is None:
-            return answer
+    def _exchange(self, method: Method, call: Call) -> Response:
+        """Return the replies to a call after the checks that do not need them decoded.
+
+        Releases are in the ledger before any other code can use the replies, so that a run that is
+        stopped has accounted for everything that it received.
+
+        Raises:
+            FrameError: a reply exceeds the bounds of the configuration.
+            UpdateError: a reply has numbers that are not finite.
+        """
+        response = self._transport.exchange(call)
+        if response.reply is None:
+            return response
         release = release_of(method)
         through = {name: name in release.sealed for name in release.through}
-        check(answer.reply, self.limits.beside(call.query), through, finite=False)
-        reply = placed(answer.reply, release.through, self._device)
-        answer = dataclasses.replace(answer, reply=reply)
+        limits = self.limits.beside(call.query)
+        check(response.reply, limits, through, finite=False)
+        reply = placed(response.reply, release.through, self._device)
+        response = dataclasses.replace(response, reply=reply)
         if self._recorded_at_once(method):
-            self._record(method, call.verb, answer.ids, reply, call.step)
-        check_finite(call, answer)
-        return answer
+            self._record(method, call.verb, response.ids, reply, call.step)
+        # After the ledger: a reply that is not finite has left its client all the same.
+        check_finite(call, response)
+        return response
 
-    def _missing(self, to: Sequence[int], came: Sequence[int]) -> tuple[int, ...]:
-        lost = tuple(i for i in to if i not in set(came))
-        for i in lost:
-            rounds = self.state.lost.setdefault(i, [])
-            if not rounds or rounds[-1] != self.round:
+    def _note_lost(self, to: Sequence[int], received: Sequence[int]) -> tuple[int, ...]:
+        """Store which recipients did not reply in this round, and return their ids.
+
+        Args:
+            to: ids of the recipients.
+            received: ids of the clients whose replies arrived.
+        """
+        arrived = set(received)
+        lost = tuple(client for client in to if client not in arrived)
+        for client in lost:
+            rounds = self.state.lost.setdefault(client, [])
+            if not rounds or rounds[-1] != self.round:  # a round may make several calls
                 rounds.append(self.round)
         return lost
 
-    def noise(self, field: str, trains: str = "usual") -> float:
-        """The expected squared norm of the noise in one row of this field, whoever added it; tests
-        of norms take it off.
+    def _in_run_dtype(self, release: Release, rows: A) -> A:
+        """Return sums of model rows in the run's own number type.
 
-        Args:
-            trains: the kind of training behind it.
+        A trusted server's sums are formed in float64, whatever the run's type is.
         """
-        return self._costs.noise(field, int(self.agreed.get("dimension", 0)), trains)
+        if rows is None or self.agreed.get("dtype") != "float32":
+            return rows
+        narrowed: dict[str, Rows] = {}
+        for name in release.through:
+            value = getattr(rows, name)
+            if value.table.dtype == torch.float64:
+                table = value.table.to(torch.float32)
+                narrowed[name] = Rows(table, value.index)
+        if not narrowed:
+            return rows
+        return dataclasses.replace(rows, **narrowed)  # type: ignore[type-var]
 
-    def _recorded_at_once(self, method: Callable[..., Any]) -> bool:
-        """Return whether replies are releases as they come, and not only once a trusted server has
-        added its noise.
+    def _recorded_at_once(self, method: Method) -> bool:
+        """Return whether replies are releases as they arrive.
+
+        Otherwise a trusted server adds noise to them first, and what is released is the result.
         """
         release = release_of(method)
         return release.private and not self._costs.per_group(release)
 
     def _record(
         self,
-        method: Callable[..., Any],
+        method: Method,
         verb: str,
         ids: Sequence[int],
         reply: Any,
         step: int,
         digests: Sequence[str] | None = None,
     ) -> None:
-        """Write into the ledger what the clients `ids` released.
+        """Write what some clients released in one call to the ledger.
 
         Args:
-            reply: as it came; under a trusted server with its noise, since a digest of what that
-                was sent would tell it.
-            digests: of each client's release, where `reply` is a sum.
+            method: the client method that was called.
+            verb: the verb that it was called through.
+            ids: the clients.
+            reply: as it arrived; under a trusted server with its noise, since a digest of the rows
+                without noise would distinguish them.
+            step: number of the call.
+            digests: of each client's release, where `reply` is a sum; else of its frame.
         """
         if not ids:
             return
         release = release_of(method)
-        found: Sequence[str] = ()
-        if self._costs.repeatable(release, reply):
-            found = reply_digests(reply, len(ids)) if digests is None else digests
-            if not tells_noise(reply):
-                found = [CHOICE] * len(ids)
-        call = Event(
-            method.__name__,
-            verb,
-            (),
-            self.round,
-            tuple(ids),
-            reader="lps" if self._asker else "server",
+        if not self._costs.repeatable(release, reply):
+            digests = ()
+        elif not tells_noise(reply):
+            # Equal choices may come from different noise, so bits cannot show a repetition.
+            digests = [CHOICE] * len(ids)
+        elif digests is None:
+            digests = reply_digests(reply, len(ids))
+        reader = "server"
+        if self._asker:
+            reader = "lps"
+        event = Event(
+            method=method.__name__,
+            verb=verb,
+            fields=(),  # set by `events`, field by field
+            round=self.round,
+            ids=tuple(ids),
+            reader=reader,
             step=step,
-            digests=tuple(found),
+            digests=tuple(digests),
         )
-        self.record(list(self._costs.events(release, call, reply)))
+        events = self._costs.events(release, event, reply)
+        self.record(list(events))
 
     def _agree(self, to: Sequence[int]) -> None:
-        """Bring the clients that have no mask seed yet into the key agreement, as far as they
-        reply.
+        """Run the key agreement with those clients that do not have the mask seed yet.
+
+        Clients that do not reply are left out and join at their next call.
         """
-        new = [i for i in to if i not in self.state.keyed]
-        if not new:
+        newcomers = [client for client in to if client not in self.state.keyed]
+        if not newcomers:
             return
-        offers = self._key("key_offer", new, Empty())
+        offers = self._key("key_offer", newcomers, Empty())
         if offers.reply is None:
             return
-        most = len(self.clients)  # what one frame may name, however many join
-        for first in range(0, len(offers.ids), most):
-            part = range(first, min(first + most, len(offers.ids)))
-            self._agree_with(Response(offers.ids[first : first + most], select(offers.reply, part)))
+        # One frame names at most as many peers as the run has clients, however many join.
+        block = len(self.clients)
+        positions = range(len(offers.ids))
+        for first in positions[::block]:
+            ids = offers.ids[first : first + block]
+            reply = select(offers.reply, positions[first : first + block])
+            self._agree_with(Response(ids, reply))
 
     def _agree_with(self, offers: Response) -> None:
-        """Have the mask seed sealed to some clients by the first that can, and hand it on."""
-        peers, table = offers.ids, offers.reply.key.values
-        query = Peers(
-            Shared(torch.as_tensor(peers)), Shared(table), Shared(offers.reply.signature.values)
-        )
-        seeded = dict(zip(offers.ids, offers.reply.seeded.values.tolist(), strict=True))
-        for leader in self.state.keyed or sorted(peers, key=lambda i: not seeded[i]):
-            sealed = self._key("key_seal", [leader], query)
-            if sealed.reply is not None:
-                boxes, signatures = (
-                    Rows(sealed.reply.ciphertexts.values[0]),
-                    Rows(sealed.reply.signatures.values[0]),
-                )
-                box = SealedSeed(leader, Shared(sealed.reply.key.values[0]), boxes, signatures)
-                opened = self._key("key_open", peers, box)
-                self.state.keyed = sorted({*self.state.keyed, *opened.ids})
-                return
+        """Distribute the mask seed to some clients: the first leader that replies seals it to them.
+
+        Args:
+            offers: the clients' public keys.
+        """
+        peers = offers.ids
+        keys = offers.reply.key.values
+        signatures = offers.reply.signature.values
+        numbers = torch.as_tensor(peers)
+        query = Peers(Shared(numbers), Shared(keys), Shared(signatures))
+        for leader in self._leaders(offers):
+            response = self._key("key_seal", [leader], query)
+            if response.reply is None:
+                continue
+            sealed = response.reply  # a batch of one frame, the leader's
+            key = sealed.key.values[0]
+            ciphertexts = sealed.ciphertexts.values[0]  # one row per peer
+            peer_signatures = sealed.signatures.values[0]
+            message = SealedSeed(
+                leader=leader,
+                key=Shared(key),
+                ciphertext=Rows(ciphertexts),
+                signature=Rows(peer_signatures),
+            )
+            opened = self._key("key_open", peers, message)
+            keyed = {*self.state.keyed, *opened.ids}
+            self.state.keyed = sorted(keyed)
+            return
+
+    def _leaders(self, offers: Response) -> list[int]:
+        """Return the clients that may lead the key agreement, in the order to try them.
+
+        A client that has the run's seed must lead, or peers would end with different seeds. Without
+        one, clients that report a seed come first: a resumed server finds the seed in use.
+        """
+        if self.state.keyed:
+            return self.state.keyed
+        flags = offers.reply.seeded.values.tolist()
+        seeded = dict(zip(offers.ids, flags, strict=True))
+        return sorted(offers.ids, key=lambda client: not seeded[client])
 
     def _key(self, name: str, to: Sequence[int], query: Any) -> Response:
+        """Make a call of the key agreement, which has numbers and bounds of its own."""
         self.state.key_step += 1
         call = Call(
-            self._config,
-            name,
-            GATHER,
-            self.round,
-            self.state.key_step,
-            tuple(to),
-            query,
-            (1,) * len(to),
+            config=self._config,
+            method=name,
+            verb=GATHER,
+            round=self.round,
+            step=self.state.key_step,
+            to=tuple(to),
+            query=query,
+            members=(1,) * len(to),
         )
-        answer = self._transport.exchange(call)
-        if answer.reply is not None:
-            check(answer.reply, self.limits.beside(query))
-        return answer
+        response = self._transport.exchange(call)
+        if response.reply is not None:
+            check(response.reply, self.limits.beside(query))
+        return response
 
 
-def _in_large_groups(ready: Sequence[int], group: Mapping[int, int]) -> list[int]:
+def _without_shrunken_groups(ready: Sequence[int], group_of: Mapping[int, int]) -> list[int]:
     """Return the clients whose group is still large enough for a sum that hides its members.
 
-    A group may have shrunk, since clients without the mask's seed are left out. Members refuse a
-    sum over fewer than `MINIMUM`, unless the group had fewer from the start.
+    Security rule: where replies may leave in sums only, no sum is requested over fewer than
+    `MINIMUM` members of a group that was larger, since a sum over one client is that client's own
+    update. A group shrinks when members lack the mask seed; it is postponed to a later call.
 
     Args:
-        ready: clients that can answer.
-        group: of every client that was to be asked.
+        ready: ids of the clients that can answer.
+        group_of: group of every recipient of the call, by client id.
     """
-    asked = Counter(group.values())
-    left = Counter(group[i] for i in ready)
-    return [i for i in ready if left[group[i]] >= min(MINIMUM, asked[group[i]])]
+    requested = Counter(group_of.values())
+    remaining = Counter(group_of[client] for client in ready)
+    permitted = []
+    for client in ready:
+        group = group_of[client]
+        # A group that was too small from the start is a mistake of the protocol and no temporary
+        # shortage: its call goes out, and the endpoints refuse it with an error.
+        required = min(MINIMUM, requested[group])
+        if remaining[group] >= required:
+            permitted.append(client)
+    return permitted
+
+
+def _merged(responses: Sequence[Response], to: Sequence[int]) -> Response:
+    """Return several responses, over disjoint clients, as one in the order of the recipients."""
+    ids: list[int] = []
+    replies = []
+    for response in responses:
+        ids.extend(response.ids)
+        replies.append(response.reply)
+    joined = stack(replies)
+    position_of = {client: position for position, client in enumerate(ids)}
+    order = [position_of[client] for client in to if client in position_of]
+    ordered_ids = tuple(ids[k] for k in order)
+    return Response(ordered_ids, select(joined, order))

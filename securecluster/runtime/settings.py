@@ -1,8 +1,9 @@
-"""How a run is carried out, as far as every protocol shares it."""
+"""Settings that all protocols share: device, precision, dropout and transcript of a run."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -11,14 +12,15 @@ from securecluster.data.federation import fingerprint
 from securecluster.errors import UsageError
 from securecluster.messaging.transcript import MODES
 
-MOST_THREADS = 256
+MOST_THREADS = 256  # also on machines with fewer cores
 DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where and how a run is carried out."""
+    """Device, precision, dropout and transcript of a run, which do not depend on its protocol."""
 
+    # The strings below the fields are the help texts of the command line.
     device: str = "auto"
     """auto, cpu or cuda; auto is the GPU where there is one"""
     threads: int = 0
@@ -36,29 +38,50 @@ class Settings:
 
 
 def check_threads(threads: int) -> None:
-    """Raise UsageError for a number of CPU threads that no machine has; torch would crash on it."""
-    most = max(MOST_THREADS, os.cpu_count() or 1)
-    if not isinstance(threads, Integral) or not 0 <= threads <= most:
+    """Raise UsageError for a number of CPU threads that no machine has.
+
+    Args:
+        threads: number of threads; torch would crash on a very large one.
+    """
+    maximum = max(MOST_THREADS, os.cpu_count() or 1)
+    if not isinstance(threads, Integral) or not 0 <= threads <= maximum:
         raise UsageError(
-            f"threads is a whole number from 0 to {most}, not {threads!r}: 0 leaves torch's own "
+            f"threads is a whole number from 0 to {maximum}, not {threads!r}: 0 leaves torch's own "
             "choice"
         )
 
 
 def check_settings(settings: Settings, federation: Federation) -> None:
-    """Raise UsageError for settings or a federation no protocol can run with."""
-    for what, value, known in (
-        ("dtype", settings.dtype, DTYPES),
-        ("transcript", settings.transcript, MODES),
-    ):
-        if value not in known:
-            raise UsageError(f"unknown {what} {value!r}: choose one of {', '.join(known)}")
+    """Raise UsageError for settings or a federation that no protocol can run with.
+
+    Args:
+        settings: how the run is to be carried out.
+        federation: the clients' data.
+    """
+    _check_choice("dtype", settings.dtype, DTYPES)
+    _check_choice("transcript", settings.transcript, MODES)
     check_threads(settings.threads)
-    real = all(isinstance(value, Real) for value in (settings.dropout, settings.target))
-    if not (real and 0 <= settings.dropout < 1 and 0 <= settings.target <= 1):
-        raise UsageError("dropout lies in [0, 1), and target in [0, 1]: give numbers")
-    if len({fingerprint(s) for s in federation.shards}) == 1:
+    _check_shares(settings)
+    # Identical data usually mean that one shard was given to all clients by mistake.
+    if len({fingerprint(shard) for shard in federation.shards}) == 1:
         raise UsageError(
             f"all {len(federation)} clients hold identical data, so there is nothing to cluster: "
             "check how the clients were made"
         )
+
+
+def _check_choice(name: str, value: str, options: Sequence[str]) -> None:
+    """Raise UsageError for a value that is not one of the options of a setting."""
+    if value not in options:
+        listed = ", ".join(options)
+        raise UsageError(f"unknown {name} {value!r}: choose one of {listed}")
+
+
+def _check_shares(settings: Settings) -> None:
+    """Raise UsageError unless dropout and target are numbers in their ranges."""
+    dropout = settings.dropout
+    target = settings.target
+    numeric = isinstance(dropout, Real) and isinstance(target, Real)
+    # a dropout of 1 would leave no reply to any call
+    if not numeric or not 0 <= dropout < 1 or not 0 <= target <= 1:
+        raise UsageError("dropout lies in [0, 1), and target in [0, 1]: give numbers")

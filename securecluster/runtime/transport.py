@@ -1,11 +1,11 @@
-"""How calls reach clients: in one process as a batch, as real frames, recorded, or replayed."""
+"""Transports, which deliver calls: in one process as a batch, as frames, recorded, or replayed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from securecluster.core.randomness import Randomness
+from securecluster.core.randomness import Part, Randomness
 from securecluster.errors import FrameError, ReplayError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Response, reply_header, stack
@@ -13,21 +13,35 @@ from securecluster.messaging.transcript import Transcript
 
 
 class Transport(Protocol):
-    """One method; clients missing from the answer dropped out."""
+    """Interface of transports; clients without a reply in the response dropped out."""
 
     def exchange(self, call: Call) -> Response:
-        """Send the call's frames and collect the replies that come."""
+        """Send a call's frames and collect the replies that arrive.
+
+        Args:
+            call: requests to clients.
+        """
         ...
 
     def relay(self, call: Call, answer: Response) -> None:
-        """Frames between the servers, which all run here: there is nothing to send."""
+        """Carry frames between servers.
+
+        All servers run in this process, so there is nothing to send; transports may record or
+        compare the frames.
+
+        Args:
+            call: frames of local parameter servers.
+            answer: the server's replies to them.
+        """
         ...
 
 
 class InProcess:
-    """All clients in this process: one call is one batched pass, nothing is encoded.
+    """Transport to clients in this process: a call is one batched pass, and nothing is encoded.
 
-    `lost` names the clients that do not reply to a call, as a network would lose them.
+    Args:
+        answer: the endpoint's function from a call to its response.
+        lost: returns the clients that do not reply to a call, as a network would lose them.
     """
 
     def __init__(
@@ -39,44 +53,69 @@ class InProcess:
         self._lost = lost
 
     def exchange(self, call: Call) -> Response:
-        """One batched pass over the clients that are not lost."""
-        gone = self._lost(call)
-        alive = [k for k, i in enumerate(call.to) if i not in gone]
-        return self._answer(call.select(alive)) if alive else Response((), None)
+        """Answer a call in one batched pass over the clients that are not lost.
+
+        Args:
+            call: requests to clients.
+        """
+        lost = self._lost(call)
+        reached = [k for k, client in enumerate(call.to) if client not in lost]
+        if not reached:  # endpoints expect one recipient or more
+            return Response((), None)
+        return self._answer(call.select(reached))
 
     def relay(self, call: Call, answer: Response) -> None:
-        """Nothing to send."""
+        """Do nothing, since all servers are in this process."""
 
 
 def random_dropouts(rate: float, randomness: Randomness) -> Callable[[Call], set[int]]:
-    """Each client misses each call with probability `rate`, drawn from (client, method, step), and
-    anew when it is asked again.
-    """
-    # the step at which a client was last asked, and how often
-    last: dict[tuple[int, str], tuple[int, int]] = {}
+    """Return a function that draws which clients miss a call, for `InProcess`.
 
-    def misses(i: int, call: Call) -> bool:
-        step, times = last.get((i, call.method), (call.step, 0))
-        times = times if step == call.step else 0
-        last[i, call.method] = (call.step, times + 1)
-        again = (times,) if times else ()
-        return bool(
-            randomness.generator("client", i, "dropout", call.method, call.step, *again).random()
-            < rate
-        )
+    Each client misses each call with probability `rate`, drawn from (client, method, step), and
+    drawn again if the same call is sent again.
+
+    Args:
+        rate: probability in [0, 1).
+        randomness: the run's random streams.
+    """
+    if rate <= 0:
+        return lambda call: set()
+    # step and number of repetitions of the last request, by client and method
+    last_requests: dict[tuple[int, str], tuple[int, int]] = {}
+
+    def misses(client: int, call: Call) -> bool:
+        key = (client, call.method)
+        step, repetitions = last_requests.get(key, (call.step, 0))
+        if step != call.step:
+            repetitions = 0
+        last_requests[key] = (call.step, repetitions + 1)
+        path: list[Part] = [
+            "client",
+            client,
+            "dropout",
+            call.method,
+            call.step,
+        ]
+        if repetitions:  # a first request has no count, so that its draw depends on the call alone
+            path.append(repetitions)
+        uniform = randomness.generator(*path).random()
+        return bool(uniform < rate)
 
     def lost(call: Call) -> set[int]:
-        return {i for i in call.to if misses(i, call)}
+        return {client for client in call.to if misses(client, call)}
 
-    return lost if rate > 0 else lambda call: set()
+    return lost
 
 
 class Framed:
-    """Each client behind its own function from request bytes to reply bytes: what a network
-    transport does, over a local call.
+    """Transport to clients behind functions from request bytes to reply bytes.
 
-    `replies` gives the reply class of a method name. A client that raises `ConnectionError` has
-    dropped out.
+    It does what a network transport does, over local calls.
+
+    Args:
+        clients: each client's function, by client id. One that raises `ConnectionError` has
+            dropped out.
+        replies: returns the reply class of a method name.
     """
 
     def __init__(
@@ -86,94 +125,160 @@ class Framed:
         self._replies = replies
 
     def exchange(self, call: Call) -> Response:
-        """Encode, send, decode and stack."""
+        """Encode a call, send each client its frame, and decode and stack the replies.
+
+        Args:
+            call: requests to clients.
+
+        Raises:
+            FrameError: a client's frame does not parse, or replies to another request.
+        """
         ids: list[int] = []
         replies: list[Any] = []
-        for k, i in enumerate(call.to):
-            request = call.header(k)
+        for position, client in enumerate(call.to):
+            request = call.header(position)
+            data = wire.encode(request, call.query, position)
+            answer_frame = self._clients[client]
             try:
-                frame = self._clients[i](wire.encode(request, call.query, k))
+                frame = answer_frame(data)
             except ConnectionError:
                 continue
             reply: Any
-            header, reply = wire.decode(frame, self._replies(call.method))
+            reply_type = self._replies(call.method)
+            header, reply = wire.decode(frame, reply_type)
+            # A reply to an earlier request would be of other weights and under another mask.
             if header != reply_header(request):
                 raise FrameError(
-                    f"client {i} answered another request than {call.method} of round "
+                    f"client {client} answered another request than {call.method} of round "
                     f"{call.round}: its frame is refused"
                 )
-            ids.append(i)
+            ids.append(client)
             replies.append(reply)
-        return Response(tuple(ids), stack(replies) if replies else None)
+        if not replies:
+            return Response((), None)
+        return Response(tuple(ids), stack(replies))
 
     def relay(self, call: Call, answer: Response) -> None:
-        """Nothing to send."""
+        """Do nothing, since all servers are in this process."""
 
 
 class Recorded:
-    """Writes every call and its answer to a transcript, with the byte length of each frame."""
+    """Transport that passes calls on and records them in a transcript, with their bytes.
+
+    Args:
+        inner: the transport that delivers the calls.
+        transcript: the record.
+    """
 
     def __init__(self, inner: Transport, transcript: Transcript) -> None:
         self._inner = inner
         self._transcript = transcript
 
     def exchange(self, call: Call) -> Response:
-        """Pass on and write down."""
-        answer = self._inner.exchange(call)
-        self._transcript.record(call, answer)
-        return answer
+        """Pass a call on and record it.
+
+        Args:
+            call: requests to clients.
+        """
+        response = self._inner.exchange(call)
+        self._transcript.record(call, response)
+        return response
 
     def relay(self, call: Call, answer: Response) -> None:
-        """Pass on and write down."""
+        """Pass frames between servers on and record them.
+
+        Args:
+            call: frames of local parameter servers.
+            answer: the server's replies to them.
+        """
         self._inner.relay(call, answer)
         self._transcript.record(call, answer)
 
 
 class Replay:
-    """Answers from a transcript, with no client anywhere; a request that differs from the recorded
-    one by a bit is refused.
+    """Transport that answers from a transcript, without clients.
+
+    A request that differs from the recorded one by a bit is refused: a server that used anything
+    but replies would send another request sooner or later.
+
+    Args:
+        transcript: full record of a run.
     """
 
     def __init__(self, transcript: Transcript) -> None:
         self._transcript = transcript
-        self._at = 0
+        self._position = 0
 
     def exchange(self, call: Call) -> Response:
-        """The recorded answer, if the request is the recorded one."""
-        if self._at >= len(self._transcript.entries):
+        """Return the recorded response to a request that equals the recorded one.
+
+        Args:
+            call: the server's request.
+
+        Raises:
+            ReplayError: the request differs from the recorded one, or the record has ended.
+        """
+        recorded_calls = len(self._transcript.entries)
+        if self._position >= recorded_calls:
             raise ReplayError(
                 f"the server asks for {call.method} (step {call.step}) after the recorded run had "
                 "ended"
             )
-        recorded, answer = self._transcript.content(self._at)
-        self._at += 1
-        same = call.to == recorded.to and all(
-            _same(call, call.query, recorded, recorded.query, k) for k in range(len(call.to))
-        )
-        if not same:
+        recorded, response = self._transcript.content(self._position)
+        self._position += 1
+        if not _same_requests(call, recorded):
             raise ReplayError(
                 f"the server's request {call.method} (step {call.step}) differs from the recorded "
                 f"{recorded.method}"
             )
-        return answer
+        return response
 
     def relay(self, call: Call, answer: Response) -> None:
-        """Frames between servers are made again: both ways they must be the recorded ones."""
+        """Check that frames between servers are the recorded ones, in both directions.
+
+        Args:
+            call: frames of local parameter servers.
+            answer: the server's replies to them.
+
+        Raises:
+            ReplayError: a frame differs from the recorded one.
+        """
         recorded = self.exchange(call)
-        if not all(_same(call, answer.reply, call, recorded.reply, k) for k in range(len(call.to))):
-            raise ReplayError(
-                f"the server's reply to {call.method} (step {call.step}) differs from the recorded "
-                "one"
-            )
+        for position in range(len(call.to)):
+            if not _same_frame(call, answer.reply, call, recorded.reply, position):
+                raise ReplayError(
+                    f"the server's reply to {call.method} (step {call.step}) differs from the "
+                    "recorded one"
+                )
 
     def finish(self) -> None:
-        """Raise unless every recorded call was asked for again."""
-        if self._at != len(self._transcript.entries):
+        """Raise ReplayError unless the server repeated every recorded call."""
+        recorded_calls = len(self._transcript.entries)
+        if self._position != recorded_calls:
             raise ReplayError(
-                f"the server ended after {self._at} of {len(self._transcript.entries)} recorded "
-                "calls"
+                f"the server ended after {self._position} of {recorded_calls} recorded calls"
             )
 
 
-def _same(call: Call, message: Any, other: Call, known: Any, k: int) -> bool:
-    return wire.encode(call.header(k), message, k) == wire.encode(other.header(k), known, k)
+def _same_requests(call: Call, recorded: Call) -> bool:
+    """Return True if two calls send equal frames to the same clients."""
+    if call.to != recorded.to:
+        return False
+    return all(
+        _same_frame(call, call.query, recorded, recorded.query, position)
+        for position in range(len(call.to))
+    )
+
+
+def _same_frame(call: Call, message: Any, other_call: Call, other: Any, position: int) -> bool:
+    """Return True if the frames of one position of two batches are equal byte for byte.
+
+    Args:
+        call: the call, for the header of the first frame.
+        message: the first batch.
+        other_call: the call of the second batch.
+        other: the second batch.
+        position: number of the frame in both batches.
+    """
+    frame = wire.encode(call.header(position), message, position)
+    return frame == wire.encode(other_call.header(position), other, position)

@@ -1,4 +1,4 @@
-"""Mini-batches of a few clients as one table of rows."""
+"""Mini-batches of several clients as one table of rows."""
 
 from __future__ import annotations
 
@@ -10,30 +10,45 @@ from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Chunk:
-    """Mini-batches of b clients, sorted by number of steps, so that the clients still training are
-    always the first ones.
+    """Mini-batches of b clients, sorted by number of steps, most first.
+
+    The clients that still train are then always the first ones, so that clients of unequal size
+    need no padding steps. S is the number of steps of the first client, B the largest size of a
+    mini-batch.
+
+    Attributes:
+        index: rows of the samples, (S, b, B).
+        weight: weight of each sample's loss, (S, b, B): 1 / (size of its batch), or 1 / (the
+            client's divisor); 0 for padding.
+        active: number of clients in each step.
+        width: number of columns in use in each step.
+        first: row of each client's first sample, (b, 1).
+        keys: dropout keys, (S, b), or None.
     """
 
-    index: torch.Tensor  # (S, b, B) rows of the cohort's data
-    weight: torch.Tensor  # (S, b, B) of a loss, 1 / (size of that batch); 0 for padding
-    active: list[int]  # S counts
-    width: list[int]  # S numbers of columns in use
-    first: torch.Tensor  # (b, 1) where each client's data begin
-    keys: torch.Tensor | None = None  # (S, b) of dropout
+    index: torch.Tensor
+    weight: torch.Tensor
+    active: list[int]
+    width: list[int]
+    first: torch.Tensor
+    keys: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Minibatches:
-    """One mini-batch of each of k clients, n examples wide.
+    """Mini-batch of each of k clients, n examples wide.
 
     Attributes:
-        x: (k, n, …), padded with samples of the same client.
+        x: samples, (k, n, …), padded with samples of the same client.
         y: targets, (k, n, …).
-        weight: (k, n) of each sample's loss; 0 for padding.
-        keys: (k,) of dropout, or (k, n) of each example's own; None without dropout.
+        weight: weight of each sample's loss, (k, n); 0 for padding.
+        keys: dropout keys of each client, (k,), or of each example, (k, n); None without dropout.
     """
 
     x: torch.Tensor
@@ -42,69 +57,110 @@ class Minibatches:
     keys: torch.Tensor | None = None
 
     def of_client(self, k: int) -> Minibatches:
-        """Return the k-th client's mini-batch alone."""
+        """Return the mini-batch of one client.
+
+        Args:
+            k: position of the client.
+        """
         one = slice(k, k + 1)
-        keys = None if self.keys is None else self.keys[one]
-        return Minibatches(self.x[one], self.y[one], self.weight[one], keys)
+        keys = self.keys
+        if keys is not None:
+            keys = keys[one]
+        return Minibatches(
+            x=self.x[one],
+            y=self.y[one],
+            weight=self.weight[one],
+            keys=keys,
+        )
 
 
 def packed(
-    batches: Sequence[list[NDArray[np.int64]]],
-    first: NDArray[np.int64],
+    batches: Sequence[list[IntArray]],
+    first: IntArray,
     divisors: Sequence[int] | None,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Chunk:
-    """Clients' batches, which may be empty, side by side.
+    """Return the mini-batches of several clients side by side.
 
     Args:
-        batches: of each client, in order; the first client has the most.
-        first: where each client's data begin.
-        divisors: of each client's sums of losses, where these are not the sizes of its batches.
+        batches: rows of each client's batches in order, which may be empty; the first client has
+            the most batches.
+        first: row of each client's first sample, (b,).
+        divisors: what each client's sums of losses are divided by; None for the sizes of its
+            batches.
+        device: where the tables are used.
+        dtype: type of the weights.
     """
-    steps = len(batches[0])
-    width = max((max(map(len, own)) for own in batches if own), default=0)
-    index = np.zeros((steps, len(batches), width), dtype=np.int64)
-    weight = np.zeros(index.shape)
-    for k, own in enumerate(batches):
-        divisor = None if divisors is None else divisors[k]
-        _fill(index[: len(own), k], weight[: len(own), k], own, int(first[k]), divisor)
-    active = [sum(len(own) > step for own in batches) for step in range(steps)]
+    steps = len(batches[0])  # S
+    largest_sizes = [max(map(len, client_batches), default=0) for client_batches in batches]
+    width = max(largest_sizes, default=0)  # B
+    shape = (steps, len(batches), width)
+    index = np.zeros(shape, dtype=np.int64)
+    weight = np.zeros(shape)
+    for k, client_batches in enumerate(batches):
+        divisor = None
+        if divisors is not None:
+            divisor = divisors[k]
+        client_steps = len(client_batches)
+        client_index = index[:client_steps, k]  # views, which `_fill` writes to
+        client_weight = weight[:client_steps, k]
+        _fill(client_index, client_weight, client_batches, int(first[k]), divisor)
+    active = [_number_active(batches, step) for step in range(steps)]
     widths = [width] * steps
-    if divisors is not None:  # batches of random sizes
-        widths = [_longest(batches[:count], step) for step, count in enumerate(active)]
+    if divisors is not None:
+        # batches of random sizes (DP-SGD), of which most are narrower than the widest
+        widths = []
+        for step, count in enumerate(active):
+            widths.append(_largest_size(batches[:count], step))
+    first_rows = torch.as_tensor(first, device=device)
     return Chunk(
-        torch.as_tensor(index).to(device),
-        torch.as_tensor(weight).to(device, dtype),
-        active,
-        widths,
-        torch.as_tensor(first, device=device)[:, None],
+        index=torch.as_tensor(index).to(device),
+        weight=torch.as_tensor(weight).to(device, dtype),
+        active=active,
+        width=widths,
+        first=first_rows[:, None],
     )
 
 
 def _fill(
-    index: NDArray[np.int64],
-    weight: NDArray[np.float64],
-    batches: Sequence[NDArray[np.int64]],
+    index: IntArray,
+    weight: FloatArray,
+    batches: Sequence[IntArray],
     first: int,
     divisor: int | None,
 ) -> None:
-    """Write one client's batches into its rows (S, B) of the table, in place.
+    """Write one client's batches into its part of the table, in place.
 
     Args:
-        first: where the client's data begin.
-        divisor: of its sums of losses; None divides each batch's by its size.
+        index: rows of samples to write, (S, B).
+        weight: weights to write, (S, B), zero so far.
+        batches: rows of each batch.
+        first: row of the client's first sample.
+        divisor: what its sums of losses are divided by; None for the size of each batch.
     """
-    sizes = np.array([len(batch) for batch in batches])
-    filled = np.arange(index.shape[1]) < sizes[:, None]
+    sizes = np.array([len(batch) for batch in batches])  # (S,)
+    columns = np.arange(index.shape[1])
+    filled = columns < sizes[:, None]  # (S, B), in the order of the concatenated batches
     # Padding is the client's own sample: 0 times another client's overflow would be NaN.
-    padding = [batch[0] if len(batch) else first for batch in batches]
-    index[:] = np.array(padding)[:, None]
+    padding = np.full(len(batches), first)
+    for step, batch in enumerate(batches):
+        if len(batch):  # with random batches, some are empty
+            padding[step] = batch[0]
+    index[:] = padding[:, None]
     index[filled] = np.concatenate(batches)
-    divisors = sizes if divisor is None else np.full(len(batches), divisor)
-    weight[filled] = np.repeat(1 / np.maximum(divisors, 1), sizes)
+    divisors = sizes
+    if divisor is not None:
+        divisors = np.full(len(batches), divisor)
+    weights = 1 / np.maximum(divisors, 1)  # an empty batch has no sample to weight
+    weight[filled] = np.repeat(weights, sizes)
 
 
-def _longest(batches: Sequence[Sequence[NDArray[np.int64]]], step: int) -> int:
+def _number_active(batches: Sequence[Sequence[IntArray]], step: int) -> int:
+    """Return the number of clients that have a batch for a step."""
+    return sum(len(client_batches) > step for client_batches in batches)
+
+
+def _largest_size(batches: Sequence[Sequence[IntArray]], step: int) -> int:
     """Return the size of the largest batch of a step."""
-    return max(len(own[step]) for own in batches)
+    return max(len(client_batches[step]) for client_batches in batches)

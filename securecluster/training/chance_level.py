@@ -1,6 +1,6 @@
-"""Whether models have learned anything: more than an answer that ignores its input knows.
+"""Detection of models that have learned nothing: no better than an answer that ignores its input.
 
-It is the observer's question, asked once a run is over, outside the protocol.
+The observer computes it when a run is over, outside the protocol.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from securecluster.messaging.messages import Rows
 from securecluster.training.local_trainer import LocalTrainer
 
 ENOUGH_ROUNDS = 10
-"""rounds of averaging that are asked for, from which on a model that has learned nothing is worth a
-word
-"""
+"""rounds of averaging from which on a user is warned of a model that has learned nothing"""
 SHARE = 0.25
-"""share of clients from which on it is"""
+"""share of clients from which on a user is warned"""
+# accuracies are means over samples, which float64 rounds
+TOLERANCE = 1e-9
+
+
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -28,77 +31,94 @@ class Chance:
 
     Args:
         clients: their positions.
-        judged: how many clients could be judged.
-        loss: the mean training loss of these clients' samples.
-        chance: that of chance, as the objective has it.
+        tested: number of clients whose models can be tested.
+        loss: mean training loss of these clients' samples.
+        chance: mean training loss of chance, as the objective defines it.
     """
 
     clients: list[int]
-    judged: int
+    tested: int
     loss: float
     chance: float
 
     @property
     def notable(self) -> bool:
-        """Whether so many clients are concerned that a user should know."""
-        return len(self.clients) > 0 and len(self.clients) >= SHARE * self.judged
+        """True if so many clients are concerned that a user should be warned."""
+        affected = len(self.clients)
+        return affected > 0 and affected >= SHARE * self.tested
 
 
-def at_chance(cohort: LocalTrainer, models: Rows, scores: NDArray[np.float64]) -> Chance:
+def at_chance(cohort: LocalTrainer, models: Rows, scores: FloatArray) -> Chance:
     """Return the clients whose model has learned nothing.
 
     A model that ignores its input, as after too large steps, has at least the training loss of the
-    best single answer to the samples of all clients that hold it, and at most the share of the most
-    frequent label as its accuracy. Both must be so. Models whose clients' targets are all the same
-    are not judged, since there a single answer is right.
+    best single answer to the samples of all clients that share it, and at most the share of the
+    most frequent label as its accuracy. Both must hold. Models whose clients' targets are all equal
+    are not tested, since there a single answer is right.
 
     Args:
-        models: each client's own, (m, d).
-        scores: the metric on each client's held-out samples, (m,); NaN where it has none.
+        cohort: the clients' data.
+        models: each client's own model, (m, d).
+        scores: the metric on each client's held-out samples, (m,); NaN for a client without any.
     """
-    found: list[int] = []
+    clients: list[int] = []
     losses: list[float] = []
     chances: list[float] = []
-    judged = 0
-    for members in _sharing(models):
+    tested = 0
+    objective = cohort.model.objective
+    for members in _clients_by_model(models):
         targets = cohort.training_samples.targets(members)
-        chance = cohort.model.objective.chance_loss(targets, cohort.classes)
-        if chance <= 0:
+        chance = objective.chance_loss(targets, cohort.classes)
+        if chance <= 0:  # all targets are equal
             continue
-        judged += len(members)
+        tested += len(members)
         if _above_frequent_label(cohort, members, scores):
             continue
         sizes = [cohort.sizes[k] for k in members]
-        loss = float(np.average(cohort.loss(models.select(members), members), weights=sizes))
-        if not loss < chance:
-            found += members
+        client_losses = cohort.loss(models.select(members), members)
+        # weighted, so that it is the mean over samples, as the loss of chance is
+        loss = float(np.average(client_losses, weights=sizes))
+        if not loss < chance:  # also a loss that is not a number
+            clients += members
             losses += [loss] * len(members)
             chances += [chance] * len(members)
-    if not found:
-        return Chance([], judged, 0.0, 0.0)
-    return Chance(sorted(found), judged, float(np.mean(losses)), float(np.mean(chances)))
+    if not clients:
+        return Chance([], tested, 0.0, 0.0)
+    mean_loss = float(np.mean(losses))
+    mean_chance = float(np.mean(chances))
+    return Chance(sorted(clients), tested, mean_loss, mean_chance)
 
 
-def _sharing(models: Rows) -> list[list[int]]:
-    """Return the clients of each model."""
+def _clients_by_model(models: Rows) -> list[list[int]]:
+    """Return the positions of the clients that share a model, for each model."""
+    index = models.index
+    if index is None:
+        index = tuple(range(len(models.table)))
     groups: dict[int, list[int]] = {}
-    index = range(len(models.table)) if models.index is None else models.index
-    for k, row in enumerate(index):
-        groups.setdefault(row, []).append(k)
+    for client, row in enumerate(index):
+        groups.setdefault(row, []).append(client)
     return list(groups.values())
 
 
 def _above_frequent_label(
     cohort: LocalTrainer, members: Sequence[int], scores: NDArray[np.float64]
 ) -> bool:
-    """Return whether a model's accuracy is above the share of the most frequent label among its
-    clients' held-out samples.
+    """Return True if a model's accuracy exceeds the share of the most frequent label.
+
+    Args:
+        cohort: the clients' data.
+        members: positions of the clients that share the model.
+        scores: accuracy on each client's held-out samples, (m,); NaN for a client without any.
     """
+    samples = cohort.test_samples
     tested = [k for k in members if not np.isnan(scores[k])]
+    # only accuracies grow with quality; perplexities and errors have no share of labels
     if not cohort.model.objective.higher or not tested:
         return False
-    sizes = np.diff(cohort.test_samples.offsets)[tested]
+    all_sizes = np.diff(samples.offsets)
+    sizes = all_sizes[tested]
     accuracy = float(np.average(scores[tested], weights=sizes))
-    labels = cohort.test_samples.targets(tested)
-    most = float(np.bincount(labels).max()) / len(labels)
-    return accuracy > most + 1e-9
+    labels = samples.targets(tested)
+    counts = np.bincount(labels)
+    largest_share = float(counts.max()) / len(labels)
+    return accuracy > largest_share + TOLERANCE

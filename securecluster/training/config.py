@@ -1,4 +1,4 @@
-"""What local training is told: SGD_n(θ, D_i) as hyper-parameters."""
+"""Hyper-parameters of local training, SGD_n(θ, D_i)."""
 
 from __future__ import annotations
 
@@ -12,30 +12,41 @@ from securecluster.models.optimizers import OPTIMIZERS
 
 
 class Secret(Protocol):
-    """A source of what nobody else may foresee.
-
-    Noise is drawn from it, and which examples are in a batch.
-    """
+    """Source of secret randomness for noise and Poisson batches."""
 
     def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
-        """32 bytes, which follow from a client's key, what they are for, the number of the call,
-        and `about`.
+        """Return 32 bytes that follow from a client's key and the arguments.
+
+        Args:
+            client: number of the client.
+            purpose: what the bytes are for, so that draws of two purposes are independent.
+            step: number of the call.
+            about: further values that the bytes depend on.
         """
         ...
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What SGD_n(θ, D_i) means: `steps` mini-batches where given, else `epochs` passes over the
-    client's own data, dropout on or off.
+    """Hyper-parameters of one local training.
 
     With `clip` it is DP-SGD (Abadi et al. 2016, Algorithm 1): each example is in a mini-batch with
-    probability `rate`, on its own, each example's gradient is clipped to the L2 norm `clip`, and
+    probability `rate`, independently; each example's gradient is clipped to the L2 norm `clip`; and
     their sum gets Gaussian noise of standard deviation `noise`·`clip` in each coordinate before it
-    is divided by the number of examples expected.
+    is divided by the expected number of examples.
 
-    With `keep_momentum` each client's momentum buffer lives on between its trainings; else it
-    starts from zero in each.
+    Args:
+        lr: learning rate.
+        epochs: passes over the client's own data; not used if `steps` is given.
+        batch_size: examples of a mini-batch; with DP-SGD their expected number.
+        optimizer: "sgd" or "adam".
+        momentum: momentum of SGD, in [0, 1).
+        steps: number of mini-batches; None for `epochs` passes.
+        dropout: True to train with the model's dropout layers.
+        clip: L2 norm to which DP-SGD clips the gradient of each example; 0 for plain training.
+        noise: noise multiplier of DP-SGD.
+        keep_momentum: True to keep each client's momentum buffer between its trainings; otherwise
+            each training starts from zero.
     """
 
     lr: float
@@ -51,48 +62,76 @@ class LocalTraining:
 
     @property
     def private(self) -> bool:
-        """Whether it is DP-SGD."""
+        """True for DP-SGD."""
         return self.clip > 0
 
     def rate(self, size: int) -> float:
-        """q = min(1, B/n): how likely each of n examples is to be in a mini-batch of DP-SGD."""
+        """Return q = min(1, B/n), the probability that an example is in a mini-batch of DP-SGD.
+
+        Args:
+            size: number n of the client's examples.
+        """
         return min(1.0, self.batch_size / size)
 
     def number(self, size: int) -> int:
-        """Steps of a client with n examples: `steps`, or epochs·⌈n/B⌉."""
-        return self.steps if self.steps is not None else self.epochs * -(-size // self.batch_size)
+        """Return a client's number of steps: `steps`, or epochs·⌈n/B⌉.
+
+        Args:
+            size: number n of the client's examples.
+        """
+        if self.steps is not None:
+            return self.steps
+        batches_per_epoch = -(-size // self.batch_size)
+        return self.epochs * batches_per_epoch
 
     def variance(self, size: int) -> float:
-        """What the noise of DP-SGD adds to the variance of each number of an update of a client
-        with n examples (ours).
+        """Return the variance that DP-SGD's noise adds to each coordinate of a client's update.
 
-        Of SGD, with momentum μ, to first order in the learning rate: lr² (zC/(q n))² Σ_m ((1 −
-        μ^m)/(1 − μ))² over m = 1 … the number of steps, which is exact for one step; curvature and
-        batches are left out. 0 for Adam, which has no such form.
+        Of SGD with momentum μ, to first order in the learning rate (not in the paper):
+        lr² (zC/(q n))² Σ_m ((1 − μ^m)/(1 − μ))² over m = 1 … the number of steps. It is exact for
+        one step; curvature and batches are left out.
+
+        Args:
+            size: number n of the client's examples.
+
+        Returns:
+            The variance; 0 for Adam, which has no such form.
         """
         if self.optimizer != "sgd":
             return 0.0
-        mu, steps = float(self.momentum), self.number(size)
-        weights = (
-            steps
-            - 2 * mu * (1 - mu**steps) / (1 - mu)
-            + mu**2 * (1 - mu ** (2 * steps)) / (1 - mu**2)
-        ) / (1 - mu) ** 2
-        return float((self.lr * self.noise * self.clip / min(self.batch_size, size)) ** 2 * weights)
+        mu = float(self.momentum)
+        steps = self.number(size)
+        # closed form of Σ_m (1 − μ^m)² over m = 1 … steps, from two geometric series
+        power = mu**steps
+        power_of_square = mu ** (2 * steps)
+        linear = 2 * mu * (1 - power) / (1 - mu)
+        quadratic = mu**2 * (1 - power_of_square) / (1 - mu**2)
+        series = steps - linear + quadratic
+        weights = series / (1 - mu) ** 2
+        expected_batch = min(self.batch_size, size)  # q n
+        deviation = self.lr * self.noise * self.clip / expected_batch  # of one step
+        return float(deviation**2 * weights)
 
 
 def check_training(plan: LocalTraining) -> None:
-    """Raise UsageError for hyper-parameters that cannot train."""
+    """Raise UsageError for hyper-parameters that cannot train.
+
+    Args:
+        plan: the hyper-parameters.
+    """
     if plan.optimizer not in OPTIMIZERS:
         raise UsageError(
             f"unknown optimizer {plan.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}"
         )
-    checks = {name: _whole(getattr(plan, name)) for name in ("epochs", "batch_size")}
-    checks["lr"] = isinstance(plan.lr, Real) and 0 < float(plan.lr) < math.inf
-    checks["momentum"] = isinstance(plan.momentum, Real) and 0 <= float(plan.momentum) < 1
-    checks["steps"] = plan.steps is None or _whole(plan.steps)
-    for name, good in checks.items():
-        if not good:
+    valid = {
+        "epochs": _is_count(plan.epochs),
+        "batch_size": _is_count(plan.batch_size),
+        "lr": _is_finite(plan.lr) and plan.lr > 0,
+        "momentum": _is_finite(plan.momentum) and plan.momentum < 1,
+        "steps": plan.steps is None or _is_count(plan.steps),
+    }
+    for name in valid:
+        if not valid[name]:
             raise UsageError(
                 f"{name} = {getattr(plan, name)!r} cannot train: lr is a positive number, epochs, "
                 "steps and batch_size are whole numbers from 1, momentum is in [0, 1)"
@@ -100,17 +139,18 @@ def check_training(plan: LocalTraining) -> None:
     if plan.optimizer == "adam" and plan.momentum:
         raise UsageError("Adam has its own momentum: leave momentum at 0, or use the optimizer sgd")
     _check_private(plan)
-    _check_kept(plan)
+    _check_keep_momentum(plan)
 
 
-def _check_kept(plan: LocalTraining) -> None:
-    """Raise UsageError where no momentum can live on between trainings."""
+def _check_keep_momentum(plan: LocalTraining) -> None:
+    """Raise UsageError if momentum is to be kept between trainings and cannot be."""
     if not plan.keep_momentum:
         return
     if plan.optimizer != "sgd" or not plan.momentum:
         raise UsageError(
             "keep_momentum keeps the momentum of sgd: give a momentum too, or leave it out"
         )
+    # A training happens whether its reply arrives or not; the ledger counts replies only.
     if plan.private:
         raise UsageError(
             "keep_momentum would carry a training whose reply was lost, and is not counted, into "
@@ -119,13 +159,11 @@ def _check_kept(plan: LocalTraining) -> None:
 
 
 def _check_private(plan: LocalTraining) -> None:
+    """Raise UsageError for a clip or noise that is no finite number from 0, or noise alone."""
     for name in ("clip", "noise"):
         value = getattr(plan, name)
-        if (
-            not isinstance(value, Real)
-            or isinstance(value, bool)
-            or not 0 <= float(value) < math.inf
-        ):
+        # bool is a subclass of int, but True is no norm
+        if isinstance(value, bool) or not _is_finite(value):
             raise UsageError(
                 f"{name} = {value!r} is no bound or noise of a gradient: give a finite number from "
                 "0"
@@ -137,7 +175,13 @@ def _check_private(plan: LocalTraining) -> None:
         )
 
 
-def _whole(value: object) -> bool:
+def _is_finite(value: object) -> bool:
+    """Return True for a finite number from 0."""
+    return isinstance(value, Real) and 0 <= float(value) < math.inf
+
+
+def _is_count(value: object) -> bool:
+    """Return True for an integer from 1."""
     return isinstance(value, Integral) and int(value) >= 1
 
 

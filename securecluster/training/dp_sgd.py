@@ -1,16 +1,16 @@
-"""DP-SGD of many clients at once: each example's gradient clipped, their sum with noise (Abadi et
-al. 2016, Algorithm 1).
+"""DP-SGD of many clients at once (Abadi et al. 2016, Algorithm 1): clipped per-example gradients,
+whose sum gets noise.
 
-Where the model is a stack of layers by hand, one backward pass gives every layer's input and output
-gradient, and from these the norm of each example's gradient, ‖d‖²(‖x‖² + 1) for a dense layer
-(Goodfellow 2015; Lee and Kifer 2021; "ghost clipping": Li et al. 2022). The clipped sum is one more
-product of the same tensors with rescaled rows (Bu et al. 2023, "book-keeping"), so no gradient of a
-single example of a dense layer is ever made. Any other module trains its examples as if each were a
-client of its own (`FlatModel.gradients`).
+If the model is a stack of layers with a backward pass by hand, one backward pass gives the input x
+and output gradient d of every layer, and from these the norm of each example's gradient,
+‖d‖²(‖x‖² + 1) for a dense layer (Goodfellow 2015; Lee and Kifer 2021; "ghost clipping": Li et al.
+2022). The clipped sum is one more product of the same tensors with rescaled rows (Bu et al. 2023,
+"book-keeping"), so the gradient of a single example of a dense layer is never computed. Any other
+module trains its examples as if each were a client of its own (`FlatModel.gradients`).
 
-What is secret is drawn from a seed of the client, the call, the weights that it starts from, its
-examples and the plan: which examples are in a batch, and the noise. Asked the same again, a client
-makes the same draws; asked anything else, others.
+The secret draws, which are the examples of each batch and the noise, follow from a seed of the
+client, the call, the initial weights, the client's examples and the plan. For the same request a
+client makes the same draws; for any other request, different ones.
 """
 
 from __future__ import annotations
@@ -33,20 +33,27 @@ from securecluster.privacy.dp.grid_noise import GridNoise, deviation, spacing
 from securecluster.training.batches import Minibatches
 from securecluster.training.config import LocalTraining, Secret
 
-CONVOLVED = 64  # examples whose convolutions' gradients are in memory at once (ours)
-FEW = 8  # clients whose examples fill a block (ours): that many go one at a time, more go together
+# examples whose convolutions' gradients are in memory at once (not in the paper)
+CONVOLVED = 64
+# clients go together if a block holds the examples of this many of them, and else one at a time
+# (not in the paper)
+FEW = 8
 
 
 class DPSGDState:
-    """The secret draws of a chunk's clients in one call, and their steps.
+    """Secret draws of a chunk's clients in one call, and their steps.
 
     Args:
-        ids: the clients' numbers.
-        sizes: how many examples each has, taken as public.
-        weights: the models they start from, (b, d).
-        block: examples whose gradients may be in memory at once, where a model has none by hand.
-        data: what stands for each client's examples: other examples have other noise, or two
-            answers' difference would have none.
+        secret: source of the draws.
+        ids: numbers of the clients.
+        sizes: number of each client's examples, taken as public.
+        weights: initial weights, (b, d).
+        plan: hyper-parameters, with a clip.
+        step: number of the call.
+        block: examples whose gradients may be in memory at once, for models without a backward pass
+            by hand.
+        data: digest of each client's examples. Other examples get other noise: under the same
+            noise, the difference of two replies would have none.
     """
 
     def __init__(  # noqa: PLR0913 (everything that a draw follows from)
@@ -60,51 +67,70 @@ class DPSGDState:
         block: int,
         data: Sequence[bytes],
     ) -> None:
-        self._plan, self._sizes, self._block = plan, sizes, block
-        about = [own + mine for own, mine in zip(_digests(weights, plan), data, strict=True)]
-        self._batches = [
-            secret.seed(i, "dp-sgd batches", step, a) for i, a in zip(ids, about, strict=True)
-        ]
-        self._secrets = [
-            secret.seed(i, "dp-sgd noise", step, a) for i, a in zip(ids, about, strict=True)
-        ]
+        self._plan = plan
+        self._sizes = sizes
+        self._block = block
+        self._batches: list[bytes] = []  # seeds of the batches, 32 bytes each
+        self._secrets: list[bytes] = []  # keys of the noise, 32 bytes each
+        requests = _digests(weights, plan)
+        for client, request, examples in zip(ids, requests, data, strict=True):
+            about = request + examples
+            self._batches.append(secret.seed(client, "dp-sgd batches", step, about))
+            self._secrets.append(secret.seed(client, "dp-sgd noise", step, about))
         self._steps = 0
-        d = weights.shape[1]
-        # of a sum, in the unit of a mean gradient
-        reach = [plan.clip / min(plan.batch_size, n) for n in sizes]
-        self._grid = [spacing(plan.noise, r, d) for r in reach] if plan.noise else []
-        self._sigma = [deviation(plan.noise, r, d) for r in reach] if plan.noise else []
-        self._room = torch.empty_like(weights)
+        self._grid: list[float] = []  # spacing of each client's grid, a power of two
+        self._sigma: list[float] = []  # standard deviation in each coordinate
+        if plan.noise:
+            dimension = weights.shape[1]
+            for size in sizes:
+                # clip norm of a sum of gradients, in the unit of a mean gradient
+                norm = plan.clip / min(plan.batch_size, size)
+                self._grid.append(spacing(plan.noise, norm, dimension))
+                self._sigma.append(deviation(plan.noise, norm, dimension))
+        self._sums = torch.empty_like(weights)
 
     def batches(self, k: int) -> Iterator[NDArray[np.int64]]:
-        """Yield the k-th client's mini-batches in order.
-
-        They are places among its own examples. Some of them are empty.
-        """
-        size = self._sizes[k]
-        rate, everyone = self._plan.rate(size), np.arange(size)
-        draw = _Uniform(self._batches[k])
-        for _ in range(self._plan.number(size)):
-            yield everyone if rate == 1 else np.flatnonzero(draw.next(size) < rate)
-
-    def add_noise(self, sums: torch.Tensor) -> None:
-        """Round the sums of a step to their grids and add its noise, in place.
-
-        The noise belongs to the rounded sums. Sums that differ, of gradients that another machine
-        rounded otherwise, have another noise: under the same one their difference would tell them.
+        """Yield a client's mini-batches in order (Poisson sampling), some of which may be empty.
 
         Args:
-            sums: (k, d) of the first k clients.
+            k: position of the client in the chunk.
+
+        Yields:
+            Positions among the client's own examples, in ascending order.
         """
-        grid = self._grid[: len(sums)]
-        spacings = sums.new_tensor(grid)[:, None]
-        # exact: a power of two, and no more bits than there were
+        size = self._sizes[k]
+        rate = self._plan.rate(size)  # q
+        all_examples = np.arange(size)
+        uniform = _Uniform(self._batches[k])
+        for _ in range(self._plan.number(size)):
+            if rate == 1:  # nothing is random, and the stream stays unused
+                yield all_examples
+            else:
+                drawn = uniform.next(size) < rate
+                yield np.flatnonzero(drawn)
+
+    def add_noise(self, sums: torch.Tensor) -> None:
+        """Round the sums of a step to their grids and add noise, in place.
+
+        The noise is keyed by the rounded sums. Sums that differ, such as those of gradients that
+        another machine has rounded differently, get other noise: under the same noise their
+        difference would reveal them.
+
+        Args:
+            sums: sums of the first k clients, (k, d).
+        """
+        active = len(sums)
+        grid = self._grid[:active]
+        spacings = sums.new_tensor(grid)[:, None]  # (k, 1)
+        # exact: spacings are powers of two, and a rounded sum needs no more bits than before
         sums.div_(spacings).round_().mul_(spacings)
         about = f"step {self._steps} ".encode()
-        seeds = [
-            _keyed(secret, about, row) for secret, row in zip(self._secrets, sums, strict=False)
-        ]
-        GridNoise(seeds).add_to(sums, grid, self._sigma[: len(sums)])
+        seeds = []
+        # clients that no longer train have secrets and no row
+        for secret, row in zip(self._secrets, sums, strict=False):
+            seeds.append(_keyed(secret, about, row))
+        noise = GridNoise(seeds)
+        noise.add_to(sums, grid, self._sigma[:active])
         self._steps += 1
 
     def step(
@@ -112,26 +138,34 @@ class DPSGDState:
         model: FlatModel,
         params: Params,
         batch: Minibatches,
-        places: torch.Tensor,
+        positions: torch.Tensor,
         optimizer: Optimizer,
     ) -> None:
         """Make one step of the first k clients, by (Σ clipped gradients + noise)/(q n).
 
         Args:
-            batch: of each client; the weight of a loss is 1/(q n).
-            places: of the examples among their client's own, (k, n): which mask an example has does
-                not depend on the other examples that are drawn.
+            model: the network.
+            params: parameters of the k clients, by name.
+            batch: mini-batch of each client; the weight of a loss is 1/(q n).
+            positions: positions of the examples among their client's own, (k, n). They determine
+                the dropout masks, so an example's mask does not depend on which others are drawn.
+            optimizer: updates the parameters.
         """
-        total = self._room[: len(batch.x)].zero_()
-        views = model.views(total)
-        if model.stack is not None and (len(batch.x) == 1 or not model.stack.convolves):
-            _by_hand(model.stack, params, batch, self._plan.clip, views)
+        active = len(batch.x)
+        clip = self._plan.clip
+        stack = model.stack
+        sums = self._sums[:active].zero_()  # (k, d)
+        views = model.views(sums)
+        # the backward pass of convolutions by hand is that of one client
+        if stack is not None and (active == 1 or not stack.convolves):
+            _by_hand(stack, params, batch, clip, views)
         else:
             if batch.keys is not None:
-                batch = replace(batch, keys=example_keys(batch.keys[:, None], places))
-            _one_by_one(model, params, batch, self._plan.clip, views, self._block)
+                keys = example_keys(batch.keys[:, None], positions)  # (k, n)
+                batch = replace(batch, keys=keys)
+            _one_by_one(model, params, batch, clip, views, self._block)
         if self._plan.noise:
-            self.add_noise(total)
+            self.add_noise(sums)
         optimizer.begin()
         for name, gradient in views.items():
             optimizer.value(name, gradient)
@@ -144,32 +178,56 @@ class _Uniform:
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-        self._stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
+        nonce = bytes(16)  # zero: each seed has one stream
+        cipher = Cipher(ChaCha20(seed, nonce), mode=None)
+        self._stream = cipher.encryptor()
 
     def next(self, count: int) -> NDArray[np.float64]:
-        """Return the next numbers, (count,)."""
-        words = np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")
-        return np.ldexp((words >> np.uint64(11)).astype(np.float64), -53)
+        """Return the next numbers, (count,).
+
+        Args:
+            count: how many.
+        """
+        keystream = self._stream.update(bytes(8 * count))
+        words = np.frombuffer(keystream, dtype="<u8")
+        # a float64 holds 53 bits exactly, so no number is rounded up to 1
+        mantissas = (words >> np.uint64(11)).astype(np.float64)
+        return np.ldexp(mantissas, -53)
 
 
 def _keyed(secret: bytes, about: bytes, row: torch.Tensor) -> bytes:
-    """Return 32 bytes that follow from a secret and the numbers of a row."""
-    numbers = row.detach().cpu().contiguous().numpy().tobytes()
-    return hashlib.blake2b(about + numbers, digest_size=32, key=secret).digest()
+    """Return 32 bytes (keyed BLAKE2b) that follow from a secret and the numbers of a row."""
+    array = row.detach().cpu().contiguous().numpy()
+    contents = about + array.tobytes()
+    return hashlib.blake2b(contents, digest_size=32, key=secret).digest()
 
 
 def _digests(weights: torch.Tensor, plan: LocalTraining) -> Iterator[bytes]:
-    """What each client's call is about, beside its number: the weights it starts from, often its
-    neighbour's, and how it trains.
+    """Yield a digest of each client's request: its initial weights and the plan.
+
+    Args:
+        weights: initial weights, (b, d).
+        plan: hyper-parameters.
     """
-    plain = astuple(plan)[:-1]  # without keep_momentum, which DP-SGD has not
-    # numpy's numbers are the same numbers
-    values = [v if v is None or isinstance(v, str | bool) else float(v) for v in plain]
-    training, found = json.dumps(values).encode(), b""
+    values = astuple(plan)[:-1]  # without keep_momentum, which DP-SGD refuses
+    numbers = [_plain_number(value) for value in values]
+    training = json.dumps(numbers).encode()
+    digest = b""
     for k, row in enumerate(weights):
-        if not k or not torch.equal(row, weights[k - 1]):
-            found = hashlib.blake2b(row.cpu().numpy().tobytes() + training, digest_size=32).digest()
-        yield found
+        # neighbours often start from the same weights, whose digest is computed once
+        repeated = k > 0 and torch.equal(row, weights[k - 1])
+        if not repeated:
+            array = row.cpu().numpy()
+            contents = array.tobytes() + training
+            digest = hashlib.blake2b(contents, digest_size=32).digest()
+        yield digest
+
+
+def _plain_number(value: object) -> object:
+    """Return a number as a float, so that numpy's numbers have the same digest; else the value."""
+    if value is None or isinstance(value, str | bool):
+        return value
+    return float(value)  # type: ignore[arg-type]
 
 
 @torch.no_grad()
@@ -178,17 +236,31 @@ def _by_hand(
     params: Params,
     batch: Minibatches,
     clip: float,
-    total: Params,
+    sums: Params,
 ) -> None:
-    """Add the clipped and weighted gradients to `total`, by name."""
+    """Add the clipped and weighted gradients of a stack to sums.
+
+    Args:
+        stack: layers with a backward pass by hand.
+        params: parameters of the k clients, by name.
+        batch: mini-batch of each client.
+        clip: largest norm of an example's gradient.
+        sums: sums of the k clients, by name, changed in place.
+    """
     examples = batch.weight.shape[1]
-    block = CONVOLVED if stack.convolves else max(1, examples)
+    block = max(1, examples)
+    if stack.convolves:
+        # convolutions do compute the gradients of single examples
+        block = CONVOLVED
     for first in range(0, examples, block):
-        part = slice(first, first + block)
-        gradients = stack.examples(params, batch.x[:, part], batch.y[:, part])
-        found, factors = clipped(gradients, batch.weight[:, part], clip)
-        for name, own in found.items():
-            own.add_to(total[name], factors)
+        columns = slice(first, first + block)
+        x = batch.x[:, columns]
+        y = batch.y[:, columns]
+        weight = batch.weight[:, columns]
+        gradients = stack.examples(params, x, y)
+        by_name, factors = clipped(gradients, weight, clip)
+        for name, gradient in by_name.items():
+            gradient.add_to(sums[name], factors)
 
 
 def _one_by_one(
@@ -196,46 +268,98 @@ def _one_by_one(
     params: Params,
     batch: Minibatches,
     clip: float,
-    total: Params,
+    sums: Params,
     block: int,
 ) -> None:
-    """Add the clipped and weighted gradients to `total`, by name: `block` examples at a time, each
-    as a client with one sample.
+    """Add the clipped and weighted gradients of any module to sums.
+
+    Each example is trained as a client with one sample.
+
+    Args:
+        model: the network.
+        params: parameters of the k clients, by name.
+        batch: mini-batch of each client.
+        clip: largest norm of an example's gradient.
+        sums: sums of the k clients, by name, changed in place.
+        block: number of examples at a time.
     """
-    x, y, weight, keys = batch.x, batch.y, batch.weight, batch.keys
-    clients, most_examples = weight.shape
+    clients, most_examples = batch.weight.shape
     if clients > 1 and block < FEW * most_examples:
         # One client at a time: its examples share its weights, which need no copies.
-        for c in range(clients):
-            one = slice(c, c + 1)
-            own_params = {name: value[one] for name, value in params.items()}
-            own_total = {name: value[one] for name, value in total.items()}
-            _one_by_one(model, own_params, batch.of_client(c), clip, own_total, block)
+        for client in range(clients):
+            one = slice(client, client + 1)
+            client_params = _selected(params, one)
+            client_sums = _selected(sums, one)  # views, so the sums change in place
+            client_batch = batch.of_client(client)
+            _one_by_one(model, client_params, client_batch, clip, client_sums, block)
         return
-    owners, places = weight.nonzero(as_tuple=True)
+    # padding has weight 0, and is left out
+    owners, columns = batch.weight.nonzero(as_tuple=True)
     for first in range(0, len(owners), block):
-        owner, place = owners[first : first + block], places[first : first + block]
-        block_keys = None if keys is None else keys[owner, place]
-        gradients = model.gradients(
-            _weights_of(params, owner),
-            x[owner, place][:, None],
-            y[owner, place][:, None],
-            weight.new_ones(len(owner), 1),
-            block_keys,
-        )
-        examples = {name: Each.of(gradient) for name, gradient in gradients.items()}
-        found, factors = clipped(examples, weight[owner, place][None], clip)
-        for name, each in found.items():
-            if clients == 1:
-                each.add_to(total[name], factors)
-            else:
-                each.deal_to(total[name], factors, owner)
+        block_entries = slice(first, first + block)
+        entries = (owners[block_entries], columns[block_entries])
+        _add_block(model, params, batch, clip, sums, entries)
+
+
+def _selected(params: Params, clients: slice) -> Params:
+    """Return the parameters of some clients, without a copy."""
+    return {name: value[clients] for name, value in params.items()}
+
+
+def _add_block(
+    model: FlatModel,
+    params: Params,
+    batch: Minibatches,
+    clip: float,
+    sums: Params,
+    entries: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """Add the clipped and weighted gradients of some examples to sums.
+
+    Args:
+        model: the network.
+        params: parameters of the k clients, by name.
+        batch: mini-batch of each client.
+        clip: largest norm of an example's gradient.
+        sums: sums of the k clients, by name, changed in place.
+        entries: client and column of each of the n examples, (n,) each.
+    """
+    owner, _ = entries
+    x = batch.x[entries]
+    y = batch.y[entries]
+    weight = batch.weight[entries]  # (n,)
+    keys = None
+    if batch.keys is not None:
+        keys = batch.keys[entries]
+    # a client axis of n examples with one sample each; losses get their weights after the clip
+    gradients = model.gradients(
+        _weights_of(params, owner),
+        x[:, None],
+        y[:, None],
+        weight.new_ones(len(owner), 1),
+        keys,
+    )
+    examples = {name: Each.of(gradient) for name, gradient in gradients.items()}
+    by_name, factors = clipped(examples, weight[None], clip)
+    for name, gradient in by_name.items():
+        if len(batch.weight) == 1:
+            gradient.add_to(sums[name], factors)
+        else:
+            gradient.deal_to(sums[name], factors, owner)
 
 
 def _weights_of(params: Params, owner: torch.Tensor) -> Params:
-    """Return the weights (n, …) that n examples meet; `owner` is each one's client."""
-    found = {}
+    """Return the weights (n, …) of n examples; those of a single client are not copied.
+
+    Args:
+        params: parameters of the clients, by name.
+        owner: client of each example, (n,).
+    """
+    weights = {}
     for name, value in params.items():
-        shared = len(value) == 1
-        found[name] = value.expand(len(owner), *value.shape[1:]) if shared else value[owner]
-    return found
+        if len(value) == 1:
+            shape = (len(owner), *value.shape[1:])
+            weights[name] = value.expand(shape)
+        else:
+            weights[name] = value[owner]
+    return weights

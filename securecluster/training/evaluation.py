@@ -1,5 +1,6 @@
-"""What models make of clients' samples: those of all clients that share a model go through it
-together.
+"""Evaluation of models on clients' samples.
+
+The samples of all clients that share a model pass through it together.
 """
 
 from __future__ import annotations
@@ -18,18 +19,25 @@ from securecluster.messaging.messages import Rows
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
 
-EVALUATED = 1000  # samples at a time
+EVALUATED = 1000  # samples at a time, which bounds the memory of activations
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Score = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Clients' samples, x (N, …) and y (N, …), one client after the other: client k's are
-    `offsets[k]` to `offsets[k + 1]`.
+    """Samples of m clients, one client after the other.
+
+    Attributes:
+        x: inputs, (N, …).
+        y: targets, (N, …).
+        offsets: client k has the rows from `offsets[k]` to `offsets[k + 1]`, (m + 1,).
     """
 
     x: torch.Tensor
     y: torch.Tensor
-    offsets: NDArray[np.int64]
+    offsets: IntArray
 
     @classmethod
     def of(
@@ -39,82 +47,134 @@ class Samples:
         device: torch.device,
         dtype: torch.dtype | None,
     ) -> Samples:
-        """One client after the other, on the device where they are used; labels and tokens stay
-        whole numbers.
+        """Return clients' samples on a device.
+
+        Args:
+            x: inputs of each client, (n_k, …).
+            y: targets of each client, (n_k, …).
+            device: where they are used.
+            dtype: type of floating-point numbers; labels and tokens stay integers.
         """
-        ends = np.cumsum([0, *map(len, y)])
+        sizes = [len(targets) for targets in y]
+        offsets = np.cumsum([0, *sizes])
 
-        def placed(parts: Sequence[NDArray[Any]]) -> torch.Tensor:
-            whole = torch.as_tensor(np.concatenate(parts))
-            return whole.to(device, dtype if whole.is_floating_point() else None)
+        def joined(arrays: Sequence[NDArray[Any]]) -> torch.Tensor:
+            table = torch.as_tensor(np.concatenate(arrays))
+            if table.is_floating_point():
+                return table.to(device, dtype)
+            return table.to(device)
 
-        return cls(placed(x), placed(y), ends)
+        return cls(joined(x), joined(y), offsets)
 
     def digest(self, k: int) -> bytes:
-        """32 bytes that stand for client k's samples."""
-        own = slice(int(self.offsets[k]), int(self.offsets[k + 1]))
-        found = hashlib.blake2b(self.x[own].cpu().numpy().tobytes(), digest_size=32)
-        found.update(self.y[own].cpu().numpy().tobytes())
-        return found.digest()
+        """Return 32 bytes (BLAKE2b) that identify a client's samples.
 
-    def targets(self, who: Sequence[int]) -> NDArray[Any]:
-        """Return the targets of some clients' samples, one client after the other."""
-        parts = [self.y[int(self.offsets[k]) : int(self.offsets[k + 1])] for k in who]
-        found: NDArray[Any] = torch.cat(parts).cpu().numpy()
-        return found
+        Args:
+            k: position of the client.
+        """
+        rows = self._slice(k)
+        hasher = hashlib.blake2b(digest_size=32)
+        for table in (self.x, self.y):
+            array = table[rows].cpu().numpy()
+            hasher.update(array.tobytes())
+        return hasher.digest()
+
+    def targets(self, clients: Sequence[int]) -> NDArray[Any]:
+        """Return the targets of some clients' samples, one client after the other.
+
+        Args:
+            clients: positions of the clients.
+        """
+        by_client = [self.y[self._slice(k)] for k in clients]
+        targets: NDArray[Any] = torch.cat(by_client).cpu().numpy()
+        return targets
 
     def mean(
         self,
-        score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        score: Score,
         model: FlatModel,
         flat: Rows,
-        who: Sequence[int],
+        clients: Sequence[int],
         bound: float | None = None,
-    ) -> NDArray[np.float64]:
-        """The mean score of each of `who`'s samples under its own row of `flat`, (len(who),); NaN
-        where it has no sample.
+    ) -> FloatArray:
+        """Return the mean score of each client's samples under its own model.
 
         Args:
-            score: of (outputs, targets), a number a sample: the objective's `losses` or `scores`.
-            flat: parameters, one row for each of `who`.
-            who: positions of clients.
-            bound: B, where each sample's score is clipped to [0, B], so that none moves the mean by
-                more than B over their number.
+            score: function of (outputs, targets) with a number per sample: the objective's `losses`
+                or `scores`.
+            model: the network.
+            flat: parameters, one row for each of `clients`.
+            clients: positions of the clients.
+            bound: B, if each sample's score is clipped to [0, B], so that no sample moves the mean
+                by more than B over their number.
+
+        Returns:
+            Means, (len(clients),); NaN for a client without samples.
         """
-        means = np.full(len(who), np.nan)
-        index = flat.index if flat.index is not None else tuple(range(len(flat)))
-        sharing: dict[int, list[int]] = {}  # the places in `who` of clients with samples, by model
-        for place, client in enumerate(who):
-            if self._rows(client).size:
-                sharing.setdefault(index[place], []).append(place)
-        for row, places in sharing.items():
-            samples = [self._rows(who[place]) for place in places]
-            scores = self._scores(score, model, flat.table[row], np.concatenate(samples))
+        means = np.full(len(clients), np.nan)
+        for row, entries in self._entries_by_model(flat, clients).items():
+            rows_by_entry = [self._rows(clients[entry]) for entry in entries]
+            # the samples of all clients of a model in one pass
+            rows = np.concatenate(rows_by_entry)
+            scores = self._scores(score, model, flat.table[row], rows)
             if bound is not None:
                 scores = scores.clip(0, bound)
-            ends = np.cumsum([len(rows) for rows in samples])
-            means[places] = [part.mean() for part in np.split(scores, ends[:-1])]
+            sizes = [len(client_rows) for client_rows in rows_by_entry]
+            ends = np.cumsum(sizes)
+            scores_by_entry = np.split(scores, ends[:-1])
+            means[entries] = [client_scores.mean() for client_scores in scores_by_entry]
         return means
 
-    def _rows(self, client: int) -> NDArray[np.int64]:
+    def _entries_by_model(self, flat: Rows, clients: Sequence[int]) -> dict[int, list[int]]:
+        """Return the entries of `clients` that share a model and have samples, by row of `flat`."""
+        index = flat.index
+        if index is None:
+            index = tuple(range(len(flat)))
+        entries: dict[int, list[int]] = {}
+        for entry, client in enumerate(clients):
+            if self._rows(client).size:  # the mean of no samples stays NaN
+                entries.setdefault(index[entry], []).append(entry)
+        return entries
+
+    def _slice(self, client: int) -> slice:
+        """Return the slice of a client's samples."""
+        first = int(self.offsets[client])
+        end = int(self.offsets[client + 1])
+        return slice(first, end)
+
+    def _rows(self, client: int) -> IntArray:
         """Return the rows of a client's samples."""
-        return np.arange(self.offsets[client], self.offsets[client + 1])
+        first = self.offsets[client]
+        end = self.offsets[client + 1]
+        return np.arange(first, end)
 
     def _scores(
         self,
-        score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        score: Score,
         model: FlatModel,
         flat: torch.Tensor,
-        places: NDArray[np.int64],
-    ) -> NDArray[np.float64]:
-        """Each sample's score under one model, dropout off; infinite where a model that has
-        diverged gives none (inf − inf).
+        rows: IntArray,
+    ) -> FloatArray:
+        """Return each sample's score under one model, without dropout.
+
+        Args:
+            score: function of (outputs, targets) with a number per sample.
+            model: the network.
+            flat: its parameters, (d,).
+            rows: rows of the samples.
+
+        Returns:
+            Scores, (len(rows),); infinite where a diverged model has none (inf − inf).
         """
         views = model.views(flat)
+        index = torch.as_tensor(rows).to(self.x.device)
+        blocks = torch.split(index, EVALUATED)
+        values = []
         with torch.no_grad():
-            parts = torch.split(torch.as_tensor(places).to(self.x.device), EVALUATED)
-            values = torch.cat(
-                [score(model.call(views, self.x[part]), self.y[part]) for part in parts]
-            )
-        found: NDArray[np.float64] = values.double().cpu().numpy()
-        return np.where(np.isnan(found), np.inf, found)
+            for block in blocks:
+                outputs = model.call(views, self.x[block])
+                values.append(score(outputs, self.y[block]))
+        # means are taken in float64, whatever the models' type
+        table = torch.cat(values).double()
+        scores: FloatArray = table.cpu().numpy()
+        return np.where(np.isnan(scores), np.inf, scores)

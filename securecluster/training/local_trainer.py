@@ -1,8 +1,7 @@
 """Clients' data on one device, and their local training as one batch over stacked models.
 
 A client is a batch of one: every operation here has a leading client axis, and client i's numbers
-    do not depend on who else is in
-the batch (to float tolerance).
+do not depend on the other clients in the batch (to float tolerance).
 """
 
 from __future__ import annotations
@@ -29,49 +28,76 @@ from securecluster.training.config import LocalTraining, Secret, check_training
 from securecluster.training.evaluation import Samples
 
 if TYPE_CHECKING:
+    from securecluster.models.flat_model import Params
     from securecluster.models.validation import FlatModel
     from securecluster.training.dp_sgd import DPSGDState
 
 __all__ = ["CPU_CHUNK", "GPU_CHUNK", "LocalTrainer", "LocalTraining", "check_training"]
 
-CPU_CHUNK, GPU_CHUNK = 1 << 22, 1 << 28  # parameters of the clients that train together
+# parameters of the clients that train together: what a CPU's caches, or a GPU's memory, hold
+CPU_CHUNK = 1 << 22
+GPU_CHUNK = 1 << 28
+KEY_RANGE = 1 << 62  # keys of dropout
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 
 @dataclass
 class _Worker:
-    """A thread's own model, since torch swaps parameters in place, and the memory of its chunk's
-    weights, kept from call to call.
+    """Model and memory of one thread, reused in later calls.
+
+    Attributes:
+        model: the thread's own copy, since torch swaps parameters in place.
+        buffer: weights of its chunk, (b, d); b grows as needed.
     """
 
     model: FlatModel
-    room: torch.Tensor  # (b, d), b grows as needed
+    buffer: torch.Tensor
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What one call of `train` is about."""
+    """Arguments and result of one call of `LocalTrainer.train`.
+
+    Attributes:
+        start: initial model of each client.
+        clients: positions of the clients.
+        plan: hyper-parameters.
+        step: number of the call.
+        scale: factor of each update, or None.
+        out: updates to write, (len(clients), d).
+        largest: clients of the largest chunk.
+        jobs: chunks, as entries of `clients`, and then a None for each worker: it is therefore
+            empty only if all workers are to stop.
+    """
 
     start: Rows
-    who: Sequence[int]
+    clients: Sequence[int]
     plan: LocalTraining
     step: int
     scale: Sequence[float] | None
-    out: torch.Tensor  # (len(who), d)
-    largest: int  # clients of a chunk
-    # chunks, then a None for each worker: so it is empty only when all are to stop
+    out: torch.Tensor
+    largest: int
     jobs: deque[list[int] | None]
 
 
 class LocalTrainer:
-    """The data of some clients, (N, …) concatenated, and batched training on it.
+    """Data of some clients, concatenated to (N, …), and batched training on it.
 
     Args:
-        clients: which clients of the federation live here (all by default; a deployed node holds
-            one).
-        numbers: of the federation's clients; None counts from 0.
-        aside: share of each client's training samples that is kept out of training, to judge models
-            by, in [0, 1).
-        secret: what clients draw their noise from; needed where they train with noise.
+        federation: the clients' data.
+        model: the network, whose parameters are one vector of d numbers.
+        randomness: the run's random streams, for batches, dropout and validation samples.
+        device: where data and models are.
+        dtype: type of real numbers; float32 by default.
+        clients: indices in the federation of the clients that are here; all by default. A deployed
+            node has one.
+        numbers: ids of all clients of the federation; by default they count from 0.
+        validation_share: share of each client's training samples that are kept out of training for
+            the evaluation of models, in [0, 1).
+        secret: source of the clients' secret draws; needed for training with noise.
     """
 
     def __init__(  # noqa: PLR0913 (data, model and device, and what few callers need by name)
@@ -86,60 +112,93 @@ class LocalTrainer:
         validation_share: float = 0.0,
         secret: Secret | None = None,
     ) -> None:
-        here = tuple(range(len(federation)) if clients is None else clients)
-        self.ids = here if numbers is None else tuple(numbers[k] for k in here)
-        self.device, self.dtype = device, dtype or torch.float32
+        if clients is None:
+            clients = range(len(federation))
+        self.ids = tuple(clients)
+        if numbers is not None:
+            self.ids = tuple(numbers[k] for k in clients)
+        self.device = device
+        self.dtype = dtype or torch.float32
         self.model = model.to(device, self.dtype)
+        self.start = self.model.initial()
+        self.classes = federation.classes
+        self.secret = secret
+        self._randomness = randomness
         self._workers: list[_Worker] = []
-        self.start, self.classes = self.model.initial(), federation.classes
-        self._momenta: Momenta | None = None  # made by the first training that keeps its momentum
-        self._randomness, self.secret = randomness, secret
-        shards = [federation.shards[k] for k in here]
+        self._momenta: Momenta | None = None  # made by the first training that keeps momentum
+        shards = [federation.shards[k] for k in clients]
         trained: list[tuple[Any, Any]] = []
         validated: list[tuple[Any, Any]] = []
         for client, shard in zip(self.ids, shards, strict=True):
-            kept = self._kept(client, len(shard.y), validation_share)
-            whole = bool(kept.all())  # no copy of whole shards
-            trained.append((shard.x, shard.y) if whole else (shard.x[kept], shard.y[kept]))
-            validated.append((shard.x[~kept], shard.y[~kept]))
+            size = len(shard.y)
+            in_training = self._training_mask(client, size, validation_share)
+            held_out = ~in_training
+            validated.append((shard.x[held_out], shard.y[held_out]))
+            x = shard.x
+            y = shard.y
+            if not bool(in_training.all()):  # complete shards are not copied
+                x = x[in_training]
+                y = y[in_training]
+            trained.append((x, y))
         self.sizes = [len(y) for _, y in trained]
         self.validation_sizes = [len(y) for _, y in validated]
         self._train_on = self._samples(trained)
         self._aside_on = self._samples(validated)
-        self._test_on = self._samples([(shard.x_test, shard.y_test) for shard in shards])
-        self._x, self._y = self._train_on.x, self._train_on.y
+        tested = [(shard.x_test, shard.y_test) for shard in shards]
+        self._test_on = self._samples(tested)
+        # tables and offsets of the training samples, which every step of training reads
+        self._x = self._train_on.x
+        self._y = self._train_on.y
         self._offsets = self._train_on.offsets
 
-    def _samples(self, parts: Sequence[tuple[Any, Any]]) -> Samples:
+    def _training_mask(self, client: int, size: int, validation_share: float) -> BoolArray:
+        """Return which of a client's samples are trained on, (size,).
+
+        Args:
+            client: number of the client.
+            size: number of its samples.
+            validation_share: share of the samples that are kept out of training; of a single sample
+                none is.
+        """
+        generator = self._randomness.generator("client", client, "aside")
+        order = generator.permutation(size)
+        return order >= math.floor(validation_share * size)
+
+    def _samples(self, arrays: Sequence[tuple[Any, Any]]) -> Samples:
         """Return every client's samples (x, y) on the trainer's device."""
-        return Samples.of([x for x, _ in parts], [y for _, y in parts], self.device, self.dtype)
+        inputs = [x for x, _ in arrays]
+        targets = [y for _, y in arrays]
+        return Samples.of(inputs, targets, self.device, self.dtype)
 
     def train(
         self,
         start: Rows,
-        who: Sequence[int],
+        clients: Sequence[int],
         plan: LocalTraining,
         step: int,
-        room: int = 0,
+        row_width: int = 0,
         scale: Sequence[float] | None = None,
     ) -> torch.Tensor:
-        """Updates SGD_n(θ_i, D_i) − θ_i of the clients `who`, (len(who), d) (Sattler et al. 2019,
-        eq. 1).
+        """Return the updates SGD_n(θ_i, D_i) − θ_i of some clients (Sattler et al. 2019, eq. 1).
 
         All steps of a chunk of clients run before the next chunk starts, so that its weights stay
-        in cache. On a CPU each of torch's threads takes whole chunks: the products are too small to
-        share.
+        in cache. On a CPU each of torch's threads takes complete chunks: the products are too small
+        to share.
 
         Args:
-            start: the model each of `who` starts from.
-            who: positions in this cohort.
-            step: names the draw of the batches, with the client and the epoch.
-            room: numbers in a row of the result, d or more; those after the first d are 0.
-            scale: what each update is multiplied by (1 without it): a client weighs what it sends
-                to a sum.
+            start: model that each client starts from.
+            clients: positions of the clients in this cohort.
+            plan: hyper-parameters.
+            step: number of the call. With the client and the epoch it determines the batches.
+            row_width: numbers in a row of the result, if more than d; those after the first d are
+                0. Masks that lengthen a row then work in place.
+            scale: factor of each update; 1 by default. Clients weight what they send to a sum.
+
+        Returns:
+            Updates, (len(clients), max(row_width, d)).
 
         Raises:
-            UsageError: DP-SGD without secret draws.
+            UsageError: DP-SGD without a source of secret draws.
             PolicyError: clients that keep their momentum have trained in a later call.
         """
         if plan.private and self.secret is None:
@@ -148,258 +207,455 @@ class LocalTrainer:
                 "was given none (secret=…)"
             )
         if plan.keep_momentum:
-            self._momenta = self._momenta or Momenta(len(self.ids), self.start)
-            self._momenta.begin(who, step)
-        order = sorted(range(len(who)), key=lambda k: -plan.number(self.sizes[who[k]]))
-        threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-        parts = _split(order, self._chunk_size(), threads)
+            if self._momenta is None:
+                self._momenta = Momenta(len(self.ids), self.start)
+            self._momenta.begin(clients, step)
+        threads = self._threads()
+        order = self._by_steps(clients, plan)
+        chunks = _split(order, self._chunk_size(), threads)
         d = self.model.dimension
-        out = torch.empty(len(who), max(room, d), dtype=self.dtype, device=self.device)
+        # one (m, width) matrix for training and masks, since a copy may not fit into memory
+        width = max(row_width, d)
+        out = torch.empty(len(clients), width, dtype=self.dtype, device=self.device)
         out[:, d:] = 0
-        workers = self._for_threads(max(1, min(threads, len(parts))))
-        jobs: deque[list[int] | None] = deque([*parts, *[None] * len(workers)])
+        number = min(threads, len(chunks))
+        workers = self._for_threads(max(1, number))
+        end = [None] * len(workers)  # stops each worker when no chunk is left
         task = _Task(
-            start, who, plan, step, scale, out[:, :d], max(map(len, parts), default=0), jobs
+            start=start,
+            clients=clients,
+            plan=plan,
+            step=step,
+            scale=scale,
+            out=out[:, :d],
+            largest=max(map(len, chunks), default=0),
+            jobs=deque([*chunks, *end]),
         )
         if len(workers) == 1:
             self._work(workers[0], task)
         else:
-            _each_in_a_thread(lambda worker: self._work(worker, task), workers, jobs)
+            _each_in_a_thread(lambda worker: self._work(worker, task), workers, task.jobs)
         return out
 
+    def _threads(self) -> int:
+        """Return the number of threads that train chunks; a GPU takes one chunk after the other."""
+        if self.device.type == "cpu":
+            return torch.get_num_threads()
+        return 1
+
+    def _by_steps(self, clients: Sequence[int], plan: LocalTraining) -> list[int]:
+        """Return the entries of `clients` by number of steps, most first.
+
+        Those that still train are then the first ones of a chunk, in every step.
+        """
+        sizes = [self.sizes[client] for client in clients]
+        steps = [plan.number(size) for size in sizes]
+        entries = range(len(clients))
+        return sorted(entries, key=lambda entry: -steps[entry])
+
     def _for_threads(self, number: int) -> list[_Worker]:
-        """What as many threads may work with at once, made when first needed."""
-        none = self.start.new_empty(0, self.model.dimension)
-        self._workers += [
-            _Worker(self.model.copy(), none) for _ in range(number - len(self._workers))
-        ]
+        """Return the workers of some threads, which are made on first use."""
+        empty = self.start.new_empty(0, self.model.dimension)
+        while len(self._workers) < number:
+            self._workers.append(_Worker(self.model.copy(), empty))
         return self._workers[:number]
 
     def _work(self, worker: _Worker, task: _Task) -> None:
-        """Train chunk after chunk, in the same memory, until a None."""
-        if len(worker.room) < task.largest:
-            worker.room = worker.room.new_empty(task.largest, self.model.dimension)
-        for part in iter(task.jobs.popleft, None):
-            origin = part if task.start.index is None else [task.start.index[k] for k in part]
-            weights = worker.room[: len(part)]
-            torch.index_select(
-                task.start.table, 0, torch.as_tensor(origin, device=self.device), out=weights
-            )
-            self._train(worker.model, weights, [task.who[k] for k in part], task)
-            for row, k, o in zip(weights, part, origin, strict=True):
-                update = torch.sub(row, task.start.table[o], out=task.out[k])
+        """Train chunk after chunk, in the same memory, until a None.
+
+        Args:
+            worker: model and memory of this thread.
+            task: the call.
+        """
+        if len(worker.buffer) < task.largest:
+            worker.buffer = worker.buffer.new_empty(task.largest, self.model.dimension)
+        for entries in iter(task.jobs.popleft, None):
+            start_rows = entries
+            if task.start.index is not None:
+                start_rows = [task.start.index[entry] for entry in entries]
+            models = task.start.table
+            weights = worker.buffer[: len(entries)]  # (b, d)
+            index = torch.as_tensor(start_rows, device=self.device)
+            torch.index_select(models, 0, index, out=weights)
+            clients = [task.clients[entry] for entry in entries]
+            self._train(worker.model, weights, clients, task)
+            for row, entry, start_row in zip(weights, entries, start_rows, strict=True):
+                # row by row and in place, without a second matrix of the chunk's size
+                start = models[start_row]
+                update = task.out[entry]
+                torch.sub(row, start, out=update)
                 if task.scale is not None:
-                    update *= task.scale[k]
+                    update *= task.scale[entry]
 
     def _train(
-        self, model: FlatModel, weights: torch.Tensor, who: Sequence[int], task: _Task
+        self, model: FlatModel, weights: torch.Tensor, clients: Sequence[int], task: _Task
     ) -> None:
-        """All steps of a chunk, weights (b, d) in place."""
-        private = self._private(who, task, weights)
-        chunk, params = self._schedule(who, task.plan, task.step, private), model.views(weights)
-        momenta = self._momenta if task.plan.keep_momentum else None
-        buffers = None if momenta is None else momenta.start(who)
-        velocity = None if buffers is None else model.views(buffers)
+        """Make all steps of a chunk.
+
+        Args:
+            model: the thread's model.
+            weights: initial weights of the clients, (b, d), changed in place.
+            clients: positions of the clients, most steps first.
+            task: the call.
+        """
         plan = task.plan
+        private = self._private(clients, task, weights)
+        chunk = self._schedule(clients, plan, task.step, private)
+        params = model.views(weights)
+        momenta = None
+        buffers = None
+        velocity = None
+        if plan.keep_momentum and self._momenta is not None:
+            momenta = self._momenta
+            buffers = momenta.start(clients)
+            velocity = model.views(buffers)
         optimizer = build_optimizer(plan.optimizer, params, plan.lr, plan.momentum, velocity)
-        for s, k in enumerate(chunk.active):
+        for step, active in enumerate(chunk.active):
             if not task.jobs:  # cleared after an error in another thread
                 return
-            index = chunk.index[s, :k, : chunk.width[s]]
-            x = self._x.index_select(0, index.flatten()).view(*index.shape, *self._x.shape[1:])
-            y = self._y.index_select(0, index.flatten()).view(*index.shape, *self._y.shape[1:])
-            own = params if k == len(who) else {name: p[:k] for name, p in params.items()}
-            weight = chunk.weight[s, :k, : chunk.width[s]]
-            keys = None if chunk.keys is None else chunk.keys[s, :k]
-            batch = Minibatches(x, y, weight, keys)
+            batch, index = self._minibatches(chunk, step, active)
+            active_params = params
+            if active < len(clients):
+                active_params = _first_clients(params, active)
             if private is None:
-                self._step(model, own, batch, optimizer)
+                self._step(model, active_params, batch, optimizer)
             else:
-                private.step(model, own, batch, index - chunk.first[:k], optimizer)
+                positions = index - chunk.first[:active]
+                private.step(model, active_params, batch, positions, optimizer)
         if momenta is not None and buffers is not None:
-            momenta.end(who, buffers)
+            momenta.end(clients, buffers)
+
+    def _minibatches(
+        self, chunk: Chunk, step: int, active: int
+    ) -> tuple[Minibatches, torch.Tensor]:
+        """Return the mini-batches of the clients that still train, and their rows (k, n).
+
+        Args:
+            chunk: mini-batches of all steps.
+            step: the step.
+            active: number of clients that still train.
+        """
+        width = chunk.width[step]
+        # clients are sorted by their number of steps, so those that still train are a prefix
+        index = chunk.index[step, :active, :width]  # (k, n)
+        weight = chunk.weight[step, :active, :width]
+        x = _selected(self._x, index)
+        y = _selected(self._y, index)
+        keys = None
+        if chunk.keys is not None:
+            keys = chunk.keys[step, :active]
+        return Minibatches(x, y, weight, keys), index
 
     def _step(
         self,
         model: FlatModel,
-        params: dict[str, torch.Tensor],
+        params: Params,
         batch: Minibatches,
         optimizer: Optimizer,
     ) -> None:
-        """Make one step of each client, by hand where the model is a stack."""
-        if model.stack is not None and (len(batch.x) == 1 or not model.stack.convolves):
+        """Make one step of each client, with the backward pass by hand if the model has one.
+
+        Args:
+            model: the thread's model.
+            params: parameters of the clients, by name, changed in place.
+            batch: mini-batch of each client.
+            optimizer: updates the parameters.
+        """
+        x = batch.x
+        y = batch.y
+        weight = batch.weight
+        stack = model.stack
+        # the backward pass of convolutions by hand is that of one client
+        if stack is not None and (len(x) == 1 or not stack.convolves):
             with torch.no_grad():
-                model.stack.step(params, batch.x, batch.y, batch.weight, optimizer)
+                stack.step(params, x, y, weight, optimizer)
             return
-        gradients = model.gradients(params, batch.x, batch.y, batch.weight, batch.keys)
+        gradients = model.gradients(params, x, y, weight, batch.keys)
         optimizer.begin()
         for name, gradient in gradients.items():
             optimizer.value(name, gradient)
 
-    def _private(self, who: Sequence[int], task: _Task, weights: torch.Tensor) -> DPSGDState | None:
-        """What DP-SGD from these weights (b, d) draws and remembers; None for plain training."""
+    def _private(
+        self, clients: Sequence[int], task: _Task, weights: torch.Tensor
+    ) -> DPSGDState | None:
+        """Return the state of DP-SGD from initial weights (b, d); None for plain training."""
         if not task.plan.private or self.secret is None:
             return None
         from securecluster.training.dp_sgd import DPSGDState
 
-        ids, sizes = [self.ids[i] for i in who], [self.sizes[i] for i in who]
-        block, data = (
-            self._fitting() if self.model.together else 1,
-            [self._train_on.digest(k) for k in who],
+        ids = [self.ids[client] for client in clients]
+        sizes = [self.sizes[client] for client in clients]
+        digests = [self._train_on.digest(client) for client in clients]
+        block = 1  # a module that vmap refuses takes one example at a time
+        if self.model.together:
+            block = self._models_in_chunk()
+        return DPSGDState(
+            secret=self.secret,
+            ids=ids,
+            sizes=sizes,
+            weights=weights,
+            plan=task.plan,
+            step=task.step,
+            block=block,
+            data=digests,
         )
-        return DPSGDState(self.secret, ids, sizes, weights, task.plan, task.step, block, data)
 
     def _chunk_size(self) -> int:
-        """Clients trained together: on a CPU as many as keep their weights in cache, and one where
-        it convolves or says so.
+        """Return the number of clients that train together.
+
+        On a CPU they are as many as keep their weights in cache, and one if the model has
+        convolutions or requests it: vmap makes grouped convolutions of several clients' ones, which
+        are slow on CPUs.
         """
+        if not self.model.together:
+            return 1
         on_cpu = self.device.type == "cpu"
-        alone = self.model.convolves or getattr(self.model.module, "alone_on_cpu", False)
-        return 1 if not self.model.together or (on_cpu and alone) else self._fitting()
+        requests_it = getattr(self.model.module, "alone_on_cpu", False)
+        if on_cpu and (self.model.convolves or requests_it):
+            return 1
+        return self._models_in_chunk()
 
-    def _fitting(self) -> int:
-        """Models that fit into a chunk."""
-        return max(
-            1, (CPU_CHUNK if self.device.type == "cpu" else GPU_CHUNK) // self.model.dimension
-        )
+    def _models_in_chunk(self) -> int:
+        """Return the number of models that fit into a chunk, one or more."""
+        parameters = GPU_CHUNK
+        if self.device.type == "cpu":
+            parameters = CPU_CHUNK
+        return max(1, parameters // self.model.dimension)
 
-    def _batches(self, who: int, plan: LocalTraining, step: int) -> Iterator[NDArray[np.int64]]:
-        """Client `who`'s mini-batches in order: a fresh permutation an epoch, the last batch of an
-        epoch may be smaller.
+    def _batches(self, client: int, plan: LocalTraining, step: int) -> Iterator[IntArray]:
+        """Yield the rows of a client's mini-batches in order.
+
+        Each epoch is a new permutation; its last batch may be smaller.
+
+        Args:
+            client: position of the client.
+            plan: hyper-parameters.
+            step: number of the call.
         """
-        size, left, epoch = self.sizes[who], plan.number(self.sizes[who]), 0
-        while left > 0:
-            order = (
-                self._randomness.generator(
-                    "client", self.ids[who], "batches", step, epoch
-                ).permutation(size)
-                + self._offsets[who]
-            )
-            for first in range(0, min(size, left * plan.batch_size), plan.batch_size):
+        size = self.sizes[client]
+        remaining = plan.number(size)
+        epoch = 0
+        while remaining > 0:
+            number = self.ids[client]  # draws do not depend on the client's position here
+            generator = self._randomness.generator("client", number, "batches", step, epoch)
+            order = generator.permutation(size) + self._offsets[client]
+            # with `steps`, the last epoch may be incomplete
+            end = min(size, remaining * plan.batch_size)
+            for first in range(0, end, plan.batch_size):
                 yield order[first : first + plan.batch_size]
-                left -= 1
+                remaining -= 1
             epoch += 1
 
     def _schedule(
-        self, who: Sequence[int], plan: LocalTraining, step: int, private: DPSGDState | None
+        self, clients: Sequence[int], plan: LocalTraining, step: int, private: DPSGDState | None
     ) -> Chunk:
+        """Return the mini-batches of all steps of a chunk, with dropout keys.
+
+        Args:
+            clients: positions of the clients, most steps first.
+            plan: hyper-parameters.
+            step: number of the call.
+            private: state of DP-SGD, which draws the batches in secret; None for plain training.
+        """
+        batches: list[list[IntArray]] = []
+        divisors = None
         if private is None:
-            batches = [list(self._batches(i, plan, step)) for i in who]
+            for client in clients:
+                batches.append(list(self._batches(client, plan, step)))
         else:
-            batches = [
-                [batch + self._offsets[i] for batch in private.batches(k)]
-                for k, i in enumerate(who)
-            ]
-        divisors = None if private is None else [min(plan.batch_size, self.sizes[i]) for i in who]
-        chunk = packed(batches, self._offsets[list(who)], divisors, self.device, self.dtype)
+            for k, client in enumerate(clients):
+                offset = self._offsets[client]
+                drawn = private.batches(k)
+                batches.append([positions + offset for positions in drawn])
+            # DP-SGD divides by the expected size of a batch: the real one is secret
+            sizes = [self.sizes[client] for client in clients]
+            divisors = [min(plan.batch_size, size) for size in sizes]
+        first = self._offsets[list(clients)]  # (b,)
+        chunk = packed(batches, first, divisors, self.device, self.dtype)
         if not (self.model.dropouts and plan.dropout):
             return chunk
-        steps = len(chunk.active)
-        drawn = [
-            self._randomness.generator("client", self.ids[i], "dropout", step).integers(
-                1 << 62, size=steps
-            )
-            for i in who
-        ]
-        return replace(chunk, keys=torch.as_tensor(np.stack(drawn, 1)).to(self.device))
+        keys = self._dropout_keys(clients, step, len(chunk.active))
+        return replace(chunk, keys=keys)
+
+    def _dropout_keys(self, clients: Sequence[int], step: int, steps: int) -> torch.Tensor:
+        """Return a key of dropout for each step of each client, (steps, b).
+
+        They are drawn from (client, call), so a client's masks do not depend on the other clients.
+        """
+        keys = []
+        for client in clients:
+            number = self.ids[client]
+            generator = self._randomness.generator("client", number, "dropout", step)
+            keys.append(generator.integers(KEY_RANGE, size=steps))
+        table = np.stack(keys, 1)
+        return torch.as_tensor(table).to(self.device)
 
     @property
     def training_samples(self) -> Samples:
-        """What clients train on."""
+        """Samples that clients train on."""
         return self._train_on
 
     @property
     def test_samples(self) -> Samples:
-        """What clients hold out."""
+        """Samples that clients hold out for testing."""
         return self._test_on
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return what clients remember of their trainings, by name: momentum that is kept."""
-        return {} if self._momenta is None else self._momenta.memory()
+        """Return the clients' state between trainings, by name: momentum that is kept."""
+        if self._momenta is None:
+            return {}
+        return self._momenta.memory()
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `memory` returned, among other things that a client remembers."""
+        """Restore the clients' state between trainings.
+
+        Args:
+            memory: result of `memory`, among other entries.
+        """
         self._momenta = None
         if "momentum" in memory:
             self._momenta = Momenta(len(self.ids), self.start)
             self._momenta.recall(memory)
 
     def drawn(self, *path: Part) -> torch.Tensor:
-        """Other initial weights than θ_0, (d,): every client of a run draws the same ones for
-        `path`.
+        """Return other initial weights than θ_0, (d,).
+
+        Args:
+            *path: names the draw; every client of a run draws the same weights for it.
         """
         return self.model.redrawn(self._randomness, *path)
 
     def inputs(self, k: int) -> torch.Tensor:
-        """The samples that the client at position k trains on, (n_k, …), as the model takes them;
-        no copy.
-        """
-        return self._x[self._offsets[k] : self._offsets[k + 1]]
-
-    def scores(self, models: Rows) -> NDArray[np.float64]:
-        """The objective's metric on each client's own test data under its model, (m,); NaN for a
-        client without test data.
-        """
-        judge = self.model.objective
-        return judge.judged(
-            self._test_on.mean(judge.scores, self.model, models, range(len(self.ids)))
-        )
-
-    def _kept(self, client: int, size: int, validation_share: float) -> NDArray[np.bool_]:
-        """Which of a client's samples are trained on."""
-        order = self._randomness.generator("client", client, "aside").permutation(size)
-        return order >= math.floor(validation_share * size)  # of one sample none is kept aside
-
-    def validation_loss(
-        self, models: Rows, who: Sequence[int], bound: float | None = None
-    ) -> NDArray[np.float64]:
-        """As `loss`, of the samples kept aside; NaN where there are none."""
-        return self._aside_on.mean(self.model.objective.losses, self.model, models, who, bound)
-
-    def loss(
-        self, models: Rows, who: Sequence[int], bound: float | None = None
-    ) -> NDArray[np.float64]:
-        """The mean loss (of labels and tokens in nats) on each of `who`'s training samples under
-        its own row of `models`, (len(who),).
+        """Return the samples that a client trains on, (n_k, …), without a copy.
 
         Args:
-            bound: B, where each sample's loss is clipped to [0, B]; one that is no number counts as
-                B.
+            k: position of the client.
         """
-        return self._train_on.mean(self.model.objective.losses, self.model, models, who, bound)
+        first = self._offsets[k]
+        end = self._offsets[k + 1]
+        return self._x[first:end]
+
+    def scores(self, models: Rows) -> FloatArray:
+        """Return the objective's metric on each client's test data under its model, (m,).
+
+        Args:
+            models: one model per client.
+
+        Returns:
+            The metric; NaN for a client without test data.
+        """
+        objective = self.model.objective
+        all_clients = range(len(self.ids))
+        means = self._test_on.mean(objective.scores, self.model, models, all_clients)
+        return objective.judged(means)
+
+    def validation_loss(
+        self, models: Rows, clients: Sequence[int], bound: float | None = None
+    ) -> FloatArray:
+        """Return the mean loss on each client's validation samples under its model.
+
+        Args:
+            models: one model for each of `clients`.
+            clients: positions of the clients.
+            bound: as in `loss`.
+
+        Returns:
+            Mean losses, (len(clients),); NaN for a client without validation samples.
+        """
+        losses = self.model.objective.losses
+        return self._aside_on.mean(losses, self.model, models, clients, bound)
+
+    def loss(self, models: Rows, clients: Sequence[int], bound: float | None = None) -> FloatArray:
+        """Return the mean loss on each client's training samples under its model.
+
+        Args:
+            models: one model for each of `clients`.
+            clients: positions of the clients.
+            bound: B, if each sample's loss is clipped to [0, B]; a loss that is not a number
+                counts as B.
+
+        Returns:
+            Mean losses, (len(clients),); of labels and tokens in nats.
+        """
+        losses = self.model.objective.losses
+        return self._train_on.mean(losses, self.model, models, clients, bound)
 
     def losses(
-        self, models: torch.Tensor, who: Sequence[int], bound: float | None = None
-    ) -> NDArray[np.float64]:
-        """As `loss`, of several models (r, d) on the samples of each of `who`: (len(who), r).
+        self, models: torch.Tensor, clients: Sequence[int], bound: float | None = None
+    ) -> FloatArray:
+        """Return the mean losses on each client's training samples under each of several models.
 
-        Each model sees the samples of all of `who` in one go: products of many samples with one
-        model's weights are what a processor does best, and memory does not grow with r.
+        Each model evaluates the samples of all clients at once: a processor is most efficient at
+        products of many samples with one model's weights, and memory does not grow with r.
+
+        Args:
+            models: the models, (r, d).
+            clients: positions of the clients.
+            bound: as in `loss`.
+
+        Returns:
+            Mean losses, (len(clients), r).
         """
-        columns = [self.loss(Rows(model[None], (0,) * len(who)), who, bound) for model in models]
-        return np.stack(columns, 1) if columns else np.zeros((len(who), 0))
+        columns = []
+        for model in models:
+            one_row_for_all = (0,) * len(clients)
+            shared_model = Rows(model[None], one_row_for_all)
+            columns.append(self.loss(shared_model, clients, bound))
+        if not columns:
+            return np.zeros((len(clients), 0))
+        return np.stack(columns, 1)
+
+
+def _first_clients(params: Params, number: int) -> Params:
+    """Return the parameters of the first clients, without a copy."""
+    return {name: value[:number] for name, value in params.items()}
+
+
+def _selected(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the rows (k, n, …) of a table (N, …) at an index (k, n)."""
+    rows = table.index_select(0, index.flatten())  # (k n, …)
+    shape = (*index.shape, *table.shape[1:])
+    return rows.view(shape)
 
 
 def _split(order: list[int], size: int, threads: int) -> list[list[int]]:
-    """Chunks of at most `size`, all about equal, and a multiple of `threads` where there are enough
-    clients.
+    """Return chunks of about equal size, each of consecutive entries.
+
+    Args:
+        order: the entries.
+        size: largest size of a chunk.
+        threads: the number of chunks is a multiple of it if there are enough entries, so that no
+            thread waits for the others.
     """
-    number = -(-len(order) // size)
-    number = min(len(order), -(-number // threads) * threads)
-    return [[int(k) for k in part] for part in np.array_split(order, number)] if order else []
+    if not order:
+        return []
+    number = math.ceil(len(order) / size)
+    number_for_all_threads = math.ceil(number / threads) * threads
+    number = min(len(order), number_for_all_threads)
+    chunks = []
+    for chunk in np.array_split(order, number):
+        chunks.append([int(entry) for entry in chunk])
+    return chunks
 
 
 def _each_in_a_thread(
     work: Callable[[_Worker], None], workers: list[_Worker], jobs: deque[Any]
 ) -> None:
-    """Let each worker work in a thread of its own, in which torch uses one thread."""
+    """Run each worker in its own thread, in which torch uses one thread.
+
+    Args:
+        work: function to run.
+        workers: its argument in each thread.
+        jobs: queue of the workers, cleared if one of them fails.
+    """
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(len(workers), initializer=lambda: torch.set_num_threads(1))
     try:
-        for done in as_completed([pool.submit(work, worker) for worker in workers]):
-            done.result()
+        futures = [pool.submit(work, worker) for worker in workers]
+        for future in as_completed(futures):
+            future.result()
     finally:
-        jobs.clear()  # after an error or an interrupt the others end with the step they are at
+        jobs.clear()  # after an error or an interrupt the other workers stop at their next step
         pool.shutdown()
         # the number is the process's, not the thread's, for threads that start later
         torch.set_num_threads(threads)

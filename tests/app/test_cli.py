@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from securecluster.app.cli import main
-from securecluster.app.options import PROTOCOLS
+from securecluster.app.registry import PROTOCOLS
 
 SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "3"]
 

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import SMALL_FEDERATION
 from rich.console import Console
 
 from securecluster.app.cli import main
-from securecluster.app.options import PROTOCOLS, Simulation
+from securecluster.app.options import Simulation
 from securecluster.app.plots import comparison
 from securecluster.app.plots.figure import figure
+from securecluster.app.registry import PROTOCOLS
 from securecluster.app.run_folder import locked
 from securecluster.errors import UpdateError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
@@ -63,6 +65,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_each_run_is_the_one_that_run_alone_makes(whole: Path, tmp_path: Path) -> None:
     for name in NAMES:
         assert main(["run", name, *SMALL, "--quiet", "--out", str(tmp_path / name)]) == 0
@@ -132,6 +135,7 @@ def test_each_run_replays_and_resumes_by_itself(
     )
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +157,7 @@ def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_federation_is_dealt_once_and_lies_under_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +171,7 @@ def test_the_federation_is_dealt_once_and_lies_under_runs(
     assert re.fullmatch(r"compare-digits-\d{8}-\d{6}-\d+", folder.name)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_values_go_to_every_protocol_that_has_the_option_and_defaults_stay(tmp_path: Path) -> None:
     given = ["--lr", "0.05", "--eps1", "0.3", "--average", "weighted", "--no-tree"]
     assert (
@@ -190,7 +196,8 @@ def test_help_says_which_protocol_has_an_option_and_each_default(
     assert main(["compare", "cfl", "fedavg", "--help"]) == 0
     text = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
     assert re.search(
-        r"cfl: clusters with fewer members are not split \(ours;[^)]*\) \(default: 3\)", text
+        r"cfl: clusters with fewer members are not split \(not in the paper[^)]*\) \(default: 3\)",
+        text,
     )
     assert "communication rounds in all (default: 40)" in text
     assert "(default: cfl: permutation; fedavg: none)" in text
@@ -202,21 +209,10 @@ def test_help_says_which_protocol_has_an_option_and_each_default(
     assert main(["compare", "--help"]) == 0
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
-    arguments = [
-        "--clients",
-        "6",
-        "--clusters",
-        "2",
-        "--samples",
-        "20",
-        "--rounds",
-        "12",
-        "--epochs",
-        "1",
-        "--transcript",
-        "none",
-    ]
+    arguments = [*SMALL_FEDERATION, "--rounds", "3", "--epochs", "1", "--transcript", "none"]
+    arguments += ["--pre-rounds", "1", "--local-rounds", "1", "--starts", "2"]
     names = [name for name in PROTOCOLS if name != "nsim"]  # which needs positions
     assert main(["compare", *names, *arguments, "--quiet", "--out", str(tmp_path / "r")]) == 0
     rows = json.loads((tmp_path / "r" / "compare.json").read_text())["protocols"]
@@ -277,6 +273,7 @@ def test_what_does_not_parse_is_refused_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_folder_is_replaced_only_where_it_is_a_run_and_force_says_so(
     whole: Path, tmp_path: Path
 ) -> None:
@@ -309,6 +306,7 @@ def test_a_comparison_in_use_is_not_replaced(
     assert (out / "cfl" / "result.json").exists()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_protocol_that_fails_loses_nobody_else_and_is_tried_again(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -358,6 +356,7 @@ def test_when_everyone_diverges_each_row_says_so(
     assert [p.name for p in (tmp_path / "r").glob("*.png")] == []
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_full_disk_is_one_sentence_and_the_comparison_goes_on_afterwards(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -385,6 +384,7 @@ def test_a_full_disk_is_one_sentence_and_the_comparison_goes_on_afterwards(
     assert _timeless(out / "compare.json") == _timeless(whole / "compare.json")
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_other_data_and_damaged_folders_are_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -471,6 +471,7 @@ def test_labels_of_close_points_do_not_overlap(spread: float) -> None:
     assert not any(box.contains(*point) for box in boxes for point in points)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_who_is_told_the_number_of_clusters_is_told_the_one_that_is_given(tmp_path: Path) -> None:
     names = ["ifca", "local-kmeans", "random", "fedavg"]
     small = [
@@ -479,7 +480,7 @@ def test_who_is_told_the_number_of_clusters_is_told_the_one_that_is_given(tmp_pa
         "--samples",
         "20",
         "--rounds",
-        "4",
+        "2",
         "--epochs",
         "1",
         "--transcript",
@@ -497,8 +498,8 @@ def test_who_is_told_the_number_of_clusters_is_told_the_one_that_is_given(tmp_pa
         for row in content["protocols"]:
             lines = (out / row["protocol"] / "history.jsonl").read_text().splitlines()
             assert row["rounds"] == len(lines)
-        assert [row["rounds"] for row in content["protocols"]] == [40, 4, 4, 4], (
-            "ten starts of four rounds"
+        assert [row["rounds"] for row in content["protocols"]] == [20, 2, 2, 2], (
+            "ten starts of two rounds"
         )
 
 
@@ -616,6 +617,7 @@ def test_columns_without_a_number_are_left_out(capsys: pytest.CaptureFixture[str
 PRIVATE = ["--clip", "0.5", "--model", "linear", "--epochs", "1"]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_what_private_runs_cost_together_is_printed_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cases import SMALL_FEDERATION
 
 from securecluster.app import run_folder
 from securecluster.app.cli import main
@@ -19,20 +20,7 @@ from securecluster.errors import SecureClusterError
 from securecluster.protocols import CFL
 from securecluster.runtime.run import Run
 
-OPTIONS = [
-    "--clients",
-    "6",
-    "--clusters",
-    "2",
-    "--samples",
-    "24",
-    "--model",
-    "linear",
-    "--epochs",
-    "1",
-    "--rounds",
-    "5",
-]
+OPTIONS = [*SMALL_FEDERATION, "--epochs", "1", "--rounds", "5"]
 RUN = ["run", "cfl", *OPTIONS, "--dropout", "0.1", "--fallback", "0.2", "--threads", "1", "--quiet"]
 UNREAD = {".lock", *run_folder.PICTURES}
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from securecluster.app import options
+from securecluster.app import registry
 from securecluster.app.cli import main
 from securecluster.app.options import Simulation
 from securecluster.data import Federation, LabelSwap, Tasks
@@ -35,7 +35,7 @@ def grouped(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("securecluster.protocols.grouped")
     module.Grouped = Grouped  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(options.PROTOCOLS, "grouped", "grouped:Grouped")
+    monkeypatch.setitem(registry.PROTOCOLS, "grouped", "grouped:Grouped")
 
 
 @pytest.mark.parametrize(

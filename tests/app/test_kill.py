@@ -16,7 +16,7 @@ import pytest
 
 from securecluster.app.cli import main
 
-RUN = ["run", "cfl", "--rounds", "14", "--dropout", "0.05", "--quiet", "--threads", "1"]
+RUN = ["run", "cfl", "--rounds", "8", "--dropout", "0.05", "--quiet", "--threads", "1"]
 SAME = ("models.safetensors", "server.safetensors", "history.jsonl", "similarity.png")
 
 
@@ -45,14 +45,26 @@ def _result(out: Path) -> dict[str, object]:
     return found  # type: ignore[no-any-return]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing stops."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    assert main([*RUN, "--out", str(out)]) == 0
+    return out
+
+
 @pytest.mark.parametrize(
-    ("how", "rounds"), [(signal.SIGKILL, 3), (signal.SIGKILL, 9), (signal.SIGINT, 5)]
+    ("how", "rounds"),
+    [
+        (signal.SIGKILL, 3),
+        (signal.SIGINT, 5),
+        pytest.param(signal.SIGKILL, 6, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_stopped_run_resumes_to_the_same_result(
-    how: signal.Signals, rounds: int, tmp_path: Path
+    how: signal.Signals, rounds: int, whole: Path, tmp_path: Path
 ) -> None:
-    whole, out = tmp_path / "whole", tmp_path / "stopped"
-    assert main([*RUN, "--out", str(whole)]) == 0
+    out = tmp_path / "stopped"
     with _start(out) as process:
         _wait(out, rounds, process)
         process.send_signal(how)

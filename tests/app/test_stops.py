@@ -14,22 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import SMALL_FEDERATION
 
 from securecluster.app.cli import main
 from securecluster.app.stops import READABLE
 
-SMALL = [
-    "--clients",
-    "6",
-    "--clusters",
-    "2",
-    "--samples",
-    "24",
-    "--model",
-    "linear",
-    "--threads",
-    "1",
-]
+SMALL = [*SMALL_FEDERATION, "--threads", "1"]
 RUN = ["run", "fedavg", *SMALL, "--rounds", "3"]
 LONG = ["run", "fedavg", *SMALL, "--rounds", "100000", "--transcript", "none", "--quiet"]
 ENV = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from securecluster import LabelSwap
-from securecluster.app.options import protocol_class
+from securecluster.app.registry import protocol_class
 from securecluster.benchmarks import hard_settings
 from securecluster.benchmarks.hard_settings import SETTINGS, Hard
 from securecluster.benchmarks.robust import Setting

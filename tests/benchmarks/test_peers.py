@@ -54,6 +54,7 @@ def test_networks_have_the_published_sizes() -> None:
     assert sizes == {"mlp": 159_010, "cnn": 1_663_370}
 
 
+@pytest.mark.exhaustive
 def test_this_project_and_a_plain_loop_do_equal_work(tmp_path: Path) -> None:
     path = tmp_path / "work.npz"
     start = export.export(path, "mlp", 4, 2, samples=25).start
@@ -70,6 +71,7 @@ def test_this_project_and_a_plain_loop_do_equal_work(tmp_path: Path) -> None:
     assert np.abs(ends["plain"] - ends["ours"]).max() < 1e-4
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_fails_or_is_late_is_named_and_gone(tmp_path: Path) -> None:
     with (
         worker("plain", tmp_path / "missing.npz") as running,
@@ -126,6 +128,7 @@ def test_mistakes_get_a_sentence(tmp_path: Path, arguments: list[str], sentence:
         chosen(parsed([*arguments, "--where", str(tmp_path)]), tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_a_failed_installation_names_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

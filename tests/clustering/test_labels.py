@@ -96,7 +96,7 @@ def test_it_is_an_optimum_over_all_bipartitions(alpha: Alpha) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(matrices(60))
+@given(matrices(30))
 def test_it_is_as_good_as_algorithm_1_and_always_two_halves(alpha: Alpha) -> None:
     found, direct = bipartition(alpha), algorithm_1(alpha)
     assert found.cross_max == cross_max(alpha, direct) == cross_max(alpha, as_set(found))

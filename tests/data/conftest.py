@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +53,29 @@ def make_toy(
 @pytest.fixture(scope="session")
 def toy() -> Callable[..., Source]:
     return make_toy
+
+
+@pytest.fixture
+def read_hub(tmp_path: Path) -> Callable[[str, Path], Any]:
+    """Run a script in a process of its own, offline, and return the JSON that it prints; `datasets`
+    reads a local folder as it reads a repository.
+    """
+    if importlib.util.find_spec("datasets") is None:
+        pytest.skip("the package datasets is not installed")
+
+    def read(script: str, folder: Path) -> Any:
+        kept = {k: v for k, v in os.environ.items() if k != FOLDER and not k.startswith("HF_")}
+        hub = {
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        }
+        command = [sys.executable, "-c", script, str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=kept | hub)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return read
 
 
 @pytest.fixture

@@ -4,12 +4,8 @@ is named.
 
 from __future__ import annotations
 
-import importlib.util
 import io
-import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -286,27 +282,12 @@ print(json.dumps(told | {"digest": digest}))
 """
 
 
-def test_the_hub_is_read_through_datasets(mnist: dict[str, np.ndarray], tmp_path: Path) -> None:
-    """In its own process, offline: `datasets` reads a local folder as it reads a repository."""
-    if importlib.util.find_spec("datasets") is None:
-        pytest.skip("the package datasets is not installed")
+def test_the_hub_is_read_through_datasets(
+    mnist: dict[str, np.ndarray], tmp_path: Path, read_hub: Callable[[str, Path], Any]
+) -> None:
     hub_copy(tmp_path)
     from_files = Federation.simulate("mnist", scenario=Iid(), clients=3, seed=0).digest()
-    environment = {k: v for k, v in os.environ.items() if k != FOLDER and not k.startswith("HF_")}
-    environment |= {
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", HUB, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = read_hub(HUB, tmp_path)
     assert result["y"] == [k % 10 for k in range(60)]
     assert result["decoded"][0] == 0 and np.array_equal(
         np.array(result["pixels"])[:, 0], mnist["train"][[40, 3, 3]]

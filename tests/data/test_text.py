@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -315,31 +311,16 @@ print(json.dumps({"digests": digests, "said": said}))
 """
 
 
-def test_the_hub_is_read_through_datasets(folder: Path) -> None:
-    """In its own process, offline: `datasets` reads a local folder as it reads a repository."""
-    if importlib.util.find_spec("datasets") is None:
-        pytest.skip("the package datasets is not installed")
+def test_the_hub_is_read_through_datasets(
+    folder: Path, read_hub: Callable[[str, Path], Any]
+) -> None:
     names, x, y = (list(column) for column in zip(*LEAF, strict=True))
     write(folder / "roles" / "train.parquet", character_id=names, x=x, y=y)
     expected = {
         name: Federation.simulate(name, scenario=Iid(), clients=2, seed=0).digest()
         for name in ("shakespeare", "ag_news")
     }
-    environment = {k: v for k, v in os.environ.items() if k != FOLDER and not k.startswith("HF_")}
-    environment |= {
-        "HF_HOME": str(folder / "home"),
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", HUB, str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = read_hub(HUB, folder)
     assert (
         result["digests"] == expected
         and "unknown column of" in result["said"]

@@ -8,80 +8,76 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cases import DOUBLE, FULL, interrupt_after, serve, serve_nodes
 
 from securecluster import Federation
-from securecluster.app.plots import curves
 from securecluster.core.serialization import pack, unpack
 from securecluster.messaging import wire
 from securecluster.messaging.messages import RELAY, Call, Rows, Shared, reply_header
 from securecluster.protocols import Settings
 from securecluster.protocols.common.client import ClientState
-from securecluster.protocols.nsim.pair_network import PairNetworkConfig
-from securecluster.protocols.nsim.random_walks import Format
-from securecluster.protocols.nsim.similarity_model import fit
-from securecluster.runtime.endpoint import KEY_METHODS, message_types, release_of
-from securecluster.runtime.run import Run
-from securecluster.runtime.transport import Framed
+from securecluster.runtime.endpoint import KEY_METHODS, release_of
 
 Make = Callable[..., Any]
-FULL = Settings(transcript="full")
 SPREAD = {"rounds": 4, "participation": 0.6}
 
 
-def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
-    """Synthetic users of NSIM, for images of digits."""
-    return [
-        (draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20))
-        for k in range(users)
-    ]
+@dataclass
+class Example:
+    """One run of a protocol, with dropouts and a full transcript, that several checks read."""
+
+    make: Callable[[], Any]  # the protocol anew, with the same hyper-parameters
+    federation: Federation
+    settings: Settings
+    fitted: Any
 
 
-def make_brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let NSIM's pair network hardly train, and draw no pictures: what they tell matters nowhere
-    here.
-    """
-    from securecluster.protocols.nsim import synthetic_users
-
-    def brief(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
-        return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
-
-    monkeypatch.setattr(synthetic_users, "fit", brief)
-    monkeypatch.setattr(curves, "draw", lambda *_: [])
+def example(make: Make, federation: Federation, **params: Any) -> Example:
+    """Fit a protocol once for `check_frames`, `check_replay`, `check_repeats`, `check_resume`."""
+    anew = partial(make, **{"rounds": 4, **params})
+    settings = Settings(transcript="full", dropout=0.2)
+    return Example(anew, federation, settings, anew().fit(federation, settings))
 
 
-def check_frames(make: Make, federation: Federation, **params: Any) -> None:
-    """Check that the bytes that are told are those of the encoded frames."""
-    fitted = make(rounds=3, **params).fit(federation, FULL)
+def check_frames(fitted: Any) -> None:
+    """Check that the recorded numbers of bytes are the lengths of the encoded frames."""
     total = {"up": 0, "down": 0}
     for position, entry in enumerate(fitted.transcript_.entries):
         call, answer = fitted.transcript_.content(position)
         query, reply = fitted.message_types(call.method)
-        for k in range(len(call.to)):
-            down = wire.encode(call.header(k), call.query, k)
-            up = wire.encode(reply_header(call.header(k)), answer.reply, k)
-            assert (len(down), len(up)) == (entry.down[k], entry.up[k])
-            assert wire.decode(down, query)[0] == call.header(k)
-            assert wire.decode(up, reply)[0] == reply_header(call.header(k))
-            total["up"] += len(up)
-            total["down"] += len(down)
+        up = [0] * len(call.to)  # a client that does not reply sends nothing
+        for row, client in enumerate(answer.ids):
+            k = call.to.index(client)
+            header = reply_header(call.header(k))
+            frame = wire.encode(header, answer.reply, row)
+            assert wire.decode(frame, reply)[0] == header
+            up[k] = len(frame)
+        down = [len(wire.encode(call.header(k), call.query, k)) for k in range(len(call.to))]
+        frame = wire.encode(call.header(0), call.query, 0)
+        assert wire.decode(frame, query)[0] == call.header(0)
+        if entry.verb == RELAY:  # to the server above, so that queries go up
+            assert (tuple(up), tuple(down)) == (tuple(entry.down), tuple(entry.up))
+            continue
+        assert (tuple(down), tuple(up)) == (tuple(entry.down), tuple(entry.up))
+        total["up"] += sum(up)
+        total["down"] += sum(down)
     assert total == {k: fitted.bytes_[k] for k in total}
     assert total["up"] > 0
 
 
-def check_replay(make: Make, federation: Federation, **params: Any) -> None:
+def check_replay(run: Example) -> None:
     """Check that the server alone, against a transcript, ends in the same state bit for bit."""
-    made = make(rounds=4, **params)
-    fitted = made.fit(federation, Settings(transcript="full", dropout=0.2))
-    assert (
-        made.replay(fitted.transcript_, made.config(federation, "float32")) == fitted.server_state_
-    )
+    made = run.make()
+    config = made.config(run.federation, "float32")
+    assert made.replay(run.fitted.transcript_, config) == run.fitted.server_state_
 
 
 def check_masked_round(make: Make, federation: Federation, mask: str) -> None:
@@ -97,65 +93,52 @@ def check_nodes(make: Make, federation: Federation, **params: Any) -> None:
     """Check that nodes with one client each, behind real frames, end with the models of all clients
     in one batch.
     """
-    made, settings = make(rounds=3, **params), Settings(dtype="float64")
-    nodes = [made.build_client(federation, settings, [i]) for i in range(len(federation))]
-    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
-    transport = Framed(doors, lambda name: message_types(made.client, name)[1])
-    net = made.build_network(transport, made.config(federation, "float64"))
-    made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
-    together = made.fit(federation, settings).client_models_.values
+    made = make(rounds=3, **params)
+    _, nodes = serve_nodes(made, federation)
+    together = made.fit(federation, DOUBLE).client_models_.values
     apart = torch.cat([node.client.models.values for node in nodes])
     torch.testing.assert_close(apart, together, rtol=0, atol=1e-9)
 
 
-def check_repeats(make: Make, federation: Federation, **params: Any) -> None:
+def check_repeats(run: Example) -> None:
     """Check that the same seed gives the same run."""
-    one, two = (make(rounds=3, **params).fit(federation) for _ in range(2))
-    assert torch.equal(one.client_models_.values, two.client_models_.values)
-    assert one.history_ == two.history_
+    again = run.make().fit(run.federation, run.settings)
+    assert torch.equal(again.client_models_.values, run.fitted.client_models_.values)
+    assert again.history_ == run.fitted.history_
 
 
-def check_resume(make: Make, federation: Federation, folder: Path, **params: Any) -> None:
-    """Check that a run that is stopped after a round ends as if it never had been."""
-    settings = Settings(transcript="full", dropout=0.1)
-    whole = make(rounds=4, **params).fit(federation, settings)
+def check_resume(run: Example, folder: Path) -> None:
+    """Check that a run that is stopped after its first and its third round ends as if it never had
+    been.
+    """
+    federation, settings, whole = run.federation, run.settings, run.fitted
     for stop in (1, 3):
-        home = folder / str(stop)
-
-        def interrupt(line: dict[str, object], stop: int = stop) -> None:
-            if line["round"] == stop:
-                raise KeyboardInterrupt
-
         with pytest.raises(KeyboardInterrupt):
-            make(rounds=4, **params).fit(federation, settings, folder=home, report=interrupt)
-        resumed = make(rounds=4, **params).fit(federation, settings, folder=home)
-        assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
-        assert resumed.history_ == whole.history_
-        assert resumed.bytes_ == whole.bytes_
-        assert resumed.server_state_ == whole.server_state_
-        assert resumed.transcript_.entries == whole.transcript_.entries
-        # as after a kill just before the end
-        again = make(rounds=4, **params).fit(federation, settings, folder=home)
-        assert again.server_state_ == whole.server_state_
-        assert torch.equal(again.client_models_.values, whole.client_models_.values)
-        assert again.bytes_ == whole.bytes_
+            run.make().fit(federation, settings, folder=folder, report=interrupt_after(stop))
+    resumed = run.make().fit(federation, settings, folder=folder)
+    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
+    assert resumed.history_ == whole.history_
+    assert resumed.bytes_ == whole.bytes_
+    assert resumed.server_state_ == whole.server_state_
+    assert resumed.transcript_.entries == whole.transcript_.entries
+    # as after a kill just before the end
+    again = run.make().fit(federation, settings, folder=folder)
+    assert again.server_state_ == whole.server_state_
+    assert torch.equal(again.client_models_.values, whole.client_models_.values)
+    assert again.bytes_ == whole.bytes_
 
 
 def check_everyone_catches_up(make: Make, federation: Federation, **params: Any) -> None:
     """Check that a client that misses rounds, the last one too, ends with its cluster's model."""
     made = make(rounds=5, **params)
-    endpoint = made.build_client(federation, Settings())
 
     def lost(call: Call) -> set[int]:
         trains = call.method in ("train", "contribute")
         return {2} if call.round in (2, 3, 5) and trains else set()
 
-    from securecluster.runtime.transport import InProcess
-
-    net = made.build_network(InProcess(endpoint.answer, lost), made.config(federation, "float32"))
-    state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
-    same = [i for i in net.clients if state.labels[i] == state.labels[2]]
-    models = endpoint.client.models.values
+    served = serve(made, federation, lost, Settings())
+    state, models = served.state, served.endpoint.client.models.values
+    same = [i for i in served.net.clients if state.labels[i] == state.labels[2]]
     assert not state.outbox.lagging_clients()
     assert len(same) > 1
     assert all(torch.equal(models[2], models[i]) for i in same)
@@ -233,7 +216,7 @@ def check_newcomers(
     """Check that newcomers, and the run's own clients, are clustered alike under every mask."""
     found = {}
     for mask in masks:
-        fitted = make(**{"rounds": 4, **params}, mask=mask).fit(run, Settings(dtype="float64"))
+        fitted = make(**{"rounds": 4, **params}, mask=mask).fit(run, DOUBLE)
         found[mask] = (fitted.labels_.tolist(), fitted.predict(newcomers).tolist())
     first = found[masks[0]]
     assert all(one == first for one in found.values()), found
@@ -256,12 +239,16 @@ def events_owed(fitted: Any) -> Counter[Any]:
     return owed
 
 
+def events_written(fitted: Any) -> Counter[Any]:
+    """Return (method, field, round, client) of everything that the ledger has an event for."""
+    return Counter(
+        (e.method, f, e.round, i) for e in fitted.ledger_.events for f in e.fields for i in e.ids
+    )
+
+
 def check_priced(make: Make, federation: Federation, **params: Any) -> None:
     """Check that every private field writes an event, and that with noise none of them is exact."""
     fitted = make(rounds=3, **params).fit(federation, FULL)
-    written = Counter(
-        (e.method, f, e.round, i) for e in fitted.ledger_.events for f in e.fields for i in e.ids
-    )
-    assert written == events_owed(fitted)
+    assert events_written(fitted) == events_owed(fitted)
     assert fitted.ledger_.exact() == []
     assert 0 < fitted.ledger_.price(1e-5).epsilon < float("inf")

@@ -19,20 +19,28 @@ from securecluster.clustering.labels import members
 from securecluster.clustering.similarity import gram, mean_row
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
-from securecluster.messaging.messages import Empty, Rows
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols import ClusteringProtocol
-from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
-from securecluster.protocols.common.base import ReleaseCounts
-from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.runtime.endpoint import GATHER, CallContext, answers
-from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
-
-TRIES = 5
+from securecluster.protocols.authoring import (
+    GATHER,
+    TRIES,
+    AveragingState,
+    CallContext,
+    ClusteringProtocol,
+    Empty,
+    PendingUpdates,
+    ReleaseCounts,
+    Rows,
+    Run,
+    ServerChannel,
+    SumClient,
+    TrainingClient,
+    answers,
+    average_clusters,
+    check_newcomers,
+    flush,
+    protocol,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +80,7 @@ class State(AveragingState):
     found: Found | None = None
 
 
-@dataclass
+@protocol
 class Sixth(ClusteringProtocol):
     """k-means on the means of clients' samples, then FedAvg in each cluster."""
 

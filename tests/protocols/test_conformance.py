@@ -6,15 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cases
 import conformance
 import numpy as np
 import pytest
 import torch
+from cases import AVERAGING, EVERY_PROTOCOL, FULL, MASKS, ONE_MODEL, Protocol
 
 from securecluster import Federation, Iid, LabelSwap, Tasks
 from securecluster.errors import FrameError, PolicyError, RunFolderError, UpdateError, UsageError
 from securecluster.messaging.messages import Call, Empty
-from securecluster.messaging.transcript import Transcript, load_entries
+from securecluster.messaging.transcript import load_entries
 from securecluster.protocols import (
     CFL,
     FLHC,
@@ -33,88 +35,84 @@ from securecluster.protocols import (
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run
-from securecluster.runtime.transport import InProcess, Recorded
 from securecluster.training.local_trainer import LocalTrainer
 
-MASKS = ("permutation", "signed-permutation", "rotation", "haar")
-AVERAGING = (CFL, FLHC, FedAvg, FineTune, IFCA, LocalKMeans, NSIM, OneShot, RandomClusters, SRFCA)
 MASKED = [(protocol, mask) for protocol in AVERAGING for mask in ("none", *MASKS)]
-# several models, or restarts: see their own tests
-ONE_MODEL = [(p, mask) for p, mask in MASKED if p not in (FineTune, IFCA, SRFCA)]
 EVERY = [*MASKED, (Local, "none")]
+HIDDEN = [(protocol, mask) for protocol, mask in MASKED if mask != "none"]
 
 
-OWN: dict[type[ClusteringProtocol], dict[str, Any]] = {
-    FineTune: {"tune_rounds": 1},
-    IFCA: {"k": 2, "starts": 2, "start_rounds": 1},
-    LocalKMeans: {"k": 2, "local_rounds": 1},
-    NSIM: {
-        "synthetic": 8,
-        "walks": conformance.digits,
-        "radius": 0.0,
-        "layer": "last",
-        "local_rounds": 1,
-        "eps": 1.0,
-    },
-    OneShot: {"tasks": 2},
-    RandomClusters: {"k": 2},
-    SRFCA: {"local_rounds": 1, "refine": 1},
-}
-FULL = Settings(transcript="full")
+def method(protocol: Protocol, mask: str, **params: Any) -> Any:
+    """Return a small protocol with a mask, and a model that is small enough for the mask."""
+    return cases.build(protocol, mask=mask, model="linear" if mask == "haar" else "mlp", **params)
 
 
-@pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pair network for NSIM that hardly trains, and no pictures."""
-    conformance.make_brief(monkeypatch)
+SHARED = pytest.mark.parametrize(("protocol", "mask"), cases.covering(EVERY), scope="module")
 
 
-def method(protocol: type[ClusteringProtocol], mask: str, **params: Any) -> Any:
-    """A protocol with a mask, a model small enough for it, and clusters as early as round 2."""
-    early = {"pre_rounds": min(1, params["rounds"] - 1)} if protocol is FLHC else {}
-    return protocol(
-        mask=mask,
-        model="linear" if mask == "haar" else "mlp",
-        **OWN.get(protocol, {}),
-        **early,
-        **params,
-    )
+@pytest.fixture(scope="module")
+def run(protocol: Protocol, mask: str, small: Federation) -> conformance.Example:
+    """One run of a protocol under a mask, which all `SHARED` tests read."""
+    return conformance.example(partial(method, protocol), small, mask=mask)
 
 
-@pytest.mark.parametrize(("protocol", "mask"), EVERY)
-def test_bytes_equal_the_encoded_length_of_every_frame(
-    protocol: type[ClusteringProtocol], mask: str, small: Federation
+@SHARED
+def test_bytes_equal_the_encoded_length_of_every_frame(run: conformance.Example) -> None:
+    conformance.check_frames(run.fitted)
+
+
+@SHARED
+def test_the_server_replays_bit_for_bit(run: conformance.Example) -> None:
+    conformance.check_replay(run)
+
+
+@SHARED
+def test_the_same_seed_gives_the_same_result(run: conformance.Example) -> None:
+    conformance.check_repeats(run)
+
+
+@SHARED
+def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
+    run: conformance.Example, tmp_path: Path
 ) -> None:
-    conformance.check_frames(partial(method, protocol), small, mask=mask)
+    conformance.check_resume(run, tmp_path)
 
 
-@pytest.mark.parametrize(("protocol", "mask"), EVERY)
-def test_the_server_replays_bit_for_bit(
-    protocol: type[ClusteringProtocol], mask: str, small: Federation
-) -> None:
-    conformance.check_replay(partial(method, protocol), small, mask=mask)
+@SHARED
+def test_labels_are_numbered_from_zero(run: conformance.Example) -> None:
+    labels = run.fitted.labels_
+    assert set(labels) == set(range(max(labels) + 1))
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("protocol", AVERAGING)
+@pytest.mark.parametrize(("protocol", "mask"), cases.covering(HIDDEN))
 def test_one_masked_round_equals_a_plain_one(
-    protocol: type[ClusteringProtocol], mask: str, small: Federation
+    protocol: Protocol, mask: str, small: Federation
 ) -> None:
     conformance.check_masked_round(partial(method, protocol), small, mask)
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("protocol", [CFL, FLHC, FineTune, LocalKMeans, NSIM, OneShot, SRFCA])
+# FedAvg and RandomClusters do what FineTune does; for IFCA see its own tests
+AT_NODES = (CFL, FLHC, FineTune, LocalKMeans, NSIM, OneShot, SRFCA)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "mask"), cases.covering([case for case in HIDDEN if case[0] in AT_NODES])
+)
 def test_nodes_with_one_client_each_mask_alike_behind_real_frames(
-    protocol: type[ClusteringProtocol], mask: str, small: Federation
+    protocol: Protocol, mask: str, small: Federation
 ) -> None:
     conformance.check_nodes(partial(method, protocol), small, mask=mask)
 
 
 @pytest.mark.parametrize(
-    ("model", "rounds", "masks"), [("mlp", 25, MASKS[:3]), ("linear", 30, MASKS[3:])]
+    ("dtype", "model", "rounds", "masks"),
+    [
+        ("float64", "mlp", 25, MASKS[:3]),
+        ("float64", "linear", 30, MASKS[3:]),
+        cases.exhaustive("float32", "mlp", 25, MASKS[:3]),
+        ("float32", "linear", 30, MASKS[3:]),
+    ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_whole_masked_run_equals_a_plain_one(
     dtype: str, model: str, rounds: int, masks: tuple[str, ...]
 ) -> None:
@@ -163,7 +161,7 @@ def _update(fitted: ClusteringProtocol, number: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("protocol", [FedAvg, FineTune, Local, RandomClusters])
 def test_clients_of_methods_that_need_sums_alone_refuse_to_answer_one_by_one(
-    protocol: type[ClusteringProtocol], small: Federation
+    protocol: Protocol, small: Federation
 ) -> None:
     made = method(protocol, "none", rounds=1)
     endpoint, query = (
@@ -186,24 +184,10 @@ def test_clients_of_methods_that_need_sums_alone_refuse_to_answer_one_by_one(
             )
 
 
-@pytest.mark.parametrize(("protocol", "mask"), EVERY)
-def test_the_same_seed_gives_the_same_result(
-    protocol: type[ClusteringProtocol], mask: str, small: Federation
-) -> None:
-    conformance.check_repeats(partial(method, protocol), small, mask=mask)
-
-
-@pytest.mark.parametrize(("protocol", "mask"), EVERY)
-def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
-    protocol: type[ClusteringProtocol], mask: str, small: Federation, tmp_path: Path
-) -> None:
-    conformance.check_resume(partial(method, protocol), small, tmp_path, mask=mask)
-
-
 @pytest.mark.parametrize("mask", ["none", "permutation"])
-@pytest.mark.parametrize("protocol", [*AVERAGING, Local])
+@pytest.mark.parametrize("protocol", EVERY_PROTOCOL)
 def test_what_is_declared_to_tell_nothing_new_does_not_change_with_data(
-    protocol: type[ClusteringProtocol], mask: str, small: Federation
+    protocol: Protocol, mask: str, small: Federation
 ) -> None:
     """Of private=False and of derived replies; under masks four methods' clients post models."""
     mask = "none" if protocol is Local else mask
@@ -211,21 +195,28 @@ def test_what_is_declared_to_tell_nothing_new_does_not_change_with_data(
     assert bool(compared) == (protocol in (CFL, FLHC, IFCA, SRFCA) and mask != "none")
 
 
-@pytest.mark.parametrize("protocol", AVERAGING)
-def test_newcomers_are_placed_alike_under_every_mask(protocol: type[ClusteringProtocol]) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "masks"),
+    [
+        (protocol, tuple(m for p, m in MASKED if (p, m) in cases.COVERED and p is protocol))
+        for protocol in AVERAGING
+    ]
+    + [cases.exhaustive(protocol, ("none", *MASKS)) for protocol in AVERAGING],
+)
+def test_newcomers_are_placed_alike_under_every_mask(
+    protocol: Protocol, masks: tuple[str, ...]
+) -> None:
     scenario = Tasks() if protocol is OneShot else LabelSwap(clusters=2)
     whole = Federation.simulate("digits", scenario=scenario, clients=14, samples=40, seed=0)
 
     def make(**params: Any) -> Any:
         return method(protocol, **params).set_params(model="linear")
 
-    conformance.check_newcomers(
-        make, whole.select(range(8)), whole.select(range(8, 14)), ("none", *MASKS)
-    )
+    conformance.check_newcomers(make, whole.select(range(8)), whole.select(range(8, 14)), masks)
 
 
 SPLITS = {"criterion": "absolute", "eps1": 100, "eps2": 1e-3, "gamma_max": 0.0, "fallback": 0.3}
-PHASES: list[tuple[type[ClusteringProtocol], dict[str, Any], int]] = [
+PHASES: list[tuple[Protocol, dict[str, Any], int]] = [
     (CFL, SPLITS, 4),
     (IFCA, {}, 4),
     (SRFCA, {"retrain": 1}, 3),
@@ -234,7 +225,7 @@ PHASES: list[tuple[type[ClusteringProtocol], dict[str, Any], int]] = [
 
 @pytest.mark.parametrize(("protocol", "params", "phases"), PHASES)
 def test_a_run_killed_between_its_last_phases_resumes_to_the_same_frames(
-    protocol: type[ClusteringProtocol],
+    protocol: Protocol,
     params: dict[str, Any],
     phases: int,
     small: Federation,
@@ -285,29 +276,26 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_over_cleanly(
     assert fitted.transcript_.entries == CFL(rounds=2).fit(small, FULL).transcript_.entries
 
 
-@pytest.mark.parametrize(("protocol", "mask"), ONE_MODEL)
+@pytest.mark.parametrize(
+    ("protocol", "mask"), cases.covering([case for case in MASKED if case[0] in ONE_MODEL])
+)
 def test_a_client_that_misses_rounds_is_named_and_catches_up(
-    protocol: type[ClusteringProtocol], mask: str, small: Federation
+    protocol: Protocol, mask: str, small: Federation
 ) -> None:
     made = method(protocol, mask, rounds=5)
-    endpoint = made.build_client(small, Settings())
 
     def lost(call: Call) -> set[int]:
         return {2} if call.round in (2, 3) else set()
 
-    transcript = Transcript("sizes")
-    net = made.build_network(
-        Recorded(InProcess(endpoint.answer, lost), transcript), made.config(small, "float32")
-    )
-    state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
-    assert net.state.lost == {2: [2, 3]}
+    served = cases.serve(made, small, lost, Settings(), record="sizes")
+    state, models = served.state, served.endpoint.client.models.values
+    assert served.net.state.lost == {2: [2, 3]}
     assert not state.outbox.lagging_clients()
     same = [i for i in range(6) if state.labels[i] == state.labels[2]]
-    models = endpoint.client.models.values
     assert len(same) > 1
     assert all(torch.equal(models[2], models[i]) for i in same)
     late = next(
-        e for e in transcript.entries if e.method in ("train", "contribute") and e.round == 4
+        e for e in served.transcript.entries if e.method in ("train", "contribute") and e.round == 4
     )
     behind, current = late.down[2], late.down[0]
     assert behind > 2 * current if mask != "none" else behind == current
@@ -335,12 +323,6 @@ def test_partial_participation_waits_for_complete_rounds_and_recovers_the_cluste
         assert asked.count(20) == 1, "of IID clients, too, a few once look as if they were clusters"
 
 
-def test_labels_of_every_protocol_are_numbered_from_zero(small: Federation) -> None:
-    for protocol, mask in EVERY:
-        labels = method(protocol, mask, rounds=2).fit(small).labels_
-        assert set(labels) == set(range(max(labels) + 1))
-
-
 def test_padding_is_on_the_wire_and_in_the_result(small: Federation) -> None:
     plain, masked = (
         CFL(rounds=1, mask=mask).fit(small, FULL) for mask in ("permutation", "rotation")
@@ -356,7 +338,7 @@ def test_padding_is_on_the_wire_and_in_the_result(small: Federation) -> None:
 
 @pytest.mark.parametrize("protocol", [CFL, FedAvg])
 def test_a_dense_rotation_of_a_large_model_is_refused_before_anything_runs(
-    protocol: type[ClusteringProtocol], small: Federation
+    protocol: Protocol, small: Federation
 ) -> None:
     made = protocol(mask="haar")
     for start in (
@@ -389,21 +371,19 @@ def test_client_and_server_agree_on_the_dimension(small: Federation) -> None:
     "protocol", [CFL, FedAvg, FineTune, IFCA, Local, LocalKMeans, OneShot, RandomClusters, SRFCA]
 )
 def test_a_folder_of_another_configuration_is_not_resumed(
-    protocol: type[ClusteringProtocol], change: dict[str, Any], small: Federation, tmp_path: Path
+    protocol: Protocol, change: dict[str, Any], small: Federation, tmp_path: Path
 ) -> None:
     start: dict[str, Any] = {
         "rounds": 1,
         "model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)),
     }
-    protocol(**start).fit(small, folder=tmp_path)
+    cases.build(protocol, **start).fit(small, folder=tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(RunFolderError, match="another configuration"):
-        protocol(**(start | change)).fit(small, folder=tmp_path)
+        cases.build(protocol, **(start | change)).fit(small, folder=tmp_path)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert (
-        len(protocol(**start).fit(small, folder=tmp_path).history_)
-        == protocol(**start).total_rounds
-    )
+    resumed = cases.build(protocol, **start).fit(small, folder=tmp_path)
+    assert len(resumed.history_) == resumed.total_rounds
 
 
 @pytest.mark.parametrize(
@@ -411,7 +391,7 @@ def test_a_folder_of_another_configuration_is_not_resumed(
     [CFL, FLHC, FedAvg, FineTune, IFCA, Local, LocalKMeans, OneShot, RandomClusters, SRFCA],
 )
 def test_divergence_is_an_error_that_names_the_clients(
-    protocol: type[ClusteringProtocol], small: Federation
+    protocol: Protocol, small: Federation
 ) -> None:
     with pytest.raises(UpdateError, match=r"round 1: .* client\(s\) \d.*lower the learning rate"):
         method(protocol, "none", rounds=3, lr=1e30).fit(small)
@@ -434,7 +414,7 @@ def test_numpy_numbers_are_numbers_and_others_are_refused(small: Federation) -> 
     [(CFL, "permutation"), (FLHC, "none"), (IFCA, "permutation"), (IFCA, "none"), (Local, "none")],
 )
 def test_about_so_many_rows_are_on_the_wire(
-    protocol: type[ClusteringProtocol], mask: str, small: Federation
+    protocol: Protocol, mask: str, small: Federation
 ) -> None:
     made = method(protocol, mask, rounds=6)
     made.set_params(**({"k": 3} if protocol is IFCA else {}))
@@ -468,9 +448,7 @@ def test_what_is_not_finite_is_no_bound(params: dict[str, Any], small: Federatio
 @pytest.mark.parametrize(
     ("protocol", "told"), [(CFL, "kept aside"), (IFCA, "lowest training loss")]
 )
-def test_what_the_plain_sum_reads_of_each_client_is_said(
-    protocol: type[ClusteringProtocol], told: str
-) -> None:
+def test_what_the_plain_sum_reads_of_each_client_is_said(protocol: Protocol, told: str) -> None:
     made = protocol(**({"fallback": 0.2} if protocol is CFL else {}))  # type: ignore[arg-type]
     assert any(
         told in text and text.startswith("each client's") and "plain sum" in text

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cases
 import numpy as np
 import pytest
 import torch
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 from sklearn.cluster import AgglomerativeClustering
 
 from securecluster import Federation, Iid, LabelSwap
-from securecluster.app.options import protocol_class
+from securecluster.app.registry import protocol_class
 from securecluster.clustering.agglomerative import nearest, representatives
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
+from securecluster.data.scenarios import Scenario
 from securecluster.errors import PolicyError, UpdateError, UsageError
 from securecluster.messaging.messages import Call, Empty
 from securecluster.messaging.transcript import Transcript
@@ -75,15 +77,15 @@ def run_with(
     return method.run_server(net, run), transcript, endpoint.client, run
 
 
-def test_the_defaults_recover_label_swap_and_leave_iid_clients_together() -> None:
-    for seed in range(10):
-        for scenario in (LabelSwap(), Iid()):
-            fitted = FLHC(rounds=11).fit(
-                Federation.simulate("digits", scenario=scenario, seed=seed)
-            )
-            assert fitted.agreement_ is not None
-            assert fitted.agreement_["exact"], (seed, scenario)
-            assert set(fitted.labels_) == set(range(4 if scenario == LabelSwap() else 1))
+@pytest.mark.parametrize("seed", cases.seeds(3, of=10))
+@pytest.mark.parametrize(("scenario", "clusters"), [(LabelSwap(), 4), (Iid(), 1)])
+def test_the_defaults_recover_label_swap_and_leave_iid_clients_together(
+    scenario: Scenario, clusters: int, seed: int
+) -> None:
+    fitted = FLHC(rounds=11).fit(Federation.simulate("digits", scenario=scenario, seed=seed))
+    assert fitted.agreement_ is not None
+    assert fitted.agreement_["exact"]
+    assert set(fitted.labels_) == set(range(clusters))
 
 
 def test_after_the_clustering_the_clusters_do_better_than_the_joint_model() -> None:

@@ -4,49 +4,27 @@ baselines they lie between.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cases import DOUBLE, serve
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from securecluster import Federation, LabelSwap
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call, Empty, Rows
-from securecluster.messaging.transcript import Transcript
-from securecluster.protocols import FedAvg, Local, LocalKMeans, RandomClusters, Settings
+from securecluster.protocols import FedAvg, Local, LocalKMeans, RandomClusters
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.runtime.endpoint import CallContext, Endpoint
-from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
-from securecluster.runtime.transport import InProcess, Recorded
-
-DOUBLE = Settings(dtype="float64")
+from securecluster.runtime.endpoint import CallContext
 
 
 @pytest.fixture(scope="module")
 def three() -> Federation:
     """Nine clients in three clusters."""
     return Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=9, seed=0)
-
-
-def served(
-    made: Any, federation: Federation, lost: Callable[[Call], set[int]] = lambda call: set()
-) -> tuple[Any, Endpoint[Any], ServerChannel, Transcript]:
-    """The server's final state, both ends, and what went between them."""
-    endpoint, transcript = made.build_client(federation, DOUBLE), Transcript("full")
-    net = made.build_network(
-        Recorded(InProcess(endpoint.answer, lost), transcript), made.config(federation, "float64")
-    )
-    return (
-        made.run_server(net, Run(begin=lambda number: setattr(net, "round", number))),
-        endpoint,
-        net,
-        transcript,
-    )
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "signed-permutation", "rotation"])
@@ -104,7 +82,7 @@ def test_who_does_not_reply_is_asked_again_under_the_same_mask(
         asked.append(call.to)
         return {1, 4} if len(asked) == 1 else {4} if len(asked) == 2 else set()
 
-    (state, endpoint, *_), (plain, other, *_) = served(made, three, lost), served(made, three)
+    (state, endpoint, *_), (plain, other, *_) = serve(made, three, lost), serve(made, three)
     assert asked == [tuple(range(9)), (1, 4), (4,)]
     assert adjusted_rand_score(state.labels, plain.labels) == 1
     torch.testing.assert_close(
@@ -118,7 +96,7 @@ def test_who_does_not_reply_is_asked_again_under_the_same_mask(
 @pytest.mark.parametrize("mask", ["none", "permutation"])
 def test_who_never_hands_in_goes_on_alone(mask: str, three: Federation) -> None:
     made = LocalKMeans(k=3, rounds=4, local_rounds=2, mask=mask)
-    state, endpoint, _, transcript = served(
+    state, endpoint, _, transcript = serve(
         made, three, lambda call: {4} if call.method == "send_model" else set()
     )
     assert state.labels[4] == 3 and state.labels.count(3) == 1

@@ -7,29 +7,29 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cases
+import conformance
 import numpy as np
 import pytest
 import torch
+from cases import DOUBLE, FULL, NOISE, WAYS
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.errors import PolicyError, UsageError
-from securecluster.messaging import wire
-from securecluster.messaging.messages import Call, Empty, Picks, Rows, reply_header
+from securecluster.messaging.messages import Call, Empty, Picks, Rows
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
 from securecluster.privacy.dp.noise_streams import NoiseStreams
-from securecluster.protocols import CFL, IFCA, NSIM, SRFCA, LocalKMeans, Settings
+from securecluster.protocols import CFL, Settings
 from securecluster.protocols.cfl.client import PathModels
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.local_kmeans import LocalKMeansState
-from securecluster.protocols.nsim import synthetic_users
-from securecluster.protocols.nsim.pair_network import PairNetworkConfig
-from securecluster.protocols.nsim.random_walks import Format
-from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.protocols.srfca.client import OfferedClusters, SRFCAClient
 from securecluster.protocols.srfca.server import cross_losses
 from securecluster.runtime.endpoint import CallContext
@@ -37,91 +37,73 @@ from securecluster.runtime.transport import InProcess
 
 # a threshold may join nobody under noise
 pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")
-FULL = Settings(transcript="full")
 Drawn = list[tuple[int, str, int, bytes]]
 
 
-def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
-    """Synthetic users of NSIM, for images of digits."""
-    return [
-        (draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20))
-        for k in range(users)
-    ]
-
-
-@pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pair network for NSIM that hardly trains: what it tells matters nowhere here."""
-    monkeypatch.setattr(
-        synthetic_users,
-        "fit",
-        lambda rows, true, draws, grid: fit(
-            rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1
-        ),
-    )
-
-
-USERS = {
-    "synthetic": 8,
-    "walks": digits,
-    "radius": 0.0,
-    "layer": "last",
-    "local_rounds": 1,
-    "rounds": 2,
+FEW: dict[str, dict[str, Any]] = {
+    "srfca": {"refine": 2, "rounds": 1, "threshold": 0.5},
+    "srfca trim": {"rounds": 1, "retrain": 1},
+    "srfca sealed": {"rounds": 1},
+    "srfca l2": {"rounds": 1},
+    "ifca": {"rounds": 2},
+    "nsim": {"rounds": 2},
+    "nsim independent": {"rounds": 2, "eps": None},
+    "local-kmeans": {"rounds": 2},
 }
-MADE: dict[str, tuple[Any, dict[str, Any]]] = {
-    "srfca": (SRFCA, {"local_rounds": 1, "refine": 2, "rounds": 1, "threshold": 0.5}),
-    "srfca trim": (SRFCA, {"local_rounds": 1, "refine": 1, "rounds": 1, "trim": 0.2, "retrain": 1}),
-    "srfca sealed": (
-        SRFCA,
-        {"local_rounds": 1, "refine": 1, "rounds": 1, "sealed": True, "variant": "gradient"},
-    ),
-    "srfca l2": (SRFCA, {"local_rounds": 1, "refine": 1, "rounds": 1, "distance": "l2"}),
-    "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1, "rounds": 2}),
-    "nsim": (NSIM, {**USERS, "eps": 1.0}),
-    "nsim apart": (NSIM, {**USERS, "init": "independent"}),
-    "local-kmeans": (LocalKMeans, {"k": 2, "local_rounds": 1, "rounds": 2}),
-}
-WAYS = {"client": {}, "central": {"placement": "central"}, "example": {"dp_unit": "example"}}
-CASES = [(name, way) for name in MADE for way in WAYS if (name, way) != ("srfca sealed", "central")]
+CASES = [(name, way) for name in FEW for way in WAYS if (name, way) != ("srfca sealed", "central")]
+SHARED = pytest.mark.parametrize(("name", "way"), CASES, scope="module")
 
 
 def method(name: str, way: str = "client", **params: Any) -> Any:
-    protocol, own = MADE[name]
+    """Return a protocol of few rounds with noise, under a permutation."""
     model = "mlp-32" if name.startswith("nsim") else "linear"
-    return protocol(
-        **{
-            "mask": "permutation",
-            "model": model,
-            "clip": 1.0,
-            "noise": 0.7,
-            **own,
-            **WAYS[way],
-            **params,
-        }
-    )
+    own = {"mask": "permutation", "model": model, **NOISE, **WAYS[way]}
+    return cases.variant(name, **{**own, **FEW[name], **params})
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Drawn]:
-    """What clients draw Gaussians for: (client, purpose, call, row)."""
-    noised, found = NoiseStreams.noised, Drawn()
+@contextmanager
+def spying() -> Iterator[Drawn]:
+    """Record what clients draw Gaussians for: (client, purpose, call, row)."""
+    noised, draws_made = NoiseStreams.noised, Drawn()
 
     def remembered(
         draws: NoiseStreams, client: int, purpose: str, step: int, row: torch.Tensor, *rest: float
     ) -> torch.Tensor:
-        found.append((client, purpose, step, row.numpy().tobytes()))
+        draws_made.append((client, purpose, step, row.numpy().tobytes()))
         return noised(draws, client, purpose, step, row, *rest)
 
-    monkeypatch.setattr(NoiseStreams, "noised", remembered)
-    yield found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NoiseStreams, "noised", remembered)
+        yield draws_made
+
+
+@pytest.fixture
+def drawn() -> Iterator[Drawn]:
+    """What clients draw Gaussians for during a test."""
+    with spying() as draws_made:
+        yield draws_made
+
+
+@dataclass
+class Noisy:
+    """A noisy run in which everyone replies, and what clients drew in it."""
+
+    made: Any
+    fitted: Any
+    drawn: Drawn
+
+
+@pytest.fixture(scope="module")
+def run(name: str, way: str, small: Federation) -> Noisy:
+    """One noisy run of a protocol, which all `SHARED` tests read."""
+    with spying() as draws_made:
+        made = method(name, way)
+        return Noisy(made, made.fit(small, FULL), draws_made)
 
 
 def fresh() -> Federation:
     """Newcomers."""
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=2, samples=40, seed=1
-    )
+    return cases.two_clusters(clients=2, samples=40, seed=1)
 
 
 PURPOSES = {
@@ -134,11 +116,9 @@ PURPOSES = {
 }
 
 
-@pytest.mark.parametrize(("name", "way"), CASES)
-def test_whatever_is_drawn_is_an_event_and_the_price_is_finite(
-    name: str, way: str, small: Federation, drawn: Drawn
-) -> None:
-    fitted = method(name, way).fit(small)
+@SHARED
+def test_whatever_is_drawn_is_an_event_and_the_price_is_finite(way: str, run: Noisy) -> None:
+    fitted, drawn = run.fitted, run.drawn
     own = Counter(
         (i, purpose.split()[0])
         for i, purpose, _, _ in drawn
@@ -166,7 +146,7 @@ def test_whatever_is_drawn_is_an_event_and_the_price_is_finite(
     assert fitted.ledger_.exact() == []
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", FEW)
 def test_without_noise_the_price_is_infinite_and_clients_draw_nothing(
     name: str, small: Federation, drawn: Drawn
 ) -> None:
@@ -175,32 +155,49 @@ def test_without_noise_the_price_is_infinite_and_clients_draw_nothing(
         assert math.isinf(fitted.ledger_.price(1e-5).epsilon) and not drawn
 
 
-@pytest.mark.parametrize(("name", "way"), CASES)
-def test_no_client_releases_more_than_its_method_foresees(
-    name: str, way: str, small: Federation
-) -> None:
-    """What `target_epsilon` is found from are upper bounds; with everyone there they are reached,
-    or nearly so.
-    """
-    made = method(name, way)
+def counts(fitted: Any) -> tuple[int, int]:
+    """Return how many noisy rows, and how many noisy trainings, a client releases at most."""
+    rows, trainings = Counter[int](), Counter[int]()
+    for event in fitted.ledger_.events:
+        if event.mechanism == "gaussian":
+            rows.update(event.ids)
+        if event.mechanism == "dp-sgd":
+            trainings.update(event.ids)
+    return max(rows.values(), default=0), max(trainings.values(), default=0)
+
+
+def bounds(made: Any, way: str) -> tuple[int, int]:
+    """Return the upper bounds of `counts` from which `target_epsilon` is found."""
     foreseen = made.releases()
-    for dropout in (0.0, 0.2) if way == "client" else (0.0,):
-        fitted = made.fit(small, Settings(dropout=dropout))
-        rows, trainings = Counter[int](), Counter[int]()
-        for event in fitted.ledger_.events:
-            (trainings if event.mechanism == "dp-sgd" else rows).update(
-                event.ids if event.mechanism in ("dp-sgd", "gaussian") else ()
-            )
-        most = foreseen.losses + (foreseen.updates if way != "example" else 0)
-        assert max(rows.values(), default=0) <= most
-        assert max(trainings.values(), default=0) <= (
-            foreseen.trainings + foreseen.full if way == "example" else 0
-        )
-        if not dropout:
-            assert max(rows.values(), default=0) >= most - 1
-            assert max(trainings.values(), default=0) == (
-                foreseen.trainings + foreseen.full if way == "example" else 0
-            )
+    if way == "example":
+        return foreseen.losses, foreseen.trainings + foreseen.full
+    return foreseen.losses + foreseen.updates, 0
+
+
+@SHARED
+def test_releases_reach_what_the_method_foresees_where_everyone_replies(
+    way: str, run: Noisy
+) -> None:
+    rows, trainings = counts(run.fitted)
+    most_rows, most_trainings = bounds(run.made, way)
+    assert most_rows - 1 <= rows <= most_rows
+    assert trainings == most_trainings
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_no_client_releases_more_than_its_method_foresees_under_dropouts(
+    name: str, small: Federation
+) -> None:
+    made = method(name)
+    most_rows, most_trainings = bounds(made, "client")
+    rows, trainings = counts(made.fit(small, Settings(dropout=0.2)))
+    assert rows <= most_rows
+    assert trainings <= most_trainings
+
+
+@SHARED
+def test_bytes_equal_the_encoded_length_of_every_noisy_frame(run: Noisy) -> None:
+    conformance.check_frames(run.fitted)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +205,7 @@ def test_no_client_releases_more_than_its_method_foresees(
     [
         ("srfca trim", "central"),
         ("srfca sealed", "example"),
-        ("nsim apart", "client"),
+        ("nsim independent", "client"),
         ("ifca", "client"),
     ],
 )
@@ -216,30 +213,15 @@ def test_noisy_runs_replay_and_resume_with_dropouts(
     name: str, way: str, small: Federation, tmp_path: Path
 ) -> None:
     made, settings = method(name, way), Settings(transcript="full", dropout=0.15)
+    stop = cases.interrupt_after(made.total_rounds - 1)
     whole = made.fit(small, settings)
     assert made.replay(whole.transcript_, made.config(small, "float32")) == whole.server_state_
 
-    def interrupt(line: dict[str, object]) -> None:
-        if line["round"] == made.total_rounds - 1:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        made.fit(small, settings, folder=tmp_path, report=interrupt)
+        made.fit(small, settings, folder=tmp_path, report=stop)
     resumed = made.fit(small, settings, folder=tmp_path)
     assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
     assert (resumed.server_state_, resumed.ledger_) == (whole.server_state_, whole.ledger_)
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_noisy_replies_weigh_what_their_frames_do(name: str, small: Federation) -> None:
-    fitted = method(name).fit(small, FULL)
-    for position, entry in enumerate(fitted.transcript_.entries):
-        call, answer = fitted.transcript_.content(position)
-        sent = tuple(
-            len(wire.encode(reply_header(call.header(k)), answer.reply, k))
-            for k in range(len(call.to))
-        )
-        assert sent == entry.up
 
 
 def normals(*shape: int) -> torch.Tensor:
@@ -272,7 +254,7 @@ def ask(
 def test_the_layer_that_leaves_is_clipped_and_its_noise_is_gaussian(small: Federation) -> None:
     for init in ("common", "independent"):
         made = method("nsim", mask="none", noise=0.5, clip=0.02, init=init)
-        endpoint: Any = made.build_client(small, Settings(dtype="float64"))
+        endpoint: Any = made.build_client(small, DOUBLE)
         client = endpoint.client
         client.models = Rows(
             client.models.values + 0.01 * torch.arange(6)[:, None], tuple(range(6))
@@ -307,9 +289,9 @@ def test_the_noise_of_losses_is_z_times_what_one_unit_can_change(
     unit: str, small: Federation
 ) -> None:
     made = method("srfca", mask="none", noise=0.3, loss_clip=2.0, dp_unit=unit)
-    plain = made.set_params(noise=0.0, clip=None).build_client(small, Settings(dtype="float64"))
+    plain = made.set_params(noise=0.0, clip=None).build_client(small, DOUBLE)
     made.set_params(noise=0.3, clip=1.0)
-    endpoint: Any = made.build_client(small, Settings(dtype="float64"))
+    endpoint: Any = made.build_client(small, DOUBLE)
     d = plain.client.cohort.model.dimension
     models = normals(4, d)
     picks = ((0, 1, 2, 3),) * 6
@@ -339,7 +321,7 @@ def test_asked_the_same_again_a_client_says_the_same_and_asked_anew_it_draws_ane
     small: Federation, drawn: Drawn
 ) -> None:
     made = method("ifca", mask="none", starts=1)
-    endpoint: Any = made.build_client(small, Settings(dtype="float64"))
+    endpoint: Any = made.build_client(small, DOUBLE)
     query = made._begin(type("Net", (), {"clients": range(6)}), 0).message_for(range(6))
     told = [
         ask(endpoint, "lowest_loss", query, tuple(range(6)), step, "sum").loss.values
@@ -348,7 +330,7 @@ def test_asked_the_same_again_a_client_says_the_same_and_asked_anew_it_draws_ane
     assert torch.equal(told[0], told[1]) and not bool((told[0] == told[2]).any())
     assert drawn[:6] == drawn[6:12] != drawn[12:]
     # after a restart
-    other = method("ifca", mask="none", starts=1).build_client(small, Settings(dtype="float64"))
+    other = method("ifca", mask="none", starts=1).build_client(small, DOUBLE)
     assert torch.equal(
         ask(other, "lowest_loss", query, tuple(range(6)), 1, "sum").loss.values, told[0]
     )
@@ -358,7 +340,7 @@ def test_the_least_of_several_losses_needs_the_noise_of_one(small: Federation) -
     """Unit example: B/n, times the n that is public; unit client: B, and no sizes."""
     for unit in ("example", "client"):
         made = method("ifca", mask="none", starts=1, k=5, noise=0.4, loss_clip=3.0, dp_unit=unit)
-        endpoint: Any = made.build_client(small, Settings(dtype="float64"))
+        endpoint: Any = made.build_client(small, DOUBLE)
         query = made._begin(type("Net", (), {"clients": range(6)}), 0).message_for(range(6))
         told = [
             ask(endpoint, "lowest_loss", query, tuple(range(6)), step, "sum")
@@ -409,7 +391,7 @@ def test_what_has_been_judged_is_told_again_without_new_noise_and_nothing_else_i
     small: Federation,
 ) -> None:
     made = method("srfca", mask="none")
-    endpoint: Any = made.build_client(small, Settings(dtype="float64"))
+    endpoint: Any = made.build_client(small, DOUBLE)
     table = torch.zeros(2, endpoint.client.cohort.model.dimension, dtype=torch.float64)
     nobody = OfferedClusters(
         Picks(table, ((), ())), 0, Rows(torch.full((2, 2), math.nan, dtype=torch.float64))
@@ -487,7 +469,7 @@ def test_what_is_heard_of_one_shot_models_is_what_was_told_with_noise(
     unit: str, small: Federation
 ) -> None:
     made = method("srfca", mask="none", noise=0.3, clip=1e6, loss_clip=2.0, dp_unit=unit)
-    endpoint: Any = made.build_client(small, Settings(dtype="float64"))
+    endpoint: Any = made.build_client(small, DOUBLE)
     client, noise = endpoint.client, []
     client.models = Rows(
         client.cohort.start + normals(6, client.cohort.model.dimension), tuple(range(6))
@@ -525,7 +507,7 @@ def test_models_on_the_path_of_a_cluster_are_judged_with_noise(
     made = CFL(
         mask="none", model="linear", fallback=0.3, clip=1.0, noise=0.2, loss_clip=2.0, dp_unit=unit
     )
-    client: Any = made.build_client(small, Settings(dtype="float64")).client
+    client: Any = made.build_client(small, DOUBLE).client
     table, start = normals(2, client.cohort.model.dimension), client.cohort.start
     path = ((0, 1), (1,))
     query = PathModels(
@@ -574,7 +556,7 @@ def test_a_cluster_whose_members_keep_their_numbers_falls_back_by_the_mean_of_th
         if e.method == "judge"
     ]
     assert judged.size is None
-    cohort = made.build_client(small, Settings(dtype="float64")).client.cohort
+    cohort = made.build_client(small, DOUBLE).client.cohort
     for c, losses in enumerate(fitted.state_.fallback_models.losses):
         members = [i for i, label in enumerate(fitted.labels_) if label == c]
         means = cohort.validation_loss(Rows(cohort.start[None], (0,) * len(members)), members)

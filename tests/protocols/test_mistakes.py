@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cases
 import conformance
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import torch
 from sixth import Client, Found, Mean, Sixth, State
 
 from securecluster import Federation, Rotation, protocols
-from securecluster.app import options
+from securecluster.app import registry
 from securecluster.app.cli import main
 from securecluster.errors import PolicyError, SecureClusterError, UsageError
 from securecluster.messaging.messages import Empty, Rows
@@ -30,8 +31,7 @@ from securecluster.runtime.endpoint import GATHER, CallContext, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
-MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
-NOISE = {"clip": 1.0, "noise": 0.7}
+MASKS = ("none", *cases.MASKS)
 
 
 @pytest.fixture
@@ -65,22 +65,23 @@ def with_client(client: type[Client]) -> type[Sixth]:
     return Mutant
 
 
-@pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
+@pytest.mark.parametrize("mask", ["none", "rotation", cases.exhaustive("permutation")])
 def test_without_a_mistake_the_sixth_protocol_passes_every_check(
     mask: str, clients: Federation, newcomers: Federation, tmp_path: Path
 ) -> None:
     make = partial(made, Sixth)
-    conformance.check_frames(make, clients, mask=mask)
-    conformance.check_replay(make, clients, mask=mask)
+    run = conformance.example(make, clients, mask=mask)
+    conformance.check_frames(run.fitted)
+    conformance.check_replay(run)
+    conformance.check_repeats(run)
+    conformance.check_resume(run, tmp_path)
     conformance.check_masked_round(make, clients, mask)
     conformance.check_nodes(make, clients, mask=mask)
-    conformance.check_repeats(make, clients, mask=mask)
-    conformance.check_resume(make, clients, tmp_path, mask=mask)
     conformance.check_everyone_catches_up(make, clients, mask=mask)
     conformance.check_free_replies(make, clients, mask=mask)
     conformance.check_newcomers(make, clients, newcomers, ("none", mask))
     for placement in ("local", "central"):
-        conformance.check_priced(make, clients, mask=mask, placement=placement, **NOISE)
+        conformance.check_priced(make, clients, mask=mask, placement=placement, **cases.NOISE)
     fitted = made(Sixth, rounds=1, mask=mask).fit(clients)
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
 
@@ -157,8 +158,9 @@ class Global(Sixth):
 
 
 def test_a_server_that_draws_from_elsewhere(clients: Federation) -> None:
+    run = conformance.example(partial(made, Global), clients)
     with pytest.raises(AssertionError):
-        conformance.check_replay(partial(made, Global), clients)
+        conformance.check_replay(run)
 
 
 @dataclass
@@ -176,8 +178,9 @@ class Forgetful(Sixth):
 
 
 def test_a_server_that_clusters_anew_when_it_goes_on(clients: Federation, tmp_path: Path) -> None:
+    run = conformance.example(partial(made, Forgetful), clients)
     with pytest.raises(AssertionError):
-        conformance.check_resume(partial(made, Forgetful), clients, tmp_path)
+        conformance.check_resume(run, tmp_path)
 
 
 def test_a_server_that_does_not_deliver_the_last_average(clients: Federation) -> None:
@@ -464,7 +467,7 @@ def test_on_the_command_line_a_mistake_is_one_sentence(
     module = "broken_" + name.replace(" ", "_")
     (tmp_path / f"{module}.py").write_text(IMPORTS + text)
     monkeypatch.setattr(protocols, "__path__", [*protocols.__path__, str(tmp_path)])
-    monkeypatch.setitem(options.PROTOCOLS, "broken", f"{module}:Broken")
+    monkeypatch.setitem(registry.PROTOCOLS, "broken", f"{module}:Broken")
     small = [
         "--clients",
         "4",

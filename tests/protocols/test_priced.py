@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+import cases
 import pytest
 import torch
+from cases import NOISE, SYNTHETIC_USERS
 
-from securecluster import Federation, Iid, LabelSwap
+from securecluster import Federation, Iid
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Rows
 from securecluster.privacy.dp.accounting import gaussian_epsilon
@@ -22,109 +23,36 @@ from securecluster.privacy.dp.ledger import Ledger
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import (
     CFL,
-    FLHC,
-    IFCA,
-    NSIM,
-    SRFCA,
-    ClusteringProtocol,
-    FedAvg,
-    Local,
-    LocalKMeans,
-    OneShot,
-    RandomClusters,
     Settings,
 )
-from securecluster.protocols.nsim import synthetic_users
-from securecluster.protocols.nsim.pair_network import PairNetworkConfig
-from securecluster.protocols.nsim.random_walks import Format
-from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.runtime.endpoint import message_types
-from securecluster.runtime.run import Run
 from securecluster.runtime.transport import Framed
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
-
-def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
-    """Synthetic users of NSIM, for images of digits."""
-    return [
-        (draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20))
-        for k in range(users)
-    ]
-
-
-SYNTHETIC = 8  # users of NSIM's, more than there are clients
-EVERY: dict[str, tuple[type[ClusteringProtocol], dict[str, Any]]] = {
-    "cfl": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}),
-    "cfl of gradients": (
-        CFL,
-        {
-            "criterion": "absolute",
-            "eps1": 100.0,
-            "eps2": 1e-6,
-            "gamma_max": 0.0,
-            "similarity": "gradient",
-        },
-    ),
-    "cfl with a fallback": (
-        CFL,
-        {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "fallback": 0.25},
-    ),
-    "cfl of sketches": (
-        CFL,
-        {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0, "sketch": 64},
-    ),
-    "flhc": (FLHC, {"pre_rounds": 1}),
-    "flhc of sketches": (FLHC, {"pre_rounds": 1, "sketch": 64, "compress": "8bit"}),
-    "srfca-loss": (SRFCA, {"local_rounds": 1, "refine": 1}),
-    "srfca-l2": (SRFCA, {"local_rounds": 1, "refine": 1, "distance": "l2"}),
-    "srfca trimmed": (SRFCA, {"local_rounds": 1, "refine": 1, "trim": 0.2}),
-    "oneshot": (OneShot, {"tasks": 2, "gram_noise": 0.7}),
-    "nsim": (
-        NSIM,
-        {
-            "synthetic": SYNTHETIC,
-            "walks": digits,
-            "radius": 0.0,
-            "layer": "last",
-            "local_rounds": 1,
-            "eps": 1.0,
-        },
-    ),
-    "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1}),
-    "local-kmeans": (LocalKMeans, {"k": 2, "local_rounds": 1}),
-    "random": (RandomClusters, {"k": 2}),
-    "fedavg": (FedAvg, {}),
-    "local": (Local, {}),
-}
-Z = 0.7
-
-
-@pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pair network for NSIM that hardly trains: what it tells matters nowhere here."""
-    monkeypatch.setattr(
-        synthetic_users,
-        "fit",
-        lambda rows, true, draws, grid: fit(
-            rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1
-        ),
-    )
+NAMES = (
+    "cfl",
+    "cfl gradient",
+    "cfl fallback",
+    "cfl sketch",
+    "flhc",
+    "flhc sketch",
+    "srfca",
+    "srfca l2",
+    "srfca trim",
+    "oneshot noise",
+    "nsim",
+    "ifca",
+    "local-kmeans",
+    "random",
+    "fedavg",
+    "local",
+)
 
 
 def method(name: str, **params: Any) -> Any:
-    kind, own = EVERY[name]
-    return kind(
-        **{
-            "rounds": 3,
-            "epochs": 2,
-            "batch_size": 16,
-            "mask": "none",
-            "clip": 1.0,
-            "noise": Z,
-            **own,
-            **params,
-        }
-    )
+    """Return a protocol of few rounds with noise and no mask."""
+    few = {"rounds": 3, "epochs": 2, "batch_size": 16, "mask": "none"}
+    return cases.variant(name, **{**few, **NOISE, **params})
 
 
 @dataclass
@@ -159,7 +87,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
         *rest: Any,
         **more: Any,
     ) -> torch.Tensor:
-        if len(self.ids) != SYNTHETIC:
+        if len(self.ids) != SYNTHETIC_USERS:
             seen.plain += [self.ids[k] for k in who if not plan.private]
             seen.trained.update(
                 (self.ids[k], plan.noise, plan.rate(self.sizes[k]), plan.number(self.sizes[k]))
@@ -191,7 +119,7 @@ def check(ledger: Ledger, spy: Spy, unit: str) -> None:
 
 
 @pytest.mark.parametrize("unit", ["client", "example"])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_clients_and_newcomers_do_is_priced_as_it_was(
     name: str, unit: str, small: Federation, spy: Spy
 ) -> None:
@@ -199,9 +127,7 @@ def test_what_clients_and_newcomers_do_is_priced_as_it_was(
     assert spy.trained
     check(fitted.ledger_, spy, unit)
     spy.forget()
-    fitted.predict(
-        Federation.simulate("digits", scenario=LabelSwap(clusters=2), clients=2, samples=40, seed=9)
-    )
+    fitted.predict(cases.two_clusters(clients=2, samples=40, seed=9))
     check(fitted.joined_.ledger, spy, unit)
 
 
@@ -224,7 +150,7 @@ def test_training_whose_reply_is_lost_on_the_way_is_priced(small: Federation, sp
     )
     net = made.build_network(transport, made.config(small, "float32"))
     net.state.ledger.samples = {i: node.client.cohort.sizes[0] for i, node in enumerate(nodes)}
-    made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
+    cases.run_server(made, net)
     check(net.state.ledger, spy, "example")
 
 

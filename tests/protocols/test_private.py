@@ -7,117 +7,112 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cases
 import conformance
 import numpy as np
 import pytest
 import torch
+from cases import DOUBLE, FULL, NOISE, WAYS
 
 from securecluster import Federation
 from securecluster.errors import UpdateError, UsageError
-from securecluster.messaging import wire
-from securecluster.messaging.messages import RELAY, Rows, reply_header
+from securecluster.messaging.messages import Rows
 from securecluster.protocols import (
     CFL,
-    FLHC,
-    IFCA,
-    NSIM,
-    SRFCA,
     ClusteringProtocol,
     FedAvg,
-    FineTune,
     Local,
-    LocalKMeans,
-    OneShot,
-    RandomClusters,
     Settings,
 )
-from securecluster.runtime.endpoint import message_types
-from securecluster.runtime.run import Run
-from securecluster.runtime.transport import Framed
 
-CLIENT = {"clip": 1.0, "noise": 0.7, "dp_unit": "client"}
-EXAMPLE = {"clip": 1.0, "noise": 0.7, "dp_unit": "example"}
-WAYS: dict[str, dict[str, Any]] = {
-    "local": CLIENT,
-    "central": {**CLIENT, "placement": "central"},
-    "example": EXAMPLE,
-}
-FULL = Settings(transcript="full")
-
-
-OWN: dict[str, tuple[type[ClusteringProtocol], dict[str, Any]]] = {
-    "cfl": (CFL, {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}),
-    "cfl-sketch": (
-        CFL,
-        {
-            "criterion": "absolute",
-            "eps1": 100.0,
-            "eps2": 1e-6,
-            "gamma_max": 0.0,
-            "sketch": 64,
-            "clusterer": "average",
-        },
-    ),
-    "flhc": (FLHC, {"pre_rounds": 1}),
-    "flhc-compressed": (
-        FLHC,
-        {"pre_rounds": 1, "sketch": 64, "compress": "8bit", "clusterer": "spectral"},
-    ),
-    "srfca-loss": (SRFCA, {"local_rounds": 1, "refine": 1}),
-    "srfca-l2": (SRFCA, {"local_rounds": 1, "refine": 1, "distance": "l2"}),
-    "oneshot": (OneShot, {"tasks": 2, "gram_noise": 0.7}),
-    "nsim": (
-        NSIM,
-        {
-            "synthetic": 8,
-            "walks": conformance.digits,
-            "radius": 0.0,
-            "layer": "last",
-            "local_rounds": 1,
-            "eps": 1.0,
-        },
-    ),
-    "ifca": (IFCA, {"k": 2, "starts": 2, "start_rounds": 1}),
-    "local-kmeans": (LocalKMeans, {"k": 2, "local_rounds": 1}),
-    "random": (RandomClusters, {"k": 2}),
-    "fedavg": (FedAvg, {}),
-    "finetune": (FineTune, {"tune_rounds": 1}),
-}
-EVERY = [(name, way) for name in OWN for way in WAYS]
-
-
-@pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pair network for NSIM that hardly trains, and no pictures."""
-    conformance.make_brief(monkeypatch)
+NAMES = (
+    "cfl",
+    "cfl sketch average",
+    "flhc",
+    "flhc sketch spectral",
+    "srfca",
+    "srfca l2",
+    "oneshot noise",
+    "nsim",
+    "ifca",
+    "local-kmeans",
+    "random",
+    "fedavg",
+    "finetune",
+)
+EVERY = [(name, way) for name in NAMES for way in WAYS]
+# Every variant under noise, each way under one protocol whose updates are read one by one, one
+# that needs sums alone, and one that clusters by losses
+COVERED = [(name, "client") for name in NAMES if name not in ("flhc", "random", "ifca")]
+COVERED += [("flhc", "central"), ("random", "central"), ("ifca", "example")]
+COVERED += [(name, way) for name in ("cfl", "fedavg", "srfca") for way in ("central", "example")]
+SHARED = pytest.mark.parametrize(("name", "way"), EVERY, scope="module")
+SOME = pytest.mark.parametrize(("name", "way"), cases.covering(EVERY, COVERED))
 
 
 def method(name: str, **params: Any) -> Any:
-    """A protocol of few rounds, under a permutation."""
-    kind, own = OWN[name]
-    return kind(**{"rounds": 3, "epochs": 1, "mask": "permutation", **own, **params})
+    """Return a protocol of few rounds, under a permutation."""
+    return cases.variant(name, **{"rounds": 3, "epochs": 1, "mask": "permutation", **params})
 
 
-@pytest.mark.parametrize(("name", "way"), EVERY)
+def private(name: str, way: str, **params: Any) -> Any:
+    """Return a protocol of few rounds with noise."""
+    return method(name, **{**NOISE, **WAYS[way], **params})
+
+
+@pytest.fixture(scope="module")
+def run(name: str, way: str, small: Federation) -> conformance.Example:
+    """One noisy run of a protocol with dropouts, which all `SHARED` tests read."""
+    return conformance.example(partial(private, name, way), small, rounds=3)
+
+
+@SHARED
 def test_whatever_leaves_writes_an_event_and_with_noise_epsilon_is_finite(
-    name: str, way: str, small: Federation
+    run: conformance.Example,
 ) -> None:
-    fitted = method(name, **WAYS[way]).fit(small, FULL)
+    ledger = run.fitted.ledger_
     written = Counter(
-        (e.method, f, e.round, i) for e in fitted.ledger_.events for f in e.fields for i in e.ids
+        (e.method, f, e.round, i) for e in ledger.events for f in e.fields for i in e.ids
     )
-    assert written == conformance.events_owed(fitted)
-    price = fitted.ledger_.price(1e-5)
-    assert fitted.ledger_.exact() == [] and 0 < price.epsilon < math.inf, price
-    assert fitted.ledger_.price(1e-6).epsilon > price.epsilon
+    assert written == conformance.events_owed(run.fitted)
+    price = ledger.price(1e-5)
+    assert ledger.exact() == [] and 0 < price.epsilon < math.inf, price
+    assert ledger.price(1e-6).epsilon > price.epsilon
 
 
-@pytest.mark.parametrize("name", OWN)
+@SHARED
+def test_the_server_replays(run: conformance.Example) -> None:
+    conformance.check_replay(run)
+
+
+@SHARED
+def test_bytes_equal_the_encoded_length_of_every_frame(run: conformance.Example) -> None:
+    conformance.check_frames(run.fitted)
+
+
+@SHARED
+def test_a_stopped_run_ends_as_if_it_never_had_been(
+    run: conformance.Example, tmp_path: Path
+) -> None:
+    whole = run.fitted
+    with pytest.raises(KeyboardInterrupt):
+        run.make().fit(
+            run.federation, run.settings, folder=tmp_path, report=cases.interrupt_after(2)
+        )
+    resumed = run.make().fit(run.federation, run.settings, folder=tmp_path)
+    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
+    assert resumed.ledger_ == whole.ledger_
+    assert resumed.bytes_ == whole.bytes_
+    assert resumed.server_state_ == whole.server_state_
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_without_noise_epsilon_is_infinite(name: str, small: Federation) -> None:
-    own = {"gram_noise": 0.0} if name == "oneshot" else {}
+    own = {"gram_noise": 0.0} if name == "oneshot noise" else {}
     for params in ({}, {"clip": 1.0}, {"clip": 1.0, "dp_unit": "example"}):
         fitted = method(name, **{**own, **params}).fit(small)
         assert fitted.ledger_.epsilon == math.inf and fitted.ledger_.exact(), params
@@ -125,61 +120,16 @@ def test_without_noise_epsilon_is_infinite(name: str, small: Federation) -> None
 
 def test_a_client_that_trains_alone_releases_nothing(small: Federation) -> None:
     for params in WAYS.values():
-        assert Local(rounds=2, epochs=1, **params).fit(small).ledger_.epsilon == 0
+        assert Local(rounds=2, epochs=1, **NOISE, **params).fit(small).ledger_.epsilon == 0
 
 
-@pytest.mark.parametrize(("name", "way"), EVERY)
-def test_the_server_replays_and_frames_are_as_long_as_told(
-    name: str, way: str, small: Federation
-) -> None:
-    made = method(name, **WAYS[way])
-    fitted = made.fit(small, Settings(transcript="full", dropout=0.2))
-    assert made.replay(fitted.transcript_, made.config(small, "float32")) == fitted.server_state_
-    for position, entry in enumerate(fitted.transcript_.entries):
-        call, answer = fitted.transcript_.content(position)
-        if answer.reply is not None and call.verb != RELAY:
-            up = [
-                len(wire.encode(reply_header(call.header(call.to.index(i))), answer.reply, n))
-                for n, i in enumerate(answer.ids)
-            ]
-            assert up == [length for length in entry.up if length]  # who is silent sends none
-
-
-@pytest.mark.parametrize(("name", "way"), EVERY)
-def test_a_stopped_run_ends_as_if_it_never_had_been(
-    name: str, way: str, small: Federation, tmp_path: Path
-) -> None:
-    settings = Settings(transcript="sizes", dropout=0.1)
-    whole = method(name, **WAYS[way]).fit(small, settings)
-
-    def interrupt(line: dict[str, object]) -> None:
-        if line["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        method(name, **WAYS[way]).fit(small, settings, folder=tmp_path / "run", report=interrupt)
-    resumed = method(name, **WAYS[way]).fit(small, settings, folder=tmp_path / "run")
-    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
-    assert (
-        resumed.ledger_ == whole.ledger_
-        and resumed.bytes_ == whole.bytes_
-        and resumed.server_state_ == whole.server_state_
-    )
-
-
-@pytest.mark.parametrize(("name", "way"), EVERY)
+@SOME
 def test_nodes_with_one_client_each_draw_as_they_do_together(
     name: str, way: str, small: Federation
 ) -> None:
-    made, settings = method(name, **WAYS[way]), Settings(dtype="float64")
-    nodes = [made.build_client(small, settings, [i]) for i in range(6)]
-    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
-    net = made.build_network(
-        Framed(doors, lambda call: message_types(made.client, call)[1]),
-        made.config(small, "float64"),
-    )
-    state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
-    together = made.fit(small, settings)
+    made = private(name, way)
+    state, nodes = cases.serve_nodes(made, small)
+    together = made.fit(small, DOUBLE)
     assert list(state.labels) == list(together.labels_)
     finals = (
         torch.cat([made.final_models(node.client, state).values for node in nodes])
@@ -191,23 +141,20 @@ def test_nodes_with_one_client_each_draw_as_they_do_together(
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("name", ["cfl", "cfl-sketch", "flhc", "srfca-loss", "srfca-l2", "ifca"])
+@pytest.mark.parametrize("name", ["cfl", "cfl sketch average", "flhc", "srfca", "srfca l2", "ifca"])
 def test_models_that_cost_nothing_are_made_of_what_clients_were_sent(
     name: str, dropout: float, small: Federation
 ) -> None:
     """Clients with other data who are asked the same post the same."""
-    made, draw = method(name, rounds=4, participation=0.6, **CLIENT), np.random.default_rng(1)
+    made = private(name, "client", **conformance.SPREAD)
     fitted, posted = made.fit(small, Settings(transcript="full", dropout=dropout)), 0
-    shards = tuple(
-        replace(s, x=draw.random(s.x.shape).astype(np.float32), y=draw.permutation(s.y))
-        for s in small.shards
-    )
-    others = made.build_client(replace(small, shards=shards), Settings())
+    free = ("post", "send_model") if name == "ifca" else ("post",)
+    others = made.build_client(conformance.other_data(small), Settings())
     for position in range(len(fitted.transcript_.entries)):
         call, told = fitted.transcript_.content(position)
         if told.reply is not None:
             again = others.answer(call.select([call.to.index(i) for i in told.ids]))
-            if call.method == ("send_model" if name == "ifca" else "post"):
+            if call.method in free:
                 assert torch.equal(again.reply.delta.values, told.reply.delta.values)
                 posted += len(told.ids)
             elif call.method == "train":
@@ -215,13 +162,12 @@ def test_models_that_cost_nothing_are_made_of_what_clients_were_sent(
     assert posted
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", OWN)
+@SOME
 def test_the_target_is_met_and_the_noise_is_not_wasted(
     name: str, way: str, small: Federation
 ) -> None:
-    own = {"gram_noise": 0.0} if name == "oneshot" else {}
-    made = method(name, **{**own, **WAYS[way], "noise": 0.0, "target_epsilon": 20.0})
+    own = {"gram_noise": 0.0} if name == "oneshot noise" else {}
+    made = private(name, way, **own, noise=0.0, target_epsilon=20.0)
     fitted = made.fit(small)
     spent = fitted.ledger_.price(1e-5).epsilon
     assert 0 < spent <= 20.0
@@ -253,11 +199,11 @@ def test_central_noise_on_a_mean_is_smaller_by_the_root_of_the_clients(small: Fe
     What the models move is the noise alone.
     """
     moved = {}
-    for way in ("local", "central"):
-        fitted = FedAvg(rounds=1, epochs=1, lr=1e-9, mask="none", **WAYS[way]).fit(small)
+    for way in ("client", "central"):
+        fitted = FedAvg(rounds=1, epochs=1, lr=1e-9, mask="none", **NOISE, **WAYS[way]).fit(small)
         start = method("fedavg").build_client(small, Settings()).client.cohort.start
         moved[way] = float((fitted.client_models_.values[0] - start).square().mean().sqrt())
-    assert moved["local"] == pytest.approx(0.7 / math.sqrt(6), rel=0.05)
+    assert moved["client"] == pytest.approx(0.7 / math.sqrt(6), rel=0.05)
     assert moved["central"] == pytest.approx(0.7 / 6, rel=0.05)
 
 
@@ -309,13 +255,13 @@ def overflowing(federation: Federation, client: int) -> Federation:
     return replace(federation, shards=tuple(shards))
 
 
-@pytest.mark.parametrize(("name", "way"), EVERY)
+@SOME
 def test_a_client_whose_training_overflows_changes_no_sentence_and_no_release(
     name: str, way: str, small: Federation
 ) -> None:
     """Ending with an error in one world and not in the other would be a release without noise."""
-    there = method(name, **WAYS[way]).fit(overflowing(small, 3), FULL)
-    gone = method(name, **WAYS[way]).fit(small, FULL)
+    there = private(name, way).fit(overflowing(small, 3), FULL)
+    gone = private(name, way).fit(small, FULL)
     first = [
         (e.method, e.fields, e.mechanism, e.ids)
         for e in (there.ledger_.events[0], gone.ledger_.events[0])
@@ -346,12 +292,13 @@ def first_rows(fitted: ClusteringProtocol, call_of: str = "contribute") -> torch
     raise AssertionError(f"no {call_of}")
 
 
-@pytest.mark.parametrize("way", ["local", "example"])
+@pytest.mark.parametrize("way", ["client", "example"])
 def test_two_runs_under_one_seed_share_no_noise(way: str, small: Federation) -> None:
     """Of the same updates at two noise levels, 2·y₁ − y₂ would be the updates themselves."""
 
     def run(noise: float, **more: Any) -> torch.Tensor:
         params = {
+            **NOISE,
             **WAYS[way],
             "rounds": 1,
             "epochs": 1,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import SMALL_FEDERATION
 
 from securecluster import Dirichlet, Federation, Inversion, LabelSwap, Pathological, Rotation
 from securecluster.app import run_folder
@@ -48,6 +49,11 @@ def stop(line: dict[str, Any]) -> None:
 def stopped(folder: Path, federation: Federation, settings: Settings = FULL) -> None:
     with pytest.raises(StoppedError):
         made().fit(federation, settings, folder=folder, report=stop)
+
+
+@pytest.fixture(scope="module")
+def no_pictures() -> None:
+    """These tests read the pictures."""
 
 
 def models(fitted: ClusteringProtocol) -> torch.Tensor:
@@ -204,19 +210,7 @@ def test_another_protocol_in_the_folder_is_said(small: Federation, tmp_path: Pat
 def test_a_run_of_the_command_line_is_gone_on_with_from_python_and_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = [
-        "--clients",
-        "6",
-        "--clusters",
-        "2",
-        "--samples",
-        "24",
-        "--model",
-        "linear",
-        "--rounds",
-        "3",
-        "--quiet",
-    ]
+    options = [*SMALL_FEDERATION, "--rounds", "3", "--quiet"]
     assert main(["run", "fedavg", *options, "--out", str(tmp_path / "r")]) == 0
     plan, _ = run_folder.load(tmp_path / "r")
     assert plan.simulation is not None

@@ -8,15 +8,16 @@ import json
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
+import cases
 import pytest
 import torch
+from cases import WAYS, Protocol
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from securecluster import Federation, LabelSwap
+from securecluster import Federation
 from securecluster.app.cli import main
 from securecluster.messaging.messages import Call
 from securecluster.protocols import (
@@ -30,60 +31,26 @@ from securecluster.protocols import (
     RandomClusters,
 )
 from securecluster.protocols.common import execution
-from securecluster.protocols.nsim import synthetic_users
-from securecluster.protocols.nsim.random_walks import Format
 
 CLIENTS = 4
 SOME: dict[str, Any] = {"rounds": 3, "epochs": 1, "model": "mlp-32"}
 
 
-def digits(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
-    """Synthetic users of NSIM, for images of digits."""
-    return [
-        (draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20))
-        for k in range(users)
-    ]
-
-
-LAYERS: dict[str, Any] = {
-    "synthetic": 8,
-    "walks": digits,
-    "radius": 0.0,
-    "layer": "last",
-    "min_samples": 2,
-}
-LONE: dict[str, tuple[type[ClusteringProtocol], dict[str, Any]]] = {
-    "flhc": (FLHC, {"pre_rounds": 1, "threshold": 0.0, "linkage": "complete"}),
-    "nsim": (NSIM, {**LAYERS, "local_rounds": 2, "eps": 1e-9}),
-    "nsim, no rounds left": (NSIM, {**LAYERS, "local_rounds": 3, "eps": 1e-9}),
-    "local k-means": (LocalKMeans, {"k": CLIENTS, "local_rounds": 1}),
+APART: dict[str, Any] = {"min_samples": 2, "eps": 1e-9}
+LONE: dict[str, tuple[Protocol, dict[str, Any]]] = {
+    "flhc": (FLHC, {"threshold": 0.0, "linkage": "complete"}),
+    "nsim": (NSIM, {**APART, "local_rounds": 2}),
+    "nsim, no rounds left": (NSIM, {**APART, "local_rounds": 3}),
+    "local k-means": (LocalKMeans, {"k": CLIENTS}),
     "one-shot": (OneShot, {"tasks": CLIENTS, "gram_noise": 1.0}),
     "random": (RandomClusters, {"k": CLIENTS}),
     "local": (Local, {}),
 }
-WAYS: dict[str, dict[str, Any]] = {
-    "client, local": {"dp_unit": "client"},
-    "client, central": {"dp_unit": "client", "placement": "central"},
-    "example": {"dp_unit": "example"},
-}
 
 
-@pytest.fixture(scope="module")
-def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=2), clients=CLIENTS, samples=20, seed=0
-    )
-
-
-@pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch, brief_fit: Callable[..., Any]) -> None:
-    monkeypatch.setattr(synthetic_users, "fit", brief_fit)
-
-
-def made(
-    kind: type[ClusteringProtocol], params: dict[str, Any], noise: float, **more: Any
-) -> ClusteringProtocol:
-    return kind(**{**SOME, "clip": 0.5, "noise": noise, "mask": "permutation", **params, **more})
+def made(kind: Protocol, params: dict[str, Any], noise: float, **more: Any) -> ClusteringProtocol:
+    noisy = {"clip": 0.5, "noise": noise, "mask": "permutation"}
+    return cast(ClusteringProtocol, cases.build(kind, **{**SOME, **noisy, **params, **more}))
 
 
 def silence(monkeypatch: pytest.MonkeyPatch, client: int, after: str) -> None:
@@ -111,7 +78,7 @@ def models_file(fitted: ClusteringProtocol, folder: Path) -> dict[str, torch.Ten
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", LONE)
 def test_what_clients_trained_alone_is_in_no_file_for_others(
-    name: str, way: str, federation: Federation, tmp_path: Path
+    name: str, way: str, four_clients: Federation, tmp_path: Path
 ) -> None:
     """Two runs that differ in their noise alone share no tensor.
 
@@ -121,7 +88,7 @@ def test_what_clients_trained_alone_is_in_no_file_for_others(
     levels = (0.1, 0.2) if way == "example" else (2.0, 20.0)
     if name == "flhc":  # at which it leaves some clients alone
         levels = (0.02, 0.04)
-    runs = [made(kind, params, noise, **WAYS[way]).fit(federation) for noise in levels]
+    runs = [made(kind, params, noise, **WAYS[way]).fit(four_clients) for noise in levels]
     one, two = (models_file(fitted, tmp_path / str(k)) for k, fitted in enumerate(runs))
     assert not [name for name in one if name in two and torch.equal(one[name], two[name])]
     for fitted in runs:
@@ -130,7 +97,7 @@ def test_what_clients_trained_alone_is_in_no_file_for_others(
         assert fitted.unshared_labels_ == alone
         assert [c for c, model in enumerate(fitted.models_) if model is None] == alone
         assert fitted.model_of(0).keys() == fitted.model_of(CLIENTS - 1).keys()
-    again = kind.load(tmp_path / "0", **({"walks": digits} if kind is NSIM else {}))
+    again = kind.load(tmp_path / "0", **({"walks": cases.digit_users} if kind is NSIM else {}))
     assert again.unshared_labels_ == runs[0].unshared_labels_
     assert [model is None for model in again.models_] == [
         model is None for model in runs[0].models_
@@ -141,20 +108,20 @@ def test_what_clients_trained_alone_is_in_no_file_for_others(
         )
 
 
-def test_the_models_of_lone_clients_have_no_noise_indeed(federation: Federation) -> None:
+def test_the_models_of_lone_clients_have_no_noise_indeed(four_clients: Federation) -> None:
     """What the test above guards against: a lone client's model is the same under any noise."""
     kind, params = LONE["nsim"]
-    one, two = (made(kind, params, noise).fit(federation).model_of(0) for noise in (5.0, 50.0))
+    one, two = (made(kind, params, noise).fit(four_clients).model_of(0) for noise in (5.0, 50.0))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-LAGGING: dict[str, tuple[type[ClusteringProtocol], dict[str, Any], str]] = {
-    "nsim": (NSIM, {**LAYERS, "local_rounds": 2, "eps": 1.0}, "pool"),
+LAGGING: dict[str, tuple[Protocol, dict[str, Any], str]] = {
+    "nsim": (NSIM, {"min_samples": 2, "local_rounds": 2}, "pool"),
     "local k-means": (LocalKMeans, {"k": 1, "local_rounds": 2}, "send_model"),
     "local k-means, silent": (LocalKMeans, {"k": 1, "local_rounds": 2}, "train_locally"),
     "sr-fca": (
         SRFCA,
-        {"distance": "l2", "threshold": 1e9, "local_rounds": 1, "refine": 1, "rounds": 2},
+        {"distance": "l2", "threshold": 1e9, "rounds": 2},
         "send_model",
     ),
 }
@@ -164,11 +131,11 @@ LAGGING: dict[str, tuple[type[ClusteringProtocol], dict[str, Any], str]] = {
 @pytest.mark.parametrize("mask", ["none", "permutation"])
 @pytest.mark.parametrize("name", LAGGING)
 def test_a_cluster_whose_first_member_never_got_the_average_shows_another_members_model(
-    name: str, mask: str, federation: Federation, monkeypatch: pytest.MonkeyPatch
+    name: str, mask: str, four_clients: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, params, after = LAGGING[name]
     silence(monkeypatch, 0, after)
-    runs = [made(kind, params, noise, mask=mask).fit(federation) for noise in (5.0, 50.0)]
+    runs = [made(kind, params, noise, mask=mask).fit(four_clients) for noise in (5.0, 50.0)]
     alone = [fitted.model_of(0) for fitted in runs]
     assert all(torch.equal(alone[0][key], alone[1][key]) for key in alone[0]), (
         "client 0 is to hold what it trained alone"
@@ -187,9 +154,9 @@ def test_a_cluster_whose_first_member_never_got_the_average_shows_another_member
             assert fitted.unshared_labels_ == [own]
 
 
-def test_labels_with_and_without_a_shared_model(federation: Federation, tmp_path: Path) -> None:
+def test_labels_with_and_without_a_shared_model(four_clients: Federation, tmp_path: Path) -> None:
     """Three random clusters of four clients: a pair, and two clients alone."""
-    fitted = made(RandomClusters, {"k": 3}, 5.0).fit(federation)
+    fitted = made(RandomClusters, {"k": 3}, 5.0).fit(four_clients)
     sizes = [list(fitted.labels_).count(c) for c in range(3)]
     assert sorted(sizes) == [1, 1, 2]
     pair = sizes.index(2)
@@ -204,9 +171,9 @@ def test_labels_with_and_without_a_shared_model(federation: Federation, tmp_path
     ("kind", "params"), [(RandomClusters, {"k": CLIENTS}), (OneShot, {"tasks": CLIENTS})]
 )
 def test_runs_without_noise_keep_every_clusters_model(
-    kind: type[ClusteringProtocol], params: dict[str, Any], federation: Federation, tmp_path: Path
+    kind: Protocol, params: dict[str, Any], four_clients: Federation, tmp_path: Path
 ) -> None:
-    fitted = kind(**{**SOME, **params}).fit(federation)
+    fitted = kind(**{**SOME, **params}).fit(four_clients)
     assert fitted.unshared_labels_ == []
     assert all(model is not None for model in fitted.models_)
     assert {key.partition(".")[0] for key in models_file(fitted, tmp_path)} == {
@@ -214,8 +181,8 @@ def test_runs_without_noise_keep_every_clusters_model(
     }
 
 
-def test_noise_in_gram_matrices_alone_counts_as_noise(federation: Federation) -> None:
-    fitted = OneShot(**SOME, tasks=CLIENTS, gram_noise=1.0).fit(federation)
+def test_noise_in_gram_matrices_alone_counts_as_noise(four_clients: Federation) -> None:
+    fitted = OneShot(**SOME, tasks=CLIENTS, gram_noise=1.0).fit(four_clients)
     assert fitted.unshared_labels_ == list(range(CLIENTS))
 
 
@@ -223,16 +190,16 @@ class StopError(Exception):
     """The process dies."""
 
 
-def test_who_trained_alone_is_known_after_a_stop(federation: Federation, tmp_path: Path) -> None:
+def test_who_trained_alone_is_known_after_a_stop(four_clients: Federation, tmp_path: Path) -> None:
     def stop(line: dict[str, Any]) -> None:
         if line["round"] == 2:
             raise StopError
 
     params = {"participation": 0.25, "rounds": 3}
-    whole = made(Local, params, 5.0).fit(federation)
+    whole = made(Local, params, 5.0).fit(four_clients)
     with pytest.raises(StopError):
-        made(Local, params, 5.0).fit(federation, folder=tmp_path / "r", report=stop)
-    resumed = made(Local, params, 5.0).fit(federation, folder=tmp_path / "r")
+        made(Local, params, 5.0).fit(four_clients, folder=tmp_path / "r", report=stop)
+    resumed = made(Local, params, 5.0).fit(four_clients, folder=tmp_path / "r")
     assert resumed.kept_.learned.local == whole.kept_.learned.local
     assert 0 < len(whole.kept_.learned.local) < CLIENTS, (
         "who was never asked holds the first weights"

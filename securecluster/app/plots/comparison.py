@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +11,49 @@ from securecluster.app.plots.curves import bounded, labelled, legend_place
 from securecluster.app.plots.figure import figure, save
 from securecluster.app.report import megabytes
 
+Content = dict[str, Any]
+Row = dict[str, Any]  # of `protocols` or `together` in compare.json
 Lines = list[dict[str, Any]]
+Cells = dict[str, str]  # by heading
 Point = tuple[int, float, bool]  # round, metric, and whether clusters changed in this round
 NONE = "–"
+COLUMN_GAP = 2  # cells between two columns of a table
 WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
 LEADER = {"arrowstyle": "-", "linewidth": 0.5, "color": "grey"}
+LEADER_FROM = 16  # points; a text farther from its point than this gets a leader line
 MARKERS = "osD^vP*X<>"
+RINGS = 12  # distances at which a text may stand beside its point
+SIDES = (
+    (1, 0, "left"),
+    (-1, 0, "right"),
+    (0, 1, "center"),
+    (0, -1, "center"),
+    (1, 1, "left"),
+    (1, -1, "left"),
+    (-1, 1, "right"),
+    (-1, -1, "right"),
+)
 
 
-def show(content: dict[str, Any], console: Any = None) -> None:
+def show(content: Content, console: Any = None) -> None:
     """Print the comparison as one table, or as several where one is wider than the console.
 
     A column that has no number for any protocol is left out.
+
+    Args:
+        content: content of compare.json.
+        console: rich's; None is one on standard output.
     """
     from rich.console import Console
 
-    console = console or Console(markup=False, highlight=False)
-    rows = [_cells(row, content["target"], content["metric"]) for row in content["protocols"]]
+    if console is None:
+        # names of clients and data may contain what looks like markup
+        console = Console(markup=False, highlight=False)
+    target = content["target"]
+    metric = content["metric"]
+    rows = [_cells(row, target, metric) for row in content["protocols"]]
     headings = [heading for heading in rows[0] if not _is_empty(heading, rows)]
-    tables = _fitting(headings, rows, console.width)
+    tables = _fitting_tables(headings, rows, console.width)
     tables[0].title = _title(content)
     for table in tables:
         console.print(table)
@@ -39,56 +64,81 @@ def show(content: dict[str, Any], console: Any = None) -> None:
         console.print(line)
 
 
-def _is_empty(heading: str, rows: list[dict[str, str]]) -> bool:
+def _is_empty(heading: str, rows: list[Cells]) -> bool:
     """Return whether a column has a dash for every protocol."""
     return all(row[heading] == NONE for row in rows)
 
 
-def _title(content: dict[str, Any]) -> str:
-    parts = [_simulated(content)]
-    known = content.get("true_clusters")
-    if known is not None:
-        plural = "" if known == 1 else "s"
-        parts.append(f"{known} true cluster{plural}")
-    parts.append(f"seed {content['seed']}")
-    return ", ".join(parts)
+def _title(content: Content) -> str:
+    """Return the title of the table.
+
+    Args:
+        content: content of compare.json.
+    """
+    phrases = [_simulated(content)]
+    true_clusters = content.get("true_clusters")
+    if true_clusters == 1:
+        phrases.append("1 true cluster")
+    elif true_clusters is not None:
+        phrases.append(f"{true_clusters} true clusters")
+    phrases.append(f"seed {content['seed']}")
+    return ", ".join(phrases)
 
 
-def _simulated(content: dict[str, Any]) -> str:
-    """Return the data, the scenario and the number of clients."""
+def _simulated(content: Content) -> str:
+    """Return the data, the scenario and the number of clients in words.
+
+    Args:
+        content: content of compare.json.
+    """
     data = printable(content["data"])
-    return f"{data} ({content['scenario']}), {content['clients']} clients"
+    scenario = content["scenario"]
+    return f"{data} ({scenario}), {content['clients']} clients"
 
 
-def _fitting(headings: list[str], rows: list[dict[str, str]], width: int) -> list[Any]:
-    """Return tables of at most `width` cells with all columns, the first of them in each."""
-    first, *rest = headings
+def _fitting_tables(headings: list[str], rows: list[Cells], width: int) -> list[Any]:
+    """Return tables that have all columns together, the first column in each of them.
+
+    Args:
+        headings: of all columns.
+        rows: the cells by heading.
+        width: the largest width of a table, in cells of a terminal.
+    """
+    first, *others = headings
     groups: list[list[str]] = [[]]
-    for heading in rest:
-        if groups[-1] and _width([first, *groups[-1], heading], rows) > width:
+    for heading in others:
+        widened = [first, *groups[-1], heading]
+        # a column that is too wide by itself gets a table of its own, and is folded there
+        if groups[-1] and _width(widened, rows) > width:
             groups.append([])
         groups[-1].append(heading)
     return [_table([first, *group], rows) for group in groups]
 
 
-def _width(headings: list[str], rows: list[dict[str, str]]) -> int:
-    """Return the width of a table in cells: a gap of two between columns, and an edge of one."""
+def _width(headings: list[str], rows: list[Cells]) -> int:
+    """Return the width of a table of these columns, in cells of a terminal."""
     from rich.cells import cell_len
 
     width = 0
     for heading in headings:
-        texts = [heading, *(row[heading] for row in rows)]
-        width += max(cell_len(text) for text in texts) + 2
+        texts = [heading]
+        for row in rows:
+            texts.append(row[heading])
+        # not the number of characters: some take two cells, some none
+        width += max(cell_len(text) for text in texts) + COLUMN_GAP
     return width
 
 
-def _table(headings: list[str], rows: list[dict[str, str]]) -> Any:
+def _table(headings: list[str], rows: list[Cells]) -> Any:
+    """Return rich's table of these columns."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in headings:
-        side: Any = "left" if heading == "protocol" else "right"
+        side: Any = "right"  # of numbers
+        if heading == "protocol":
+            side = "left"
         table.add_column(heading, justify=side, overflow="fold")
     for row in rows:
         cells = [row[heading] for heading in headings]
@@ -96,11 +146,13 @@ def _table(headings: list[str], rows: list[dict[str, str]]) -> Any:
     return table
 
 
-def _units_of_privacy(rows: Lines) -> list[str]:
+def _units_of_privacy(rows: list[Row]) -> list[str]:
     """Return which protocols' ε is that of a client and which that of an example.
 
-    The two are not to be compared.
+    Args:
+        rows: `protocols` of compare.json.
     """
+    # both stand in one column, although the two cannot be compared
     lines = []
     for unit in ("client", "example"):
         names = [row["protocol"] for row in rows if row.get("dp_unit") == unit]
@@ -109,12 +161,16 @@ def _units_of_privacy(rows: Lines) -> list[str]:
     return lines
 
 
-def _together(content: dict[str, Any]) -> list[str]:
-    """Return in words what the runs cost together."""
+def _together(content: Content) -> list[str]:
+    """Return in words what the runs cost together.
+
+    Args:
+        content: content of compare.json.
+    """
     totals = content.get("together")
     if not totals:
         return []
-    lines = [_total_text(total) for total in totals]
+    lines = [_cost_text(cost) for cost in totals]
     if len(totals) > 1:
         lines.append(
             "ε of a client and ε of an example do not add up: neither figure covers the runs of "
@@ -130,19 +186,40 @@ def _together(content: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _total_text(total: dict[str, Any]) -> str:
-    epsilon = "∞"
-    if total["epsilon"] is not None:
-        epsilon = f"{total['epsilon']:.4g} at δ = {total['delta']:g}"
-    return f"together, ε of one {total['unit']}: {epsilon} ({', '.join(total['protocols'])})"
+def _cost_text(cost: Row) -> str:
+    """Return the joint ε of the runs of one unit of privacy in words.
+
+    Args:
+        cost: an entry of `together` in compare.json.
+    """
+    epsilon = _epsilon_text(cost["epsilon"])
+    if cost["epsilon"] is not None:
+        epsilon += f" at δ = {cost['delta']:g}"
+    names = ", ".join(cost["protocols"])
+    return f"together, ε of one {cost['unit']}: {epsilon} ({names})"
 
 
-def _ended_without_noise(row: dict[str, Any]) -> bool:
-    return row["error"] is None and row["epsilon"] is None and not row["dp_unit"]
+def _epsilon_text(epsilon: float | None) -> str:
+    # compare.json has null for infinite
+    if epsilon is None:
+        return "∞"
+    return f"{epsilon:.4g}"
 
 
-def _cells(row: dict[str, Any], target: float | None, metric: str) -> dict[str, str]:
-    """Return a row of the table by heading."""
+def _ended_without_noise(row: Row) -> bool:
+    if row["error"] is not None:
+        return False
+    return row["epsilon"] is None and not row["dp_unit"]
+
+
+def _cells(row: Row, target: float | None, metric: str) -> Cells:
+    """Return a row of the table by heading.
+
+    Args:
+        row: an entry of `protocols` in compare.json.
+        target: score that `at_target` counts clients by; None where the metric has none.
+        metric: the metric's name.
+    """
     cells = {
         "protocol": row["protocol"],
         "clusters": "failed",
@@ -159,37 +236,52 @@ def _cells(row: dict[str, Any], target: float | None, metric: str) -> dict[str, 
     }
     if row["servers"]:
         cells["servers"] = megabytes(row["servers"])
+    # a failed run has no numbers, and its epsilon of null is not infinite
     if row["error"] is None:
         cells["clusters"] = str(row["clusters"])
         cells["up+down"] = megabytes(row["up"] + row["down"])
-        cells["ε"] = "∞" if row["epsilon"] is None else f"{row['epsilon']:.4g}"
+        cells["ε"] = _epsilon_text(row["epsilon"])
     return cells
 
 
-def _given_text(given: dict[str, int] | None) -> str:
-    """Return what a protocol was given of the number of clusters."""
-    if not given:
+def _given_text(options: dict[str, int] | None) -> str:
+    """Return in words which options gave a protocol the number of clusters."""
+    if not options:
         return NONE
-    return ", ".join(f"{name}={value}" for name, value in given.items())
+    texts = [f"{name}={value}" for name, value in options.items()]
+    return ", ".join(texts)
 
 
 def _number(value: float | None, digits: int) -> str:
-    return NONE if value is None else f"{value:.{digits}f}"
+    """Return a number with some decimals, or a dash where there is none."""
+    if value is None:
+        return NONE
+    return f"{value:.{digits}f}"
 
 
-def draw(folder: Path, content: dict[str, Any], histories: dict[str, Lines]) -> list[Path]:
-    """Write the picture of the metric (accuracy.png, say) and cost.png, and return their paths.
+def draw(folder: Path, content: Content, histories: dict[str, Lines]) -> list[Path]:
+    """Write the pictures of a comparison.
 
-    A picture that no protocol has numbers for is left out.
+    One shows the metric over the rounds (accuracy.png, say), the other the metric against the
+    bytes (cost.png). A picture that no protocol has numbers for is left out.
+
+    Args:
+        folder: of the comparison.
+        content: content of compare.json.
+        histories: the lines of each protocol's rounds, by its name.
+
+    Returns:
+        The paths of the pictures.
     """
-    metric, unit = content["metric"], content["unit"]
+    metric = content["metric"]
+    unit = content["unit"]
     title = _simulated(content)
     curves: dict[str, list[Point]] = {}
     given_up: dict[str, int] = {}
     for name, lines in histories.items():
-        kept = _kept(lines)
-        given_up[name] = len(lines) - len(kept)
-        points = _points(kept, metric)
+        continued = _kept(lines)
+        given_up[name] = len(lines) - len(continued)
+        points = _points(continued, metric)
         if points:
             curves[name] = points
     ended = [row for row in content["protocols"] if row[metric] is not None]
@@ -204,32 +296,47 @@ def draw(folder: Path, content: dict[str, Any], histories: dict[str, Lines]) -> 
 
 
 def _kept(lines: Lines) -> Lines:
-    """Return the rounds of the start that went on.
+    """Return the rounds of the start that was continued, or all rounds without several starts.
 
-    Return all rounds where a protocol did not try several starts.
+    Args:
+        lines: a line for each round.
     """
+    # IFCA may try several starts; the last line belongs to the one that it continues with
     if not lines or "start" not in lines[-1]:
         return lines
-    return [line for line in lines if line.get("start") == lines[-1]["start"]]
+    continued = lines[-1]["start"]
+    return [line for line in lines if line.get("start") == continued]
 
 
 def _points(lines: Lines, metric: str) -> list[Point]:
-    """Return the points of the rounds that were evaluated."""
+    """Return the points of the rounds that were evaluated.
+
+    Args:
+        lines: a line for each round.
+        metric: the metric's name.
+    """
     points = []
+    # rounds are counted here, since a line's own number also counts those of other starts
     for number, line in enumerate(lines, 1):
         if line.get(metric) is not None:
-            points.append((number, line[metric], _changed(line)))
+            points.append((number, line[metric], _clusters_changed(line)))
     return points
 
 
-def _changed(line: dict[str, Any]) -> bool:
+def _clusters_changed(line: dict[str, Any]) -> bool:
     return bool(line.get("splits") or line.get("clustered"))
 
 
 def _style(name: str, names: list[str]) -> dict[str, Any]:
-    """Return a protocol's colour and marker, the same in both pictures."""
-    k = names.index(name)
-    return {"color": f"C{k % 10}", "marker": MARKERS[k % len(MARKERS)]}
+    """Return a protocol's colour and marker, the same in both pictures.
+
+    Args:
+        name: of the protocol.
+        names: of all protocols that are compared.
+    """
+    position = names.index(name)
+    marker = MARKERS[position % len(MARKERS)]
+    return {"color": f"C{position % 10}", "marker": marker}
 
 
 def _learning(
@@ -239,26 +346,21 @@ def _learning(
     metric: str,
     unit: str,
 ) -> Any:
-    """Draw the metric over the rounds of each protocol.
+    """Return a figure of the metric over the rounds of each protocol.
 
     Args:
         title: of the picture.
-        curves: the points of each protocol that has some.
-        given_up: for every protocol, how many rounds went into starts that were given up, which
-            are not drawn.
-        metric: the name of the metric.
+        curves: points of each protocol that has some.
+        given_up: for every protocol, the number of rounds of starts that were given up; these
+            rounds are not drawn.
+        metric: the metric's name.
         unit: of the metric; empty where it has none.
     """
     names = list(given_up)
     picture, axes = figure(6.8, 4.2)
     for name, points in curves.items():
-        rounds, values, changes = zip(*points, strict=True)
-        marked = [k for k, changed in enumerate(changes) if changed]
-        style = {**_style(name, names), "linewidth": 1.4, "label": _label(name, given_up[name])}
-        # a single point without a change keeps its marker, or it would not be seen
-        if marked or len(points) > 1:
-            style |= {"markevery": marked, "markersize": 6}
-        axes.plot(rounds, values, **style)
+        style = _style(name, names)
+        _draw_curve(axes, points, style, _label(name, given_up[name]))
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes.set(
         title=title,
@@ -271,20 +373,56 @@ def _learning(
     return picture
 
 
+def _draw_curve(axes: Any, points: list[Point], style: dict[str, Any], label: str) -> None:
+    """Draw one protocol's metric, with a marker in each round that changed its clusters.
+
+    Args:
+        axes: matplotlib axes over rounds.
+        points: of the rounds that were evaluated, at least one.
+        style: colour and marker.
+        label: of the legend.
+    """
+    rounds, values, changes = zip(*points, strict=True)
+    marked = [position for position, changed in enumerate(changes) if changed]
+    options = {**style, "linewidth": 1.4, "label": label}
+    # a single point without a change has its marker, or it would be invisible
+    if marked or len(points) > 1:
+        options["markevery"] = marked
+        options["markersize"] = 6
+    axes.plot(rounds, values, **options)
+
+
 def _label(name: str, given_up: int) -> str:
+    """Return a protocol's entry in the legend.
+
+    Args:
+        name: of the protocol.
+        given_up: the number of its rounds that are not drawn.
+    """
     if not given_up:
         return name
     return f"{name} (kept start; {given_up} rounds in others)"
 
 
-def _cost(title: str, rows: Lines, names: list[str], metric: str, unit: str) -> Any:
-    """Draw the metric of each protocol over the bytes that it sent."""
+def _cost(title: str, rows: list[Row], names: list[str], metric: str, unit: str) -> Any:
+    """Return a figure of the metric of each protocol against the bytes that it sent.
+
+    Args:
+        title: of the picture.
+        rows: entries of `protocols` in compare.json that have the metric.
+        names: of all protocols that are compared.
+        metric: the metric's name.
+        unit: of the metric; empty where it has none.
+    """
     picture, axes = figure(6.8, 4.2)
-    # a logarithm needs a byte
-    sent = [max(1, row["up"] + row["down"]) for row in rows]
+    # one byte at least: the axis is logarithmic
+    sent = []
+    for row in rows:
+        sent.append(max(1, row["up"] + row["down"]))
     scores = [row[metric] for row in rows]
     for row, x, y in zip(rows, sent, scores, strict=True):
-        axes.plot([x], [y], linestyle="none", markersize=7, **_style(row["protocol"], names))
+        style = _style(row["protocol"], names)
+        axes.plot([x], [y], linestyle="none", markersize=7, **style)
     axes.set(
         title=title,
         xlabel="bytes on the wire, up and down",
@@ -295,21 +433,33 @@ def _cost(title: str, rows: Lines, names: list[str], metric: str, unit: str) -> 
     axes.tick_params(axis="x", which="minor", labelsize=6)
     axes.margins(y=0.15)
     axes.grid(alpha=0.25)
-    label(axes, list(zip(sent, scores, strict=True)), [row["protocol"] for row in rows])
+    points = list(zip(sent, scores, strict=True))
+    # after the axes have their final limits, on which the places of the texts depend
+    label(axes, points, [row["protocol"] for row in rows])
     return picture
 
 
 def label(axes: Any, spots: list[tuple[float, float]], texts: list[str]) -> list[Any]:
-    """Write each text beside its point, and return the texts that were drawn.
+    """Write each text beside its point.
 
-    A text goes to the nearest place where it covers no point, no other text and no edge, with a
-    thin line when it is far.
+    A text goes to the nearest position where it covers no point, no other text and no edge, with a
+    thin line to its point when it is far from it.
+
+    Args:
+        axes: matplotlib axes, whose limits do not change any more.
+        spots: the points, in data coordinates.
+        texts: one for each point.
+
+    Returns:
+        The texts that were drawn.
     """
     from matplotlib.transforms import Bbox
 
-    axes.figure.draw_without_rendering()  # fixes where points lie
+    axes.figure.draw_without_rendering()  # fixes the pixels of the points
     pixels = axes.transData.transform(spots)
-    taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in pixels]
+    occupied = []
+    for x, y in pixels:
+        occupied.append(Bbox.from_bounds(x - 6, y - 6, 12, 12))
     notes = []
     for spot, text in zip(spots, texts, strict=True):
         note = axes.annotate(
@@ -322,40 +472,62 @@ def label(axes: Any, spots: list[tuple[float, float]], texts: list[str]) -> list
             zorder=4,
             bbox=WHITE,
         )
+        # the layout would otherwise make room for texts, and so move the points again
         note.set_in_layout(False)
-        for dx, dy, side in _offsets():
-            note.set(position=(dx, dy), ha=side)
-            box = note.get_window_extent().padded(1)
-            inside = axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max)
-            if inside and not any(box.overlaps(other) for other in taken):
-                break
-        if max(abs(dx), abs(dy)) > 16:
-            axes.annotate(
-                "", spot, xytext=(dx, dy), textcoords="offset points", arrowprops=LEADER, zorder=1
-            )
-        taken.append(box)
+        box, distance = _place_beside(axes, note, occupied)
+        if distance > LEADER_FROM:
+            _draw_leader(axes, spot, note.get_position())
+        occupied.append(box)
         notes.append(note)
     return notes
 
 
-def _offsets() -> list[tuple[float, float, str]]:
-    """Return places around a point, nearest first.
+def _place_beside(axes: Any, note: Any, occupied: list[Any]) -> tuple[Any, float]:
+    """Move a text to the nearest free position beside its point.
+
+    Args:
+        axes: matplotlib axes.
+        note: the text, an annotation at its point.
+        occupied: boxes that the text must not cover, in pixels.
 
     Returns:
+        The text's box in pixels, and its larger offset from the point in typographic points. The
+        last position is used where none is free.
+    """
+    for dx, dy, alignment in _offsets():
+        note.set(position=(dx, dy), ha=alignment)
+        box = note.get_window_extent().padded(1)
+        if not axes.bbox.contains(*box.min) or not axes.bbox.contains(*box.max):
+            continue
+        if not any(box.overlaps(other) for other in occupied):
+            break
+    return box, max(abs(dx), abs(dy))
+
+
+def _draw_leader(axes: Any, spot: tuple[float, float], offset: tuple[float, float]) -> None:
+    """Draw a thin line from a point to its text.
+
+    Args:
+        axes: matplotlib axes.
+        spot: the point, in data coordinates.
+        offset: of the text from the point, in typographic points.
+    """
+    axes.annotate(
+        "",
+        spot,
+        xytext=offset,
+        textcoords="offset points",
+        arrowprops=LEADER,
+        zorder=1,
+    )
+
+
+def _offsets() -> Iterator[tuple[float, float, str]]:
+    """Yield positions around a point, nearest first.
+
+    Yields:
         (right, up) in typographic points, and the text's alignment.
     """
-    sides = (
-        (1, 0, "left"),
-        (-1, 0, "right"),
-        (0, 1, "center"),
-        (0, -1, "center"),
-        (1, 1, "left"),
-        (1, -1, "left"),
-        (-1, 1, "right"),
-        (-1, -1, "right"),
-    )
-    places = []
-    for ring in range(1, 13):
-        for x, y, alignment in sides:
-            places.append((8.0 * ring * x, 11.0 * ring * y, alignment))
-    return places
+    for ring in range(1, RINGS + 1):
+        for x, y, alignment in SIDES:
+            yield 8.0 * ring * x, 11.0 * ring * y, alignment

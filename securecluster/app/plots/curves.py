@@ -11,63 +11,78 @@ from securecluster.app.plots.matrices import graph, relevance, similarity
 from securecluster.app.plots.parameter_tree import tree
 from securecluster.app.plots.similarity_scatter import similarity_pairs
 
-RELATED = ("1 − R", "clients by relevance of data")  # what a dendrogram of R measures, and merges
+# axis label and title of a dendrogram of relevance R
+RELATED = ("1 − R", "clients by relevance of data")
+MOST_LINES = 24  # with as many lines, the legend would cover the curves
+Content = dict[str, Any]
+History = list[dict[str, Any]]
+Figures = dict[str, Any]  # by file name
 NumberedTest = tuple[int, dict[str, Any]]  # a round, and one cluster's split test in it
 
 
-def draw(
-    folder: Path, content: dict[str, Any], history: list[dict[str, Any]], state: Any
-) -> list[Path]:
+def draw(folder: Path, content: Content, history: History, state: Any) -> list[Path]:
     """Write the pictures of a run, as far as it has numbers for them.
 
     Args:
         folder: of the run.
-        content: what result.json holds.
+        content: content of result.json.
         history: a line for each round.
-        state: the final state of the server. What it has decides which pictures there are.
+        state: final state of the server; its fields decide which pictures there are.
 
     Returns:
         The paths of the pictures.
     """
     metric = content["metric"]
-    paths = []
+    labels = content["labels"]
+    pictures: Figures = {}
+    # no client's score: the metric has no curve
     if content["metrics"][metric]["after"] is not None:
-        paths.append(save(folder / f"{metric}.png", _learning(history, content)))
-    pictures = {
-        **_matrices(state, content["labels"]),
-        **_histories(state, history, content),
-        **_dendrogram(state, content["labels"]),
-    }
-    paths += [save(folder / name, picture) for name, picture in pictures.items()]
-    return paths
+        pictures[f"{metric}.png"] = _learning(history, content)
+    pictures |= _matrices(state, labels)
+    pictures |= _histories(state, history, content)
+    pictures |= _dendrogram(state, labels)
+    return [save(folder / name, picture) for name, picture in pictures.items()]
 
 
-def _matrices(state: Any, labels: list[int]) -> dict[str, Any]:
-    """Return figures of what a server knows of pairs of clients, by the names of their files."""
+def _matrices(state: Any, labels: list[int]) -> Figures:
+    """Return figures of the server's matrices over pairs of clients, by file name.
+
+    Args:
+        state: final state of the server.
+        labels: each client's cluster, (m,).
+    """
     figures = {}
+    # which of these fields a state has depends on the protocol; they are empty before the round
+    # that computes them
     alpha = getattr(state, "alpha", None)
     if alpha is not None and len(alpha):
         figures["similarity.png"] = similarity(alpha.numpy(), labels)
-    related = getattr(state, "relevance", None)
-    if related is not None and len(related):
-        ids = getattr(getattr(state, "linkage", None), "ids", None)
-        figures["relevance.png"] = relevance(related.numpy(), labels, ids)
-    linked = getattr(state, "graph", None)
-    if linked is not None and len(linked.distance) > 1:
-        figures["graph.png"] = graph(linked, labels)
+    between = getattr(state, "relevance", None)
+    if between is not None and len(between):
+        linkage = getattr(state, "linkage", None)
+        ids = getattr(linkage, "ids", None)
+        figures["relevance.png"] = relevance(between.numpy(), labels, ids)
+    record = getattr(state, "graph", None)
+    if record is not None and len(record.distance) > 1:
+        figures["graph.png"] = graph(record, labels)
     return figures
 
 
-def _histories(
-    state: Any, history: list[dict[str, Any]], content: dict[str, Any]
-) -> dict[str, Any]:
-    """Return figures of how clusters came about, by the names of their files."""
+def _histories(state: Any, history: History, content: Content) -> Figures:
+    """Return figures of how clusters were formed, by file name.
+
+    Args:
+        state: final state of the server.
+        history: a line for each round.
+        content: content of result.json.
+    """
     figures = {}
     if any(line.get("split_tests") for line in history):
         figures["separation.png"] = _separation(history)
     parameter_tree = getattr(state, "tree", None)
     if parameter_tree is not None:
         figures["tree.png"] = tree(parameter_tree.nodes, content)
+    # NSIM's model of similarity
     if getattr(state, "known", None) is not None:
         scatter = similarity_pairs(state, history)
         if scatter is not None:
@@ -75,38 +90,56 @@ def _histories(
     return figures
 
 
-def _dendrogram(state: Any, labels: list[int]) -> dict[str, Any]:
-    """Return the figure of a hierarchical clustering by its file's name, where there was one."""
+def _dendrogram(state: Any, labels: list[int]) -> Figures:
+    """Return the figure of a hierarchical clustering by file name; nothing where there was none.
+
+    Args:
+        state: final state of the server.
+        labels: each client's cluster, (m,).
+    """
     linkage = getattr(state, "linkage", None)
     if linkage is None:
         return {}
-    related = getattr(state, "relevance", None)
-    if related is not None and len(related):
-        return {"dendrogram.png": dendrogram(linkage, labels, *RELATED)}
-    return {"dendrogram.png": dendrogram(linkage, labels)}
+    between = getattr(state, "relevance", None)
+    if between is not None and len(between):
+        # clusters of relevance, not of updates
+        picture = dendrogram(linkage, labels, *RELATED)
+    else:
+        picture = dendrogram(linkage, labels)
+    return {"dendrogram.png": picture}
 
 
-def _marks(axes: Any, history: list[dict[str, Any]]) -> None:
-    """Put whole rounds on the axis, and lines where clusters changed."""
+def _mark_rounds(axes: Any, history: History) -> None:
+    """Put whole rounds on the horizontal axis, and lines where clusters changed.
+
+    Args:
+        axes: matplotlib axes over rounds.
+        history: a line for each round.
+    """
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    for word, key in (("split", "splits"), ("clustered", "clustered")):
-        label: str | None = word
-        for number in [line["round"] for line in history if line.get(key)]:
-            axes.axvline(number, color="grey", linestyle=":", linewidth=1, label=label)
+    for name, key in (("split", "splits"), ("clustered", "clustered")):
+        label: str | None = name
+        for line in history:
+            if not line.get(key):
+                continue
+            axes.axvline(line["round"], color="grey", linestyle=":", linewidth=1, label=label)
             label = None  # the legend has one entry for all of these lines
 
 
-def _learning(history: list[dict[str, Any]], content: dict[str, Any]) -> Any:
-    """Draw the metric over the rounds."""
+def _learning(history: History, content: Content) -> Any:
+    """Return a figure of the metric over the rounds.
+
+    Args:
+        history: a line for each round.
+        content: content of result.json.
+    """
     metric = content["metric"]
+    rounds = [line["round"] for line in history]
+    # matplotlib leaves a gap where a round was not evaluated (None)
+    values = [line[metric] for line in history]
     picture, axes = figure(6.4, 3.8)
-    axes.plot(
-        [line["round"] for line in history],
-        [line[metric] for line in history],
-        marker=".",
-        label="mean over clients",
-    )
-    _marks(axes, history)
+    axes.plot(rounds, values, marker=".", label="mean over clients")
+    _mark_rounds(axes, history)
     axes.set(
         title=f"{content['protocol']} on {content['data']}",
         xlabel="round",
@@ -118,84 +151,146 @@ def _learning(history: list[dict[str, Any]], content: dict[str, Any]) -> Any:
 
 
 def labelled(metric: str, unit: str) -> str:
-    """Return the label of a metric's axis."""
-    text = f"test {metric.replace('_', ' ')}"
+    """Return the label of a metric's axis.
+
+    Args:
+        metric: its name, such as `position_error`.
+        unit: of the metric; empty where it has none.
+    """
+    name = metric.replace("_", " ")
     if unit:
-        text += f" ({unit})"
-    return text
+        return f"test {name} ({unit})"
+    return f"test {name}"
 
 
 def legend_place(metric: str) -> str:
-    """Return where curves of a metric leave room: those of accuracy rise and leave it below."""
-    return "lower right" if metric == "accuracy" else "best"
+    """Return matplotlib's name of the corner that curves of a metric leave free.
+
+    Args:
+        metric: its name.
+    """
+    if metric == "accuracy":
+        return "lower right"  # its curves rise
+    return "best"
 
 
 def bounded(axes: Any, metric: str) -> None:
-    """Set the range of a metric's axis.
+    """Set the range and scale of a metric's axis.
 
-    Accuracy lies in [0, 1], and perplexity spans orders of magnitude.
+    Args:
+        axes: matplotlib axes.
+        metric: its name.
     """
     if metric == "accuracy":
+        # a little above 1, so that a perfect curve does not lie on the edge
         axes.set(ylim=(0, 1.02))
     elif metric == "perplexity":
+        # perplexity spans orders of magnitude
         axes.set(yscale="log")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("{x:g}")
         axes.tick_params(axis="y", which="minor", labelsize=7)
 
 
-def _separation(history: list[dict[str, Any]]) -> Any:
-    """Draw the separation gaps of CFL's split test, and below them the norms that it compares."""
-    picture, (top, bottom) = figure(6.4, 5.6, rows=2)
-    _draw_true_gaps(top, history)
+def _separation(history: History) -> Any:
+    """Return a figure of the separation gaps of CFL's split tests, and below them the norms.
+
+    Args:
+        history: a line for each round, with its `split_tests`.
+    """
+    picture, (gap_axes, norm_axes) = figure(6.4, 5.6, rows=2)
+    _draw_true_gaps(gap_axes, history)
     for cluster, split_tests in sorted(_tests_by_cluster(history).items()):
-        _draw_cluster(top, bottom, cluster, split_tests)
-    top.axhline(0, color="grey", linewidth=0.8)
-    for axes in (top, bottom):
-        _marks(axes, history)
-        if axes.get_legend_handles_labels()[0] and len(axes.get_lines()) < 24:
+        _draw_gaps(gap_axes, cluster, split_tests)
+        _draw_norms(norm_axes, cluster, split_tests)
+    gap_axes.axhline(0, color="grey", linewidth=0.8)
+    for axes in (gap_axes, norm_axes):
+        _mark_rounds(axes, history)
+        handles, _ = axes.get_legend_handles_labels()
+        if handles and len(axes.get_lines()) < MOST_LINES:
             axes.legend(fontsize=6, loc="upper right", framealpha=0.6)
-    top.set(ylabel="separation gap")
-    bottom.set(xlabel="round", ylabel="norm (solid: max, dashed: mean)", yscale="log")
+    gap_axes.set(ylabel="separation gap")
+    norm_axes.set(xlabel="round", ylabel="norm (solid: max, dashed: mean)", yscale="log")
     return picture
 
 
-def _tests_by_cluster(history: list[dict[str, Any]]) -> dict[int, list[NumberedTest]]:
-    """Return the split tests of each cluster in the order of their rounds."""
+def _tests_by_cluster(history: History) -> dict[int, list[NumberedTest]]:
+    """Return the split tests of each cluster in the order of their rounds.
+
+    Args:
+        history: a line for each round, with its `split_tests`.
+    """
     by_cluster: dict[int, list[NumberedTest]] = {}
     for line in history:
         for test in line["split_tests"]:
-            by_cluster.setdefault(test["cluster"], []).append((line["round"], test))
+            tests = by_cluster.setdefault(test["cluster"], [])
+            tests.append((line["round"], test))
     return by_cluster
 
 
-def _draw_true_gaps(axes: Any, history: list[dict[str, Any]]) -> None:
-    """Draw the gap between the true clusters, which the observer knows."""
-    gaps = [(line["round"], line["gap"]) for line in history if line.get("gap") is not None]
-    if gaps:
-        axes.plot(
-            *zip(*gaps, strict=True),
-            color="black",
-            marker=".",
-            label="true clusters (all clients, one model)",
-        )
+def _draw_true_gaps(axes: Any, history: History) -> None:
+    """Draw the gap between the true clusters, which only the observer computes."""
+    rounds = []
+    gaps = []
+    for line in history:
+        if line.get("gap") is not None:
+            rounds.append(line["round"])
+            gaps.append(line["gap"])
+    if not rounds:
+        return
+    axes.plot(
+        rounds,
+        gaps,
+        color="black",
+        marker=".",
+        label="true clusters (all clients, one model)",
+    )
 
 
-def _draw_cluster(top: Any, bottom: Any, cluster: int, split_tests: list[NumberedTest]) -> None:
-    """Draw one cluster's gaps into the upper axes and its norms into the lower ones."""
-    colour = f"C{cluster % 10}"
-    gaps = [(number, test["gap"]) for number, test in split_tests if test["gap"] is not None]
-    if gaps:  # a marker, since one round alone draws no line
-        top.plot(
-            *zip(*gaps, strict=True),
-            color=colour,
-            marker=".",
-            linestyle="--",
-            linewidth=1,
-            label=f"halves of cluster {cluster}, as tested",
-        )
+def _draw_gaps(axes: Any, cluster: int, split_tests: list[NumberedTest]) -> None:
+    """Draw the separation gap between the two halves of a cluster, as tested.
+
+    Args:
+        axes: matplotlib axes over rounds.
+        cluster: its label, which decides its colour.
+        split_tests: of this cluster, by round.
+    """
+    # a test without a pair of replies has no gap
+    rounds = []
+    gaps = []
+    for number, test in split_tests:
+        if test["gap"] is not None:
+            rounds.append(number)
+            gaps.append(test["gap"])
+    if not rounds:
+        return
+    axes.plot(
+        rounds,
+        gaps,
+        color=_colour(cluster),
+        marker=".",  # one round alone draws no line
+        linestyle="--",
+        linewidth=1,
+        label=f"halves of cluster {cluster}, as tested",
+    )
+
+
+def _draw_norms(axes: Any, cluster: int, split_tests: list[NumberedTest]) -> None:
+    """Draw the norms that the split test compares: the largest update, and the mean update.
+
+    Args:
+        axes: matplotlib axes over rounds.
+        cluster: its label, which decides its colour.
+        split_tests: of this cluster, by round.
+    """
+    colour = _colour(cluster)
     rounds = [number for number, _ in split_tests]
-    largest = [test["max_norm"] for _, test in split_tests]
-    of_mean = [test["mean_norm"] for _, test in split_tests]
-    bottom.plot(rounds, largest, color=colour, marker=".", label=f"cluster {cluster}")
-    bottom.plot(rounds, of_mean, color=colour, marker=".", linestyle="--")
+    largest_norms = [test["max_norm"] for _, test in split_tests]
+    mean_norms = [test["mean_norm"] for _, test in split_tests]
+    axes.plot(rounds, largest_norms, color=colour, marker=".", label=f"cluster {cluster}")
+    axes.plot(rounds, mean_norms, color=colour, marker=".", linestyle="--")
+
+
+def _colour(cluster: int) -> str:
+    # the same in both halves of the figure
+    return f"C{cluster % 10}"

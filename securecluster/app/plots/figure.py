@@ -11,17 +11,34 @@ from securecluster.core import atomic_files
 
 
 def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
-    """Return a figure of `width` × `height` inches that no global state knows of, and its axes."""
+    """Return a new figure and its axes.
+
+    Args:
+        width: in inches.
+        height: in inches.
+        rows: rows of axes, which share their horizontal axis.
+        columns: columns of axes.
+    """
     # no warning about a cache folder that cannot be written
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    # not pyplot: it keeps every figure in global state until it is closed
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(width, height), layout="constrained")
-    return picture, picture.subplots(rows, columns, sharex=rows > 1)
+    axes = picture.subplots(rows, columns, sharex=rows > 1)
+    return picture, axes
 
 
 def save(path: Path, picture: Any) -> Path:
-    """Write a figure as PNG, whole or not at all, and return its path."""
+    """Write a figure as PNG and return its path.
+
+    Args:
+        path: of the file, which appears whole or not at all.
+        picture: a matplotlib figure.
+
+    Raises:
+        RunFolderError: the file cannot be written.
+    """
     buffer = io.BytesIO()
     picture.savefig(buffer, format="png", dpi=120)
     atomic_files.write_atomic(path, buffer.getvalue())

@@ -1,4 +1,4 @@
-"""Matrices over pairs of clients, ordered by found cluster."""
+"""Matrices over pairs of clients, ordered by computed cluster."""
 
 from __future__ import annotations
 
@@ -11,32 +11,41 @@ from numpy.typing import NDArray
 from securecluster.app.plots.figure import figure
 
 NAMED = 40  # clients; with more, their numbers would not be readable
+UPRIGHT = 25  # clients; with more, their numbers are turned so that they do not overlap
 Matrix = NDArray[np.float64]
 
 
 def similarity(alpha: Matrix, labels: Sequence[int]) -> Any:
-    """Return a figure of the cosines (m, m) of updates."""
+    """Return a figure of the cosines between updates.
+
+    Args:
+        alpha: cosine similarity of every two clients' updates, (m, m).
+        labels: each client's cluster, (m,).
+    """
     picture, axes = figure(5.4, 4.6)
-    shown = _off_diagonal(alpha)
-    limit = max(0.05, float(np.nanmax(np.abs(shown))))
-    image = _show(axes, shown, labels, cmap="RdBu_r", vmin=-limit, vmax=limit)
+    cosines = _off_diagonal(alpha)
+    # the scale is symmetric, so that white is a cosine of 0
+    largest = float(np.nanmax(np.abs(cosines)))
+    limit = max(0.05, largest)
+    image = _draw_matrix(axes, cosines, labels, cmap="RdBu_r", vmin=-limit, vmax=limit)
     axes.set(title="cosine of updates under one shared model")
     picture.colorbar(image, ax=axes, label="cosine")
     return picture
 
 
 def relevance(between: Matrix, labels: Sequence[int], ids: Sequence[int] | None = None) -> Any:
-    """Return a figure of the relevance (r, r) of clients' data to each other.
+    """Return a figure of the relevance of clients' data to each other.
 
-    It lies between 0 and 1 (Ali & Arafa 2024, eq. 5).
+    Relevance lies between 0 and 1 (Ali & Arafa 2024, eq. 5).
 
     Args:
-        between: the relevance of each client's data to each other's.
+        between: relevance of each client's data to each other client's, (r, r).
         labels: each client's cluster, (m,).
-        ids: the r clients that the matrix is about; all without it.
+        ids: the r clients of the matrix; None is all clients.
     """
     picture, axes = figure(5.4, 4.6)
-    image = _show(axes, _off_diagonal(between), labels, ids, cmap="viridis", vmin=0, vmax=1)
+    values = _off_diagonal(between)
+    image = _draw_matrix(axes, values, labels, ids, cmap="viridis", vmin=0, vmax=1)
     axes.set(title="relevance of clients' data to each other")
     picture.colorbar(image, ax=axes, label="R")
     return picture
@@ -45,82 +54,114 @@ def relevance(between: Matrix, labels: Sequence[int], ids: Sequence[int] | None 
 def graph(record: Any, labels: Sequence[int]) -> Any:
     """Return a figure of the first graph of clients.
 
-    Its left half has the edges of the spanning tree and the threshold, its right half all
-    distances.
+    The left half shows the edges of the minimum spanning tree and the threshold, the right half
+    all distances.
 
     Args:
-        look: what the server kept of the graph: `edges` of the minimum spanning tree, ascending (m
-            − 1,), `threshold` λ, up to which clients are joined, and `distance`; where not all
-            clients are in it, their numbers, `ids`.
-        labels: each client's cluster in the end, (m,).
+        record: the server's record of the graph of r clients: `edges` of the minimum spanning
+            tree, ascending (r − 1,), `threshold` λ, up to which clients are joined, and `distance`
+            (r, r); also `ids`, the clients' numbers, where not all clients are in the graph.
+        labels: each client's cluster at the end, (m,).
     """
-    picture, (left, right) = figure(9.6, 4.4, columns=2)
-    _draw_edges(left, record.edges.numpy(), float(record.threshold))
+    picture, (tree_axes, matrix_axes) = figure(9.6, 4.4, columns=2)
+    _draw_edges(tree_axes, record.edges.numpy(), float(record.threshold))
     distance = _off_diagonal(record.distance.numpy())
-    image = _show(right, distance, labels, getattr(record, "ids", None), cmap="viridis")
-    right.set(title="all distances")
-    picture.colorbar(image, ax=right, label="distance")
+    ids = getattr(record, "ids", None)
+    image = _draw_matrix(matrix_axes, distance, labels, ids, cmap="viridis")
+    matrix_axes.set(title="all distances")
+    picture.colorbar(image, ax=matrix_axes, label="distance")
     return picture
 
 
 def _draw_edges(axes: Any, edges: Matrix, threshold: float) -> None:
-    """Draw the ascending edges (m − 1,) of a spanning tree, and the threshold."""
-    sides = (
-        (edges <= threshold, "C0", "joined"),
-        (edges > threshold, "C3", "left apart"),
+    """Draw the edges of a spanning tree, and the threshold.
+
+    Args:
+        axes: matplotlib axes.
+        edges: lengths, ascending, (r − 1,).
+        threshold: λ; shorter edges join clients.
+    """
+    joined = edges <= threshold
+    _draw_edge_points(axes, edges, joined, "C0", "joined")
+    _draw_edge_points(axes, edges, ~joined, "C3", "left apart")
+    axes.axhline(
+        threshold,
+        color="black",
+        linestyle="--",
+        linewidth=1,
+        label=f"λ = {threshold:.4g}",
     )
-    for chosen, colour, label in sides:
-        if chosen.any():
-            numbers = 1 + np.flatnonzero(chosen)
-            style = {"color": colour, "marker": ".", "linestyle": "none"}
-            axes.plot(numbers, edges[chosen], label=label, **style)
-    label = f"λ = {threshold:.4g}"
-    axes.axhline(threshold, color="black", linestyle="--", linewidth=1, label=label)
     axes.set(
         title="edges of the minimum spanning tree",
         xlabel="edge, the shortest first",
         ylabel="distance of one-shot models",
     )
     longest = float(edges.max(initial=0))
-    axes.set_ylim(0, 1.05 * max(threshold, longest) or 1.0)
+    height = 1.05 * max(threshold, longest)
+    # matplotlib warns of an axis without height
+    axes.set_ylim(0, height or 1.0)
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes.legend(loc="best", fontsize=8)
 
 
+def _draw_edge_points(
+    axes: Any, edges: Matrix, selected: NDArray[np.bool_], colour: str, label: str
+) -> None:
+    """Draw the selected edges at their ranks, counted from 1; nothing where there are none."""
+    if not selected.any():
+        return
+    ranks = 1 + np.flatnonzero(selected)
+    axes.plot(ranks, edges[selected], label=label, color=colour, marker=".", linestyle="none")
+
+
 def _off_diagonal(matrix: Matrix) -> Matrix:
-    shown = matrix.copy()
-    np.fill_diagonal(shown, np.nan)
-    return shown
+    """Return a copy with an empty diagonal, whose constant values would fix the colour scale."""
+    values = matrix.copy()
+    np.fill_diagonal(values, np.nan)
+    return values
 
 
-def _show(
+def _draw_matrix(
     axes: Any,
     matrix: Matrix,
     labels: Sequence[int],
     ids: Sequence[int] | None = None,
     **colours: Any,
 ) -> Any:
-    """Draw a matrix (r, r) with clusters side by side and lines between them.
+    """Draw a matrix with the clients of a cluster side by side, and lines between clusters.
 
     Args:
-        axes: to draw into.
-        matrix: a row and a column for each of the clients `ids`.
+        axes: matplotlib axes.
+        matrix: a row and a column for each of the clients `ids`, (r, r).
         labels: each client's cluster, (m,).
-        ids: the r clients that the matrix is about; None is all of them.
-        colours: as `imshow` takes them.
+        ids: the r clients of the matrix; None is all clients.
+        colours: colour options of `imshow`.
+
+    Returns:
+        The image, for a colour bar.
     """
-    ids = range(len(labels)) if ids is None else ids
-    clusters = np.array([labels[i] for i in ids])
+    if ids is None:
+        ids = range(len(labels))
+    clusters = np.array([labels[client] for client in ids])
+    # a stable sort keeps clients of a cluster in the order of their numbers
     order = np.argsort(clusters, kind="stable")
-    image = axes.imshow(matrix[np.ix_(order, order)], **colours)
-    for first in 1 + np.flatnonzero(np.diff(clusters[order])):
-        axes.axhline(first - 0.5, color="black", linewidth=1)
-        axes.axvline(first - 0.5, color="black", linewidth=1)
+    ordered = matrix[np.ix_(order, order)]
+    image = axes.imshow(ordered, **colours)
+
+    label_changes = np.diff(clusters[order])
+    for start in 1 + np.flatnonzero(label_changes):
+        # cells are centred on whole numbers, so their borders lie between
+        axes.axhline(start - 0.5, color="black", linewidth=1)
+        axes.axvline(start - 0.5, color="black", linewidth=1)
+
     names: list[str] = []
     if len(ids) <= NAMED:
-        names = [str(ids[k]) for k in order]
-    places = range(len(names))
-    axes.set_xticks(places, names, fontsize=6, rotation=90 if len(ids) > 25 else 0)
-    axes.set_yticks(places, names, fontsize=6)
+        names = [str(ids[position]) for position in order]
+    ticks = range(len(names))
+    rotation = 0
+    if len(ids) > UPRIGHT:
+        rotation = 90
+    axes.set_xticks(ticks, names, fontsize=6, rotation=rotation)
+    axes.set_yticks(ticks, names, fontsize=6)
     axes.set(xlabel="client, by found cluster", ylabel="client")
     return image

@@ -10,9 +10,12 @@ import numpy as np
 from securecluster.app.number_format import shown
 from securecluster.app.plots.figure import figure
 
-COLUMN, ROW = 1.6, 0.95  # inches between boxes side by side, and between rows
+COLUMN = 1.6  # inches between boxes side by side
+ROW = 0.95  # inches between rows of boxes
 WIDEST = 24  # characters in a line of a box
-Extent = tuple[float, float]  # least and largest x of a row of boxes
+Content = dict[str, Any]
+Box = tuple[float, int]  # x and depth, in boxes
+Extent = tuple[float, float]  # smallest and largest x of a row of boxes
 
 
 class TreeNode(Protocol):
@@ -24,28 +27,27 @@ class TreeNode(Protocol):
     cluster: int
 
 
-def tree(nodes: Sequence[Any], content: dict[str, Any]) -> Any:
+def tree(nodes: Sequence[Any], content: Content) -> Any:
     """Return a figure with a box per node, the root on top.
 
     Args:
         nodes: the tree; a leaf's `cluster` is its label, an inner node's `round` that of its split.
-        content: what result.json holds.
+        content: content of result.json.
     """
-    spots = positions(nodes)
-    xs, depths = [x for x, _ in spots], [depth for _, depth in spots]
-    width, rows = max(xs) - min(xs) + 1, max(depths) + 1
-    picture, axes = figure(max(3.2, COLUMN * width + 0.3), ROW * rows + 0.5)
-    style = {"ha": "center", "va": "center", "fontsize": 7, "linespacing": 1.25, "zorder": 2}
-    for v, node in enumerate(nodes):
-        x, depth = spots[v]
-        for child in node.children:
-            child_x, child_depth = spots[child]
-            ends = [x, child_x], [-depth, -child_depth]
-            axes.plot(*ends, color="grey", linewidth=1, zorder=1)
-        axes.text(x, -depth, _text(v, node, content), bbox=_box(node), **style)
+    boxes = positions(nodes)
+    xs = [x for x, _ in boxes]
+    row_count = max(depth for _, depth in boxes) + 1
+    width = max(xs) - min(xs) + 1
+    # the title needs 3.2 inches also above a single box
+    figure_width = max(3.2, COLUMN * width + 0.3)
+    figure_height = ROW * row_count + 0.5
+    picture, axes = figure(figure_width, figure_height)
+    for number, node in enumerate(nodes):
+        _draw_edges(axes, boxes, number, node)
+        _draw_box(axes, boxes, number, node, content)
     axes.set(
         xlim=(min(xs) - 0.55, max(xs) + 0.55),
-        ylim=(0.5 - rows, 0.5),
+        ylim=(0.5 - row_count, 0.5),
         title=f"parameter tree of {content['protocol']}",
     )
     axes.title.set_fontsize(9)
@@ -53,86 +55,162 @@ def tree(nodes: Sequence[Any], content: dict[str, Any]) -> Any:
     return picture
 
 
-def positions(nodes: Sequence[TreeNode]) -> list[tuple[float, int]]:
-    """Return (x, depth) of each node, in boxes.
+def _draw_edges(axes: Any, boxes: Sequence[Box], number: int, node: TreeNode) -> None:
+    """Draw a line from a node to each of its children."""
+    x, depth = boxes[number]
+    for child in node.children:
+        child_x, child_depth = boxes[child]
+        # rows count downwards and the vertical axis upwards
+        axes.plot([x, child_x], [-depth, -child_depth], color="grey", linewidth=1, zorder=1)
+
+
+def _draw_box(
+    axes: Any,
+    boxes: Sequence[Box],
+    number: int,
+    node: TreeNode,
+    content: Content,
+) -> None:
+    x, depth = boxes[number]
+    axes.text(
+        x,
+        -depth,
+        _text(number, node, content),
+        bbox=_box_style(node),
+        ha="center",
+        va="center",
+        fontsize=7,
+        linespacing=1.25,
+        zorder=2,
+    )
+
+
+def positions(nodes: Sequence[TreeNode]) -> list[Box]:
+    """Return the position (x, depth) of each node, in boxes.
 
     A parent stands over the middle of its children, and boxes of a row are at least 1 apart.
+
+    Args:
+        nodes: the tree, whose node 0 is the root.
     """
+    # each subtree is laid out on its own, then moved as close to those on its left as rows allow
     xs = [0.0] * len(nodes)
     depths = [0] * len(nodes)
 
-    def place(v: int, depth: int) -> list[Extent]:
-        """Lay out the tree below `v`, and return the extent of each of its rows, from `v` down."""
-        depths[v] = depth
-        children = nodes[v].children
-        below: list[Extent] = []
+    def lay_out(node: int, depth: int) -> list[Extent]:
+        """Lay out the tree below `node`, and return the extent of each of its rows."""
+        depths[node] = depth
+        children = nodes[node].children
+        rows_below: list[Extent] = []
         for child in children:
-            rows = place(child, depth + 1)
-            shift = _shift(below, rows)
-            move(child, shift)
-            below = _side_by_side(below, [(low + shift, high + shift) for low, high in rows])
+            rows = lay_out(child, depth + 1)
+            shift = _shift(rows_below, rows)
+            move_right(child, shift)
+            shifted = [(start + shift, end + shift) for start, end in rows]
+            rows_below = _side_by_side(rows_below, shifted)
         if children:
-            xs[v] = float(np.mean([xs[child] for child in children]))
-        return [(xs[v], xs[v]), *below]
+            child_xs = [xs[child] for child in children]
+            xs[node] = float(np.mean(child_xs))
+        return [(xs[node], xs[node]), *rows_below]
 
-    def move(v: int, shift: float) -> None:
-        """Move a node and all nodes below it to the right."""
-        xs[v] += shift
-        for child in nodes[v].children:
-            move(child, shift)
+    def move_right(node: int, shift: float) -> None:
+        """Move a node and all nodes below it."""
+        xs[node] += shift
+        for child in nodes[node].children:
+            move_right(child, shift)
 
-    place(0, 0)
+    lay_out(0, 0)
     return list(zip(xs, depths, strict=True))
 
 
-def _shift(left: list[Extent], right: list[Extent]) -> float:
-    """Return how far the right tree moves, so that its rows are 1 apart from those on its left."""
-    both = zip(left, right, strict=False)
-    return max((left_high + 1 - right_low for (_, left_high), (right_low, _) in both), default=0.0)
+def _shift(placed: list[Extent], rows: list[Extent]) -> float:
+    """Return how far a tree must move to the right of those placed before it.
+
+    Args:
+        placed: extents of the rows of the trees on the left, from the top.
+        rows: extents of the tree's rows, from the top.
+
+    Returns:
+        The least shift at which boxes of a row are 1 apart.
+    """
+    shifts = []
+    # rows below the end of the shorter tree have no neighbour
+    for (_, placed_end), (start, _) in zip(placed, rows, strict=False):
+        shifts.append(placed_end + 1 - start)
+    return max(shifts, default=0.0)
 
 
-def _side_by_side(left: list[Extent], right: list[Extent]) -> list[Extent]:
-    """Return the extents of the rows of two trees together, one of which may be deeper."""
-    both = zip(left, right, strict=False)
-    joined = [(left_low, right_high) for (left_low, _), (_, right_high) in both]
-    return joined + left[len(joined) :] + right[len(joined) :]
+def _side_by_side(placed: list[Extent], rows: list[Extent]) -> list[Extent]:
+    """Return the extents of the rows of two trees together, one of which may be deeper.
+
+    Args:
+        placed: extents of the rows of the tree on the left, from the top.
+        rows: extents of the rows of the tree on the right, from the top.
+    """
+    joined = []
+    for (start, _), (_, end) in zip(placed, rows, strict=False):
+        joined.append((start, end))
+    depth = len(joined)
+    return joined + placed[depth:] + rows[depth:]
 
 
-def _text(v: int, node: TreeNode, content: dict[str, Any]) -> str:
-    """Return the lines of a node's box."""
-    names = [content["names"][i] for i in node.members]
-    plural = "s" if len(names) > 1 else ""
-    lines = [f"node {v}: {len(names)} client{plural}", few(names)]
+def _text(number: int, node: TreeNode, content: Content) -> str:
+    """Return the lines of a node's box.
+
+    Args:
+        number: of the node.
+        node: an inner node or a leaf.
+        content: content of result.json.
+    """
+    names = [content["names"][client] for client in node.members]
+    heading = f"node {number}: {len(names)} client"
+    if len(names) > 1:
+        heading += "s"
+    lines = [heading, few(names)]
     if node.children:
         lines.append(f"split in round {node.round}")
-        return "\n".join(lines)
+    else:
+        lines += _leaf_lines(number, node, content)
+    return "\n".join(lines)
+
+
+def _leaf_lines(number: int, node: TreeNode, content: Content) -> list[str]:
+    """Return a leaf's cluster with its metric, and the node of its model where that is another."""
     metric = content["metric"]
     score = content["metrics"][metric]["per_cluster"][node.cluster]
     cluster = f"cluster {node.cluster}"
     if score is not None:
-        cluster += f": {metric} {shown(score, metric, content['unit'])}"
-    lines.append(cluster)
-    handed = content.get("fallback", {}).get("nodes")
-    if handed and handed[node.cluster] != v:
-        lines.append(f"has node {handed[node.cluster]}'s model")
-    return "\n".join(lines)
+        value = shown(score, metric, content["unit"])
+        cluster += f": {metric} {value}"
+    lines = [cluster]
+    model_nodes = content.get("fallback", {}).get("nodes")
+    if model_nodes and model_nodes[node.cluster] != number:
+        lines.append(f"has node {model_nodes[node.cluster]}'s model")
+    return lines
 
 
 def few(names: Sequence[str]) -> str:
-    """Return as many names as a box is wide; names of any length are cut."""
+    """Return as many names as fit into a box; names of any length are cut.
+
+    Args:
+        names: in their order; an ellipsis stands for those that do not fit.
+    """
     text = ""
-    for k, name in enumerate(names):
-        more = " …" if k + 1 < len(names) else ""
+    last = len(names) - 1
+    for position, name in enumerate(names):
+        more = " …" if position < last else ""
         longer = f"{text} {name}".strip()
         if len(longer + more) > WIDEST:
             if text:
                 return f"{text} …"
-            return f"{name[: WIDEST - 1 - len(more)]}…{more}"
+            # the first name alone is too long: cut it, with an ellipsis of its own
+            width = WIDEST - 1 - len(more)
+            return f"{name[:width]}…{more}"
         text = longer
     return text
 
 
-def _box(node: TreeNode) -> dict[str, Any]:
+def _box_style(node: TreeNode) -> dict[str, Any]:
     """Return the style of a node's box.
 
     A leaf has its cluster's colour, mixed with white; a node that was split is white.
@@ -141,7 +219,11 @@ def _box(node: TreeNode) -> dict[str, Any]:
 
     style: dict[str, Any] = {"boxstyle": "round,pad=0.4", "linewidth": 1}
     if node.children:
-        return style | {"facecolor": "white", "edgecolor": to_rgb("black")}
+        style["facecolor"] = "white"
+        style["edgecolor"] = to_rgb("black")
+        return style
     colour = to_rgb(f"C{node.cluster % 10}")
-    pale = tuple(0.2 * part + 0.8 for part in colour)
-    return style | {"facecolor": pale, "edgecolor": colour}
+    # a fifth of the colour, so that the text on it is readable
+    style["facecolor"] = tuple(0.2 * channel + 0.8 for channel in colour)
+    style["edgecolor"] = colour
+    return style

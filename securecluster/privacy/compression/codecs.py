@@ -1,8 +1,7 @@
-"""Compression of what leaves a client in one round: a few bits a number, or only the largest
-numbers (as real bytes).
+"""Codecs that compress what leaves a client in one round, to real bytes.
 
-Every rule is deterministic, so that a replay and a client that is asked again give the same bytes;
-errors are therefore biased.
+They send a few bits a number, or only the largest numbers. Every rule is deterministic, so that a
+replay and a client that is asked again give the same bytes; errors are therefore biased.
 """
 
 from __future__ import annotations
@@ -22,16 +21,18 @@ from securecluster.privacy.masking.masks import ENTRYWISE
 from securecluster.privacy.pipeline import Kind
 
 COMPRESSIONS = ("none", "8bit", "4bit", "1bit", "topk:SHARE")
-SCALE = 4  # bytes of a row's scale, a float32
-_FORGED = "a compressed row does not parse ({}): it was damaged or forged, ask for it again"
+# bytes of a row's scale, a float32
+SCALE = 4
 
 
 class Coded(ABC):
-    """What the compressions share: rows (b, d) of numbers to rows (b, n) of bytes, and back at the
-    server.
+    """Base of codecs: rows (b, d) of numbers to rows (b, n) of bytes, and back at the server.
 
     Args:
         dimension: d.
+
+    Raises:
+        UsageError: `dimension` is below 1.
     """
 
     kind: ClassVar[Kind] = Kind.QUANTISE
@@ -47,219 +48,297 @@ class Coded(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """n, the bytes of a row."""
+        """Return n, the bytes of a row."""
 
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Bytes (b, n) of rows (b, d).
+        """Return codes (b, n) uint8.
+
+        Args:
+            rows: rows (b, d).
+            step: number of the call, not used.
 
         Raises:
             UpdateError: a number that is not finite, or beyond float32.
         """
-        self._check(rows.shape[-1], self.dimension, "numbers")
-        out = torch.empty(*rows.shape[:-1], self.size, dtype=torch.uint8, device=rows.device)
-        for block, short in zip(blocks(rows.contiguous()), self._alike(out), strict=True):
+        _check_width(rows.shape[-1], self.dimension, "numbers")
+        shape = (*rows.shape[:-1], self.size)
+        codes = torch.empty(shape, dtype=torch.uint8, device=rows.device)
+        row_blocks = blocks(rows.contiguous())
+        code_blocks = self._code_blocks(codes)
+        for block, code_block in zip(row_blocks, code_blocks, strict=True):
             numbers = block.float()
             if not bool(numbers.isfinite().all()):
                 raise UpdateError(
                     "a row to compress has a number that is not finite: lower the learning rate "
                     "(--lr)"
                 )
-            short.copy_(self._encode(numbers))
-        return out
+            code_block.copy_(self._encode(numbers))
+        return codes
 
     def decode(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows (b, d) float32 that bytes (b, n) stand for.
+        """Return the numbers (b, d) float32 that codes stand for.
+
+        Args:
+            rows: codes (b, n) uint8.
 
         Raises:
-            FrameError: rows that are not of bytes, of another length, or that no client can have
-                made.
+            FrameError: rows of another type or length, or that no client can have made.
         """
         if rows.dtype != torch.uint8:
-            raise FrameError(_FORGED.format(f"it holds {rows.dtype}, not bytes"))
-        self._check(rows.shape[-1], self.size, "bytes")
-        out = torch.empty(*rows.shape[:-1], self.dimension, dtype=torch.float32, device=rows.device)
-        for short, block in zip(self._alike(rows.contiguous()), blocks(out), strict=True):
-            block.copy_(self._decode(short))
-        return out
+            raise _forged(f"it holds {rows.dtype}, not bytes")
+        _check_width(rows.shape[-1], self.size, "bytes")
+        shape = (*rows.shape[:-1], self.dimension)
+        numbers = torch.empty(shape, dtype=torch.float32, device=rows.device)
+        row_blocks = blocks(numbers)
+        code_blocks = self._code_blocks(rows.contiguous())
+        for block, code_block in zip(row_blocks, code_blocks, strict=True):
+            block.copy_(self._decode(code_block))
+        return numbers
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """What came: averages come back uncompressed."""
+        """Return `rows`: averages of the server are not compressed."""
         return rows
 
-    def _check(self, came: int, expected: int, what: str) -> None:
-        if came != expected:
-            raise FrameError(_FORGED.format(f"{came} {what} came, {expected} were expected"))
-
-    def _alike(self, short: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Byte rows in the same portions as `stream.blocks` makes of rows of d."""
-        return torch.split(short.view(-1, short.shape[-1]), max(1, (1 << 18) // self.dimension))
+    def _code_blocks(self, codes: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return codes (…, n) in the same blocks as `keystream.blocks` makes of their rows."""
+        table = codes.view(-1, codes.shape[-1])
+        row_count = max(1, (1 << 18) // self.dimension)
+        return torch.split(table, row_count)
 
     @abstractmethod
-    def _encode(self, rows: torch.Tensor) -> torch.Tensor: ...
+    def _encode(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return codes (b, n) of finite float32 rows (b, d)."""
 
     @abstractmethod
-    def _decode(self, rows: torch.Tensor) -> torch.Tensor: ...
+    def _decode(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return float32 rows (b, d) of codes (b, n), or raise FrameError."""
 
 
 class Levels(Coded):
-    """A row's largest magnitude M, and each number as a whole multiple of M/L, L = 127 or 7; error
-    at most M/2L a number (1e-6 of it more).
+    """Uniform quantisation: a row's largest magnitude M, and each number as a multiple of M/L.
+
+    L is 127 or 7. The error is at most M/2L a number (1e-6 of it more).
 
     Args:
+        dimension: d.
         bits: 8 or 4.
     """
 
     def __init__(self, dimension: int, bits: int) -> None:
         super().__init__(dimension)
-        self._bits, self._levels = bits, {8: 127, 4: 7}[bits]
+        self._bits = bits
+        self._levels = {8: 127, 4: 7}[bits]
         self.name = f"{bits}bit"
 
     @property
     def size(self) -> int:
-        """A scale, and 8 or 4 bits a number."""
-        return SCALE + -(-self.dimension * self._bits // 8)
+        """Return the bytes of a row: a scale, and 8 or 4 bits a number."""
+        code_bytes = -(-self.dimension * self._bits // 8)
+        return SCALE + code_bytes
 
     def _encode(self, rows: torch.Tensor) -> torch.Tensor:
         largest = rows.abs().amax(1, keepdim=True)
-        share = rows.double() / torch.where(largest > 0, largest, 1.0).double()
+        # no division by zero in a row of zeros
+        scale = torch.where(largest > 0, largest, 1.0)
+        # float64, whose rounding errors stay far below a level
+        share = rows.double() / scale.double()
         codes = (share * self._levels).round() + self._levels
-        return torch.cat([_bytes(largest), self._pack(codes.to(torch.uint8))], 1)
+        packed = self._pack(codes.to(torch.uint8))
+        return torch.cat([_to_bytes(largest), packed], 1)
 
     def _decode(self, rows: torch.Tensor) -> torch.Tensor:
-        largest, codes = _scale(rows), rows[:, SCALE:]
-        if self._bits == 4:
-            codes = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
-            self._refuse(codes[:, self.dimension :] > 0)
-            codes = codes[:, : self.dimension]
-        self._refuse(codes > 2 * self._levels)
-        return ((codes.double() - self._levels) / self._levels * largest.double()).float()
+        largest = _read_scales(rows)
+        codes = self._unpack(rows[:, SCALE:])
+        _refuse_codes(codes > 2 * self._levels)
+        share = (codes.double() - self._levels) / self._levels
+        return (share * largest.double()).float()
 
     def _pack(self, codes: torch.Tensor) -> torch.Tensor:
-        """Two numbers a byte where they have 4 bits, the first in the lower half."""
+        """Return codes as bytes: of 4 bits two a byte, the first in the lower half."""
         if self._bits == 8:
             return codes
-        even = torch.nn.functional.pad(codes, (0, self.dimension % 2))
-        return even[:, ::2] | (even[:, 1::2] << 4)
+        padding = self.dimension % 2
+        padded = torch.nn.functional.pad(codes, (0, padding))
+        lower = padded[:, ::2]
+        upper = padded[:, 1::2]
+        return lower | (upper << 4)
 
-    def _refuse(self, bad: torch.Tensor) -> None:
-        if bool(bad.any()):
-            raise FrameError(_FORGED.format("a code that stands for no number"))
+    def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        """Return the codes (b, d) in bytes."""
+        if self._bits == 8:
+            return packed
+        lower = packed & 15
+        upper = packed >> 4
+        codes = torch.stack([lower, upper], -1).flatten(1)
+        # Padding stands for no number, so clients send zeros there.
+        padding = codes[:, self.dimension :]
+        _refuse_codes(padding > 0)
+        return codes[:, : self.dimension]
+
+
+def _refuse_codes(bad: torch.Tensor) -> None:
+    """Raise FrameError if any code is bad: only a forged or damaged row has one."""
+    if bool(bad.any()):
+        raise _forged("a code that stands for no number")
 
 
 class Signs(Coded):
-    """A row's mean magnitude, and every number's sign (Seide et al. 2014; Bernstein et al. 2018);
+    """Signs of all numbers, and a row's mean magnitude (Seide et al. 2014; Bernstein et al. 2018).
+
     ‖x − x'‖² = ‖x‖² − ‖x‖₁²/d.
 
-    A zero has no sign. It is given one that a digest of the row draws (ours): with one sign for
-    all, or for each place, the zeros that clients have in common, of dead pixels or units, would
-    look like a direction that they share.
+    A zero has no sign. It gets one that a digest of the row draws (not in the papers): with one
+    sign for all, or for each position, the zeros that clients have in common, of dead pixels or
+    units, would look like a direction that they share.
     """
 
     name = "1bit"
 
     @property
     def size(self) -> int:
-        """A scale, and a bit a number."""
-        return SCALE + -(-self.dimension // 8)
+        """Return the bytes of a row: a scale, and a bit a number."""
+        code_bytes = -(-self.dimension // 8)
+        return SCALE + code_bytes
 
     def _encode(self, rows: torch.Tensor) -> torch.Tensor:
         positive = rows > 0
         for row, bits in zip(rows, positive, strict=True):
-            if bool((none := row == 0).any()):
-                bits[none] = _coins(row)[none]
-        places = (
-            torch.nn.functional.pad(positive, (0, -self.dimension % 8))
-            .view(len(rows), -1, 8)
-            .to(torch.uint8)
-        )
-        weights = torch.tensor([1 << k for k in range(8)], dtype=torch.uint8, device=rows.device)
-        return torch.cat(
-            [
-                _bytes(rows.double().abs().mean(1, keepdim=True).float()),
-                (places * weights).sum(2, dtype=torch.uint8),
-            ],
-            1,
-        )
+            zeros = row == 0
+            if bool(zeros.any()):
+                bits[zeros] = _coins(row)[zeros]
+        magnitudes = rows.double().abs()
+        scales = magnitudes.mean(1, keepdim=True).float()
+        return torch.cat([_to_bytes(scales), self._pack(positive)], 1)
+
+    def _pack(self, bits: torch.Tensor) -> torch.Tensor:
+        """Return bits (b, d) as bytes, eight a byte, the first in the lowest bit."""
+        padding = -self.dimension % 8
+        padded = torch.nn.functional.pad(bits, (0, padding))
+        octets = padded.view(len(bits), -1, 8)
+        octets = octets.to(torch.uint8)
+        powers = [1 << k for k in range(8)]
+        weights = torch.tensor(powers, dtype=torch.uint8, device=bits.device)
+        return (octets * weights).sum(2, dtype=torch.uint8)
 
     def _decode(self, rows: torch.Tensor) -> torch.Tensor:
-        shifts = torch.arange(8, dtype=torch.uint8, device=rows.device)
-        bits = ((rows[:, SCALE:, None] >> shifts) & 1).flatten(1)
-        if bool(bits[:, self.dimension :].any()):
-            raise FrameError(_FORGED.format("a bit that stands for no number"))
-        return torch.where(bits[:, : self.dimension] > 0, 1.0, -1.0) * _scale(rows)
+        bits = self._unpack(rows[:, SCALE:])
+        signs = torch.where(bits > 0, 1.0, -1.0)
+        return signs * _read_scales(rows)
+
+    def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        """Return the bits (b, d) in bytes."""
+        shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+        shifted = packed[:, :, None] >> shifts
+        bits = (shifted & 1).flatten(1)
+        # Padding stands for no number, so clients send zeros there.
+        padding = bits[:, self.dimension :]
+        if bool(padding.any()):
+            raise _forged("a bit that stands for no number")
+        return bits[:, : self.dimension]
 
 
 class TopK(Coded):
-    """The k = ⌈SHARE·d⌉ numbers of largest magnitude, of equal ones the first, and their places;
-    zero elsewhere (Aji, Heafield 2017).
+    """The k = ⌈SHARE·d⌉ numbers of largest magnitude, and zero elsewhere (Aji, Heafield 2017).
 
-    ‖x − x'‖² ≤ (1 − k/d)·‖x‖². A place takes two bytes where d ≤ 32,768, else four.
+    Of equal magnitudes the first ones are sent. ‖x − x'‖² ≤ (1 − k/d)·‖x‖². A position takes two
+    bytes where d ≤ 32,768, else four.
 
     Args:
-        share: of the numbers that are kept, in (0, 1].
+        dimension: d.
+        share: share of the numbers that are sent, in (0, 1].
     """
 
     def __init__(self, dimension: int, share: float) -> None:
         super().__init__(dimension)
-        self.name, self.k = f"topk:{share:g}", math.ceil(share * dimension)
-        self._place = torch.int16 if dimension <= 1 << 15 else torch.int32
+        self.name = f"topk:{share:g}"
+        self.k = math.ceil(share * dimension)
+        self._position = torch.int16 if dimension <= 1 << 15 else torch.int32
 
     @property
     def size(self) -> int:
-        """A float32 and a place for each number that is kept."""
-        return self.k * (4 + self._place.itemsize)
+        """Return the bytes of a row: a float32 and a position for each number that is sent."""
+        return self.k * (4 + self._position.itemsize)
 
     def _encode(self, rows: torch.Tensor) -> torch.Tensor:
-        order = torch.sort(rows.abs(), dim=1, descending=True, stable=True).indices
-        places = order[:, : self.k].sort(1).values
-        return torch.cat([_bytes(rows.gather(1, places)), _bytes(places.to(self._place))], 1)
+        # A stable sort makes the choice among equal magnitudes the same on every machine.
+        ranking = torch.sort(rows.abs(), dim=1, descending=True, stable=True)
+        largest = ranking.indices[:, : self.k]
+        positions = largest.sort(1).values
+        values = rows.gather(1, positions)
+        position_bytes = _to_bytes(positions.to(self._position))
+        return torch.cat([_to_bytes(values), position_bytes], 1)
 
     def _decode(self, rows: torch.Tensor) -> torch.Tensor:
-        values = _numbers(rows[:, : 4 * self.k], torch.float32)
-        places = _numbers(rows[:, 4 * self.k :], self._place).long()
-        fine = bool(((places >= 0) & (places < self.dimension)).all()) and bool(
-            (places.diff(dim=1) > 0).all()
-        )
-        if not (fine and bool(values.isfinite().all())):
-            raise FrameError(_FORGED.format("places out of order, or a number that is not finite"))
-        return values.new_zeros(len(rows), self.dimension).scatter_(1, places, values)
+        split = 4 * self.k
+        values = _from_bytes(rows[:, :split], torch.float32)
+        positions = _from_bytes(rows[:, split:], self._position)
+        positions = positions.long()
+        in_range = (positions >= 0) & (positions < self.dimension)
+        ascending = positions.diff(dim=1) > 0
+        # Ascending positions are distinct, so that no number is written twice.
+        for condition in (in_range, ascending, values.isfinite()):
+            if not bool(condition.all()):
+                raise _forged("places out of order, or a number that is not finite")
+        numbers = values.new_zeros(len(rows), self.dimension)
+        return numbers.scatter_(1, positions, values)
 
 
 def build(compress: str, dimension: int) -> tuple[Coded, ...]:
-    """The stages of a compression's name, for rows of d numbers.
+    """Return the stages of a compression.
+
+    Args:
+        compress: name of the compression, one of `COMPRESSIONS`.
+        dimension: numbers in a row.
 
     Raises:
-        UsageError: an unknown name, or a share that is none.
+        UsageError: an unknown name, or a share that is not in (0, 1].
     """
     name, _, share = str(compress).partition(":")
     if name == "topk":
-        return (TopK(dimension, _share(share)),)
-    known: dict[str, tuple[Coded, ...]] = (
-        {"none": ()}
-        | {f"{b}bit": (Levels(dimension, b),) for b in (8, 4)}
-        | {"1bit": (Signs(dimension),)}
-    )
-    if compress not in known:
+        return (TopK(dimension, _parse_share(share)),)
+    stages: dict[str, tuple[Coded, ...]] = {
+        "none": (),
+        "8bit": (Levels(dimension, 8),),
+        "4bit": (Levels(dimension, 4),),
+        "1bit": (Signs(dimension),),
+    }
+    if compress not in stages:
         raise unknown("compression", compress, COMPRESSIONS)
-    return known[compress]
+    return stages[compress]
 
 
 def check(compress: str, mask: str, sketch: object = None) -> None:
-    """Raise UsageError for a compression that does not exist, or that makes no sense behind such a
-    mask or sketch.
+    """Raise UsageError for an unknown compression, or one that does not fit the mask or sketch.
+
+    Args:
+        compress: name of the compression.
+        mask: name of the mask.
+        sketch: length of the sketch; None without one.
     """
     build(compress, 1)
     if not compress.startswith("topk"):
         return
-    why = "a sketch" if sketch is not None else f"the mask {mask!r}"
-    if sketch is not None or mask not in ENTRYWISE:
-        raise UsageError(
-            f"{why} spreads a row over all its numbers, so that the largest few say little of it: "
-            "use 8bit, 4bit or 1bit instead of topk"
-        )
+    if sketch is None and mask in ENTRYWISE:
+        return
+    reason = f"the mask {mask!r}" if sketch is None else "a sketch"
+    raise UsageError(
+        f"{reason} spreads a row over all its numbers, so that the largest few say little of it: "
+        "use 8bit, 4bit or 1bit instead of topk"
+    )
 
 
-def _share(text: str) -> float:
+def _forged(reason: str) -> FrameError:
+    return FrameError(
+        f"a compressed row does not parse ({reason}): it was damaged or forged, ask for it again"
+    )
+
+
+def _check_width(width: int, expected: int, unit: str) -> None:
+    if width != expected:
+        raise _forged(f"{width} {unit} came, {expected} were expected")
+
+
+def _parse_share(text: str) -> float:
     try:
         share = float(text)
     except ValueError:
@@ -272,29 +351,40 @@ def _share(text: str) -> float:
     return share
 
 
-def _bytes(values: torch.Tensor) -> torch.Tensor:
-    """The bytes of numbers (b, c), (b, c·size), as they lie in memory: the lowest first, as
-    safetensors has them.
+def _to_bytes(values: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of numbers (b, c) as they lie in memory, (b, c·size) uint8.
+
+    The lowest byte is the first, as in safetensors.
     """
     return values.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
-def _numbers(rows: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """Numbers (b, c) from their bytes."""
-    # a copy: a view keeps strides that no number divides
-    return rows.clone(memory_format=torch.contiguous_format).view(kind)
+def _from_bytes(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return numbers (b, c) from their bytes.
+
+    Args:
+        rows: bytes (b, c·size) uint8.
+        dtype: type of the numbers.
+    """
+    # a copy: the strides of a slice are no multiples of a number's size
+    return rows.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
-def _scale(rows: torch.Tensor) -> torch.Tensor:
-    """The scales of byte rows, (b, 1)."""
-    scale = _numbers(rows[:, :SCALE], torch.float32)
-    if not bool((scale.isfinite() & (scale >= 0)).all()):
-        raise FrameError(_FORGED.format("a scale that is none"))
-    return scale
+def _read_scales(rows: torch.Tensor) -> torch.Tensor:
+    """Return the scales of codes, (b, 1); raise FrameError for one that no client can have made."""
+    scales = _from_bytes(rows[:, :SCALE], torch.float32)
+    valid = scales.isfinite() & (scales >= 0)
+    if not bool(valid.all()):
+        raise _forged("a scale that is none")
+    return scales
 
 
 def _coins(row: torch.Tensor) -> torch.Tensor:
-    """As many fair coins as there are numbers in a row, which it determines itself."""
-    digest = hashlib.blake2b(row.cpu().numpy().tobytes(), digest_size=16).digest()
-    draw = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
-    return torch.from_numpy(draw.integers(0, 2, len(row), dtype=np.uint8)).to(row.device) > 0
+    """Return fair coins (d,) for a row, drawn from a digest of the row (d,)."""
+    data = row.cpu().numpy().tobytes()
+    digest = hashlib.blake2b(data, digest_size=16).digest()
+    key = int.from_bytes(digest, "little")
+    generator = np.random.Generator(np.random.Philox(key=key))
+    # numpy's draws, which are the same for every device of the row
+    coins = generator.integers(0, 2, len(row), dtype=np.uint8)
+    return torch.from_numpy(coins).to(row.device) > 0

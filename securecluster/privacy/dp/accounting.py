@@ -1,18 +1,17 @@
-"""ε of Gaussian releases and of trainings with DP-SGD, composed: exactly where nothing was sampled,
-else by opacus.
+"""Privacy accountant: ε of Gaussian releases and of trainings with DP-SGD, composed.
 
-A history lists what one client released as (z, q, steps): noise multiplier z = σ over sensitivity,
-sampling rate q, so many times. The neighbouring relation is to add or remove what z refers to;
-sampling is Poisson's.
+A history lists what one client released as steps (z, q, count): noise multiplier z = σ over
+sensitivity, sampling rate q, number of times. The neighbouring relation is to add or remove what z
+refers to; sampling is Poisson sampling.
 
-- Gaussians that were not sampled (q = 1) compose into one of 1/z² = Σ steps/z² (Dong, Roth & Su
-  2022, corollary 3.3), whose ε is the root of δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), μ = 1/z (Balle
-  & Wang 2018, theorem 8). opacus' PRV accountant gives up to 0.01 more.
+- Gaussians without sampling (q = 1) compose into one with 1/z² = Σ count/z² (Dong, Roth & Su 2022,
+  corollary 3.3), whose ε is the root of δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), μ = 1/z (Balle & Wang
+  2018, theorem 8). The PRV accountant of opacus gives up to 0.01 more.
 - Histories with sampled steps go to the PRV accountant (Gopi, Lee & Wutschitz 2021), which reports
-  an upper bound; where its grid would take too much memory, or it fails, to Rényi divergences
-  (Mironov, Talwar & Zhang 2019), and the result says so.
-- Every figure is an upper bound. Noise is the Gaussian one also in its lowest bits: it is drawn on
-  a grid (`grid_noise`).
+  an upper bound. Where its grid would take too much memory, or it fails, they go to Rényi
+  divergences (Mironov, Talwar & Zhang 2019), and the result says so.
+- Every figure is an upper bound. Noise is Gaussian also in its lowest bits: it is drawn on a grid
+  (`grid_noise`).
 """
 
 from __future__ import annotations
@@ -20,15 +19,20 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from securecluster.errors import UsageError
 
+# (noise multiplier z, sampling rate q, count)
 Step = tuple[float, float, int]
 
-# opacus' orders 1.1 … 63, and such as fit very large and very small ε
+# what `merged` returns
+History = tuple[Step, ...]
+
+# orders 1.1 … 63 of opacus, and orders that fit very large and very small ε
 ORDERS = [
     1.001,
     1.003,
@@ -45,7 +49,7 @@ ORDERS = [
     512,
     1024,
 ]
-# orders for a first look, which is a bound as well
+# orders for a quick bound: a minimum over fewer orders is a bound as well
 FEW = [
     1.06,
     1.12,
@@ -59,16 +63,25 @@ FEW = [
     33,
     63,
 ]
-GRID = 1 << 20  # most points of the PRV accountant's grid: about 0.2 GB
-# noise multipliers above are priced as if nothing was sampled: more than it costs, and opacus'
-# series would take long
+# largest grid of the PRV accountant, in points: about 0.2 GB
+GRID = 1 << 20
+# Noise multipliers above are accounted for as if nothing was sampled: an upper bound, where the
+# series of opacus would take long.
 UNSAMPLED = 1e4
-TOLERANCE = 1e-3  # relative, of the noise that is looked for
-LARGEST = 1e6  # noise multipliers beyond are not looked for
+# relative tolerance of a noise multiplier that is searched for
+TOLERANCE = 1e-3
+# largest noise multiplier that is searched for
+LARGEST = 1e6
 
 
 class Cost(NamedTuple):
-    """ε, the bound by Rényi divergences beside it, and which accountant found ε."""
+    """Privacy cost of a history.
+
+    Args:
+        epsilon: ε.
+        rdp: bound of ε by Rényi divergences.
+        accountant: name of the accountant that gave `epsilon`.
+    """
 
     epsilon: float
     rdp: float
@@ -76,7 +89,11 @@ class Cost(NamedTuple):
 
 
 def epsilon(history: Iterable[Step], delta: float) -> Cost:
-    """ε at δ of everything in a history: an upper bound.
+    """Return an upper bound of ε at δ for a whole history.
+
+    Args:
+        history: steps (z, q, count).
+        delta: δ, in (0, 1).
 
     Raises:
         UsageError: δ is not between 0 and 1.
@@ -85,94 +102,141 @@ def epsilon(history: Iterable[Step], delta: float) -> Cost:
     return _epsilon(merged(history), delta)
 
 
-def merged(history: Iterable[Step]) -> tuple[Step, ...]:
-    """An equivalent history: one entry for all that was not sampled, then one for each pair (z, q);
-    without what costs nothing.
+def merged(history: Iterable[Step]) -> History:
+    """Return an equivalent history without steps that cost nothing.
+
+    Args:
+        history: steps (z, q, count).
+
+    Returns:
+        One step for everything without sampling, then one for each pair (z, q), sorted.
     """
-    precision, sampled = 0.0, dict[tuple[float, float], int]()
-    for z, q, steps in history:
-        if steps <= 0 or q == 0 or math.isinf(z):
+    # Σ count/z² over steps without sampling
+    precision = 0.0
+    sampled: Counter[tuple[float, float]] = Counter()
+    for z, q, count in history:
+        if count <= 0 or q == 0 or math.isinf(z):
             continue
-        if q == 1 or z > UNSAMPLED:
-            precision += steps / z**2 if z else math.inf
+        if q < 1 and z <= UNSAMPLED:
+            sampled[z, q] += count
+        elif z == 0:
+            precision = math.inf
         else:
-            sampled[z, q] = sampled.get((z, q), 0) + steps
-    whole = [(precision**-0.5 if precision < math.inf else 0.0, 1.0, 1)] if precision else []
-    return (*whole, *((z, q, steps) for (z, q), steps in sorted(sampled.items())))
+            precision += count / z**2
+    steps: list[Step] = []
+    if precision == math.inf:
+        steps.append((0.0, 1.0, 1))
+    elif precision:
+        steps.append((precision**-0.5, 1.0, 1))
+    for (z, q), count in sorted(sampled.items()):
+        steps.append((z, q, count))
+    return tuple(steps)
 
 
 def sampling(n: int, batch: int | None, epochs: int) -> tuple[float, int]:
-    """(q, steps) of a training on n samples in Poisson batches of `batch` expected samples (None:
-    all): q = min(1, batch/n).
+    """Return (q, steps) of a training in Poisson batches, with q = min(1, batch/n).
+
+    Args:
+        n: number of samples.
+        batch: expected samples in a batch; None for all.
+        epochs: number of epochs, of ceil(n / batch) steps each.
     """
     if n == 0:
         return 0.0, 0
     if batch is None or batch >= n:
         return 1.0, epochs
-    return batch / n, epochs * math.ceil(n / batch)
+    steps = epochs * math.ceil(n / batch)
+    return batch / n, steps
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """log δ of one Gaussian release with sensitivity over σ = μ, at ε (Balle & Wang 2018, theorem
-    8).
+    """Return log δ of one Gaussian release (Balle & Wang 2018, theorem 8).
+
+    Args:
+        epsilon: ε.
+        mu: μ, sensitivity over σ.
     """
     from scipy.special import log_ndtr
 
-    first, second = (
-        float(log_ndtr(mu / 2 - epsilon / mu)),
-        epsilon + float(log_ndtr(-mu / 2 - epsilon / mu)),
-    )
-    return first + math.log(-math.expm1(second - first)) if second < first else -math.inf
+    ratio = epsilon / mu
+    first = float(log_ndtr(mu / 2 - ratio))
+    second = epsilon + float(log_ndtr(-mu / 2 - ratio))
+    if second < first:
+        # log(e^first − e^second), without leaving log space
+        difference = -math.expm1(second - first)
+        return first + math.log(difference)
+    return -math.inf
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The least ε of one Gaussian release with sensitivity over σ = μ, to a relative 1e-9 and
-    rounded up.
+    """Return the smallest ε of one Gaussian release, to a relative 1e-9 and rounded up.
+
+    Args:
+        mu: μ, sensitivity over σ.
+        delta: δ, in (0, 1).
     """
-    if mu == 0 or gaussian_delta(0.0, mu) <= math.log(delta):
+    log_delta = math.log(delta)
+    if mu == 0 or gaussian_delta(0.0, mu) <= log_delta:
         return 0.0
-    # the tail bound of the privacy loss N(μ²/2, μ²)
-    low, high = (
-        0.0,
-        mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)),
-    )
+    # tail bound of the privacy loss N(μ²/2, μ²)
+    low = 0.0
+    mean = mu * mu / 2
+    log_tail = math.log(1 / delta)
+    high = mean + mu * math.sqrt(2 * log_tail)
     if not mu < 1e9:
         return high
     while high - low > 1e-10 * high:
         middle = (low + high) / 2
-        low, high = (
-            (low, middle) if gaussian_delta(middle, mu) <= math.log(delta) else (middle, high)
-        )
+        if gaussian_delta(middle, mu) <= log_delta:
+            high = middle
+        else:
+            low = middle
     return high * (1 + 1e-9)
 
 
-def dearest(
-    histories: Sequence[tuple[Step, ...]], delta: float
-) -> tuple[tuple[Step, ...], Cost] | None:
-    """The merged history whose ε is largest, and its cost; None of none.
-
-    Of many that differ only in how much is sampled, few are priced: one that samples no more and
-    steps no more costs no more, and none costs more than its bound by Rényi divergences, so those
-    below the best found need no price.
-    """
-    _check_delta(delta)
-    best: tuple[tuple[Step, ...], Cost] | None = None
-    for bound, history in sorted(
-        ((_bound(history, delta, FEW), history) for history in _undominated(histories)),
-        reverse=True,
-    ):
-        if best is None or (bound > best[1].epsilon and _bound(history, delta) > best[1].epsilon):
-            cost = _epsilon(history, delta)
-            best = (history, cost) if best is None or cost.epsilon > best[1].epsilon else best
-    return best
-
-
-def find_noise(history: Callable[[float], Iterable[Step]], target: float, delta: float) -> float:
-    """The least noise multiplier z at which history(z) costs at most ε = target, to a relative 1e-3
-    and rounded up.
+def dearest(histories: Sequence[History], delta: float) -> tuple[History, Cost] | None:
+    """Return the history with the largest ε, and its cost.
 
     Args:
-        history: what is released with z; more of it must cost less.
+        histories: merged histories.
+        delta: δ, in (0, 1).
+
+    Returns:
+        None if there is no history.
+    """
+    _check_delta(delta)
+    # Dominated histories cannot cost more.
+    candidates = []
+    for history in _undominated(histories):
+        quick_bound = _bound(history, delta, FEW)
+        candidates.append((quick_bound, history))
+    largest: tuple[History, Cost] | None = None
+    largest_epsilon = -math.inf
+    # Costs take long to compute. In the order of their bounds, few histories need one: none costs
+    # more than its bound by Rényi divergences.
+    for quick_bound, history in sorted(candidates, reverse=True):
+        if quick_bound <= largest_epsilon:
+            continue
+        if _bound(history, delta) <= largest_epsilon:
+            continue
+        cost = _epsilon(history, delta)
+        if cost.epsilon > largest_epsilon:
+            largest = (history, cost)
+            largest_epsilon = cost.epsilon
+    return largest
+
+
+def find_noise(
+    history: Callable[[float], Iterable[Step]],
+    target: float,
+    delta: float,
+) -> float:
+    """Return the smallest z that costs at most a target ε, to a relative 1e-3 and rounded up.
+
+    Args:
+        history: noise multiplier z -> what is released with it; larger z must cost less.
+        target: ε, positive.
+        delta: δ, in (0, 1).
 
     Raises:
         UsageError: δ or the target is out of range, or no z up to 1e6 is enough.
@@ -180,39 +244,68 @@ def find_noise(history: Callable[[float], Iterable[Step]], target: float, delta:
     _check_delta(delta)
     if not 0 < target < math.inf:
         raise UsageError(f"a target epsilon of {target:g} cannot be met: choose a number above 0")
-    high = _bracket(lambda z: _bound(merged(history(z)), delta), target)
-    return _narrowed(lambda z: epsilon(history(z), delta).epsilon, target, high)
+
+    def bound(z: float) -> float:
+        return _bound(merged(history(z)), delta)
+
+    def cost(z: float) -> float:
+        return epsilon(history(z), delta).epsilon
+
+    return _narrow(cost, target, _bracket(bound, target))
 
 
 def find_noise_for_all(
-    histories: Sequence[Callable[[float], Iterable[Step]]], target: float, delta: float
+    histories: Sequence[Callable[[float], Iterable[Step]]],
+    target: float,
+    delta: float,
 ) -> float:
-    """The least z at which each of several histories costs at most the target, as `find_noise`
-    finds it; 0 where none costs anything.
+    """Return the smallest z at which each of several histories costs at most a target ε.
 
-    It is found for one history, and again for whichever costs most there, until none costs too
-    much.
+    Args:
+        histories: functions as `find_noise` takes them.
+        target: ε, positive.
+        delta: δ, in (0, 1).
+
+    Returns:
+        z; 0 if no history costs anything.
     """
-    worst = max(
-        range(len(histories)),
-        key=lambda k: sum(steps * (q / z) ** 2 for z, q, steps in merged(histories[k](1.0))),
-        default=None,
-    )
+    # Searching for every history would take long. The search is for one, and again for whichever
+    # costs most there, until none costs too much.
+    rough_costs = [_rough_cost(history) for history in histories]
+    worst = max(range(len(histories)), key=rough_costs.__getitem__, default=None)
     if worst is None or not merged(histories[worst](1.0)):
         return 0.0
     z = 0.0
     while True:
-        # accountants' errors are not monotone in z
-        z = max(z * (1 + TOLERANCE), find_noise(histories[worst], target, delta))
-        at = [merged(history(z)) for history in histories]
-        found = dearest([history for history in at if history], delta)
-        if found is None or found[1].epsilon <= target:
+        # z must grow: the errors of accountants are not monotone in z.
+        larger_z = z * (1 + TOLERANCE)
+        z = max(larger_z, find_noise(histories[worst], target, delta))
+        released = [merged(history(z)) for history in histories]
+        largest = dearest([steps for steps in released if steps], delta)
+        if largest is None or largest[1].epsilon <= target:
             return z
-        worst = at.index(found[0])
+        worst = released.index(largest[0])
+
+
+def _rough_cost(history: Callable[[float], Iterable[Step]]) -> float:
+    """Return Σ count·(q/z)² of a history at z = 1."""
+    steps = merged(history(1.0))
+    costs = [count * (q / z) ** 2 for z, q, count in steps]
+    return sum(costs)
 
 
 def _bracket(bound: Callable[[float], float], target: float) -> float:
-    """A z whose bound is at most the target, while that of z/2 is above it (or z is below 1e-4)."""
+    """Return a power of two z whose bound is at most the target, unlike that of z/2.
+
+    The search downwards ends at 1e-4.
+
+    Args:
+        bound: z -> bound of ε, decreasing.
+        target: ε, positive.
+
+    Raises:
+        UsageError: z would be above `LARGEST`.
+    """
     z = 1.0
     while bound(z) > target:
         z *= 2
@@ -226,32 +319,51 @@ def _bracket(bound: Callable[[float], float], target: float) -> float:
     return z
 
 
-def _narrowed(cost: Callable[[float], float], target: float, high: float) -> float:
-    """The least z that costs at most the target, below one that is known to; log ε is nearly linear
-    in log z between two z.
+def _narrow(
+    cost: Callable[[float], float],
+    target: float,
+    high: float,
+) -> float:
+    """Return the smallest z that costs at most the target, to a relative `TOLERANCE`.
+
+    log ε is nearly linear in log z between two z, so most steps are secants.
+
+    Args:
+        cost: z -> ε, decreasing.
+        target: ε, positive.
+        high: a z that costs at most the target.
     """
-    at_high = cost(high)
-    low, at_low = high / 2, cost(high / 2)
-    while at_low <= target and low > 1e-5:
-        low, high, at_low, at_high = low / 2, low, cost(low / 2), at_low
-    for turn in itertools.count():
-        if high / low <= 1 + TOLERANCE:
-            return high
+    cost_high = cost(high)
+    low = high / 2
+    cost_low = cost(low)
+    while cost_low <= target and low > 1e-5:
+        high = low
+        cost_high = cost_low
+        low = low / 2
+        cost_low = cost(low)
+    turn = 0
+    while high / low > 1 + TOLERANCE:
         middle = math.sqrt(low * high)
-        # just above the crossing, then just below it: two calls may be all
-        if 0 < at_high < at_low < math.inf and turn % 3 < 2:
-            slope = math.log(high / low) / math.log(at_high / at_low)
-            aim = (
-                low
-                * math.exp(slope * math.log(target / at_low))
-                * (1 + TOLERANCE * (0.4, -0.4)[turn % 3])
-            )
-            middle = aim if low < aim < high else middle
-        found = cost(middle)
-        low, high, at_low, at_high = (
-            (low, middle, at_low, found) if found <= target else (middle, high, found, at_high)
-        )
-    raise AssertionError("unreachable")
+        # Every third step is a bisection, in case that log ε is far from linear.
+        if 0 < cost_high < cost_low < math.inf and turn % 3 < 2:
+            log_z_range = math.log(high / low)
+            slope = log_z_range / math.log(cost_high / cost_low)
+            log_ratio = math.log(target / cost_low)
+            crossing = low * math.exp(slope * log_ratio)
+            # just above the crossing, then just below it: two calls may be enough
+            side = (0.4, -0.4)[turn % 3]
+            aim = crossing * (1 + TOLERANCE * side)
+            if low < aim < high:
+                middle = aim
+        cost_middle = cost(middle)
+        if cost_middle <= target:
+            high = middle
+            cost_high = cost_middle
+        else:
+            low = middle
+            cost_low = cost_middle
+        turn += 1
+    return high
 
 
 def _check_delta(delta: float) -> None:
@@ -263,49 +375,83 @@ def _check_delta(delta: float) -> None:
 
 
 @lru_cache(4096)
-def _epsilon(history: tuple[Step, ...], delta: float) -> Cost:
-    """The cost of a merged history."""
+def _epsilon(history: History, delta: float) -> Cost:
+    """Return the cost of a merged history."""
     if not history:
         return Cost(0.0, 0.0, "nothing released")
-    if any(z == 0 for z, _, _ in history):
+    if _has_exact_step(history):
         return Cost(math.inf, math.inf, "exact release")
     rdp = _rdp(history, delta)
-    least = gaussian_epsilon(1 / history[0][0], delta) if history[0][1] == 1 else 0.0
-    if len(history) == 1 and history[0][1] == 1:
-        return Cost(least, max(rdp, least), "exact Gaussian")
+    # the part without sampling, which is the first step: ε cannot be smaller
+    minimum = 0.0
+    z, q, _ = history[0]
+    if q == 1:
+        minimum = gaussian_epsilon(1 / z, delta)
+        if len(history) == 1:
+            return Cost(minimum, max(rdp, minimum), "exact Gaussian")
     prv = _prv(history, delta, rdp)
-    return (
-        Cost(prv, rdp, "PRV") if prv is not None and least <= prv <= rdp else Cost(rdp, rdp, "RDP")
-    )
+    if prv is not None and minimum <= prv <= rdp:
+        return Cost(prv, rdp, "PRV")
+    return Cost(rdp, rdp, "RDP")
 
 
-def _bound(history: tuple[Step, ...], delta: float, orders: Sequence[float] = ORDERS) -> float:
-    """At least what the history costs, found quickly."""
-    return (
-        _epsilon(history, delta).epsilon
-        if all(q == 1 for _, q, _ in history)
-        else _rdp(history, delta, orders)
-    )
+def _has_exact_step(history: Sequence[Step]) -> bool:
+    """Return True if some step has no noise (z = 0): any exact release makes ε infinite."""
+    return any(z == 0 for z, _, _ in history)
 
 
-def _rdp(history: Sequence[Step], delta: float, orders: Sequence[float] = ORDERS) -> float:
-    """ε by Rényi divergences; opacus warns where the best order is the first or the last, where the
-    bound is loose but holds.
+def _bound(
+    history: History,
+    delta: float,
+    orders: Sequence[float] = ORDERS,
+) -> float:
+    """Return an upper bound of ε that takes little time.
+
+    Args:
+        history: merged history.
+        delta: δ, in (0, 1).
+        orders: orders of the Rényi divergences.
+    """
+    if all(q == 1 for _, q, _ in history):
+        return _epsilon(history, delta).epsilon
+    return _rdp(history, delta, orders)
+
+
+def _rdp(
+    history: Sequence[Step],
+    delta: float,
+    orders: Sequence[float] = ORDERS,
+) -> float:
+    """Return the bound of ε by Rényi divergences.
+
+    Args:
+        history: steps (z, q, count).
+        delta: δ, in (0, 1).
+        orders: orders of the Rényi divergences.
     """
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
-    if any(z == 0 for z, _, _ in history):
+    if _has_exact_step(history):
         return math.inf
-    total = sum(steps * _divergences(z, q, tuple(orders)) for z, q, steps in history)
+    divergences: Any = 0
+    for z, q, count in history:
+        divergences += count * _divergences(z, q, tuple(orders))
+    # opacus warns where the best order is the first or the last: the bound is loose there but holds
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found, _ = get_privacy_spent(orders=list(orders), rdp=total, delta=delta)
-    return max(0.0, float(found)) if history else 0.0
+        bound, _ = get_privacy_spent(orders=list(orders), rdp=divergences, delta=delta)
+    if not history:
+        return 0.0
+    return max(0.0, float(bound))
 
 
 @lru_cache(4096)
-def _divergences(z: float, q: float, orders: tuple[float, ...]) -> Any:
-    """Of one step, at each order."""
+def _divergences(
+    z: float,
+    q: float,
+    orders: tuple[float, ...],
+) -> Any:
+    """Return the Rényi divergences of one step, one for each order."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     with warnings.catch_warnings():
@@ -314,55 +460,107 @@ def _divergences(z: float, q: float, orders: tuple[float, ...]) -> Any:
 
 
 def _prv(history: Sequence[Step], delta: float, rdp: float) -> float | None:
-    """opacus' upper bound; None where its grid is too large, or it fails."""
+    """Return the upper bound of ε by the PRV accountant of opacus.
+
+    Args:
+        history: merged history.
+        delta: δ, in (0, 1).
+        rdp: bound of ε by Rényi divergences.
+
+    Returns:
+        None if the accountant's grid is too large, or it fails.
+    """
     import numpy as np
     from opacus.accountants import PRVAccountant
 
-    accountant = PRVAccountant()
-    accountant.history = [*history]
-    errors = (min(0.1, max(0.01, rdp / 1000)), 0.1)
-    error = next((error for error in errors if _points(history, delta, error) <= GRID), None)
+    error = _grid_error(history, delta, rdp)
     if error is None:
         return None
+    accountant = PRVAccountant()
+    accountant.history = [*history]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
-            found = float(accountant.get_epsilon(delta, eps_error=error))
+            bound = float(accountant.get_epsilon(delta, eps_error=error))
         except (RuntimeError, ValueError):
             return None
-    return found if math.isfinite(found) else None
+    if not math.isfinite(bound):
+        return None
+    return bound
+
+
+def _grid_error(history: Sequence[Step], delta: float, rdp: float) -> float | None:
+    """Return the smallest error of ε whose grid has at most `GRID` points; None if there is none.
+
+    Args:
+        history: merged history.
+        delta: δ, in (0, 1).
+        rdp: bound of ε by Rényi divergences.
+    """
+    finest = min(0.1, max(0.01, rdp / 1000))
+    for error in (finest, 0.1):
+        if _points(history, delta, error) <= GRID:
+            return error
+    return None
 
 
 def _points(history: Sequence[Step], delta: float, error: float) -> float:
-    """How many points opacus' grid would have."""
-    tiny, steps = delta / 1000, sum(steps for _, _, steps in history)
-    reach = (
-        max(
-            _rdp(history, tiny / 4),
-            *(_rdp([(z, q, 1)], tiny / (8 * steps)) for z, q, _ in history),
-            error,
-        )
-        + 3
-    )
-    # e^709 overflows
-    return (
-        2 * reach * math.sqrt(steps * math.log(12 / tiny) / 2) / error if reach < 600 else math.inf
-    )
+    """Return the number of points of the PRV accountant's grid.
 
-
-def _undominated(histories: Iterable[tuple[Step, ...]]) -> list[tuple[Step, ...]]:
-    """Without those that another one costs at least as much as: of the same noise, nowhere with
-    fewer steps or a smaller q.
+    Args:
+        history: merged history.
+        delta: δ, in (0, 1).
+        error: error of ε that the grid is made for.
     """
-    best: dict[tuple[float, ...], list[tuple[Step, ...]]] = {}
-    for history in sorted(histories, key=lambda found: [(-q, -steps) for _, q, steps in found]):
-        kept = best.setdefault(tuple(z for z, _, _ in history), [])
-        if not any(_at_least(other, history) for other in kept):
-            kept.append(history)
-    return [history for kept in best.values() for history in kept]
+    tail = delta / 1000
+    steps = sum(count for _, _, count in history)
+    # half width of the grid: tails of the composition, and of each step
+    width = max(error, _rdp(history, tail / 4))
+    for z, q, _ in history:
+        step_tail = tail / (8 * steps)
+        step_width = _rdp([(z, q, 1)], step_tail)
+        width = max(width, step_width)
+    width += 3
+    # e^709 overflows
+    if not width < 600:
+        return math.inf
+    log_tail = math.log(12 / tail)
+    return 2 * width * math.sqrt(steps * log_tail / 2) / error
 
 
-def _at_least(one: tuple[Step, ...], other: tuple[Step, ...]) -> bool:
-    return all(
-        q >= p and steps >= few for (_, q, steps), (_, p, few) in zip(one, other, strict=True)
-    )
+def _undominated(histories: Iterable[History]) -> list[History]:
+    """Return histories without those that another one costs at least as much as.
+
+    Histories compare where they have the same noise multipliers. Clients of one run often do: their
+    histories differ in their numbers of samples only.
+
+    Args:
+        histories: merged histories.
+    """
+    groups: dict[tuple[float, ...], list[History]] = {}
+    for history in sorted(histories, key=_most_sampled_first):
+        multipliers = tuple(z for z, _, _ in history)
+        group = groups.setdefault(multipliers, [])
+        if not any(_dominates(other, history) for other in group):
+            group.append(history)
+    return list(itertools.chain.from_iterable(groups.values()))
+
+
+def _most_sampled_first(history: History) -> list[tuple[float, int]]:
+    """Return the key of an order in which no history is dominated by a later, different one."""
+    return [(-q, -count) for _, q, count in history]
+
+
+def _dominates(history: History, other: History) -> bool:
+    """Return True if a history samples and steps at least as much as another, step by step.
+
+    Args:
+        history: merged history.
+        other: merged history of the same noise multipliers.
+    """
+    for step, other_step in zip(history, other, strict=True):
+        _, q, count = step
+        _, other_q, other_count = other_step
+        if q < other_q or count < other_count:
+            return False
+    return True

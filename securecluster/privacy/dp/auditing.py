@@ -1,21 +1,20 @@
-"""The two-world audit: how private a release is at most, judged by what it does with and without a
-canary, not by what it says.
+"""Two-world audits: lower bounds of a release's privacy loss, from samples of it alone.
 
 A canary is the contribution that shows most: far longer than the clip norm, in a direction in which
-nothing else lies. In one world it is there, in the other its client contributes zero (add or remove
-one unit); the statistic is what was released along its direction. With Gaussian noise of multiplier
-z it is N(1/z, 1) against N(0, 1), in the noise's own unit: no test tells the two apart better than
-μ = 1/z allows (Dong, Roth & Su 2022: μ-GDP). A lower confidence bound of μ above the claim refutes
-the claim; one below proves nothing.
+nothing else lies. In one world it is present, in the other its client contributes zero (add or
+remove one unit). The statistic is the release along the canary's direction. With Gaussian noise of
+multiplier z it is N(1/z, 1) against N(0, 1), in units of the noise, and no test distinguishes the
+two better than μ = 1/z allows (Dong, Roth & Su 2022: μ-GDP). A lower confidence bound of μ above
+the claim refutes the claim; one below proves nothing.
 
 - By rates: one half of the statistics chooses a threshold, the other half gives its hits and false
-  alarms, and Clopper & Pearson's exact bounds of both give μ ≥ Φ⁻¹(hits) − Φ⁻¹(false alarms). It
-  assumes that runs are independent, and nothing of how the release is made.
+  alarms. The exact bounds of both (Clopper & Pearson) give μ ≥ Φ⁻¹(hits) − Φ⁻¹(false alarms). This
+  assumes that runs are independent, and nothing about how the release is made.
 - By moments: where both worlds are Gaussian with one unknown variance, Student's t of their means
   has a non-central distribution of parameter μ√(ab/(a + b)) for a and b runs, and its quantile is
   an exact bound of μ. It is sharper by far at large μ.
-- Of ε at δ, without either Gaussian: ε ≥ log((hits − δ)/false alarms), as in Nasr et al. (2021),
-  and the same with the worlds exchanged.
+- Of ε at δ, without the assumption of Gaussians: ε ≥ log((hits − δ)/false alarms), as in Nasr et
+  al. (2021), and the same with the worlds exchanged.
 """
 
 from __future__ import annotations
@@ -31,8 +30,9 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 
 Array = NDArray[np.float64]
-FEWEST = 20  # runs in each world
-# a canary's norm over the bound that it is to be held to: what does not clip is caught too
+# smallest number of runs in each world
+FEWEST = 20
+# norm of a canary over the bound that it is to be held to: a release that does not clip is caught
 LONG = 10.0
 
 
@@ -41,8 +41,9 @@ class Audit:
     """Statistics of a release with and without a canary, each from a run of its own.
 
     Args:
-        present: (a,), larger where the canary shows. absent: (b,).
-        confidence: of each bound, that it is a true one.
+        present: statistics with the canary (a,), larger where the canary shows.
+        absent: statistics without it (b,).
+        confidence: probability that a bound is a true one, for each bound.
     """
 
     present: Array
@@ -51,104 +52,188 @@ class Audit:
 
     @property
     def mu(self) -> float:
-        """A lower bound of μ: the better one of the two, each at half the error."""
+        """Return a lower bound of μ: the larger one of `by_rates` and `by_moments`."""
+        # each at half the error (union bound)
         level = (1 - self.confidence) / 2
         return max(self.by_rates(level), self.by_moments(level))
 
     def by_rates(self, level: float) -> float:
-        """A lower bound of μ that errs with probability `level`, whatever the release is."""
+        """Return a lower bound of μ that holds for any release.
+
+        Args:
+            level: probability that the bound is false.
+        """
         from scipy.special import ndtri
 
-        hits, alarms = self._judged(level, lambda hits, alarms: ndtri(hits) - ndtri(alarms))
-        return max(0.0, float(ndtri(hits) - ndtri(alarms)))
+        def mu(hits: Array, alarms: Array) -> Array:
+            return np.asarray(ndtri(hits) - ndtri(alarms))
+
+        hits, alarms = self._best_rates(level, mu)
+        return max(0.0, float(mu(hits, alarms)))
 
     def by_moments(self, level: float) -> float:
-        """A lower bound of μ that errs with probability `level`, where both worlds are Gaussian
-        with one variance.
+        """Return a lower bound of μ where both worlds are Gaussian with one variance.
+
+        Args:
+            level: probability that the bound is false.
         """
         from scipy import optimize, stats
 
-        a, b = len(self.present), len(self.absent)
-        freedom, scale = a + b - 2, math.sqrt(a * b / (a + b))
-        spread = math.sqrt((self.present.var() * a + self.absent.var() * b) / freedom)
-        if spread == 0:
-            return math.inf if self.present.mean() > self.absent.mean() else 0.0
-        t = scale * float(self.present.mean() - self.absent.mean()) / spread
+        a = len(self.present)
+        b = len(self.absent)
+        # two means are estimated
+        freedom = a + b - 2
+        runs = a + b
+        scale = math.sqrt(a * b / runs)
+        squares = self.present.var() * a
+        squares += self.absent.var() * b
+        deviation = math.sqrt(squares / freedom)
+        difference = self.present.mean() - self.absent.mean()
+        if deviation == 0:
+            # a release without noise: any difference distinguishes the worlds
+            return math.inf if difference > 0 else 0.0
+        t = scale * float(difference) / deviation
         if stats.t.sf(t, freedom) >= level:
             return 0.0
-        return (
-            float(optimize.brentq(lambda center: stats.nct.sf(t, freedom, center) - level, 0.0, t))
-            / scale
-        )
+
+        def excess(center: float) -> float:
+            return float(stats.nct.sf(t, freedom, center) - level)
+
+        return float(optimize.brentq(excess, 0.0, t)) / scale
 
     def epsilon(self, delta: float) -> float:
-        """A lower bound of ε at δ, whatever the release is."""
-        level = 1 - self.confidence
-        swapped = Audit(-self.absent, -self.present, self.confidence)
-        return max(one._log_ratio(level / 2, delta) for one in (self, swapped))
+        """Return a lower bound of ε at δ that holds for any release.
+
+        Args:
+            delta: δ, in (0, 1).
+        """
+        # each direction at half the error (union bound)
+        level = (1 - self.confidence) / 2
+        exchanged = Audit(-self.absent, -self.present, self.confidence)
+        ratio = self._log_ratio(level, delta)
+        return max(ratio, exchanged._log_ratio(level, delta))
 
     def _log_ratio(self, level: float, delta: float) -> float:
-        def gain(hits: Array, alarms: Array) -> Array:
-            return np.asarray(np.log(np.maximum(hits - delta, 1e-300) / alarms))
+        def log_ratio(hits: Array, alarms: Array) -> Array:
+            # no logarithm of zero or less, where hits do not exceed δ
+            excess = np.maximum(hits - delta, 1e-300)
+            return np.asarray(np.log(excess / alarms))
 
-        return max(0.0, float(gain(*self._judged(level, gain))))
+        hits, alarms = self._best_rates(level, log_ratio)
+        return max(0.0, float(log_ratio(hits, alarms)))
 
-    def _judged(self, level: float, gain: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
-        """Bounds of hits, from below, and of false alarms, from above, at the threshold that gains
-        most in the other half.
+    def _best_rates(
+        self, level: float, gain: Callable[[Array, Array], Array]
+    ) -> tuple[Array, Array]:
+        """Return bounds of hits and false alarms at the best threshold.
+
+        Args:
+            level: probability that a bound is false.
+            gain: bounds of hits and false alarms (t,) -> the quantity to maximise (t,).
         """
-        thresholds = np.unique(np.concatenate([self.present[::2], self.absent[::2]]))
-        tried = gain(*_rates(self.present[::2], self.absent[::2], thresholds, level))
-        return _rates(
-            self.present[1::2], self.absent[1::2], thresholds[int(np.argmax(tried))], level
-        )
+        # One half chooses the threshold and the other is tested: bounds at a threshold that was
+        # chosen by the same statistics would not hold.
+        present = self.present[::2]
+        absent = self.absent[::2]
+        thresholds = np.unique(np.concatenate([present, absent]))
+        hits, alarms = _rates(present, absent, thresholds, level)
+        best = np.argmax(gain(hits, alarms))
+        tested_present = self.present[1::2]
+        tested_absent = self.absent[1::2]
+        return _rates(tested_present, tested_absent, thresholds[best], level)
 
 
 def _rates(present: Array, absent: Array, thresholds: Array, level: float) -> tuple[Array, Array]:
-    """Of calling what is above a threshold present: a lower bound of hits and an upper one of false
-    alarms, together at `level`.
+    """Return a lower bound of hits and an upper bound of false alarms (Clopper & Pearson).
+
+    The test calls what is above a threshold present.
+
+    Args:
+        present: statistics with the canary (a,).
+        absent: statistics without it (b,).
+        thresholds: thresholds (t,), or a single one.
+        level: probability that either bound is false.
+
+    Returns:
+        Bounds in the shape of `thresholds`.
     """
     from scipy.special import betaincinv
 
-    above = [
-        len(one) - np.searchsorted(np.sort(one), thresholds, side="right")
-        for one in (present, absent)
-    ]
-    hits = betaincinv(np.maximum(above[0], 1), len(present) - above[0] + 1, level / 2)
-    alarms = betaincinv(above[1] + 1, np.maximum(len(absent) - above[1], 1), 1 - level / 2)
-    return np.where(above[0] > 0, hits, 0.0), np.where(above[1] < len(absent), alarms, 1.0)
+    a = len(present)
+    b = len(absent)
+    hits = _count_above(present, thresholds)
+    alarms = _count_above(absent, thresholds)
+    # Beta quantiles are defined between 1 and a hits, and between 0 and b − 1 alarms; beyond them
+    # the bounds are 0 and 1.
+    error = level / 2
+    misses = a - hits
+    lower = betaincinv(np.maximum(hits, 1), misses + 1, error)
+    rejections = b - alarms
+    upper = betaincinv(alarms + 1, np.maximum(rejections, 1), 1 - error)
+    lower = np.where(hits > 0, lower, 0.0)
+    upper = np.where(rejections > 0, upper, 1.0)
+    return lower, upper
+
+
+def _count_above(statistics: Array, thresholds: Array) -> NDArray[np.int64]:
+    """Return the number of statistics above each threshold."""
+    not_above = np.searchsorted(np.sort(statistics), thresholds, side="right")
+    return np.asarray(len(statistics) - not_above)
 
 
 def lower_bound(
-    present: Sequence[float] | Array, absent: Sequence[float] | Array, confidence: float = 0.99
+    present: Sequence[float] | Array,
+    absent: Sequence[float] | Array,
+    confidence: float = 0.99,
 ) -> Audit:
-    """The audit of a release by its statistics with and without the canary.
+    """Return the audit of a release by its statistics with and without the canary.
+
+    Args:
+        present: statistics with the canary (a,).
+        absent: statistics without it (b,).
+        confidence: probability that a bound is a true one, in (0, 1).
 
     Raises:
-        UsageError: there are fewer than 20 of either, one is not finite, or the confidence is not
-            between 0 and 1.
+        UsageError: fewer than 20 statistics of either world, one that is not finite, or a
+            confidence that is not between 0 and 1.
     """
-    worlds = [np.asarray(one, dtype=np.float64) for one in (present, absent)]
+    present = np.asarray(present, dtype=np.float64)
+    absent = np.asarray(absent, dtype=np.float64)
     if not 0 < confidence < 1:
         raise UsageError(
             f"a confidence of {confidence:g} is none: give a probability, 0.99 for instance"
         )
-    if any(one.ndim != 1 or len(one) < FEWEST or not np.isfinite(one).all() for one in worlds):
+    if not (_is_sample(present) and _is_sample(absent)):
         raise UsageError(
             f"an audit needs at least {FEWEST} finite statistics of each world: repeat the release "
             "more often"
         )
-    return Audit(worlds[0], worlds[1], confidence)
+    return Audit(present, absent, confidence)
+
+
+def _is_sample(statistics: Array) -> bool:
+    if statistics.ndim != 1 or len(statistics) < FEWEST:
+        return False
+    return bool(np.isfinite(statistics).all())
 
 
 def directions(count: int, d: int, seed: int) -> torch.Tensor:
-    """Orthogonal unit vectors (count, d), count ≤ d, dense: none hides in one coordinate. From a QR
-    factorisation of Gaussians.
+    """Return dense orthogonal unit vectors (count, d), from a QR factorisation of Gaussians.
+
+    Args:
+        count: number of vectors, at most d.
+        d: dimension.
+        seed: seed of the Gaussians.
+
+    Raises:
+        UsageError: `count` is above `d`.
     """
     if count > d:
         raise UsageError(f"{count} canaries cannot be orthogonal in {d} dimensions: take fewer")
-    drawn = np.random.Generator(np.random.Philox(seed)).standard_normal((d, count))
-    return torch.from_numpy(np.linalg.qr(drawn)[0].T.copy())
+    generator = np.random.Generator(np.random.Philox(seed))
+    gaussians = generator.standard_normal((d, count))
+    orthonormal, _ = np.linalg.qr(gaussians)
+    return torch.from_numpy(orthonormal.T.copy())
 
 
 def updates(
@@ -156,21 +241,23 @@ def updates(
     canaries: torch.Tensor,
     norm: float,
 ) -> tuple[Array, Array]:
-    """Statistics of rows that leave their clients one by one.
+    """Return statistics of rows that leave their clients individually.
 
     Args:
-        release: rows (c, d) of as many clients, and their numbers, to what arrives, (c, d). No
+        release: rows (c, d) of c clients, and the clients' numbers -> released rows (c, d). No
             client is asked twice.
         canaries: unit directions (c, d), one a client.
-        norm: what a row's norm is to be held to.
+        norm: bound that a row's norm is to be held to.
 
     Returns:
         Statistics (c,) with the canaries and (c,) without.
     """
     c = len(canaries)
-    there = release((LONG * norm) * canaries, range(c))
-    gone = release(torch.zeros_like(canaries), range(c, 2 * c))
-    return _along(there, canaries), _along(gone, canaries)
+    contributions = (LONG * norm) * canaries
+    zeros = torch.zeros_like(canaries)
+    present = release(contributions, range(c))
+    absent = release(zeros, range(c, 2 * c))
+    return _along(present, canaries), _along(absent, canaries)
 
 
 def summed(
@@ -178,43 +265,66 @@ def summed(
     canaries: torch.Tensor,
     norm: float,
 ) -> tuple[Array, Array]:
-    """Statistics of one sum over clients, every other one of which contributes its canary and the
-    rest zero.
+    """Return statistics of one sum in which every other client contributes its canary.
+
+    The other clients contribute zeros.
 
     Args:
-        release: rows (c, d) of as many clients, and their numbers, to the sum that arrives, (d,).
+        release: rows (c, d) of c clients, and the clients' numbers -> released sum (d,).
         canaries: orthogonal unit directions (c, d): each client's canary shows along its own.
+        norm: bound that a row's norm is to be held to.
 
     Returns:
-        Statistics (⌈c/2⌉,) of the clients that are there and (⌊c/2⌋,) of those that are not.
+        Statistics (⌈c/2⌉,) of clients with a canary and (⌊c/2⌋,) of clients without.
     """
     rows = (LONG * norm) * canaries
+    # Orthogonal canaries do not interfere, so one sum gives a statistic of every client.
     rows[1::2] = 0
-    total = release(rows, range(len(rows)))
-    along = (canaries.double() @ total.double()).numpy()
+    released = release(rows, range(len(rows)))
+    along = (canaries.double() @ released.double()).numpy()
     return along[::2], along[1::2]
 
 
 def grams(
-    matrix: Callable[[torch.Tensor, int], torch.Tensor], canaries: torch.Tensor, rows: torch.Tensor
+    matrix: Callable[[torch.Tensor, int], torch.Tensor],
+    canaries: torch.Tensor,
+    rows: torch.Tensor,
 ) -> tuple[Array, Array]:
-    """Statistics uᵀÃu of clients' noisy Gram matrices Ã with and without a sample in direction u.
+    """Return statistics uᵀÃu of clients' noisy Gram matrices Ã.
+
+    The clients of one world have a sample in direction u besides their other samples.
 
     Args:
-        matrix: samples (n, D) of a client, and its number, to what it makes everything of, (D, D).
-        canaries: unit directions (c, D); two clients for each.
-        rows: the other samples of each, (n, D), all with the same, of norm 1 at most; what they add
-            along u is taken off.
+        matrix: samples (n, D) of a client, and its number -> the noisy matrix (D, D) that
+            everything is made from.
+        canaries: unit directions u (c, D); two clients for each.
+        rows: the other samples (n, D), of norm 1 at most, the same for all clients. Their
+            contribution along u is subtracted.
+
+    Returns:
+        Statistics (c,) with the canaries and (c,) without.
     """
-    found: tuple[list[float], list[float]] = ([], [])
-    for k, u in enumerate(canaries):
-        bare = float((rows.double() @ u.double()).square().sum())
-        for world, samples in enumerate((torch.cat([rows, LONG * u[None].to(rows.dtype)]), rows)):
-            found[world].append(
-                float(u.double() @ matrix(samples, 2 * k + world).double() @ u.double()) - bare
-            )
-    return np.array(found[0]), np.array(found[1])
+    present: list[float] = []
+    absent: list[float] = []
+    for k, canary in enumerate(canaries):
+        direction = canary.double()
+        projections = rows.double() @ direction
+        baseline = float(projections.square().sum())
+        added = LONG * canary[None].to(rows.dtype)
+        samples = torch.cat([rows, added])
+        matrix_with = matrix(samples, 2 * k)
+        present.append(_energy(matrix_with, direction) - baseline)
+        matrix_without = matrix(rows, 2 * k + 1)
+        absent.append(_energy(matrix_without, direction) - baseline)
+    return np.array(present), np.array(absent)
+
+
+def _energy(matrix: torch.Tensor, direction: torch.Tensor) -> float:
+    """Return uᵀÃu of a matrix Ã (D, D) and a direction u (D,)."""
+    return float(direction @ matrix.double() @ direction)
 
 
 def _along(rows: torch.Tensor, canaries: torch.Tensor) -> Array:
-    return np.asarray((rows.double() * canaries.double()).sum(1).numpy())
+    """Return the inner product of each row with its canary, (c,)."""
+    products = rows.double() * canaries.double()
+    return np.asarray(products.sum(1).numpy())

@@ -1,4 +1,4 @@
-"""What clients know of their own noise, where a method adds some besides what the pipeline does."""
+"""Noise of clients on replies that do not go through a pipeline."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 
 @dataclass(frozen=True)
 class ClientNoise:
-    """The noise that a run's clients put on losses, layers and the like.
+    """Noise that a run's clients add to losses, layers and the like.
 
     Args:
-        unit: "client" or "example".
-        clip: S, of rows.
-        noise: the noise multiplier z, positive.
-        loss_clip: B, of a sample's loss.
-        draws: what it is drawn from.
+        unit: unit of privacy, "client" or "example".
+        clip: S, the norm to which rows are clipped.
+        noise: noise multiplier z, positive.
+        loss_clip: B, the largest loss of a sample.
+        draws: source of the noise.
     """
 
     unit: str

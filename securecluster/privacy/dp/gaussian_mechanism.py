@@ -1,5 +1,6 @@
-"""The Gaussian mechanism on rows that leave a client: clip to a norm, then add noise (McMahan et
-al. 2018; Dwork & Roth 2014, A).
+"""Gaussian mechanism on rows that leave a client: clip to a norm, then add noise.
+
+See McMahan et al. 2018, and Dwork & Roth 2014, appendix A.
 """
 
 from __future__ import annotations
@@ -16,87 +17,110 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.keystream import blocks
 from securecluster.privacy.pipeline import Kind
 
-REPLACE = 2.0  # two rows of norm S differ by up to 2S, one and its absence (a zero) by S
+# Two rows of norm S differ by up to 2S, one and its absence (zeros) by S.
+REPLACE = 2.0
 
 
 class Clip:
-    """x·min(1, S/‖x‖) of each row: its L2 norm is at most S, whatever rounding does.
+    """Clipping of each row x to x·min(1, S/‖x‖): its L2 norm is at most S, whatever rounding does.
 
     Args:
         norm: S, positive.
-        total: whether a row that is not finite counts as zeros. Under noise it must, since a
-            refusal would be a release of its own, without noise; otherwise it is refused, since its
+        nonfinite_as_zeros: True if a row that is not finite counts as zeros. Under noise it must,
+            since a refusal would be a release without noise. Otherwise it is refused, since its
             training has diverged.
     """
 
     kind: ClassVar[Kind] = Kind.CLIP
     name: ClassVar[str] = "clip"
 
-    def __init__(self, norm: float, total: bool = False) -> None:
+    def __init__(self, norm: float, nonfinite_as_zeros: bool = False) -> None:
         self.norm = float(norm)
-        self.total = total
+        self.nonfinite_as_zeros = nonfinite_as_zeros
 
     def width(self, d: int) -> int:
-        """d."""
+        """Return the numbers in a clipped row: d."""
         return d
 
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Return the clipped rows (b, d), new ones.
+        """Return clipped rows (b, d) in new memory.
+
+        Args:
+            rows: rows (b, d).
+            step: number of the call, not used.
 
         Raises:
             UpdateError: a row that is not finite, unless these count as zeros.
         """
         factors = self._factors(rows)
-        return (self._finite(rows, factors).double() * factors).to(rows.dtype)
+        finite = _zero_where_dropped(rows, factors)
+        return (finite.double() * factors).to(rows.dtype)
 
     def overwrite(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Write the same over `rows`."""
+        """Clip `rows` (b, d) in place, like `forward`.
+
+        Args:
+            rows: rows (b, d).
+            step: number of the call, not used.
+        """
         factors = self._factors(rows)
-        for part, own in zip(blocks(rows), self._alike(factors, rows), strict=True):
-            part.copy_(self._finite(part, own).double() * own)
+        row_blocks = blocks(rows)
+        lengths = [len(block) for block in row_blocks]
+        factor_blocks = torch.split(factors, lengths)
+        for block, block_factors in zip(row_blocks, factor_blocks, strict=True):
+            finite = _zero_where_dropped(block, block_factors)
+            block.copy_(finite.double() * block_factors)
         return rows
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """What was cut off is gone."""
+        """Return `rows`: clipping is not inverted."""
         return rows
 
     def _factors(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return what to multiply each row by, (b, 1) in float64: in float32 a small factor would
-        be rounded up.
-        """
+        """Return the factor of each row, (b, 1) float64; 0 for a row that is not finite."""
+        # float64, since float32 would round a small factor up
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
-        bad = ~norms.isfinite()
-        if not self.total and bool(bad.any()):
+        nonfinite = ~norms.isfinite()
+        if not self.nonfinite_as_zeros and bool(nonfinite.any()):
             raise UpdateError(
                 "an update is not finite, so it cannot be clipped: lower the learning rate (--lr)"
             )
+        # The margin is for the rounding of the clipped row.
         limit = self.norm * (1 - margin(rows.dtype))
         factors: torch.Tensor = (limit / norms).clamp(max=1)
-        return factors.masked_fill(bad, 0)
+        return factors.masked_fill(nonfinite, 0)
 
-    @staticmethod
-    def _finite(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-        """Return rows with zeros for those whose factor is 0, of which no multiple is finite."""
-        gone = factors == 0
-        return rows.masked_fill(gone, 0) if bool(gone.any()) else rows
 
-    @staticmethod
-    def _alike(factors: torch.Tensor, rows: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return the factors of the rows in each of their blocks."""
-        return torch.split(factors, [len(part) for part in blocks(rows)])
+def _zero_where_dropped(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Return rows (b, d) with zeros where the factor is 0.
+
+    A row that is not finite would stay so: 0·∞ and 0·NaN are NaN.
+
+    Args:
+        rows: rows (b, d).
+        factors: factors (b, 1).
+    """
+    dropped = factors == 0
+    if bool(dropped.any()):
+        return rows.masked_fill(dropped, 0)
+    return rows
 
 
 class Noise:
-    """x + N(0, (zS)²/shares) in every coordinate, on a grid (`grid_noise`), drawn by each client
-    for itself.
+    """Gaussian noise N(0, (zS)²/shares) in every coordinate, drawn by each client on its own.
+
+    The noise lies on a grid (`grid_noise`).
 
     Args:
-        norm: S, what rows are clipped to.
+        norm: S, to which rows are clipped.
         multiplier: z, positive.
-        shares: how many honest clients at least add their part to one sum: 1 for a row that is read
-            on its own. With more, a row by itself is protected less than `multiplier` says, so it
-            may only leave in sums that nobody reads the terms of. Each share is rounded by itself,
-            so a sum of them is a Gaussian up to that rounding, and not exactly.
+        shares: smallest number of honest clients that add their share to one sum: 1 for a row that
+            is read individually. With more, a row by itself is protected less than `multiplier`
+            says, so it may leave only in sums whose terms nobody reads. Each share is rounded by
+            itself, so a sum of them is Gaussian up to that rounding, and not exactly.
+
+    Raises:
+        UsageError: `shares` is below 1.
     """
 
     kind: ClassVar[Kind] = Kind.NOISE
@@ -107,82 +131,134 @@ class Noise:
             raise UsageError(
                 f"noise in {shares} shares is none: plan for one honest client at least"
             )
-        self.norm, self.multiplier, self.shares = float(norm), float(multiplier), int(shares)
-        self._own = self.multiplier / math.sqrt(shares)
+        self.norm = float(norm)
+        self.multiplier = float(multiplier)
+        self.shares = int(shares)
+        # Variances of the shares add up to that of z.
+        self._share_multiplier = self.multiplier / math.sqrt(shares)
         self._draws: NoiseStreams | None = None
 
     def arm(self, draws: NoiseStreams) -> None:
-        """Hand in what the noise is drawn from."""
+        """Set the source of the noise.
+
+        Args:
+            draws: streams of the clients.
+        """
         self._draws = draws
 
     def width(self, d: int) -> int:
-        """d."""
+        """Return the numbers in a row with noise: d."""
         return d
 
     def forward_for(
-        self, rows: torch.Tensor, step: int, ids: Sequence[int], field: str
+        self,
+        rows: torch.Tensor,
+        step: int,
+        ids: Sequence[int],
+        field: str,
     ) -> torch.Tensor:
-        """Rows (b, d) of the clients `ids`, with noise; written over them."""
+        """Add noise to clients' rows in place.
+
+        Args:
+            rows: clipped rows (b, d).
+            step: number of the call.
+            ids: clients of the rows (b,).
+            field: field of the reply that the rows are.
+
+        Raises:
+            UsageError: no source of noise was set.
+        """
         if self._draws is None:
             raise UsageError(
-                "these clients have nothing to draw noise from yet: hand in their keys first"
+                "these clients have no keys to draw noise from: set them first with Pipeline.arm"
             )
-        for row, i in zip(rows, ids, strict=True):
-            row.copy_(self._draws.noised(i, field, step, row, self._own, self.norm))
+        for row, client in zip(rows, ids, strict=True):
+            noisy = self._draws.noised(
+                client,
+                field,
+                step,
+                row,
+                self._share_multiplier,
+                self.norm,
+            )
+            row.copy_(noisy)
         return rows
 
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Noise is somebody's: `forward_for` adds it."""
+        """Raise PolicyError: noise needs client ids, see `forward_for`."""
         raise PolicyError("noise is added for clients by their numbers: call the pipeline with ids")
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Noise stays."""
+        """Return `rows`: noise is not removed."""
         return rows
 
     def squared_noise(self, d: int) -> float:
-        """σ²d."""
-        return deviation(self._own, self.norm, d) ** 2 * d
+        """Return the expected squared norm of the noise on a row, σ²d.
+
+        Args:
+            d: numbers in a row.
+        """
+        sigma = deviation(self._share_multiplier, self.norm, d)
+        return sigma**2 * d
 
 
 class TrustedCurator:
-    """A trusted server's noise, which is added before its protocol sees what came: the central
-    placement.
+    """Noise of a trusted server, added before its protocol sees the replies (central placement).
 
     Args:
-        norm: S, what clients clip to: the sensitivity of every sum to one client's absence, and of
+        norm: S, to which clients clip: the sensitivity of every sum to one client's absence, and of
             each row.
         multiplier: z.
-        draws: keyed by SERVER; what the sums of one run are noised with must not be known to those
-            who see them.
+        draws: streams keyed by SERVER. Readers of a run's sums must not know the noise on them.
     """
 
     SERVER: ClassVar[int] = -1
 
     def __init__(self, norm: float, multiplier: float, draws: NoiseStreams) -> None:
-        self.norm, self.multiplier, self._draws = float(norm), float(multiplier), draws
-        self._clip = Clip(norm, total=True)
+        self.norm = float(norm)
+        self.multiplier = float(multiplier)
+        self._draws = draws
+        self._clip = Clip(norm, nonfinite_as_zeros=True)
 
     def squared_noise(self, d: int) -> float:
-        """Return the expected squared norm of what it adds to a row of d numbers."""
-        return deviation(self.multiplier, self.norm, d) ** 2 * d
-
-    def add(
-        self, rows: torch.Tensor, step: int, field: str, counts: Sequence[int] | None = None
-    ) -> torch.Tensor:
-        """Rows (r, n) with N(0, σ²) in every number, new ones, but for sums over nobody; what masks
-        have turned is noised as well.
+        """Return the expected squared norm of the noise on a row, σ²d.
 
         Args:
-            counts: of sums, how many clients each holds. Without it rows are single clients', and
-                clipped once more: a row that was rounded to 4 bits may stand for one of nearly
-                twice the norm.
+            d: numbers in a row.
         """
-        out = rows.clone() if counts is not None else self._clip.forward(rows, step)
-        for n, row in enumerate(out):
+        sigma = deviation(self.multiplier, self.norm, d)
+        return sigma**2 * d
+
+    def add(
+        self,
+        rows: torch.Tensor,
+        step: int,
+        field: str,
+        counts: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Return rows (r, n) with noise N(0, σ²) in every number, in new memory.
+
+        Masked rows get noise as well.
+
+        Args:
+            rows: rows of single clients, or sums (r, n).
+            step: number of the call.
+            field: field of the reply that the rows are.
+            counts: number of clients in each sum (r,); sums over no client get no noise. None for
+                rows of single clients.
+        """
+        # Single rows are clipped once more: one that was rounded to 4 bits may stand for a row of
+        # nearly twice the norm.
+        noisy = self._clip.forward(rows, step) if counts is None else rows.clone()
+        for n, row in enumerate(noisy):
             if counts is None or counts[n]:
-                row.copy_(
-                    self._draws.noised(
-                        self.SERVER, f"{field} {n}", step, row, self.multiplier, self.norm
-                    )
+                released = self._draws.noised(
+                    self.SERVER,
+                    f"{field} {n}",
+                    step,
+                    row,
+                    self.multiplier,
+                    self.norm,
                 )
-        return out
+                row.copy_(released)
+        return noisy

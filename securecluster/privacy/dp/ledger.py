@@ -1,5 +1,7 @@
-"""What a run released, event by event, and the ε of all of it together: for each client the union
-of its events, priced once.
+"""Ledger of a run's releases, and the ε of all of them together.
+
+The union of a client's events is accounted for once. Clients compose in parallel: the ε of a run is
+the largest over its clients.
 
 Clients of one name are one person. Ledgers of several runs on the same clients are joined by
 `Ledger.union`.
@@ -20,7 +22,8 @@ from securecluster.privacy.dp.accounting import Step
 Mechanism = Literal["exact", "gaussian", "dp-sgd", "free"]
 Relation = Literal["add/remove", "replace"]
 DELTA = 1e-5
-CHOICE = "choice"  # in place of a digest: two choices may be equal though their noise is not
+# In place of a digest: two choices may be equal although their noise is not.
+CHOICE = "choice"
 
 
 @dataclass(frozen=True)
@@ -28,24 +31,31 @@ class Event:
     """One field of the replies to one call.
 
     Args:
-        ids: the clients that replied.
+        method: client method that was called.
+        verb: verb through which the replies left, "gather" for instance.
+        fields: names of the fields; empty for a local training.
+        round: number of the round.
+        ids: clients that replied.
         mechanism: "exact": nothing random was added. "gaussian": noise of `noise_multiplier` times
-            the sensitivity. "dp-sgd": a local training. "free": made from what was released before,
-            or taken as public.
-        replace: the sensitivity under replacing over that under adding or removing, of "gaussian";
-            it is 2 for "dp-sgd".
-        batch: expected samples in a step of dp-sgd; None: all of a client's, with q = 1.
-        epochs: of dp-sgd; ceil(n / batch) steps each.
-        kept: nothing left the client yet; it counts once anything of that client's does.
-        seen: its values can be read as they lie on the wire, under a mask perhaps; what is sealed
-            cannot.
-        reader: who reads it, "server" or "lps", a local parameter server.
-        step: the number of the call.
+            the sensitivity. "dp-sgd": a local training. "free": made from earlier releases, or
+            taken as public.
+        noise_multiplier: z; None for "exact" and "free".
+        replace: sensitivity under replacing over that under adding or removing, for "gaussian"; it
+            is 2 for "dp-sgd".
+        batch: expected samples in a step of "dp-sgd"; None: all samples of a client, with q = 1.
+        epochs: epochs of "dp-sgd", of ceil(n / batch) steps each.
+        kept: True if nothing left the client yet. The event counts once anything of that client
+            is released.
+        seen: True if its values can be read as they lie on the wire, possibly under a mask; sealed
+            values cannot.
+        reader: "server", or "lps" for a local parameter server.
+        step: number of the call.
         digests: for each of `ids`, 16 hex digits that stand for the bits of its reply; empty where
-            a repetition has no price of its own. `CHOICE` stands for a reply by which a repetition
-            cannot be told.
-        again: a training of "dp-sgd" that repeats an earlier one, of other bits. Its batches may be
-            those of that one, so both are priced as if their batches were known.
+            a repetition has no cost of its own. `CHOICE` stands for a reply by which a repetition
+            cannot be recognised.
+        again: True for a training of "dp-sgd" that repeats an earlier one, with other bits. Its
+            batches may be those of the earlier one, so both are accounted for as if their batches
+            were known.
     """
 
     method: str
@@ -67,31 +77,46 @@ class Event:
 
     def __post_init__(self) -> None:
         if self.digests and len(self.digests) != len(self.ids):
-            raise ValueError(f"{len(self.digests)} digests of {len(self.ids)} replies")
+            digests = len(self.digests)
+            raise ValueError(f"{digests} digests of {len(self.ids)} replies")
 
     @property
     def clients(self) -> int:
-        """How many replied."""
+        """Return the number of clients that replied."""
         return len(self.ids)
 
     def select(self, positions: Sequence[int]) -> Event:
-        """Return the event of the clients at some positions of `ids`."""
+        """Return the event of some of its clients.
+
+        Args:
+            positions: positions in `ids`.
+        """
         ids = tuple(self.ids[k] for k in positions)
-        digests = tuple(self.digests[k] for k in positions) if self.digests else ()
+        digests: tuple[str, ...] = ()
+        if self.digests:
+            digests = tuple(self.digests[k] for k in positions)
         return replace(self, ids=ids, digests=digests)
 
     def releases(self) -> list[Release]:
-        """Return what each client released, in the order of `ids`."""
+        """Return the release of each client, in the order of `ids`."""
+        # `again` is not part of a call's identity: a repeated training is the same call.
         call = replace(self, ids=(), digests=(), again=False)
-        digests = self.digests or ("",) * len(self.ids)
-        return [
-            Release(call, client, digest) for client, digest in zip(self.ids, digests, strict=True)
-        ]
+        digests = self.digests
+        if not digests:
+            digests = ("",) * len(self.ids)
+        releases = []
+        for client, digest in zip(self.ids, digests, strict=True):
+            releases.append(Release(call, client, digest))
+        return releases
 
 
 class Release(NamedTuple):
-    """One client's part of an event: the event without clients, the client, and the digest of its
-    reply.
+    """An event of one client.
+
+    Args:
+        call: the event without clients and digests.
+        client: id of the client.
+        digest: digest of the client's reply; "" where the event has none.
     """
 
     call: Event
@@ -101,13 +126,13 @@ class Release(NamedTuple):
 
 @dataclass(frozen=True)
 class Price:
-    """What the client that released most has spent.
+    """Privacy loss of the client that released most.
 
     Args:
         epsilon: infinite after an exact release; 0 when nothing was released.
-        rdp: the bound by Rényi divergences, beside it.
-        client: whose; None when nobody released anything.
-        accountant: how `epsilon` was found: "nothing released", "exact release", "exact Gaussian",
+        rdp: bound of ε by Rényi divergences.
+        client: id of that client; None when nobody released anything.
+        accountant: origin of `epsilon`: "nothing released", "exact release", "exact Gaussian",
             "PRV" or "RDP".
     """
 
@@ -130,28 +155,32 @@ class Row:
 
 
 class _Cost(NamedTuple):
-    """What of an event its price depends on."""
+    """Properties of an event that its privacy cost depends on.
+
+    `samples` is n_i of the client for "dp-sgd", else None.
+    """
 
     mechanism: Mechanism
     noise_multiplier: float
     replace: float
     batch: int | None
     epochs: int
-    samples: int | None  # of the client, for "dp-sgd"
+    samples: int | None
     again: bool
 
 
-History = frozenset[tuple[_Cost, int]]  # how often each cost arose at a client
+# Costs of one person's events, each with the number of times that it arose.
+History = frozenset[tuple[_Cost, int]]
 
 
 @dataclass
 class Ledger:
-    """All events of a run; an accountant prices their union once.
+    """Events of a run, whose union an accountant prices once.
 
     Args:
-        samples: n_i of every client by its id; what dp-sgd's price depends on, and taken as public.
-        names: of clients by their ids. Several ids of one name are one person, whose releases
-            compose.
+        events: events in the order in which they were recorded.
+        samples: n_i by client id. The cost of "dp-sgd" depends on it, and it is taken as public.
+        names: name by client id. Several ids of one name are one person, whose releases compose.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -160,76 +189,87 @@ class Ledger:
 
     @classmethod
     def union(cls, *ledgers: Ledger) -> Ledger:
-        """Return what several runs released together.
+        """Return the ledger of several runs together.
 
-        Clients are the same where their names are. Each training is priced by the number of samples
-        that it had in its own run. A ledger that another one begins with is an earlier state of the
-        same run, or the same ledger, and is counted once. Batches of different runs are taken to be
-        drawn independently of each other: they are drawn by clients' secret keys and the run's
-        configuration.
+        Clients are the same where their names are. Each training counts with the number of samples
+        that it had in its own run. A ledger with which another one begins is an earlier state of
+        the same run, or the same ledger, and is counted once. Batches of different runs are taken
+        to be drawn independently of each other: they are drawn by clients' secret keys and the
+        run's configuration.
 
         Args:
-            ledgers: of one unit of privacy (`dp_unit`), which a ledger does not know.
+            ledgers: ledgers of one unit of privacy (`dp_unit`), which a ledger does not store.
 
         Raises:
-            UsageError: no ledger, or one that does not know the names of its clients.
+            UsageError: no ledger, or one that does not name all its clients.
         """
         if not ledgers:
             raise UsageError("there is no ledger to add up: give those of one or more runs")
-        for given in ledgers:
-            if not isinstance(given, Ledger):
+        for ledger in ledgers:
+            if not isinstance(ledger, Ledger):
                 raise UsageError(
-                    f"ledgers are added up, not {type(given).__name__}: give one.ledger_, "
+                    f"ledgers are added up, not {type(ledger).__name__}: give one.ledger_, "
                     "other.ledger_, one by one"
                 )
-        found = cls()
+        union = cls()
         for ledger in _distinct(ledgers):
-            found._take(ledger)
-        return found
+            union._append(ledger)
+        return union
 
-    def _take(self, other: Ledger) -> None:
-        """Add another run's events, under new numbers of its clients."""
-        released = {i for event in other.events for i in event.ids}
-        nameless = released - set(other.names)
-        if nameless:
-            raise UsageError(
-                f"a ledger does not name its client {min(nameless)}, so nobody knows what that "
-                "client released elsewhere: give ledgers of fitted protocols, or set their names"
-            )
-        first = 1 + max(self.names, default=-1)
-        number = {i: first + k for k, i in enumerate(sorted(other.names))}
-        self.names |= {number[i]: name for i, name in other.names.items()}
-        self.samples |= {number[i]: n for i, n in other.samples.items() if i in number}
-        self.events += [
-            replace(event, ids=tuple(number[i] for i in event.ids)) for event in other.events
-        ]
+    def _append(self, other: Ledger) -> None:
+        """Add another run's events, under new ids of its clients."""
+        _require_names(other)
+        # Ids of the two runs may be equal for different clients.
+        offset = 1 + max(self.names, default=-1)
+        new_ids = {}
+        for position, client in enumerate(sorted(other.names)):
+            new_ids[client] = offset + position
+        for client, name in other.names.items():
+            self.names[new_ids[client]] = name
+        for client, samples in other.samples.items():
+            if client in new_ids:
+                self.samples[new_ids[client]] = samples
+        for event in other.events:
+            ids = tuple(new_ids[client] for client in event.ids)
+            self.events.append(replace(event, ids=ids))
 
     def of(self, names: Iterable[str]) -> Ledger:
-        """Return the ledger of some persons alone.
+        """Return the ledger of some persons.
+
+        Args:
+            names: names of clients; a single one may be given as it is.
 
         Raises:
-            UsageError: a name that the ledger does not know.
+            UsageError: a name that is not in the ledger.
         """
-        wanted = {names} if isinstance(names, str) else set(names)
-        strangers = sorted(map(str, wanted - set(self.names.values())))
-        if strangers:
+        # A string is an iterable of letters.
+        if isinstance(names, str):
+            names = [names]
+        selected = set(names)
+        unknown = selected - set(self.names.values())
+        if unknown:
+            example = min(map(str, unknown))
             raise UsageError(
-                f"the ledger knows no client {strangers[0]!r}: give names as the federation has "
-                "them"
+                f"the ledger has no client {example!r}: give names as the federation has them"
             )
-        ids = {i for i, name in self.names.items() if name in wanted}
-        parts = [
-            event.select([k for k, i in enumerate(event.ids) if i in ids]) for event in self.events
-        ]
-        kept = [event for event in parts if event.ids]
+        ids = {client for client, name in self.names.items() if name in selected}
+        events = []
+        for event in self.events:
+            positions = [k for k, client in enumerate(event.ids) if client in ids]
+            if positions:
+                events.append(event.select(positions))
         return Ledger(
-            kept,
-            {i: n for i, n in self.samples.items() if i in ids},
-            {i: self.names[i] for i in sorted(ids)},
+            events,
+            {client: n for client, n in self.samples.items() if client in ids},
+            {client: self.names[client] for client in sorted(ids)},
         )
 
     def add(self, event: Event) -> None:
-        """Record a release."""
+        """Record a release.
+
+        Args:
+            event: the event to append.
+        """
         self.events.append(event)
 
     @overload
@@ -239,243 +279,368 @@ class Ledger:
     @overload
     def price(self, delta: float, relation: Literal["replace"]) -> Price | None: ...
     def price(self, delta: float = DELTA, relation: Relation = "add/remove") -> Price | None:
-        """ε at δ of the client that released most: its events compose in series, clients in
-        parallel.
+        """Return ε at δ of the client that released most.
+
+        Events of one client compose in series, clients in parallel.
+
+        Args:
+            delta: δ, in (0, 1).
+            relation: neighbouring relation of ε.
 
         Returns:
-            None where no claim is made: replacing, with batches that were sampled.
+            None where no claim is made: under "replace" with sampled batches.
         """
-        groups = self._groups()
-        without_noise = [client for history, client in groups.items() if _has_exact(history)]
-        if without_noise:  # one release without noise makes ε infinite
-            return Price(math.inf, math.inf, min(without_noise), "exact release")
+        # Clients of one history have one cost, so each history is accounted for once.
+        clients = self._distinct_histories()
+        # An exact release makes ε infinite, whatever noise other releases have.
+        exact_client = _client_with_exact_release(clients)
+        if exact_client is not None:
+            return Price(math.inf, math.inf, exact_client, "exact release")
+        # Different histories may compose to the same steps, which are accounted for once.
         owners: dict[tuple[Step, ...], int] = {}
-        for history, client in groups.items():
+        for history, client in clients.items():
             steps = _merged_steps(history, relation)
-            owners[steps] = min(client, owners.get(steps, client))
-        if relation == "replace" and any(map(_sampled, owners)):
+            lowest = owners.get(steps, client)
+            owners[steps] = min(client, lowest)
+        if relation == "replace" and any(map(_is_sampled, owners)):
             return None
-        return _largest(owners, delta)
+        return _largest_price(owners, delta)
 
     @property
     def epsilon(self) -> float:
-        """ε at δ = 1e-5: 0 when nothing was released, infinite when anything went out without
-        noise.
-        """
+        """Return ε at δ = 1e-5: 0 without any release, infinite after an exact one."""
         return self.price(DELTA).epsilon
 
     def reported(self, delta: float = DELTA) -> float | None:
-        """ε as result files write it: null where it is infinite."""
-        found = self.price(delta).epsilon
-        return None if math.isinf(found) else found
+        """Return ε for result files, where null stands for infinite.
+
+        Args:
+            delta: δ, in (0, 1).
+        """
+        epsilon = self.price(delta).epsilon
+        if math.isinf(epsilon):
+            return None
+        return epsilon
 
     def exact(self) -> list[tuple[str, str]]:
-        """The (method, field) that went out without noise, so that ε is infinite."""
-        out = self._out()
-        told = [e for e in self.events if e.mechanism == "exact" and not out.isdisjoint(e.ids)]
-        return sorted({(e.method, name) for e in told for name in e.fields or ("",)})
+        """Return the sorted (method, field) pairs released without noise, for which ε is infinite.
+
+        The field is "" for an event without fields.
+        """
+        releasing = self._releasing_clients()
+        pairs: set[tuple[str, str]] = set()
+        for event in self.events:
+            if event.mechanism != "exact" or releasing.isdisjoint(event.ids):
+                continue
+            for name in event.fields or ("",):
+                pairs.add((event.method, name))
+        return sorted(pairs)
 
     def summary(self) -> list[Row]:
-        """What was released, in the order in which it first was."""
-        out, counts = self._out(), dict[tuple[str, str, str, float | None, str], Counter[int]]()
-        person = self._persons()
+        """Return the kinds of releases, in the order of their first release."""
+        releasing = self._releasing_clients()
+        persons = self._persons()
+        counts: dict[Row, Counter[int]] = {}
         for event in self.events:
+            clients = [persons.get(i, i) for i in event.ids if i in releasing]
             for name in event.fields or ("",):
-                kind = (event.method, name, event.mechanism, event.noise_multiplier, event.reader)
-                counts.setdefault(kind, Counter()).update(
-                    person.get(i, i) for i in event.ids if i in out
+                row = Row(
+                    method=event.method,
+                    field=name,
+                    mechanism=event.mechanism,
+                    noise_multiplier=event.noise_multiplier,
+                    count=0,
+                    reader=event.reader,
                 )
-        return [Row(*kind[:4], max(at.values()), kind[4]) for kind, at in counts.items() if at]
+                counts.setdefault(row, Counter()).update(clients)
+        rows = []
+        for row, by_client in counts.items():
+            if by_client:
+                rows.append(replace(row, count=max(by_client.values())))
+        return rows
 
-    def _out(self) -> set[int]:
-        """The clients of which anything left."""
-        return {i for event in self.events if not event.kept for i in event.ids}
+    def _releasing_clients(self) -> set[int]:
+        """Return the ids of clients with at least one release.
+
+        Other clients cost nothing: what they computed never left them.
+        """
+        return _clients(event for event in self.events if not event.kept)
 
     def _persons(self) -> dict[int, int]:
-        """Return the lowest id of the same name, by id; an id without a name is a person of its
-        own.
-        """
-        first: dict[str, int] = {}
-        return {i: first.setdefault(name, i) for i, name in sorted(self.names.items())}
+        """Return the lowest id of the same name, by id.
 
-    def _groups(self) -> dict[History, int]:
-        """The distinct histories of persons of whom anything left, and the lowest id of each."""
-        out, person = self._out(), self._persons()
-        found: dict[int, Counter[_Cost]] = {}
+        An id without a name is not in it, and a person of its own.
+        """
+        lowest: dict[str, int] = {}
+        persons: dict[int, int] = {}
+        for client, name in sorted(self.names.items()):
+            persons[client] = lowest.setdefault(name, client)
+        return persons
+
+    def _distinct_histories(self) -> dict[History, int]:
+        """Return the distinct histories of persons with a release, and the lowest id of each."""
+        releasing = self._releasing_clients()
+        persons = self._persons()
+        costs: dict[int, Counter[_Cost]] = {}
         for event in self.events:
+            # Post-processing of earlier releases costs nothing.
             if event.mechanism == "free":
                 continue
-            for i in event.ids:
-                if i in out:
-                    found.setdefault(person.get(i, i), Counter())[self._cost(event, i)] += 1
-        groups: dict[History, int] = {}
-        for i, counts in sorted(found.items()):
-            groups.setdefault(frozenset(counts.items()), i)
-        return groups
+            for client in event.ids:
+                if client in releasing:
+                    person = persons.get(client, client)
+                    # Under the client's own id: each id has its own number of samples.
+                    counts = costs.setdefault(person, Counter())
+                    counts[self._cost(event, client)] += 1
+        lowest: dict[History, int] = {}
+        for person, counts in sorted(costs.items()):
+            lowest.setdefault(frozenset(counts.items()), person)
+        return lowest
 
     def _cost(self, event: Event, client: int) -> _Cost:
-        samples = _size(self.samples, client) if event.mechanism == "dp-sgd" else None
-        multiplier = event.noise_multiplier or 0.0
+        samples = None
+        if event.mechanism == "dp-sgd":
+            samples = self._sample_count(client)
         return _Cost(
-            event.mechanism,
-            multiplier,
-            event.replace,
-            event.batch,
-            event.epochs,
-            samples,
-            event.again,
+            mechanism=event.mechanism,
+            noise_multiplier=event.noise_multiplier or 0.0,
+            replace=event.replace,
+            batch=event.batch,
+            epochs=event.epochs,
+            samples=samples,
+            again=event.again,
         )
+
+    def _sample_count(self, client: int) -> int:
+        if client not in self.samples:
+            raise ValueError(
+                f"dp-sgd of client {client} has no price without its number of samples"
+            )
+        return self.samples[client]
 
 
 class Recall:
-    """Tells new releases from repeated ones.
+    """Recogniser of repeated releases.
 
-    A server that was killed asks again what it asked after its last checkpoint. A reply of the same
-    bits is the release that was recorded then; one of other bits is another release.
+    A server that was killed asks again for everything after its last checkpoint. A reply of the
+    same bits is the release that was recorded then; one of other bits is another release.
 
-    Local training of which nothing left has no bits to compare. It is one training as long as what
-    follows from it has the bits that it had; once that differs, so may the training, which then
-    counts again.
+    Local training without a release has no bits to compare. It is one training as long as what
+    follows from it has the same bits; once that differs, so may the training, which then counts
+    again.
 
     Args:
-        events: what was recorded already and may come again.
+        events: recorded events that may be repeated.
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._known: set[Release] = set()
         self._answered: set[tuple[Event, int]] = set()
-        # by client: trainings that were repeated, of which nothing left
+        # by client: repeated trainings that nothing was released of yet
         self._repeated: dict[int, list[Event]] = {}
-        # by client: what left it then and has not come again
-        self._left: dict[int, set[Release]] = {}
+        # by client: recorded releases that have not been repeated yet
+        self._pending: dict[int, set[Release]] = {}
         self.learn(events)
 
     def learn(self, events: Iterable[Event]) -> None:
-        """Take in what was recorded."""
+        """Add recorded events.
+
+        Args:
+            events: events that may be repeated from now on.
+        """
         for event in events:
             for release in event.releases():
+                # Equal choices may come of different noise, so each one is a release.
                 if release.digest != CHOICE:
                     self._known.add(release)
                 self._answered.add((release.call, release.client))
                 if not event.kept:
-                    self._left.setdefault(release.client, set()).add(release)
+                    pending = self._pending.setdefault(release.client, set())
+                    pending.add(release)
 
     def new(self, events: Sequence[Event]) -> list[Event]:
-        """Return what is to be recorded of the events of one call."""
+        """Return the events to record for one call.
+
+        Args:
+            events: events of the call.
+
+        Returns:
+            Earlier trainings that count again, then the parts of `events` that are not repetitions.
+        """
         if not self._answered:
             return list(events)
-        found: list[Event] = []
-        again: list[Event] = []
+        retrained: list[Event] = []
+        recorded: list[Event] = []
         for event in events:
-            unknown, repeated = list[int](), list[int]()
-            for k, release in enumerate(event.releases()):
+            # positions of clients: first release of the call, and another one with other bits
+            first: list[int] = []
+            differing: list[int] = []
+            for position, release in enumerate(event.releases()):
+                if release in self._known:
+                    self._note_repetition(event, position, release)
+                    continue
                 answered = (release.call, release.client) in self._answered
-                if release not in self._known:
-                    (repeated if answered else unknown).append(k)
-                    again += self._trained_again(release.client, answered)
-                elif event.kept:
-                    self._repeated.setdefault(release.client, []).append(event.select([k]))
+                if answered:
+                    differing.append(position)
                 else:
-                    self._left[release.client].discard(release)
-            if unknown:
-                found.append(event if len(unknown) == len(event.ids) else event.select(unknown))
-            if repeated:
-                found.append(replace(event.select(repeated), again=event.mechanism == "dp-sgd"))
-        return again + found
+                    first.append(position)
+                retrained += self._trained_again(release.client, answered)
+            if first:
+                recorded.append(event.select(first))
+            if differing:
+                again = event.mechanism == "dp-sgd"
+                recorded.append(replace(event.select(differing), again=again))
+        return retrained + recorded
+
+    def _note_repetition(self, event: Event, position: int, release: Release) -> None:
+        if event.kept:
+            trainings = self._repeated.setdefault(release.client, [])
+            trainings.append(event.select([position]))
+        else:
+            self._pending[release.client].discard(release)
 
     def _trained_again(self, client: int, answered: bool) -> list[Event]:
-        """Return the repeated trainings of a client that count again, now that something new of it
-        leaves.
+        """Return the repeated trainings that count again with a new release of their client.
 
-        One counts if something had left after it, before the server was killed, that has not come
-        again.
+        A training counts if a release that followed it before the server was killed has not been
+        repeated.
+
+        Args:
+            client: id of the client.
+            answered: True if the client answered the same call before, with other bits.
         """
-        trained = self._repeated.pop(client, [])
-        left = [release.call.step for release in self._left.get(client, ())]
+        # Popped, so that a training counts again once only.
+        trainings = self._repeated.pop(client, [])
+        pending = self._pending.get(client, ())
+        last = max((release.call.step for release in pending), default=-math.inf)
         return [
-            replace(event, again=True)
-            for event in trained
-            if answered or any(step > event.step for step in left)
+            replace(training, again=True)
+            for training in trainings
+            if answered or last > training.step
         ]
 
 
+def _clients(events: Iterable[Event]) -> set[int]:
+    """Return the ids of all clients in some events."""
+    clients: set[int] = set()
+    for event in events:
+        clients.update(event.ids)
+    return clients
+
+
+def _require_names(ledger: Ledger) -> None:
+    """Raise UsageError for a ledger with a client that has no name.
+
+    Runs are joined by names, so releases of a nameless client could not be composed with those of
+    the same person in another run, and ε would be too small.
+    """
+    nameless = _clients(ledger.events) - set(ledger.names)
+    if nameless:
+        raise UsageError(
+            f"a ledger does not name its client {min(nameless)}, so its releases cannot be joined "
+            "with those of other runs: give ledgers of fitted protocols, or set their names"
+        )
+
+
 def _distinct(ledgers: Sequence[Ledger]) -> list[Ledger]:
-    """Return ledgers without those that a later or longer one begins with."""
-    found: list[Ledger] = []
+    """Return ledgers without those that a longer one begins with."""
+    distinct: list[Ledger] = []
     for ledger in sorted(ledgers, key=lambda ledger: len(ledger.events), reverse=True):
-        if not any(_begins(longer, ledger) for longer in found):
-            found.append(ledger)
-    return found
+        if not any(_begins_with(longer, ledger) for longer in distinct):
+            distinct.append(ledger)
+    return distinct
 
 
-def _begins(whole: Ledger, part: Ledger) -> bool:
-    """Return whether a ledger begins with all events of another one, of the same clients.
+def _begins_with(longer: Ledger, shorter: Ledger) -> bool:
+    """Return True if a ledger begins with all events of another one, of the same clients.
 
     Equal events are the same releases only where digests of the replies say so.
+
+    Args:
+        longer: ledger with at least as many events.
+        shorter: ledger that may be an earlier state of it.
     """
-    if whole is part:
+    if longer is shorter:
         return True
-    if whole.events[: len(part.events)] != part.events or any(
-        _anonymous(event) for event in part.events
-    ):
+    beginning = longer.events[: len(shorter.events)]
+    if beginning != shorter.events:
         return False
-    ids = {i for event in part.events for i in event.ids}
-    return all(
-        whole.names.get(i) == part.names.get(i) and whole.samples.get(i) == part.samples.get(i)
-        for i in ids
-    )
+    if any(map(_is_anonymous, shorter.events)):
+        return False
+    # Two runs may use the same ids for different clients.
+    clients = _clients(shorter.events)
+    if any(longer.names.get(i) != shorter.names.get(i) for i in clients):
+        return False
+    return all(longer.samples.get(i) == shorter.samples.get(i) for i in clients)
 
 
-def _anonymous(event: Event) -> bool:
-    """Return whether a release with a finite price has no digests.
+def _is_anonymous(event: Event) -> bool:
+    """Return True for a release with a finite cost and no digests.
 
-    Two such releases may differ.
+    Two such releases may differ, although their events are equal.
     """
     if event.mechanism not in ("gaussian", "dp-sgd") or event.kept:
         return False
     return not event.digests or CHOICE in event.digests
 
 
-def _merged_steps(history: History, relation: Relation) -> tuple[Step, ...]:
-    """Return what an accountant composes of a client's history."""
-    steps: list[Step] = []
-    for cost, times in history:
-        steps += _steps(cost, times, relation)
-    return accounting.merged(steps)
+def _client_with_exact_release(clients: Mapping[History, int]) -> int | None:
+    """Return the lowest client with an exact release; None if every release has noise.
+
+    Any exact release makes ε infinite: it may be one value with a sample and another one without,
+    and noise on other releases does not take that back.
+
+    Args:
+        clients: history -> lowest id of the clients that have it.
+    """
+    exposed = [client for history, client in clients.items() if _has_exact_release(history)]
+    return min(exposed, default=None)
 
 
-def _sampled(steps: tuple[Step, ...]) -> bool:
-    """Return whether some step sees a random part of the samples only."""
-    return any(rate < 1 for _, rate, _ in steps)
-
-
-def _has_exact(history: History) -> bool:
+def _has_exact_release(history: History) -> bool:
     return any(cost.mechanism == "exact" for cost, _ in history)
 
 
-def _size(samples: Mapping[int, int], client: int) -> int:
-    if client not in samples:
-        raise ValueError(f"dp-sgd of client {client} has no price without its number of samples")
-    return samples[client]
+def _merged_steps(history: History, relation: Relation) -> tuple[Step, ...]:
+    """Return the steps (z, q, count) of a history, merged where they are alike."""
+    steps = [_step(cost, times, relation) for cost, times in history]
+    return accounting.merged(steps)
 
 
-def _steps(cost: _Cost, times: int, relation: Relation) -> Iterable[Step]:
-    """What an event adds to its client's history, `times` times."""
+def _is_sampled(steps: tuple[Step, ...]) -> bool:
+    """Return True if some step uses a random part of the samples only."""
+    return any(q < 1 for _, q, _ in steps)
+
+
+def _step(cost: _Cost, times: int, relation: Relation) -> Step:
+    """Return the step (z, q, count) of an event that arose `times` times.
+
+    Under "replace", the same noise hides a larger change, so z shrinks by the ratio of the two
+    sensitivities.
+    """
     if cost.mechanism == "gaussian":
-        return [
-            (cost.noise_multiplier / (cost.replace if relation == "replace" else 1.0), 1.0, times)
-        ]
-    q, steps = accounting.sampling(cost.samples or 0, cost.batch, cost.epochs)
-    # two trainings in the same batches cost no more than two in batches that are known
+        ratio = cost.replace if relation == "replace" else 1.0
+        return cost.noise_multiplier / ratio, 1.0, times
+    samples = cost.samples or 0
+    q, steps = accounting.sampling(samples, cost.batch, cost.epochs)
+    # Two trainings in the same batches cost no more than two in batches that are known.
     if cost.again and q < 1:
-        q, steps = 1.0, 2 * steps
-    return [(cost.noise_multiplier / (2.0 if relation == "replace" else 1.0), q, steps * times)]
+        q = 1.0
+        steps = 2 * steps
+    ratio = 2.0 if relation == "replace" else 1.0
+    return cost.noise_multiplier / ratio, q, steps * times
 
 
-def _largest(owners: Mapping[tuple[Step, ...], int], delta: float) -> Price:
-    """The dearest history's price."""
-    dearest = accounting.dearest([steps for steps in owners if steps], delta)
-    if dearest is None:
+def _largest_price(owners: Mapping[tuple[Step, ...], int], delta: float) -> Price:
+    """Return the largest privacy loss over histories.
+
+    Args:
+        owners: merged steps -> lowest id of the clients that have them.
+        delta: δ, in (0, 1).
+    """
+    histories = [steps for steps in owners if steps]
+    largest = accounting.dearest(histories, delta)
+    if largest is None:
         return Price(0.0, 0.0, None, "nothing released")
-    steps, cost = dearest
+    steps, cost = largest
     return Price(cost.epsilon, cost.rdp, owners[steps], cost.accountant)

@@ -1,5 +1,4 @@
-"""Mean losses that leave a client with Gaussian noise, in units of what one sample, or one client,
-can change (ours).
+"""Mean losses that leave a client with Gaussian noise (not in the papers).
 
 A row of k mean losses of one client's n samples, each sample's loss clipped to [0, B], moves by at
 most
@@ -8,11 +7,11 @@ most
   more, a sample less or another sample changes each of the k sums by the difference of two numbers
   in [0, B];
 - B·√k where the unit is the client: each mean lies in [0, B], and a client that does not count has
-  zeros in their place, or another's.
+  zeros, or another client's means, in their place.
 
 So its sensitivity is the same whether units of privacy are added and removed, or replaced.
 
-Beside it, noise on rows that leave in another way than a pipeline's.
+The module also adds noise to rows that leave in another way than a pipeline's.
 """
 
 from __future__ import annotations
@@ -33,19 +32,34 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-# stands for a loss that is not finite, as that of weights that overflow: no cluster is handed such
-# a model
+# Stands for a loss that is not finite, as that of weights that overflow: no cluster chooses such a
+# model.
 WORST = 1e30
 
 
 def loss_clip(guard: ClientNoise | None) -> float | None:
-    """B, where losses leave with noise; None where they leave as they are."""
-    return None if guard is None else guard.loss_clip
+    """Return B, the largest loss of a sample; None for losses that leave without noise.
+
+    Args:
+        guard: noise of the run, or None.
+    """
+    if guard is None:
+        return None
+    return guard.loss_clip
 
 
 def sensitivity(guard: ClientNoise, k: int, n: int) -> float:
-    """How far a row of k mean losses over n samples can move, L2, in the losses' unit."""
-    return guard.loss_clip * math.sqrt(k) / (max(n, 1) if guard.unit == "example" else 1)
+    """Return the L2 sensitivity of a row of mean losses, in units of the loss.
+
+    Args:
+        guard: noise of the run.
+        k: mean losses in the row.
+        n: samples behind each mean.
+    """
+    largest = guard.loss_clip * math.sqrt(k)
+    if guard.unit == "example":
+        return largest / max(n, 1)
+    return largest
 
 
 def noised(
@@ -57,36 +71,54 @@ def noised(
     sizes: Sequence[int],
     widths: Sequence[int] | None = None,
 ) -> Array:
-    """Rows (b, k) of mean losses as they may leave: noise z times their sensitivity; the rows
-    themselves where a run has no noise.
+    """Return rows (b, k) of mean losses with noise z times their sensitivity.
+
+    Without noise in the run, return `means` unchanged.
 
     Args:
-        purpose: names the draw, with the client, the call and the row: asked the same again, a
-            client adds the same.
-        ids: (b,) numbers of the clients.
+        guard: noise of the run, or None.
+        purpose: name of the draw. With the client, the call and the row it determines the noise, so
+            a client that is asked the same again adds the same.
+        ids: clients (b,).
         step: number of the call.
-        means: of losses that were clipped to [0, B]; one that is not finite counts as B (a client
-            without samples).
-        sizes: (b,) n of each client.
-        widths: (b,) how many numbers of its row are a client's, the first ones; all of them without
-            it.
+        means: means (b, k) of losses clipped to [0, B]. One that is not finite counts as B (a
+            client without samples).
+        sizes: number of samples n of each client (b,).
+        widths: for each client (b,), the means that are its own, the first ones of its row; None
+            for all.
     """
     if guard is None:
         return means
-    found = np.nan_to_num(means, nan=guard.loss_clip, posinf=guard.loss_clip)
-    for n, i in enumerate(ids):
-        own = found[n, : None if widths is None else widths[n]]
-        reach = sensitivity(guard, len(own), sizes[n])
-        own[:] = guard.draws.noised(
-            i, purpose, step, torch.as_tensor(own.copy()), guard.noise, reach
-        ).numpy()
-    return found
+    noisy = np.nan_to_num(means, nan=guard.loss_clip, posinf=guard.loss_clip)
+    for n, client in enumerate(ids):
+        width = None if widths is None else widths[n]
+        row = noisy[n, :width]
+        reach = sensitivity(guard, len(row), sizes[n])
+        exact = torch.as_tensor(row.copy())
+        released = guard.draws.noised(client, purpose, step, exact, guard.noise, reach)
+        row[:] = released.numpy()
+    return noisy
 
 
 def noised_rows(
-    guard: ClientNoise, purpose: str, ids: Sequence[int], step: int, rows: torch.Tensor
+    guard: ClientNoise,
+    purpose: str,
+    ids: Sequence[int],
+    step: int,
+    rows: torch.Tensor,
 ) -> torch.Tensor:
-    """Rows (b, d) clipped to S, with noise zS in every number."""
+    """Return rows (b, d) clipped to S, with noise of standard deviation zS in every number.
+
+    Args:
+        guard: noise of the run.
+        purpose: name of the draw.
+        ids: clients (b,).
+        step: number of the call.
+        rows: rows (b, d).
+    """
+    # A refusal of a row that is not finite would be a release without noise.
+    clip = Clip(guard.clip, nonfinite_as_zeros=True)
     noise = Noise(guard.clip, guard.noise)
     noise.arm(guard.draws)
-    return noise.forward_for(Clip(guard.clip, total=True).forward(rows, step), step, ids, purpose)
+    clipped = clip.forward(rows, step)
+    return noise.forward_for(clipped, step, ids, purpose)

@@ -1,11 +1,10 @@
-"""What clients' noise is drawn from: ChaCha20 streams under a key of each client that nobody else
-has.
+"""Sources of clients' noise: ChaCha20 streams under a secret key of each client.
 
-A draw is a function of the client's key, the run's configuration, what it is for, the number of the
+A draw is a function of the client's key, the run's configuration, the purpose, the number of the
 call, the mechanism with its noise, and the very numbers that noise is added to. A client that is
 asked the same again therefore gives the same answer, also after a restart, and no second release of
 the same numbers averages the noise out. Asked anything else under the same number, in another run,
-or at another noise level, it draws anew: the noise of one answer cannot be taken off another.
+or at another noise level, it draws anew: the noise of one answer cannot be subtracted from another.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from securecluster.privacy.dp.grid_noise import GridNoise, deviation, spacing
 
 
 class NoiseStreams:
-    """The secret draws of some clients in one run.
+    """Secret draws of some clients in one run.
 
     Args:
-        key: a client's 32-byte key. The noise of who tells it is known.
-        run: the hash of the run's configuration: under one key, runs that differ share no draw.
+        key: client -> its 32-byte key. Noise can be computed by everyone who has the key.
+        run: hash of the run's configuration: under one key, runs that differ share no draw.
     """
 
     def __init__(self, key: Callable[[int], bytes], run: str) -> None:
@@ -33,8 +32,13 @@ class NoiseStreams:
 
     @classmethod
     def derived(cls, randomness: Randomness, run: str) -> NoiseStreams:
-        """Take keys from a run's seed, for simulations: whoever knows the seed can take the noise
-        off.
+        """Return streams of a simulation, whose keys follow from the run's seed.
+
+        Everyone who knows the seed can remove the noise.
+
+        Args:
+            randomness: randomness of the run's seed.
+            run: hash of the run's configuration.
         """
         return cls(lambda client: randomness.key("client", client, "noise"), run)
 
@@ -42,11 +46,22 @@ class NoiseStreams:
         return "NoiseStreams(keys hidden)"
 
     def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
-        """Return 32 bytes for one draw; `about` is whatever else it must not be shared between."""
-        head = f"{self._run} {purpose} {step} ".encode()
-        return hashlib.blake2b(
-            head + about, digest_size=32, key=self._key(client), person=b"securecluster dp"
-        ).digest()
+        """Return the 32-byte seed of one draw.
+
+        Args:
+            client: client by whose key the seed is derived.
+            purpose: name of the draw.
+            step: number of the call.
+            about: further bytes; draws with different ones share no seed.
+        """
+        name = f"{self._run} {purpose} {step} "
+        digest = hashlib.blake2b(
+            name.encode() + about,
+            digest_size=32,
+            key=self._key(client),
+            person=b"securecluster dp",
+        )
+        return digest.digest()
 
     def noised(
         self,
@@ -57,33 +72,40 @@ class NoiseStreams:
         multiplier: float,
         sensitivity: float,
     ) -> torch.Tensor:
-        """Return a row with Gaussian noise on a grid (`grid_noise`), of its shape and type and
-        where it is.
+        """Return a row with Gaussian noise on a grid (`grid_noise`).
 
         Args:
-            client: whose key the noise is drawn by.
-            purpose: with `step`, the number of the call, it names the draw.
-            row: finite numbers.
+            client: client by whose key the noise is drawn.
+            purpose: name of the draw, together with `step`.
+            step: number of the call.
+            row: finite numbers, of any shape.
             multiplier: z, positive.
-            sensitivity: how far two rows of neighbouring data can be apart, L2.
+            sensitivity: Δ, largest L2 distance of rows of neighbouring data.
+
+        Returns:
+            New memory of the row's shape, type and device.
         """
         count = row.numel()
+        # The grid's spacing depends on 1/√d, and an empty row has nothing to hide.
         if not count:
             return row.clone()
-        grid, sigma = (
-            spacing(multiplier, sensitivity, count),
-            deviation(multiplier, sensitivity, count),
-        )
-        about = struct.pack("<2d", grid, sigma) + digest(row)
-        out = row.reshape(1, -1).clone()
-        GridNoise([self.seed(client, f"gaussian {purpose}", step, about)]).add_to(
-            out, [grid], [sigma]
-        )
-        return out.view(row.shape)
+        grid = spacing(multiplier, sensitivity, count)
+        sigma = deviation(multiplier, sensitivity, count)
+        # The noise level and the row itself are in the seed: two answers under one number with
+        # equal noise would reveal the difference of their rows.
+        mechanism = struct.pack("<2d", grid, sigma)
+        about = mechanism + digest(row)
+        seed = self.seed(client, f"gaussian {purpose}", step, about)
+        noisy = row.reshape(1, -1).clone()
+        GridNoise([seed]).add_to(noisy, [grid], [sigma])
+        return noisy.view(row.shape)
 
 
 def digest(row: torch.Tensor) -> bytes:
-    """Return 32 bytes that stand for the numbers of a tensor."""
-    return hashlib.blake2b(
-        row.detach().cpu().contiguous().numpy().tobytes(), digest_size=32
-    ).digest()
+    """Return a 32-byte digest of a tensor's numbers.
+
+    Args:
+        row: tensor of any shape, on any device.
+    """
+    numbers = row.detach().cpu().contiguous().numpy()
+    return hashlib.blake2b(numbers.tobytes(), digest_size=32).digest()

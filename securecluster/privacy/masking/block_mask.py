@@ -1,7 +1,7 @@
-"""A mask in two blocks: what it does to a row's first numbers never mixes with the rest.
+"""Mask in two blocks: the first numbers of a row never mix with the others.
 
-So servers that see masked rows only can average the first layers of models on their own (methods
-that share common layers).
+So servers that receive masked rows only can average the first layers of models on their own
+(methods that share common layers).
 """
 
 from __future__ import annotations
@@ -15,43 +15,64 @@ from securecluster.privacy.pipeline import Kind
 
 
 class Blocks:
-    """diag(P, Q): a mask P of the first `first` numbers of a row, another Q, with a seed of its
-    own, of the others.
+    """Mask diag(P, Q): P for the first numbers of a row, Q with another seed for the others.
 
     Args:
-        mask: the name of both, not "none".
+        mask: name of both masks, not "none".
         first: numbers in the first block, at least 1.
-        rest: numbers in the second, at least 1.
+        second: numbers in the second block, at least 1.
     """
 
     kind: ClassVar[Kind] = Kind.MASK
 
-    def __init__(self, mask: str, first: int, rest: int) -> None:
-        self.name, self.cut = mask, width(mask, first)
-        self._first, self._sizes = first, [first, rest]
-        (self._one,), (self._two,) = build(mask, first), build(mask, rest)
+    def __init__(self, mask: str, first: int, second: int) -> None:
+        self.name = mask
+        self.cut = width(mask, first)
+        self._sizes = [first, second]
+        (self._first,) = build(mask, first)
+        (self._second,) = build(mask, second)
 
     def unlock(self, seed: bytes) -> None:
-        """Hand in the 32-byte seed that the clients agreed on."""
-        self._one.unlock(seed)  # type: ignore[attr-defined]
-        self._two.unlock(hashlib.sha256(b"securecluster second block v1" + seed).digest())  # type: ignore[attr-defined]
+        """Set the seed that the clients agreed on.
+
+        Args:
+            seed: 32 secret bytes.
+        """
+        # Equal seeds would give blocks of equal size the same map.
+        second_seed = hashlib.sha256(b"securecluster second block v1" + seed).digest()
+        self._first.unlock(seed)  # type: ignore[attr-defined]
+        self._second.unlock(second_seed)  # type: ignore[attr-defined]
 
     def width(self, d: int) -> int:
-        """Numbers in a masked row."""
-        return self.cut + width(self.name, d - self._first)
+        """Return the numbers in a masked row.
+
+        Args:
+            d: numbers in a row.
+        """
+        first, _ = self._sizes
+        return self.cut + width(self.name, d - first)
 
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Rows (b, d) masked, (b, n): the first `cut` numbers are the first block's."""
-        one, two = torch.split(rows, self._sizes, dim=-1)
-        return torch.cat(
-            [self._one.forward(one.contiguous(), step), self._two.forward(two.contiguous(), step)],
-            -1,
-        )
+        """Return masked rows (b, n), of which the first `cut` numbers are the first block's.
+
+        Args:
+            rows: rows (b, d).
+            step: number of the call.
+        """
+        first, second = torch.split(rows, self._sizes, dim=-1)
+        masked_first = self._first.forward(first.contiguous(), step)
+        masked_second = self._second.forward(second.contiguous(), step)
+        return torch.cat([masked_first, masked_second], -1)
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Rows (b, n) back to (b, d)."""
-        one, two = rows[..., : self.cut], rows[..., self.cut :]
-        return torch.cat(
-            [self._one.inverse(one.contiguous(), step), self._two.inverse(two.contiguous(), step)],
-            -1,
-        )
+        """Return rows (b, d) with the mask undone.
+
+        Args:
+            rows: masked rows (b, n).
+            step: number of the call that they were masked in.
+        """
+        masked_first = rows[..., : self.cut].contiguous()
+        masked_second = rows[..., self.cut :].contiguous()
+        first = self._first.inverse(masked_first, step)
+        second = self._second.inverse(masked_second, step)
+        return torch.cat([first, second], -1)

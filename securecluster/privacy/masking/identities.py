@@ -1,8 +1,7 @@
-"""Who a client is: an Ed25519 key of its own, and the roster by which others know it.
+"""Identities of clients: Ed25519 keys, and the roster of their public keys.
 
-A roster comes from outside of the run: from the seed in a simulation, and in a deployment from
-    whoever enrols
-clients. What a server hands on during the run is held against it.
+A roster comes from outside of the run: from the seed in a simulation, and in a deployment from the
+enrolment of clients. Keys that a server relays during the run are verified against it.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from securecluster.core import atomic_files
 from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, UsageError
 
-SIGNATURE = 64  # bytes
-# stands for the signature of a client without an identity; no key verifies it
+# bytes of a signature
+SIGNATURE = 64
+# Stands for the signature of a client without an identity; no key verifies it.
 UNSIGNED = bytes(SIGNATURE)
 
 
@@ -25,6 +25,9 @@ class Identity:
     Args:
         private: 32 secret bytes.
 
+    Raises:
+        UsageError: not 32 bytes.
+
     Example:
         >>> identity = Identity(bytes(32))
         >>> Roster({0: identity.public}).check(0, b"text", identity.sign(b"text"))
@@ -33,12 +36,13 @@ class Identity:
     def __init__(self, private: bytes) -> None:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-        if not isinstance(private, bytes) or len(private) != 32:
+        if not _is_key(private):
             raise UsageError("an identity is 32 secret bytes: make one with Identity.generate()")
         self._private = private
         self._key = Ed25519PrivateKey.from_private_bytes(private)
 
     def __repr__(self) -> str:
+        # the public key: no secret may be printed
         return f"Identity({self.public.hex()[:16]}…)"
 
     @classmethod
@@ -46,63 +50,72 @@ class Identity:
         """Return a new identity from the operating system's generator."""
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-        return cls(Ed25519PrivateKey.generate().private_bytes_raw())
+        key = Ed25519PrivateKey.generate()
+        return cls(key.private_bytes_raw())
 
     @classmethod
     def derived(cls, randomness: Randomness, client: int) -> Identity:
-        """Return a simulated client's identity: whoever knows the run's seed has it, too."""
+        """Return a simulated client's identity, which everyone who knows the run's seed has.
+
+        Args:
+            randomness: randomness of the run's seed.
+            client: id of the client.
+        """
         return cls(randomness.key("client", client, "ed25519"))
 
     @classmethod
     def load(cls, path: Path | str) -> Identity:
         """Return the identity in a file that `save` wrote.
 
+        Args:
+            path: path of the file.
+
         Raises:
-            UsageError: the file does not hold an identity.
+            UsageError: the file does not contain an identity.
         """
         return cls(atomic_files.read(Path(path)))
 
     def save(self, path: Path | str) -> None:
-        """Write the secret key to a file that its owner alone can read."""
+        """Write the secret key to a file that only its owner can read.
+
+        Args:
+            path: path of the file.
+        """
         atomic_files.write_atomic(Path(path), self._private, 0o600)
 
     @property
     def public(self) -> bytes:
-        """The public key, 32 bytes: what a roster has of this client."""
+        """Return the public key, 32 bytes, for a roster."""
         return self._key.public_key().public_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:
-        """Return the signature of a message, 64 bytes; the same for the same message."""
+        """Return the signature of a message, 64 bytes; the same for the same message.
+
+        Args:
+            message: bytes to sign.
+        """
         return self._key.sign(message)
 
 
 class Roster:
-    """The clients that take part, and the public key of each one's identity.
+    """Public keys of the clients that take part.
 
     Args:
-        keys: client number -> public key, 32 bytes; or a function that returns it, None for a
+        keys: client id -> public key, 32 bytes; or a function that returns it, and None for a
             stranger.
 
     Raises:
-        UsageError: a number or a key that cannot be one.
+        UsageError: an id or a key that is invalid.
     """
 
     def __init__(self, keys: Mapping[int, bytes] | Callable[[int], bytes | None]) -> None:
-        self._known: dict[int, bytes] = {}
+        self._keys: dict[int, bytes] = {}
+        # A mapping names every client: any other one is a stranger.
         self._find: Callable[[int], bytes | None] = lambda client: None
         if isinstance(keys, Mapping):
             for client, key in keys.items():
-                if (
-                    not isinstance(client, int)
-                    or client < 0
-                    or not isinstance(key, bytes)
-                    or len(key) != 32
-                ):
-                    raise UsageError(
-                        "a roster has a public key of 32 bytes for each client's number: that of "
-                        f"{client!r} is none"
-                    )
-            self._known.update(keys)
+                _check_entry(client, key)
+            self._keys.update(keys)
         elif callable(keys):
             self._find = keys
         else:
@@ -113,20 +126,34 @@ class Roster:
 
     @classmethod
     def derived(cls, randomness: Randomness) -> Roster:
-        """Return the roster of a simulation: of all clients, and of any that may join later."""
+        """Return the roster of a simulation: all clients, and any that may join later.
+
+        Args:
+            randomness: randomness of the run's seed.
+        """
         return cls(lambda client: Identity.derived(randomness, client).public)
 
     def key(self, client: int) -> bytes | None:
-        """Return a client's public key; None for who is not on the roster."""
-        if client not in self._known:
-            found = self._find(client)
-            if found is None:
+        """Return a client's public key; None for a client that is not on the roster.
+
+        Args:
+            client: id of the client.
+        """
+        if client not in self._keys:
+            key = self._find(client)
+            if key is None:
                 return None
-            self._known[client] = found
-        return self._known[client]
+            self._keys[client] = key
+        return self._keys[client]
 
     def check(self, client: int, message: bytes, signature: bytes) -> None:
-        """Raise FrameError unless a client on the roster signed a message."""
+        """Raise FrameError unless a client on the roster signed a message.
+
+        Args:
+            client: id of the client.
+            message: signed bytes.
+            signature: 64 bytes.
+        """
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -135,28 +162,52 @@ class Roster:
             raise FrameError(f"client {client} is not on the roster: the key agreement is refused")
         try:
             Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+        # a ValueError is of a malformed key
         except (InvalidSignature, ValueError):
             raise FrameError(
-                f"client {client} did not sign what the server hands on in its name: the key "
+                f"client {client} did not sign what the server relays in its name: the key "
                 "agreement was tampered with"
             ) from None
 
 
-def check_roster(roster: Roster, identity: Identity, own: tuple[int, ...], clients: int) -> None:
-    """Raise UsageError for a roster that lacks a client of the run, or has another key for a client
-    than its own.
+def _is_key(key: object) -> bool:
+    return isinstance(key, bytes) and len(key) == 32
+
+
+def _check_entry(client: object, key: object) -> None:
+    is_id = isinstance(client, int) and client >= 0
+    if not is_id or not _is_key(key):
+        raise UsageError(
+            "a roster has a public key of 32 bytes for each client's number: that of "
+            f"{client!r} is none"
+        )
+
+
+def check_roster(
+    roster: Roster,
+    identity: Identity,
+    ids: tuple[int, ...],
+    clients: int,
+) -> None:
+    """Raise UsageError for a roster that does not fit a run.
+
+    It must have a key of every client of the run, and this identity's key for its own clients.
 
     Args:
-        own: the numbers of the clients that use this identity.
-        clients: how many began the run; who joins later may be on the roster, too.
+        roster: roster to check.
+        identity: identity of this node.
+        ids: ids of the clients that use this identity.
+        clients: number of clients that began the run. Clients that join later may be on the roster,
+            too.
     """
     missing = [i for i in range(clients) if roster.key(i) is None]
     if missing:
-        few = ", ".join(map(str, missing[:5]))
+        examples = ", ".join(map(str, missing[:5]))
         raise UsageError(
-            f"the roster lacks client(s) {few}: it needs the public key of every client of the run"
+            f"the roster lacks client(s) {examples}: it needs the public key of every client of "
+            "the run"
         )
-    for i in own:
+    for i in ids:
         if roster.key(i) != identity.public:
             raise UsageError(
                 f"the roster has another public key for client {i} than its identity: enrol it "

@@ -1,11 +1,11 @@
-"""How clients come to share a mask seed that the server relays and cannot read.
+"""Key agreement: clients come to share a mask seed that the server relays and cannot read.
 
 The first client that replies is the leader, or, where replies were lost or a server was restarted,
-the first that has a seed already: it draws the seed and seals it to every other client's X25519
+the first that has a seed already. It draws the seed and seals it to every other client's X25519
 key.
 
-Keys and sealed seeds are signed with the clients' identities. A client that has a roster of these
-takes part with nobody else, so a server can neither name itself a peer, to read the seed, nor play
+Keys and sealed seeds are signed with the clients' identities. A client with a roster takes part
+only with clients on it, so a server can neither name itself a peer, to read the seed, nor play
 leader, to set it. Without a roster no signature is verified: then the agreement protects against an
 honest-but-curious server only.
 """
@@ -24,23 +24,24 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError
 from securecluster.messaging.bounds import Between, Octets, Upto, Whole
-from securecluster.messaging.messages import Rows, Shared
+from securecluster.messaging.messages import Ack, Rows, Shared
 from securecluster.privacy.masking.identities import SIGNATURE, UNSIGNED, Identity, Roster
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-from securecluster.messaging.messages import Ack
-
-KEY, BOX = 32, 48  # bytes of a public key, and of a sealed seed
-MOST_CLIENTS = 1 << 31  # numbers of clients, of those that join later too, are below
-# who gets the seed from one frame; a server with more sends several
+# bytes of a public key, and of a sealed seed
+KEY = 32
+BOX = 48
+# Ids of clients, also of those that join later, are below.
+MOST_CLIENTS = 1 << 31
+# recipients of the seed in one frame; a server with more sends several frames
 PEERS = Upto("peers", "clients", minimum=1)
 
 
 @dataclass(frozen=True, eq=False)
 class PublicKey:
-    """Client to server."""
+    """Client's offer to the server."""
 
     key: Annotated[Rows, Octets((KEY,))]  # (b, 32) uint8, X25519
     # (b,) uint8, 1 where the client has a seed already: one of these leads, since a seed that was
@@ -52,7 +53,7 @@ class PublicKey:
 
 @dataclass(frozen=True, eq=False)
 class Peers:
-    """Server to leader: who is to get the seed."""
+    """Server's request to the leader: the clients to seal the seed to."""
 
     ids: Annotated[Shared, Whole((PEERS,), below=MOST_CLIENTS)]  # (k,) int64
     keys: Annotated[Shared, Octets((PEERS, KEY))]  # (k, 32) uint8
@@ -61,7 +62,7 @@ class Peers:
 
 @dataclass(frozen=True, eq=False)
 class SealedSeeds:
-    """Leader to server: the seed, sealed to each peer."""
+    """Leader's reply to the server: the seed, sealed to each peer."""
 
     key: Annotated[Rows, Octets((KEY,))]  # (1, 32) uint8, the leader's public key
     ciphertexts: Annotated[Rows, Octets((PEERS, BOX))]  # (1, k, 48) uint8, AES-256-SIV
@@ -70,7 +71,7 @@ class SealedSeeds:
 
 @dataclass(frozen=True, eq=False)
 class SealedSeed:
-    """Server to client."""
+    """Server's message to a client: its box of the seed."""
 
     leader: Annotated[int, Between(below=MOST_CLIENTS)]
     key: Annotated[Shared, Octets((KEY,))]  # (32,) uint8
@@ -80,28 +81,34 @@ class SealedSeed:
 
 @dataclass
 class Secrets:
-    """What a client keeps between rounds: its private key, a seed it drew as leader, the shared
-    seed once it has it, and the key of its noise. Never printed.
+    """Secrets that clients keep between rounds, by client id; never printed.
+
+    Args:
+        private: X25519 private keys.
+        drawn: seeds that clients drew as leaders.
+        seed: shared seeds, once clients have them.
+        noise: keys of the noise.
+        unused: number of the key call that brought a seed under which nothing was released yet.
     """
 
     private: dict[int, bytes] = field(default_factory=dict, repr=False)
     drawn: dict[int, bytes] = field(default_factory=dict, repr=False)
     seed: dict[int, bytes] = field(default_factory=dict, repr=False)
     noise: dict[int, bytes] = field(default_factory=dict, repr=False)
-    # the key call that brought a seed under which nothing has left yet
     unused: dict[int, int] = field(default_factory=dict)
 
 
 class KeyRing:
-    """The keys of the clients of one endpoint.
+    """Keys of the clients of one endpoint.
 
     Args:
-        config: the hash of the run's configuration, bound into every seal.
-        randomness: derives all keys from the run seed, for reproducible simulations; None takes
+        config: hash of the run's configuration, bound into every seal.
+        randomness: source of all keys from the run seed, for reproducible simulations; None takes
             them from the operating system.
-        unlock: called with the shared seed.
-        identity: client number -> what it signs with; None for a client without an identity.
-        roster: whose signatures count; None takes part with whomever the server names.
+        unlock: function that is called with the shared seed.
+        identity: client id -> identity that it signs with; None for a client without one.
+        roster: clients whose signatures count. None verifies nothing, and takes part with any peer
+            that the server names.
     """
 
     def __init__(
@@ -112,56 +119,65 @@ class KeyRing:
         identity: Callable[[int], Identity | None] = lambda client: None,
         roster: Roster | None = None,
     ) -> None:
-        self._config, self._randomness, self._unlock = config.encode(), randomness, unlock
-        self._identity, self._roster = identity, roster
+        self._config = config.encode()
+        self._randomness = randomness
+        self._unlock = unlock
+        self._identity = identity
+        self._roster = roster
         self.secrets = Secrets()
 
     def restore(self, secrets: Secrets) -> None:
-        """Take over the secrets of a checkpoint."""
+        """Set the secrets of a checkpoint.
+
+        Args:
+            secrets: secrets of this endpoint's clients.
+        """
         self.secrets = secrets
+        # All clients of a run share one seed.
         for seed in list(secrets.seed.values())[:1]:
             self._unlock(seed)
 
     def _bytes(self, client: int, purpose: str) -> bytes:
-        return (
-            os.urandom(32)
-            if self._randomness is None
-            else self._randomness.key("client", client, purpose)
-        )
+        """Return 32 new secret bytes, or those that follow from the run seed."""
+        if self._randomness is None:
+            return os.urandom(32)
+        return self._randomness.key("client", client, purpose)
 
     def noise(self, client: int) -> bytes:
-        """The key that a client's noise is drawn by."""
-        return self.secrets.noise.setdefault(client, self._bytes(client, "noise"))
+        """Return the key by which a client's noise is drawn, 32 bytes.
+
+        Args:
+            client: id of the client.
+        """
+        key = self._bytes(client, "noise")
+        return self.secrets.noise.setdefault(client, key)
 
     def _private(self, client: int) -> bytes:
-        return self.secrets.private.setdefault(client, self._bytes(client, "x25519"))
+        key = self._bytes(client, "x25519")
+        return self.secrets.private.setdefault(client, key)
 
     def use(self, clients: tuple[int, ...]) -> None:
-        """Note that these clients answer a call of the protocol: from now on their seed stays what
-        it is.
+        """Fix the seeds of clients that answer a call of the protocol.
+
+        Args:
+            clients: ids of the clients.
         """
-        for i in clients:
-            self.secrets.unused.pop(i, None)
+        for client in clients:
+            self.secrets.unused.pop(client, None)
 
     def _take(self, client: int, seed: bytes, step: int) -> None:
-        """Take a seed that key call `step` brought.
+        """Store a seed and unlock what needs it.
 
-        Replies may be lost, and then clients agree anew, led by one that never had the first seed.
-        So a later agreement replaces a seed as long as nothing has left under it, which tells a
-        server that swaps seeds no more than the first agreement does.
+        Args:
+            client: id of the client.
+            seed: 32 secret bytes.
+            step: number of the key call that brought the seed.
+
+        Raises:
+            FrameError: another seed is fixed.
         """
+        self._check_not_fixed(client, seed, step)
         unused = self.secrets.unused
-        fixed = [
-            own
-            for i, own in self.secrets.seed.items()
-            if own != seed and step < unused.get(i, math.inf)
-        ]
-        if fixed:
-            raise FrameError(
-                f"client {client} was handed another mask seed than it, or a peer, has used: the "
-                "key agreement was tampered with, or a"
-                " server was restarted before it knew who took part; start a new run"
-            )
         if self.secrets.seed.get(client) != seed:
             unused[client] = step
         elif client in unused:
@@ -169,93 +185,216 @@ class KeyRing:
         self.secrets.seed[client] = seed
         self._unlock(seed)
 
+    def _check_not_fixed(self, client: int, seed: bytes, step: int) -> None:
+        """Raise FrameError for a seed that replaces another one after its first use.
+
+        A seed stays once something was released under it. Before, replies may be lost, and then
+        clients agree anew, led by one that never had the first seed. So a later agreement replaces
+        a seed as long as nothing was released under it: this reveals no more to a server that swaps
+        seeds than the first agreement does.
+
+        Args:
+            client: id of the client, for the message.
+            seed: the new seed.
+            step: number of the key call that brought it.
+        """
+        unused = self.secrets.unused
+        for peer, peer_seed in self.secrets.seed.items():
+            # A seed in use is not in `unused`; one that is there yields to a later key call.
+            replaceable = step >= unused.get(peer, math.inf)
+            if peer_seed != seed and not replaceable:
+                raise FrameError(
+                    f"client {client} received another mask seed than it, or a peer, has used: "
+                    "the key agreement was tampered with, or a server was restarted before it knew "
+                    "who took part; start a new run"
+                )
+
     def offer(self, clients: tuple[int, ...]) -> PublicKey:
-        """Public keys of some clients."""
-        keys = [_public(self._private(i)) for i in clients]
-        seeded = torch.tensor([i in self.secrets.seed for i in clients], dtype=torch.uint8)
-        signatures = [
-            self._sign(i, self._offered(i, key)) for i, key in zip(clients, keys, strict=True)
-        ]
-        return PublicKey(Rows(_table(keys)), Rows(seeded), Rows(_table(signatures)))
+        """Return the signed public keys of some clients.
+
+        Args:
+            clients: ids of the clients (b,).
+        """
+        keys = []
+        signatures = []
+        for client in clients:
+            key = _public(self._private(client))
+            offer = self._offered(client, key)
+            keys.append(key)
+            signatures.append(self._sign(client, offer))
+        # A client with a seed leads, so that a seed in use stays.
+        seeds = self.secrets.seed
+        seeded = torch.tensor([client in seeds for client in clients], dtype=torch.uint8)
+        return PublicKey(
+            key=Rows(_table(keys)),
+            seeded=Rows(seeded),
+            signature=Rows(_table(signatures)),
+        )
 
     def seal(self, leader: int, peers: Peers) -> SealedSeeds:
-        """The leader's seed, sealed to each peer; it takes a seed it drew itself only out of its
-        own box, like everyone else.
+        """Return the leader's seed, sealed to each peer.
+
+        The leader itself stores a seed that it drew only when it opens its own box, like every
+        other client.
+
+        Args:
+            leader: id of the leader.
+            peers: clients to seal the seed to.
+
+        Raises:
+            FrameError: a peer that is included twice, or whose key is not signed by a client on the
+                roster.
         """
         ids = peers.ids.value.tolist()
-        if len(set(ids)) < len(ids):
-            raise FrameError(
-                "the peers of a key agreement include a client twice: ask for the frame again"
-            )
+        _check_distinct(ids)
         keys = [_bytes(key) for key in peers.keys.value]
-        for i, key, signature in zip(ids, keys, peers.signatures.value, strict=True):
-            self._verify(i, self._offered(i, key), _bytes(signature))
-        seed = self.secrets.seed.get(leader) or self.secrets.drawn.setdefault(
-            leader, self._bytes(leader, "mask")
-        )
-        mine, own = self._private(leader), _public(self._private(leader))
-        contexts = [self._context(leader, i, own, key) for i, key in zip(ids, keys, strict=True)]
+        # Every signature is checked before anything is sealed: a server that names itself a peer
+        # would read the seed.
+        signatures = [_bytes(signature) for signature in peers.signatures.value]
+        for peer, key, signature in zip(ids, keys, signatures, strict=True):
+            offer = self._offered(peer, key)
+            self._verify(peer, offer, signature)
+        seed = self._leader_seed(leader)
+        private = self._private(leader)
+        public = _public(private)
         boxes = []
-        signatures = []
-        for key, context in zip(keys, contexts, strict=True):
-            box = _aead(mine, key, context).encrypt(seed, None)
+        box_signatures = []
+        for peer, key in zip(ids, keys, strict=True):
+            context = self._context(leader, peer, public, key)
+            box = _aead(private, key, context).encrypt(seed, None)
+            statement = _sealed(context, box)
             boxes.append(box)
-            signatures.append(self._sign(leader, _sealed(context, box)))
+            box_signatures.append(self._sign(leader, statement))
         return SealedSeeds(
-            Rows(_tensor(own)[None]), Rows(_table(boxes)[None]), Rows(_table(signatures)[None])
+            key=Rows(_tensor(public)[None]),
+            ciphertexts=Rows(_table(boxes)[None]),
+            signatures=Rows(_table(box_signatures)[None]),
         )
 
-    def open(self, clients: tuple[int, ...], box: SealedSeed, step: int) -> Ack:
-        """Take the seed out of each client's box, in key call `step`."""
+    def _leader_seed(self, leader: int) -> bytes:
+        """Return the seed that a leader shares: the one in use, else one that it draws once."""
+        shared = self.secrets.seed.get(leader)
+        if shared:
+            return shared
+        seed = self._bytes(leader, "mask")
+        return self.secrets.drawn.setdefault(leader, seed)
+
+    def open(
+        self,
+        clients: tuple[int, ...],
+        box: SealedSeed,
+        step: int,
+    ) -> Ack:
+        """Store the seed in each client's box.
+
+        Args:
+            clients: ids of the clients (b,).
+            box: boxes of the clients.
+            step: number of the key call.
+
+        Raises:
+            FrameError: a box that the leader did not sign, that cannot be opened, or whose seed
+                would replace one in use.
+        """
         from cryptography.exceptions import InvalidTag
 
-        leader = _bytes(box.key.value)
-        for i, row, signature in zip(
-            clients, box.ciphertext.values, box.signature.values, strict=True
-        ):
-            mine, sealed = self._private(i), _bytes(row)
-            context = self._context(box.leader, i, leader, _public(mine))
-            self._verify(box.leader, _sealed(context, sealed), _bytes(signature))
+        leader_key = _bytes(box.key.value)
+        rows = zip(clients, box.ciphertext.values, box.signature.values, strict=True)
+        for client, ciphertext, signature in rows:
+            private = self._private(client)
+            sealed = _bytes(ciphertext)
+            client_key = _public(private)
+            context = self._context(box.leader, client, leader_key, client_key)
+            # A server that plays leader would set the seed, so the signature is checked first.
+            statement = _sealed(context, sealed)
+            self._verify(box.leader, statement, _bytes(signature))
             try:
-                seed = _aead(mine, leader, context).decrypt(sealed, None)
+                seed = _aead(private, leader_key, context).decrypt(sealed, None)
             except InvalidTag:
                 raise FrameError(
-                    f"client {i} cannot open its box: the key agreement was tampered with, start a "
-                    "new run"
+                    f"client {client} cannot open its box: the key agreement was tampered with, "
+                    "start a new run"
                 ) from None
-            self._take(i, seed, step)
+            self._take(client, seed, step)
         return Ack()
 
     def _sign(self, client: int, statement: bytes) -> bytes:
         identity = self._identity(client)
-        return UNSIGNED if identity is None else identity.sign(statement)
+        if identity is None:
+            return UNSIGNED
+        return identity.sign(statement)
 
     def _verify(self, client: int, statement: bytes, signature: bytes) -> None:
+        """Raise FrameError unless a client signed a statement; without a roster, verify nothing.
+
+        Args:
+            client: id of the client.
+            statement: bytes that were signed.
+            signature: 64 bytes.
+        """
         if self._roster is not None:
             self._roster.check(client, statement, signature)
 
     def _offered(self, client: int, key: bytes) -> bytes:
-        """Return what a client signs when it offers its public key."""
-        return b"|".join(
-            [b"securecluster key offer v1", self._config, b"%d" % client, key.hex().encode()]
-        )
+        """Return the statement that a client signs when it offers its public key.
+
+        It names the run and the client, so that an offer holds in no other run, and for no other
+        client.
+
+        Args:
+            client: id of the client.
+            key: public key, 32 bytes.
+        """
+        fields = [
+            b"securecluster key offer v1",
+            self._config,
+            b"%d" % client,
+            key.hex().encode(),
+        ]
+        return b"|".join(fields)
 
     def _context(self, leader: int, peer: int, leader_key: bytes, peer_key: bytes) -> bytes:
+        """Return the context of a box, from which its key is derived.
+
+        It names the run and both ends, so that a box of one peer is not that of another.
+
+        Args:
+            leader: id of the leader.
+            peer: id of the peer.
+            leader_key: public key of the leader, 32 bytes.
+            peer_key: public key of the peer, 32 bytes.
+        """
         ends = b"%d %d" % (leader, peer)
-        return b"|".join(
-            [
-                b"securecluster mask seed v3",
-                self._config,
-                ends,
-                leader_key.hex().encode(),
-                peer_key.hex().encode(),
-            ]
+        fields = [
+            b"securecluster mask seed v3",
+            self._config,
+            ends,
+            leader_key.hex().encode(),
+            peer_key.hex().encode(),
+        ]
+        return b"|".join(fields)
+
+
+def _check_distinct(ids: Sequence[int]) -> None:
+    if len(set(ids)) < len(ids):
+        raise FrameError(
+            "the peers of a key agreement include a client twice: ask for the frame again"
         )
 
 
 def _sealed(context: bytes, box: bytes) -> bytes:
-    """Return what a leader signs of a seed that it sealed to a peer."""
-    return b"|".join([b"securecluster sealed seed v1", context, box.hex().encode()])
+    """Return the statement that a leader signs for a seed that it sealed to a peer.
+
+    Args:
+        context: context of the box.
+        box: sealed seed, 48 bytes.
+    """
+    fields = [
+        b"securecluster sealed seed v1",
+        context,
+        box.hex().encode(),
+    ]
+    return b"|".join(fields)
 
 
 def _table(rows: Sequence[bytes]) -> torch.Tensor:
@@ -263,7 +402,9 @@ def _table(rows: Sequence[bytes]) -> torch.Tensor:
 
 
 def _tensor(data: bytes) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
+    # a copy, since tensors need writable memory
+    array = np.frombuffer(data, dtype=np.uint8).copy()
+    return torch.from_numpy(array)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
@@ -273,14 +414,24 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 def _public(private: bytes) -> bytes:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+    key = X25519PrivateKey.from_private_bytes(private)
+    return key.public_key().public_bytes_raw()
 
 
 def _aead(private: bytes, public: bytes, context: bytes) -> AESSIV:
-    """Return AES-256-SIV (RFC 5297) under a key that only the two ends know.
+    """Return AES-256-SIV (RFC 5297) under a key that only the two ends can derive.
 
     A leader's seed may change between two agreements, so one key may seal two seeds. AES-SIV takes
-    no nonce: two seeds under one key show only that they differ, and equal seeds give equal boxes.
+    no nonce: two seeds under one key reveal only that they differ, and equal seeds give equal
+    boxes.
+
+    Args:
+        private: X25519 private key of one end, 32 bytes.
+        public: X25519 public key of the other end, 32 bytes.
+        context: bytes that the key is bound to.
+
+    Raises:
+        FrameError: an invalid public key.
     """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
@@ -288,13 +439,12 @@ def _aead(private: bytes, public: bytes, context: bytes) -> AESSIV:
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     try:
-        secret = X25519PrivateKey.from_private_bytes(private).exchange(
-            X25519PublicKey.from_public_bytes(public)
-        )
+        peer = X25519PublicKey.from_public_bytes(public)
+        secret = X25519PrivateKey.from_private_bytes(private).exchange(peer)
     except ValueError:
         raise FrameError(
             "a public key of the key agreement is not a valid X25519 key: its sender must be left "
             "out"
         ) from None
-    key = HKDF(SHA512(), 64, salt=None, info=context).derive(secret)
-    return AESSIV(key)
+    derivation = HKDF(SHA512(), 64, salt=None, info=context)
+    return AESSIV(derivation.derive(secret))

@@ -1,5 +1,6 @@
-"""What a mask draws from the seed that the clients share: a ChaCha20 stream for each step and
-purpose, the same on every machine.
+"""ChaCha20 streams of a mask, from the seed that the clients share.
+
+There is one stream for each step and purpose, the same on every machine.
 """
 
 from __future__ import annotations
@@ -18,67 +19,113 @@ from securecluster.privacy.pipeline import Kind
 
 D = TypeVar("D")
 
-# purposes: what draws for one of them never meets another's stream
+# Purposes of a draw. Each has a stream of its own, so that no two of them share words.
 ORDER, SIGNS, LAYERS, GAUSSIANS = range(4)
 
 
 def words(seed: bytes, step: int, count: int, purpose: int = ORDER) -> NDArray[np.uint64]:
-    """The first `count` 64-bit words of the stream that (seed, step, purpose) names: RFC 8439, the
-    seed as key.
+    """Return the first 64-bit words of the stream of (seed, step, purpose), (count,).
+
+    The stream is ChaCha20 (RFC 8439) with the seed as key.
 
     Args:
-        seed: 32 bytes.
-        step: below 2^64, so that purposes stay apart: the nonce is the step in its low 64 bits and
-            the purpose in its high 32.
+        seed: 32 secret bytes.
+        step: number of the call, below 2^64, so that purposes stay apart: the nonce is the step in
+            its low 64 bits and the purpose in its high 32.
+        count: number of words.
+        purpose: purpose of the draw.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
     # 32-bit block counter (zero), then 96 bits of nonce
-    stream = Cipher(
-        ChaCha20(seed, bytes(4) + (step + (purpose << 64)).to_bytes(12, "little")), mode=None
-    ).encryptor()
-    return np.frombuffer(stream.update(bytes(8 * count)), dtype="<u8")
+    block_counter = bytes(4)
+    number = step + (purpose << 64)
+    nonce = number.to_bytes(12, "little")
+    algorithm = ChaCha20(seed, block_counter + nonce)
+    stream = Cipher(algorithm, mode=None).encryptor()
+    # Encrypted zeros are the stream itself.
+    zeros = bytes(8 * count)
+    data = stream.update(zeros)
+    return np.frombuffer(data, dtype="<u8")
 
 
 def order(seed: bytes, step: int, count: int) -> NDArray[np.int64]:
-    """A uniform order of `count` things: the stable argsort of as many words, on every machine.
+    """Return a uniform permutation: the stable argsort of random words, (count,).
 
-    Sorting numbers is much faster than sorting places by number, so the places are sorted in the
-    words' lower bits; where words agree in their upper bits, which is rare, their order is settled
-    afterwards.
+    Args:
+        seed: 32 secret bytes.
+        step: number of the call.
+        count: number of positions.
     """
     keys = words(seed, step, count, ORDER)
-    low = np.uint64((1 << max(0, count - 1).bit_length()) - 1)
-    packed = (keys & ~low) | np.arange(count, dtype=np.uint64)
+    # Sorting numbers is much faster than an argsort. So each position is put into the lower bits of
+    # its key, and the sorted numbers contain the positions in order.
+    position_bits = max(0, count - 1).bit_length()
+    mask = np.uint64((1 << position_bits) - 1)
+    upper = keys & ~mask
+    packed = upper | np.arange(count, dtype=np.uint64)
     packed.sort()
-    found = (packed & low).view(np.int64)
-    agreed = np.flatnonzero((packed[1:] ^ packed[:-1]) <= low)
-    for run in np.split(agreed, np.flatnonzero(np.diff(agreed) > 1) + 1) if len(agreed) else []:
-        members = found[run[0] : run[-1] + 2].copy()  # ascending places
-        found[run[0] : run[-1] + 2] = members[np.argsort(keys[members], kind="stable")]
-    return found
+    positions = (packed & mask).view(np.int64)
+    # Keys that agree in their upper bits, which is rare, are compared as a whole.
+    differences = packed[1:] ^ packed[:-1]
+    ties = np.flatnonzero(differences <= mask)
+    for run in _runs(ties):
+        # A tie is between a number and the next one.
+        end = run[-1] + 2
+        tied = slice(run[0], end)
+        members = positions[tied].copy()  # ascending
+        ranking = np.argsort(keys[members], kind="stable")
+        positions[tied] = members[ranking]
+    return positions
+
+
+def _runs(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return ascending numbers split into runs of consecutive ones."""
+    if not len(numbers):
+        return []
+    gaps = np.diff(numbers) > 1
+    starts = np.flatnonzero(gaps) + 1
+    return np.split(numbers, starts)
 
 
 def signs(seed: bytes, step: int, count: int, purpose: int) -> NDArray[np.float32]:
-    """`count` fair signs ±1, one per bit of the stream, lowest bit first."""
-    data = words(seed, step, -(-count // 64), purpose).view(np.uint8)
-    return np.float32(1) - np.float32(2) * np.unpackbits(data, count=count, bitorder="little")
+    """Return fair signs ±1 (count,), one for each bit of the stream, lowest bit first.
+
+    Args:
+        seed: 32 secret bytes.
+        step: number of the call.
+        count: number of signs.
+        purpose: purpose of the draw.
+    """
+    word_count = -(-count // 64)
+    data = words(seed, step, word_count, purpose)
+    bits = np.unpackbits(data.view(np.uint8), count=count, bitorder="little")
+    return np.float32(1) - np.float32(2) * bits
 
 
 def gaussians(seed: bytes, step: int, count: int) -> NDArray[np.float64]:
-    """`count` standard Gaussians: Φ⁻¹ of the upper 52 bits of a word each, in the middle of their
-    cell: 53 bits, so none rounds to 1.
+    """Return standard Gaussians (count,): Φ⁻¹ of the upper 52 bits of a word each.
+
+    Args:
+        seed: 32 secret bytes.
+        step: number of the call.
+        count: number of Gaussians.
     """
     from scipy.special import ndtri
 
-    upper = words(seed, step, count, GAUSSIANS) >> np.uint64(12)
-    return np.asarray(ndtri((upper.astype(np.float64) + 0.5) * 2.0**-52))
+    numbers = words(seed, step, count, GAUSSIANS)
+    upper = numbers >> np.uint64(12)
+    # The middle of a cell has 53 bits, so no number rounds to 0 or 1, where Φ⁻¹ is infinite.
+    middles = upper.astype(np.float64) + 0.5
+    uniform = middles * 2.0**-52
+    return np.asarray(ndtri(uniform))
 
 
 class Keyed(ABC, Generic[D]):
-    """A mask's keeper of the shared seed, and of what it drew for the last few steps (a client that
-    missed rounds undoes several).
+    """Base of masks that are drawn from the shared seed.
+
+    It keeps the maps of the last few steps: a client that missed rounds undoes several.
     """
 
     kind: ClassVar[Kind] = Kind.MASK
@@ -93,17 +140,34 @@ class Keyed(ABC, Generic[D]):
         return f"{type(self).__name__}(seed hidden)"
 
     def unlock(self, seed: bytes) -> None:
-        """Hand in the 32-byte seed that the clients agreed on."""
+        """Set the seed that the clients agreed on.
+
+        Args:
+            seed: 32 secret bytes.
+        """
+        # Maps of another seed must not be used again.
         if seed != self._seed:
             self._drawn.clear()
         self._seed = seed
 
     def width(self, d: int) -> int:
-        """Numbers in a masked row of d."""
+        """Return the numbers in a masked row.
+
+        Args:
+            d: numbers in a row.
+        """
         return d
 
     def _of(self, d: int, step: int) -> D:
-        """The map of one step on rows of width d."""
+        """Return the map of one step.
+
+        Args:
+            d: numbers in a row.
+            step: number of the call.
+
+        Raises:
+            UsageError: no seed was set.
+        """
         if self._seed is None:
             raise UsageError(
                 "this client has no mask seed yet: it must take part in the key agreement before "
@@ -120,7 +184,13 @@ class Keyed(ABC, Generic[D]):
 
 
 def blocks(rows: torch.Tensor, numbers: int = 1 << 18) -> Sequence[torch.Tensor]:
-    """Rows (…, d) as views of whole rows, about `numbers` numbers each: what works on them needs no
-    second matrix.
+    """Return views of whole rows, so that work on them needs no second matrix.
+
+    Args:
+        rows: contiguous rows (…, d).
+        numbers: approximate numbers in a view.
     """
-    return torch.split(rows.view(-1, rows.shape[-1]), max(1, numbers // rows.shape[-1]))
+    d = rows.shape[-1]
+    table = rows.view(-1, d)
+    row_count = max(1, numbers // d)
+    return torch.split(table, row_count)

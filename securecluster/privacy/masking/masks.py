@@ -1,13 +1,12 @@
-"""Masks: orthonormal maps that all clients of a run share and the server does not know.
+"""Masks: orthonormal maps that all clients of a run share and the server does not have.
 
-A mask is obfuscation, not encryption: it protects against the server only, one client that tells
-    the server the shared seed undoes
-it, and every orthonormal map leaves norms and inner products as they were, by which clients can
-also be linked from call to call.
+A mask is obfuscation, not encryption. It protects against the server only, and one client that
+sends the server the shared seed undoes it. Every orthonormal map keeps norms and inner products, by
+which clients can also be linked from call to call.
 
 A permutation hides which label is which, and not a client's label distribution: coordinates of one
-call are columns over clients, and grouping columns that move alike gives the distributions back
-(`benchmarks.label_attack`, whose numbers stand in `LABELS`).
+call are columns over clients, and grouping columns that move alike recovers the distributions
+(`benchmarks.label_attack`, whose results are in `LABELS`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from securecluster.privacy.masking.rotations import Haar, Rotation, check_dense
 from securecluster.privacy.pipeline import Pipeline, Stage
 
 MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
-# masks that keep each number's size, hence L1 and every norm of coordinates
+# Masks that keep each number's magnitude, hence L1 and every norm of coordinates.
 ENTRYWISE = (
     "none",
     "permutation",
@@ -35,8 +34,8 @@ _SEED = (
     "call by their inner products"
 )
 
-# correlation with true label shares, of Dirichlet(0.3) and of two labels a client, as
-# benchmarks.label_attack found it
+# Correlation of recovered label shares with the true ones, for Dirichlet(0.3) and for two labels a
+# client, as measured by benchmarks.label_attack.
 LABELS = {
     "permutation": (0.88, 0.99),
     "signed-permutation": (0.86, 0.97),
@@ -44,12 +43,12 @@ LABELS = {
 }
 
 
-def _labels_told(name: str, hidden: str) -> str:
-    """Return what a mask leaves of label distributions.
+def _label_leakage(name: str, hidden: str) -> str:
+    """Return the sentence of a mask's description about label distributions.
 
     Args:
-        name: of the mask.
-        hidden: what of them it hides.
+        name: name of the mask, a key of `LABELS`.
+        hidden: clause that says what the mask hides or reveals of them.
     """
     skewed, two = LABELS[name]
     return (
@@ -65,8 +64,12 @@ _MIXED = "inner products tell of label distributions, too"
 
 @dataclass(frozen=True)
 class MaskInfo:
-    """What the result says of a mask: what stays visible to the server, what is assumed, and what
-    it adds to every masked row.
+    """Description of a mask in results.
+
+    Args:
+        shows: what stays visible to the server.
+        not_covered: attacks that the mask does not cover, and assumptions.
+        padding_bytes: bytes that the mask adds to every row.
     """
 
     shows: str
@@ -80,21 +83,21 @@ INFO = {
         "its sorted values, exact zeros, sum, norm and inner products with the others of that "
         "call, and which values of different clients belong to one coordinate",
         f"the permutation is obfuscation: it hides nothing from a client, and {_SEED}; "
-        f"{_labels_told('permutation', _SHUFFLED)}",
+        f"{_label_leakage('permutation', _SHUFFLED)}",
     ),
     "signed-permutation": MaskInfo(
         "its sorted magnitudes, exact zeros, norm and inner products with the others of that call, "
         "and which values of different clients belong to one coordinate, up to that coordinate's "
         "sign",
         f"the signed permutation is obfuscation: it hides nothing from a client, and {_SEED}; "
-        + _labels_told("signed-permutation", _SHUFFLED),
+        + _label_leakage("signed-permutation", _SHUFFLED),
     ),
     "rotation": MaskInfo(
         "its norm and inner products with the others of that call, and its coordinates mixed by a "
         "structured rotation",
         "the rotation is obfuscation: it is made of public Hadamard matrices and secret signs, "
         "and that it shows no more than inner products is not proved; it hides nothing from a "
-        f"client, and {_SEED}; {_labels_told('rotation', _MIXED)}",
+        f"client, and {_SEED}; {_label_leakage('rotation', _MIXED)}",
     ),
     "haar": MaskInfo(
         "its norm and inner products with the others of that call (the Gram matrix), and in exact "
@@ -102,83 +105,123 @@ INFO = {
         "the Haar rotation is obfuscation: that it shows the Gram matrix alone holds for a "
         "rotation that is used for one call only, up to rounding, and as far as ChaCha20 passes "
         f"for random; it hides nothing from a client, and {_SEED}; "
-        + _labels_told("rotation", f"{_MIXED}, here as measured under `rotation`"),
+        + _label_leakage("rotation", f"{_MIXED}, here as measured under `rotation`"),
     ),
 }
 
 
 class Permutation(Keyed["torch.Tensor"]):
-    """Coordinates in an order drawn from PRF(seed, step), fresh for every call (Sattler et al.
-    2019, V-B; fresh maps are ours).
+    """Secret order of the coordinates, fresh for every call (Sattler et al. 2019, V-B).
 
-    The order is the argsort of 64-bit words of a ChaCha20 stream with the shared seed as key and
-    the step as nonce.
+    That it is drawn anew for every call is not in the paper. The order is the argsort of 64-bit
+    words of a ChaCha20 stream with the shared seed as key and the step as nonce.
     """
 
     name: ClassVar[str] = "permutation"
 
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """P_step applied to rows (b, d)."""
-        return rows.index_select(-1, self._of(rows.shape[-1], step).to(rows.device))
+        """Return permuted rows (b, d) in new memory.
+
+        Args:
+            rows: rows (b, d).
+            step: number of the call.
+        """
+        return rows.index_select(-1, self._positions(rows, step))
 
     def overwrite(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """The same, written over `rows`; beside it there is one block of rows."""
-        places = self._of(rows.shape[-1], step).to(rows.device)
+        """Permute `rows` (b, d) in place; the only new memory is one block of rows.
+
+        Args:
+            rows: rows (b, d).
+            step: number of the call.
+        """
+        positions = self._positions(rows, step)
         for block in blocks(rows):
-            block.copy_(block.index_select(-1, places))
+            block.copy_(block.index_select(-1, positions))
         return rows
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """P_step⁻¹ applied to rows (b, d); exact."""
-        return torch.empty_like(rows).index_copy_(
-            -1, self._of(rows.shape[-1], step).to(rows.device), rows
-        )
+        """Return rows (b, d) with the permutation undone; exact.
+
+        Args:
+            rows: permuted rows (b, d).
+            step: number of the call that they were permuted in.
+        """
+        positions = self._positions(rows, step)
+        restored = torch.empty_like(rows)
+        return restored.index_copy_(-1, positions, rows)
+
+    def _positions(self, rows: torch.Tensor, step: int) -> torch.Tensor:
+        """Return the position that each coordinate is taken from, (d,), on the rows' device."""
+        d = rows.shape[-1]
+        return self._of(d, step).to(rows.device)
 
     def _draw(self, seed: bytes, d: int, step: int) -> torch.Tensor:
         return torch.from_numpy(order(seed, step, d))
 
 
 class SignedPermutation(Keyed["tuple[torch.Tensor, torch.Tensor]"]):
-    """A fresh permutation whose coordinates also take a secret sign each: y_j = s_j·x_π(j). All it
-    needs is exact (ours).
+    """Fresh permutation π with a secret sign s for each coordinate: y_j = s_j·x_π(j).
 
-    Besides what any orthonormal map keeps it keeps L1 and every other norm of coordinates; of a
-    zero the server may see its sign bit, which is the mask's and tells nothing of the client.
+    It is not in the papers. All its operations are exact. Besides what any orthonormal map keeps,
+    it keeps L1 and every other norm of coordinates. Of a zero the server may read the sign bit,
+    which is the mask's and independent of the client.
     """
 
     name: ClassVar[str] = "signed-permutation"
 
     def forward(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """P_step applied to rows (b, d)."""
-        places, flips = self._on(rows, step)
-        return rows.index_select(-1, places).mul_(flips)
+        """Return masked rows (b, d) in new memory.
+
+        Args:
+            rows: rows (b, d).
+            step: number of the call.
+        """
+        positions, flips = self._map(rows, step)
+        return rows.index_select(-1, positions).mul_(flips)
 
     def overwrite(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """The same, written over `rows`; beside it there is one block of rows."""
-        places, flips = self._on(rows, step)
+        """Mask `rows` (b, d) in place; the only new memory is one block of rows.
+
+        Args:
+            rows: rows (b, d).
+            step: number of the call.
+        """
+        positions, flips = self._map(rows, step)
         for block in blocks(rows):
-            torch.mul(block.index_select(-1, places), flips, out=block)
+            permuted = block.index_select(-1, positions)
+            torch.mul(permuted, flips, out=block)
         return rows
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """P_step⁻¹ applied to rows (b, d); exact."""
-        places, flips = self._on(rows, step)
-        return torch.empty_like(rows).index_copy_(-1, places, rows * flips)
+        """Return rows (b, d) with the mask undone; exact.
 
-    def _on(self, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        places, flips = self._of(rows.shape[-1], step)
-        return places.to(rows.device), flips.to(rows.device, rows.dtype)
+        Args:
+            rows: masked rows (b, d).
+            step: number of the call that they were masked in.
+        """
+        positions, flips = self._map(rows, step)
+        restored = torch.empty_like(rows)
+        return restored.index_copy_(-1, positions, rows * flips)
+
+    def _map(self, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return π and s, (d,) each, on the rows' device; s in the rows' type."""
+        d = rows.shape[-1]
+        positions, flips = self._of(d, step)
+        flips = flips.to(rows.device, rows.dtype)
+        return positions.to(rows.device), flips
 
     def _draw(self, seed: bytes, d: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.from_numpy(order(seed, step, d)), torch.from_numpy(
-            np.asarray(signs(seed, step, d, SIGNS))
-        )
+        positions = torch.from_numpy(order(seed, step, d))
+        flips = np.asarray(signs(seed, step, d, SIGNS))
+        return positions, torch.from_numpy(flips)
 
 
 def build(name: str, dimension: int | None = None) -> tuple[Stage, ...]:
-    """The stages of a mask name.
+    """Return the stages of a mask.
 
     Args:
+        name: name of the mask, one of `MASKS`.
         dimension: d of the rows; a client needs it to undo a rotation. None builds what the server
             needs: the kinds of stages.
 
@@ -200,10 +243,22 @@ def build(name: str, dimension: int | None = None) -> tuple[Stage, ...]:
 
 
 def width(name: str, dimension: int) -> int:
-    """The numbers in a masked row of d."""
+    """Return the numbers in a masked row.
+
+    Args:
+        name: name of the mask.
+        dimension: numbers in a row.
+    """
     return Pipeline(build(name)).room(dimension)
 
 
 def describe(name: str, dimension: int, itemsize: int) -> MaskInfo:
-    """What the result says of a mask on rows of d numbers of `itemsize` bytes."""
-    return replace(INFO[name], padding_bytes=(width(name, dimension) - dimension) * itemsize)
+    """Return the description of a mask in results.
+
+    Args:
+        name: name of the mask.
+        dimension: numbers in a row.
+        itemsize: bytes of a number.
+    """
+    padding = width(name, dimension) - dimension
+    return replace(INFO[name], padding_bytes=padding * itemsize)

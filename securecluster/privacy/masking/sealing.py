@@ -1,11 +1,10 @@
-"""Sealing rows client to client: the server relays them and cannot read them, the run's other
-clients can.
+"""Sealing of rows client to client: the server relays them and cannot read them.
 
-Every client of a run holds the seed that the key agreement shares, so one sealed row serves all of
-them: the client sends it once, not once a peer. That is as much as a seal to each peer would hide,
-since every peer is to read the row: what one client tells the server, the server knows. AES-SIV
-(RFC 5297) is deterministic: a client that is asked again sends the same bytes, and no number may be
-used only once.
+Every client of a run has the seed that the key agreement shares, so one sealed row serves all of
+them: the client sends it once, not once for each peer. A seal to each peer would not hide more,
+since every peer is to read the row: a row that one client reveals to the server is known to it.
+AES-SIV (RFC 5297) is deterministic: a client that is asked again sends the same bytes, and there is
+no nonce that may be used only once.
 """
 
 from __future__ import annotations
@@ -21,15 +20,17 @@ from securecluster.errors import FrameError, UsageError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-OVERHEAD = 16  # bytes that a sealed row is longer
+# bytes by which a sealed row is longer
+OVERHEAD = 16
 
 
 class Seal:
-    """AES-256-SIV under a key from the shared seed. Bound into a row: the run, the method and
-    field, who sent it, and in which call.
+    """AES-256-SIV under a key from the shared seed.
+
+    Bound into each row are the run, the method and field, the sender and the call.
 
     Args:
-        run: the hash of the run's configuration.
+        run: hash of the run's configuration.
     """
 
     def __init__(self, run: str) -> None:
@@ -40,30 +41,44 @@ class Seal:
         return "Seal(seed hidden)"
 
     def unlock(self, seed: bytes) -> None:
-        """Hand in the 32-byte seed that the clients agreed on."""
+        """Set the seed that the clients agreed on.
+
+        Args:
+            seed: 32 secret bytes.
+        """
         from cryptography.hazmat.primitives.ciphers.aead import AESSIV
         from cryptography.hazmat.primitives.hashes import SHA512
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-        self._siv = AESSIV(
-            HKDF(SHA512(), 64, salt=None, info=b"securecluster seal v2").derive(seed)
-        )
+        # The seed is also the key of the masks: the label keeps the two apart.
+        derivation = HKDF(SHA512(), 64, salt=None, info=b"securecluster seal v2")
+        self._siv = AESSIV(derivation.derive(seed))
 
     def close(
-        self, rows: torch.Tensor, ids: Sequence[int], step: int, method: str, field: str
+        self,
+        rows: torch.Tensor,
+        ids: Sequence[int],
+        step: int,
+        method: str,
+        field: str,
     ) -> torch.Tensor:
-        """Rows (b, …) of the clients `ids`, each sealed: (b, n) uint8, where n is a row's bytes and
-        OVERHEAD.
+        """Return sealed rows (b, n) uint8, where n is a row's bytes and OVERHEAD.
 
         Args:
-            step: of the call. method: that it asks for. field: of the reply.
+            rows: rows (b, …).
+            ids: clients of the rows (b,).
+            step: number of the call.
+            method: client method that is called.
+            field: field of the reply.
         """
         boxes = []
-        for row, i in zip(rows, ids, strict=True):
-            box = self._ready().encrypt(
-                row.cpu().numpy().tobytes(), self._context(i, step, method, field)
-            )
-            boxes.append(torch.from_numpy(np.frombuffer(box, np.uint8).copy()))
+        for row, client in zip(rows, ids, strict=True):
+            plain = row.cpu().numpy().tobytes()
+            context = self._context(client, step, method, field)
+            box = self._cipher().encrypt(plain, context)
+            # a copy, since tensors need writable memory
+            data = np.frombuffer(box, np.uint8).copy()
+            boxes.append(torch.from_numpy(data))
         return torch.stack(boxes)
 
     def open(
@@ -73,45 +88,56 @@ class Seal:
         step: int,
         method: str,
         field: str,
-        like: torch.Tensor,
+        template: torch.Tensor,
     ) -> torch.Tensor:
-        """The rows (b, …) in boxes (b, n) that the clients `ids` sealed as a field of their replies
-        to a method in call `step`.
+        """Return the rows (b, …) in sealed ones.
 
         Args:
-            like: a tensor of a row's shape and type, where the rows are to lie.
+            boxes: sealed rows (b, n) uint8.
+            ids: clients that sealed them (b,).
+            step: number of the call that they were sealed in.
+            method: client method that was called.
+            field: field of the reply.
+            template: tensor of a row's shape, type and device.
 
         Raises:
-            FrameError: a box that was altered, or is another client's, call's, field's or run's, or
-                holds a row of another size.
+            FrameError: a box that was altered, or that belongs to another client, call, field or
+                run, or that contains a row of another size.
         """
-        return torch.stack(
-            [
-                self._row(box, i, self._context(i, step, method, field), like)
-                for box, i in zip(boxes, ids, strict=True)
-            ]
-        )
+        rows = []
+        for box, client in zip(boxes, ids, strict=True):
+            context = self._context(client, step, method, field)
+            rows.append(self._row(box, client, context, template))
+        return torch.stack(rows)
 
     def _row(
-        self, box: torch.Tensor, client: int, context: list[bytes], like: torch.Tensor
+        self,
+        box: torch.Tensor,
+        client: int,
+        context: list[bytes],
+        template: torch.Tensor,
     ) -> torch.Tensor:
         from cryptography.exceptions import InvalidTag
 
+        sealed = box.cpu().numpy().tobytes()
         try:
-            data = bytearray(self._ready().decrypt(box.cpu().numpy().tobytes(), context))
+            # a bytearray, since tensors need writable memory
+            plain = bytearray(self._cipher().decrypt(sealed, context))
         except InvalidTag:
             raise FrameError(
                 f"what client {client} sealed cannot be opened: it was altered on its way, start a "
                 "new run"
             ) from None
-        if len(data) != like.numel() * like.element_size():
+        size = template.numel() * template.element_size()
+        if len(plain) != size:
             raise FrameError(
-                f"what client {client} sealed has {len(data)} bytes: both sides must run the same "
+                f"what client {client} sealed has {len(plain)} bytes: both sides must run the same "
                 "configuration"
             )
-        return torch.frombuffer(data, dtype=like.dtype).view(like.shape).to(like.device)
+        row = torch.frombuffer(plain, dtype=template.dtype).view(template.shape)
+        return row.to(template.device)
 
-    def _ready(self) -> AESSIV:
+    def _cipher(self) -> AESSIV:
         if self._siv is None:
             raise UsageError(
                 "this client has no seed to seal with yet: it must take part in the key agreement "
@@ -120,4 +146,21 @@ class Seal:
         return self._siv
 
     def _context(self, client: int, step: int, method: str, field: str) -> list[bytes]:
-        return [self._run, method.encode(), field.encode(), b"%d" % client, b"%d" % step]
+        """Return the associated data of a row.
+
+        A server can neither replay a row in another run or call, nor move it to another field or
+        client: it would not open.
+
+        Args:
+            client: client that sealed the row.
+            step: number of the call.
+            method: client method that was called.
+            field: field of the reply.
+        """
+        return [
+            self._run,
+            method.encode(),
+            field.encode(),
+            b"%d" % client,
+            b"%d" % step,
+        ]

@@ -65,7 +65,7 @@ class Halved(Noise):
 
     def __init__(self, norm: float, multiplier: float) -> None:
         super().__init__(norm, multiplier)
-        self._own /= 2
+        self._share_multiplier /= 2
 
 
 def network(

@@ -63,7 +63,7 @@ def test_what_is_not_finite_is_refused_before_it_is_clipped_and_under_noise_coun
     rows = torch.tensor([[1.0, bad], [0.5, 0.5]])
     with pytest.raises(UpdateError, match="not finite"):
         Clip(1.0).forward(rows, 1)
-    assert Clip(1.0, total=True).forward(rows, 1).tolist() == [[0, 0], [0.5, 0.5]]
+    assert Clip(1.0, nonfinite_as_zeros=True).forward(rows, 1).tolist() == [[0, 0], [0.5, 0.5]]
 
 
 @settings(max_examples=300, deadline=None)

@@ -231,11 +231,11 @@ def test_rows_that_nobody_else_keeps_are_overwritten(name: str, b: int, d: int) 
     n = expected.shape[1]
     buffer = torch.zeros(b, n)
     buffer[:, :d] = rows
-    there = pipeline.forward(buffer, 2, own=True)
+    there = pipeline.forward(buffer, 2, overwrite=True)
     assert there.data_ptr() == buffer.data_ptr()
     torch.testing.assert_close(there, expected, rtol=0, atol=2e-6)
     torch.testing.assert_close(
-        pipeline.forward(kept[0].clone() if n == d else kept[0], 2, own=True),
+        pipeline.forward(kept[0].clone() if n == d else kept[0], 2, overwrite=True),
         expected[0],
         rtol=0,
         atol=2e-6,

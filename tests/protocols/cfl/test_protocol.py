@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import cases
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,8 @@ from securecluster.errors import UsageError
 from securecluster.protocols import CFL, FedAvg, Local, Settings
 
 
-@pytest.mark.parametrize("seed", range(10))
+# ten seeds: benchmarks/seeds.py
+@pytest.mark.parametrize("seed", cases.seeds(3, of=10))
 def test_label_swap_on_digits_is_recovered_exactly(seed: int) -> None:
     fitted = CFL().fit(Federation.simulate("digits", seed=seed))
     assert fitted.agreement_ is not None
@@ -23,7 +25,7 @@ def test_label_swap_on_digits_is_recovered_exactly(seed: int) -> None:
     assert np.mean(fitted.accuracy_) > before + 0.1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", cases.seeds(2, of=3))
 def test_iid_clients_stay_together(seed: int) -> None:
     fitted = CFL().fit(Federation.simulate("digits", scenario=Iid(), seed=seed))
     assert len(set(fitted.labels_)) == 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import cases
 import numpy as np
 import pytest
 import torch
@@ -20,9 +21,9 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.compression.sketches import Sketch
 from securecluster.protocols import CFL, FLHC, Settings
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.runtime.endpoint import config_hash, message_types
+from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.run import Run
-from securecluster.runtime.transport import Framed, InProcess, Recorded
+from securecluster.runtime.transport import InProcess, Recorded
 
 FULL = Settings(transcript="full")
 WAYS: list[dict[str, Any]] = [
@@ -80,15 +81,9 @@ def test_frames_are_as_long_as_told_and_the_server_replays(
 def test_nodes_with_one_client_each_do_what_they_do_together(
     kind: type[Any], way: dict[str, Any], small: Federation
 ) -> None:
-    made, settings = method(kind, **way), Settings(dtype="float64")
-    nodes = [made.build_client(small, settings, [i]) for i in range(6)]
-    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
-    net = made.build_network(
-        Framed(doors, lambda name: message_types(made.client, name)[1]),
-        made.config(small, "float64"),
-    )
-    made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
-    together = made.fit(small, settings).client_models_.values
+    made = method(kind, **way)
+    _, nodes = cases.serve_nodes(made, small)
+    together = made.fit(small, cases.DOUBLE).client_models_.values
     torch.testing.assert_close(
         torch.cat([node.client.models.values for node in nodes]), together, rtol=0, atol=1e-9
     )

@@ -5,10 +5,10 @@ unchanged.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cases
 import numpy as np
 import pytest
 import torch
@@ -21,10 +21,9 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.ifca.protocol import IFCA, IFCAState
 from securecluster.protocols.ifca.server import OfferedModels, Restart
-from securecluster.runtime.endpoint import CallContext, Endpoint, message_types
-from securecluster.runtime.run import Run
+from securecluster.runtime.endpoint import CallContext, Endpoint
 from securecluster.runtime.server_channel import ServerChannel
-from securecluster.runtime.transport import Framed, InProcess, Recorded
+from securecluster.runtime.transport import InProcess
 from securecluster.training.local_trainer import LocalTraining
 
 SIZES = (7, 12, 20, 9, 15, 10, 8)
@@ -47,14 +46,10 @@ def served(
     made: Any,
     federation: Federation,
     dtype: str = "float64",
-    lost: Callable[[Call], set[int]] = lambda call: set(),
+    lost: cases.Lost = cases.no_client,
 ) -> tuple[IFCAState, torch.Tensor, Endpoint[Any], ServerChannel, Transcript]:
     """The server's final state, each client's last model, both ends, and what went between them."""
-    endpoint, transcript = made.build_client(federation, Settings(dtype=dtype)), Transcript("full")
-    net = made.build_network(
-        Recorded(InProcess(endpoint.answer, lost), transcript), made.config(federation, dtype)
-    )
-    state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
+    state, endpoint, net, transcript = cases.serve(made, federation, lost, Settings(dtype=dtype))
     return state, made.final_models(endpoint.client, state).values, endpoint, net, transcript
 
 
@@ -261,20 +256,11 @@ def test_with_a_share_of_the_clients_everyone_ends_with_the_same_models(
 def test_nodes_with_one_client_each_do_the_same_behind_real_frames(
     mask: str, small: Federation
 ) -> None:
-    made, settings = (
-        IFCA(k=2, starts=2, start_rounds=1, rounds=2, mask=mask),
-        Settings(dtype="float64"),
-    )
-    nodes = [made.build_client(small, settings, [i]) for i in range(6)]
-    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
-    net = made.build_network(
-        Framed(doors, lambda name: message_types(made.client, name)[1]),
-        made.config(small, "float64"),
-    )
-    state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
+    made = IFCA(k=2, starts=2, start_rounds=1, rounds=2, mask=mask)
+    state, nodes = cases.serve_nodes(made, small)
     apart = torch.cat([made.final_models(node.client, state).values for node in nodes])
     torch.testing.assert_close(
-        apart, made.fit(small, settings).client_models_.values, rtol=0, atol=1e-9
+        apart, made.fit(small, cases.DOUBLE).client_models_.values, rtol=0, atol=1e-9
     )
 
 

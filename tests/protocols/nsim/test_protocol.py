@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import cases
 import numpy as np
 import pytest
 import torch
@@ -24,8 +25,6 @@ from securecluster.protocols.nsim.random_walks import Format, RandomWalk, window
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.protocols.nsim.synthetic_users import SyntheticUsersConfig, correlations
 from securecluster.runtime.endpoint import CallContext, config_hash
-from securecluster.runtime.run import Run
-from securecluster.runtime.transport import InProcess
 
 FULL = Settings(transcript="full")
 SMALL: dict[str, Any] = {
@@ -178,11 +177,8 @@ def test_independent_users_start_apart_and_average_from_one_model(corners: Feder
 
 
 def served(made: NSIM, federation: Federation, lost: Any) -> tuple[Any, Any]:
-    endpoint = made.build_client(federation, Settings())
-    net = made.build_network(InProcess(endpoint.answer, lost), made.config(federation, "float32"))
-    return made.run_server(
-        net, Run(begin=lambda number: setattr(net, "round", number))
-    ), endpoint.client
+    state, endpoint, *_ = cases.serve(made, federation, lost, Settings())
+    return state, endpoint.client
 
 
 def test_who_hands_in_nothing_goes_on_alone(corners: Federation) -> None:
@@ -215,9 +211,7 @@ def test_who_misses_the_average_starts_from_it_and_a_silent_cluster_goes_apart(
 
 def test_clients_tell_of_their_own_model_only_before_the_first_average(corners: Federation) -> None:
     made = NSIM(**SMALL, eps=1.0, mask="none")
-    endpoint = made.build_client(corners, Settings())
-    net = made.build_network(InProcess(endpoint.answer), made.config(corners, "float32"))
-    made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
+    _, endpoint, *_ = cases.serve(made, corners, settings=Settings())
     for method, verb in (("send_model", "gather"), ("pool", "sum")):
         call = Call(
             config_hash(made.config(corners, "float32")),

@@ -50,7 +50,7 @@ def test_users_differ_in_pace_and_some_go_back_and_stay() -> None:
 
 
 def test_parameters_of_walks_matter() -> None:
-    straight = RandomWalk(between=1.0, bend=0.0, central=0.0, apart=0.2, stay=0)(
+    straight = RandomWalk(between=1.0, bend=0.0, central=0.0, spread=0.2, stay=0)(
         Format(), 30, np.random.default_rng(0)
     )
     wild = RandomWalk(between=0.0, memory=(0.0, 0.1))(Format(), 30, np.random.default_rng(0))

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import cases
 import numpy as np
 import pytest
 import torch
@@ -25,9 +26,8 @@ from securecluster.protocols.oneshot import gram_mechanism
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.oneshot.gram_mechanism import gram, packed
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
-from securecluster.runtime.endpoint import CallContext, Endpoint, message_types
-from securecluster.runtime.run import Run
-from securecluster.runtime.transport import Framed, InProcess
+from securecluster.runtime.endpoint import CallContext, Endpoint
+from securecluster.runtime.transport import InProcess
 
 FULL = Settings(transcript="full")
 MASKS = ("none", "permutation", "haar")
@@ -76,9 +76,8 @@ def row(matrix: np.ndarray, values: np.ndarray, vectors: np.ndarray) -> float:
 
 
 def served(made: OneShot, federation: Federation) -> tuple[Any, Endpoint[Any]]:
-    endpoint = made.build_client(federation, Settings())
-    net = made.build_network(InProcess(endpoint.answer), made.config(federation, "float32"))
-    return made.run_server(net, Run(begin=lambda number: setattr(net, "round", number))), endpoint
+    state, endpoint, *_ = cases.serve(made, federation, settings=Settings())
+    return state, endpoint
 
 
 @pytest.mark.parametrize("sealed", [True, False])
@@ -350,18 +349,9 @@ def test_noisy_runs_replay_resume_and_count_their_bytes(
 def test_nodes_with_one_client_each_draw_the_same_noise_behind_real_frames(
     mechanism: str, tasks: Federation
 ) -> None:
-    made, settings = (
-        OneShot(rounds=1, tasks=2, gram_noise=0.02, gram_mechanism=mechanism, model="linear"),
-        Settings(dtype="float64"),
-    )
-    nodes = [made.build_client(tasks, settings, [i]) for i in range(10)]
-    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
-    net = made.build_network(
-        Framed(doors, lambda name: message_types(made.client, name)[1]),
-        made.config(tasks, "float64"),
-    )
-    state = made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
-    together = made.fit(tasks, settings)
+    made = OneShot(rounds=1, tasks=2, gram_noise=0.02, gram_mechanism=mechanism, model="linear")
+    state, nodes = cases.serve_nodes(made, tasks)
+    together = made.fit(tasks, cases.DOUBLE)
     assert state.relevance is not None
     torch.testing.assert_close(state.relevance, together.state_.relevance, rtol=0, atol=1e-9)
     apart = torch.cat([node.client.models.values for node in nodes])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cases
 import numpy as np
 import pytest
 import torch
@@ -25,7 +26,6 @@ from securecluster.runtime.transport import InProcess, Recorded
 
 FULL = Settings(transcript="full")
 MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
-NOBODY: Callable[[Call], set[int]] = lambda call: set()  # noqa: E731
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +50,10 @@ def oracle(federation: Federation, p: int) -> np.ndarray:
 
 
 def served(
-    made: OneShot, federation: Federation, lost: Callable[[Call], set[int]] = NOBODY
+    made: OneShot, federation: Federation, lost: cases.Lost = cases.no_client
 ) -> OneShotState:
-    endpoint = made.build_client(federation, Settings())
-    net = made.build_network(InProcess(endpoint.answer, lost), made.config(federation, "float32"))
-    return made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
+    state: OneShotState = cases.serve(made, federation, lost, Settings()).state
+    return state
 
 
 @pytest.mark.parametrize("sealed", [True, False])
@@ -68,7 +67,7 @@ def test_relevance_is_that_of_full_decompositions_whatever_hides_the_eigenvector
     np.testing.assert_allclose(r.numpy(), oracle(tasks, 7), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", cases.seeds(2, of=4))
 @pytest.mark.parametrize("told", [{"tasks": 2}, {}, {"height": 0.2}])
 def test_it_finds_the_tasks(told: dict[str, Any], seed: int) -> None:
     federation = Federation.simulate("digits", scenario=Tasks(), clients=10, samples=90, seed=seed)

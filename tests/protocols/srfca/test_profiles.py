@@ -194,11 +194,11 @@ def test_losses_that_noise_made_negative_and_equal_models_are_clustered_all_the_
     rng = np.random.default_rng(0)
     for _ in range(50):
         drawn = rng.normal(size=(6, 6), scale=5.0) + 2.0
-        found = cluster_without_threshold((drawn + drawn.T) / 2, least=2, squared=False)
+        found = cluster_without_threshold((drawn + drawn.T) / 2, minimum=2, squared=False)
         assert len(found.labels) == 6 and np.isfinite(found.threshold)
     equal = np.where(np.equal.outer([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]), 0.0, 3.0)
     for squared in (True, False):
-        assert cluster_without_threshold(equal, least=2, squared=squared).labels == [
+        assert cluster_without_threshold(equal, minimum=2, squared=squared).labels == [
             0,
             0,
             0,
@@ -206,4 +206,4 @@ def test_losses_that_noise_made_negative_and_equal_models_are_clustered_all_the_
             1,
             1,
         ]
-    assert cluster_without_threshold(np.zeros((6, 6)), least=2, squared=True).labels == [0] * 6
+    assert cluster_without_threshold(np.zeros((6, 6)), minimum=2, squared=True).labels == [0] * 6

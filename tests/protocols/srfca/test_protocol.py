@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cases
 import numpy as np
 import pytest
 import torch
+from cases import DOUBLE, serve
 from scipy.spatial.distance import cdist
 from scipy.stats import trim_mean
 from sklearn.metrics import adjusted_rand_score
@@ -21,14 +23,11 @@ from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import LabelPermutation
 from securecluster.errors import SecureClusterWarning, UpdateError, UsageError
 from securecluster.messaging.messages import Call, Rows
-from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import SRFCA, Local, Settings
-from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
-from securecluster.runtime.transport import Framed, InProcess, Recorded
+from securecluster.runtime.transport import InProcess
 
-DOUBLE = Settings(dtype="float64")
 FULL = Settings(transcript="full")
 
 
@@ -74,29 +73,13 @@ def short(**params: Any) -> SRFCA:
     )
 
 
-def served(
-    made: Any, federation: Federation, lost: Callable[[Call], set[int]] = lambda call: set()
-) -> tuple[Any, Endpoint[Any], ServerChannel, Transcript]:
-    """The server's final state, both ends, and what went between them."""
-    endpoint, transcript = made.build_client(federation, DOUBLE), Transcript("full")
-    net = made.build_network(
-        Recorded(InProcess(endpoint.answer, lost), transcript), made.config(federation, "float64")
-    )
-    return (
-        made.run_server(net, Run(begin=lambda number: setattr(net, "round", number))),
-        endpoint,
-        net,
-        transcript,
-    )
-
-
 def notes(fitted: SRFCA, name: str) -> list[Any]:
     return [line[name] for line in fitted.history_ if name in line]
 
 
 @pytest.mark.parametrize("distance", ["loss", "l2"])
 @pytest.mark.parametrize("scenario", [LabelSwap(), Rotation()])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", cases.seeds(1, of=2))
 def test_the_clusters_are_found_without_their_number(
     seed: int, scenario: Any, distance: str
 ) -> None:
@@ -152,17 +135,12 @@ def test_every_variant_replays_resumes_and_places_newcomers(
     assert made.replay(whole.transcript_, made.config(two, "float32")) == whole.server_state_
 
     for stop in (8, 11):  # after ONE_SHOT, after a refinement
-
-        def interrupt(line: dict[str, object], stop: int = stop) -> None:
-            if line["round"] == stop:
-                raise KeyboardInterrupt
-
         with pytest.raises(KeyboardInterrupt):
-            made.fit(two, settings, folder=tmp_path / str(stop), report=interrupt)
-        resumed = made.fit(two, settings, folder=tmp_path / str(stop))
-        assert resumed.transcript_.entries == whole.transcript_.entries
-        assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
-        assert resumed.history_ == whole.history_
+            made.fit(two, settings, folder=tmp_path, report=cases.interrupt_after(stop))
+    resumed = made.fit(two, settings, folder=tmp_path)
+    assert resumed.transcript_.entries == whole.transcript_.entries
+    assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
+    assert resumed.history_ == whole.history_
     fresh = Federation.simulate(
         "digits", scenario=Rotation(clusters=2), clients=6, samples=40, seed=0
     )
@@ -254,13 +232,9 @@ def test_a_threshold_decides_how_many_clusters_there_are(distance: str, two: Fed
 def test_a_given_threshold_that_tells_nothing_apart_warns_once(
     given: Any, told: str, two: Federation, tmp_path: Path
 ) -> None:
-    def interrupt(line: dict[str, object]) -> None:
-        if line["round"] == 8:
-            raise KeyboardInterrupt
-
     made, settings = short(**given), Settings(transcript="full")
     with pytest.warns(SecureClusterWarning, match=told) as caught, pytest.raises(KeyboardInterrupt):
-        made.fit(two, settings, folder=tmp_path / "r", report=interrupt)
+        made.fit(two, settings, folder=tmp_path / "r", report=cases.interrupt_after(8))
     sentence = str(caught[0].message)
     assert len(caught) == 1 and "try a threshold between" in sentence and "\n" not in sentence
     resumed = made.fit(two, settings, folder=tmp_path / "r")  # warnings are errors here
@@ -346,7 +320,7 @@ def test_sealed_models_are_no_models_to_the_server(two: Federation) -> None:
 @pytest.mark.parametrize("distance", ["loss", "l2"])
 def test_who_never_hands_in_is_served_in_the_end(distance: str, mask: str, two: Federation) -> None:
     made = short(distance=distance, mask=mask)
-    state, endpoint, net, transcript = served(
+    state, endpoint, net, transcript = serve(
         made, two, lambda call: {3} if call.method == "send_model" else set()
     )
     assert sum(e.method == "send_model" for e in transcript.entries) == 5 and net.state.lost == {
@@ -396,7 +370,7 @@ def test_who_misses_rounds_of_a_refinement_catches_up(
 ) -> None:
     made = short(**params)
     for rounds in ((9, 10), (11, 12)):
-        state, endpoint, net, _ = served(
+        state, endpoint, net, _ = serve(
             made, two, lambda call, rounds=rounds: {2} if call.round in rounds else set()
         )
         assert net.state.lost == {2: list(rounds)} and not state.outbox.lagging_clients()
@@ -414,20 +388,20 @@ def test_nobody_replies_to_anything_that_refines(two: Federation) -> None:
         set(range(8)) if call.method == "contribute" else set()
     )
     made = short()
-    state, endpoint, *_ = served(made, two, silence)
+    state, endpoint, *_ = serve(made, two, silence)
     assert adjusted_rand_score(two.truth or (), state.labels) == 1  # those of ONE_SHOT
     assert (
         not len(state.models.table)
         and made.final_models(endpoint.client, state).values.isfinite().all()
     )
-    nothing, *_ = served(made, two, lambda call: set(range(8)))
+    nothing, *_ = serve(made, two, lambda call: set(range(8)))
     assert list(nothing.labels) == [0] * 8
 
 
 def test_nobody_hands_in_a_model_and_everyone_is_one_cluster(two: Federation) -> None:
     for distance in ("loss", "l2"):
         made = short(distance=distance)
-        state, endpoint, *_ = served(
+        state, endpoint, *_ = serve(
             made, two, lambda call: set(call.to) if call.method == "send_model" else set()
         )
         assert state.clusters == [0] * 8
@@ -442,7 +416,7 @@ def test_a_refinement_that_nobody_replies_in_leaves_the_models_of_the_one_before
     silent: Callable[[Call], set[int]] = lambda call: (  # noqa: E731
         {*call.to} if call.method == "contribute" and call.round > 11 else set()
     )
-    (state, endpoint, *_), (before, other, *_) = served(made, two, silent), served(once, two)
+    (state, endpoint, *_), (before, other, *_) = serve(made, two, silent), serve(once, two)
     assert state.clusters == before.clusters and not state.outbox.lagging_clients()
     torch.testing.assert_close(
         made.final_models(endpoint.client, state).values,
@@ -455,7 +429,7 @@ def test_a_refinement_that_nobody_replies_in_leaves_the_models_of_the_one_before
 def test_newcomers_choose_among_the_clusters_whose_model_came(two: Federation) -> None:
     made = short(mask="permutation", retrain=1)
     first = {i for i, c in enumerate(made.fit(two, DOUBLE).labels_) if c == 0}
-    state, _, net, _ = served(
+    state, _, net, _ = serve(
         made,
         two,
         lambda call: first if call.method == "post" and call.round > made.total_rounds else set(),
@@ -468,7 +442,7 @@ def test_the_losses_of_a_single_client_go_into_no_mean(two: Federation) -> None:
     made = short()
     found = made.fit(two, DOUBLE).labels_
     first = [i for i in range(8) if found[i] == 0]
-    state, *_, transcript = served(
+    state, *_, transcript = serve(
         made,
         two,
         lambda call: set(first[1:]) if call.method in ("known_losses", "cluster_losses") else set(),
@@ -501,7 +475,7 @@ def test_newcomers_that_cannot_be_placed_are_an_error(
         patch.setattr(ServerChannel, "gather", silent)
         with pytest.raises(UpdateError, match="do not reply"):
             fitted.predict(two)
-    state, _, net, _ = served(short(), two, lambda call: set(range(8)))
+    state, _, net, _ = serve(short(), two, lambda call: set(range(8)))
     with pytest.raises(UsageError, match="no member of any cluster posted its model"):
         short().assign_newcomers(net, state, [8])
 
@@ -560,12 +534,7 @@ def test_a_node_with_one_client_does_the_same_behind_real_frames(
     params: dict[str, Any], two: Federation
 ) -> None:
     made = short(**{"mask": "permutation", **params})
-    nodes = [made.build_client(two, DOUBLE, [i]) for i in range(8)]
-    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
-    net = made.build_network(
-        Framed(doors, lambda name: made.message_types(name)[1]), made.config(two, "float64")
-    )
-    made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
+    _, nodes = cases.serve_nodes(made, two)
     apart = torch.cat([node.client.models.values for node in nodes])
     torch.testing.assert_close(
         apart, made.fit(two, DOUBLE).client_models_.values, rtol=0, atol=1e-9

@@ -1,0 +1,93 @@
+"""Protocols by name: those of this project, and those that installed packages declare.
+
+A package outside this project declares its protocols as entry points, in its pyproject.toml:
+
+    [project.entry-points."securecluster.protocols"]
+    pacfl = "my_package.pacfl:PACFL"
+
+They then run, compare and resume on the command line like any other.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from securecluster.errors import UsageError, unknown
+
+GROUP = "securecluster.protocols"
+PROTOCOLS = {  # module and class
+    "cfl": "cfl:CFL",
+    "flhc": "flhc:FLHC",
+    "srfca": "srfca:SRFCA",
+    "oneshot": "oneshot:OneShot",
+    "nsim": "nsim:NSIM",
+    "ifca": "ifca:IFCA",
+    "local-kmeans": "local_kmeans:LocalKMeans",
+    "random": "random_clusters:RandomClusters",
+    "fedavg": "fedavg:FedAvg",
+    "finetune": "finetune:FineTune",
+    "local": "local:Local",
+}
+
+
+def protocol_names() -> list[str]:
+    """Return the names of all protocols, those of this project first."""
+    return [*PROTOCOLS, *sorted(_declared())]
+
+
+def protocol_class(name: str) -> Any:
+    """Return the class of a protocol.
+
+    Args:
+        name: of this project's or of an installed package's protocol.
+
+    Raises:
+        UsageError: an unknown name, or a declaration that does not lead to a protocol.
+    """
+    # Only the protocol that runs is imported, so that the command line answers at once.
+    if name in PROTOCOLS:
+        module_name, _, class_name = PROTOCOLS[name].partition(":")
+        module = importlib.import_module(f"securecluster.protocols.{module_name}")
+        return getattr(module, class_name)
+    declared = _declared()
+    if name not in declared:
+        raise unknown("protocol", name, protocol_names())
+    return _loaded(declared[name])
+
+
+@cache
+def _declared() -> dict[str, EntryPoint]:
+    """Return the entry points of installed packages by name.
+
+    Names of this project's own protocols stay theirs.
+    """
+    points = entry_points(group=GROUP)
+    return {point.name: point for point in points if point.name not in PROTOCOLS}
+
+
+def _loaded(point: EntryPoint) -> Any:
+    """Return the class of an entry point.
+
+    Raises:
+        UsageError: it cannot be imported, is no protocol, or has another name.
+    """
+    from securecluster.protocols.common.base import ClusteringProtocol
+
+    declaration = f"the protocol {point.name!r}, which is declared as {point.value}"
+    try:
+        loaded = point.load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"{declaration}, cannot be imported ({error}): correct the entry point, or install the "
+            "package again"
+        ) from None
+    if not (isinstance(loaded, type) and issubclass(loaded, ClusteringProtocol)):
+        raise UsageError(f"{declaration}, is no ClusteringProtocol: name its class")
+    if loaded.name != point.name:
+        raise UsageError(
+            f"{declaration}, is called {loaded.name!r} in its class: give both the same name"
+        )
+    return loaded

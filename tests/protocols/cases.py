@@ -1,0 +1,248 @@
+"""Small protocols, ways to protect them, federations and servers that tests share.
+
+`build` makes a protocol with the smallest hyper-parameters that still reach every phase of it;
+`variant` one of the variants that tests name in their parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from securecluster import Federation, LabelSwap
+from securecluster.messaging.messages import Call
+from securecluster.messaging.transcript import Transcript
+from securecluster.protocols import (
+    CFL,
+    FLHC,
+    IFCA,
+    NSIM,
+    SRFCA,
+    ClusteringProtocol,
+    FedAvg,
+    FineTune,
+    Local,
+    LocalKMeans,
+    OneShot,
+    RandomClusters,
+    Settings,
+)
+from securecluster.protocols.nsim import synthetic_users
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
+from securecluster.protocols.nsim.random_walks import Format
+from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runtime.endpoint import Endpoint, message_types
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport
+
+Protocol = type[ClusteringProtocol]
+Parameters = dict[str, Any]
+Lost = Callable[[Call], set[int]]
+
+FULL = Settings(transcript="full")
+DOUBLE = Settings(dtype="float64")
+
+# Masks, and the ways of differential privacy
+MASKS = ("permutation", "signed-permutation", "rotation", "haar")
+WAYS: dict[str, Parameters] = {
+    "client": {"dp_unit": "client"},
+    "central": {"dp_unit": "client", "placement": "central"},
+    "example": {"dp_unit": "example"},
+}
+# the command line's options for the smallest federation
+SMALL_FEDERATION = ["--clients", "6", "--clusters", "2", "--samples", "24", "--model", "linear"]
+NOISE: Parameters = {"clip": 1.0, "noise": 0.7}
+
+
+def digit_users(form: Format, users: int, draw: np.random.Generator) -> list[Any]:
+    """Return synthetic users of NSIM for images of digits, whose labels differ by user."""
+    return [
+        (draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20))
+        for k in range(users)
+    ]
+
+
+SYNTHETIC_USERS = 8
+SMALL: dict[Protocol, Parameters] = {
+    CFL: {},
+    FLHC: {"pre_rounds": 1},
+    FedAvg: {},
+    FineTune: {"tune_rounds": 1},
+    IFCA: {"k": 2, "starts": 2, "start_rounds": 1},
+    Local: {},
+    LocalKMeans: {"k": 2, "local_rounds": 1},
+    NSIM: {
+        "synthetic": SYNTHETIC_USERS,
+        "walks": digit_users,
+        "radius": 0.0,
+        "layer": "last",
+        "local_rounds": 1,
+        "eps": 1.0,
+    },
+    OneShot: {"tasks": 2},
+    RandomClusters: {"k": 2},
+    SRFCA: {"local_rounds": 1, "refine": 1},
+}
+EVERY_PROTOCOL = tuple(SMALL)
+AVERAGING = tuple(protocol for protocol in SMALL if protocol is not Local)
+ONE_MODEL = tuple(p for p in AVERAGING if p not in (FineTune, IFCA, SRFCA))
+
+# CFL with limits that let it split in its first rounds
+SPLITTING: Parameters = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
+SKETCH: Parameters = {"sketch": 64}
+VARIANTS: dict[str, tuple[Protocol, Parameters]] = {
+    "cfl": (CFL, SPLITTING),
+    "cfl gradient": (CFL, {**SPLITTING, "similarity": "gradient"}),
+    "cfl sketch": (CFL, {**SPLITTING, **SKETCH}),
+    "cfl sketch average": (CFL, {**SPLITTING, **SKETCH, "clusterer": "average"}),
+    "cfl compress": (CFL, {**SPLITTING, "compress": "8bit", "average": "weighted"}),
+    "cfl fallback": (CFL, {**SPLITTING, "fallback": 0.3}),
+    "flhc": (FLHC, {}),
+    "flhc apart": (FLHC, {"threshold": 0.0}),  # leaves every client alone
+    "flhc 4bit": (FLHC, {"compress": "4bit"}),
+    "flhc sketch": (FLHC, {**SKETCH, "compress": "8bit"}),
+    "flhc sketch spectral": (FLHC, {**SKETCH, "compress": "8bit", "clusterer": "spectral"}),
+    "srfca": (SRFCA, {}),
+    "srfca l2": (SRFCA, {"distance": "l2"}),
+    "srfca trim": (SRFCA, {"trim": 0.2}),
+    "srfca sealed": (SRFCA, {"sealed": True, "variant": "gradient"}),
+    "oneshot": (OneShot, {}),
+    "oneshot noise": (OneShot, {"gram_noise": 0.7}),
+    "nsim": (NSIM, {}),
+    "nsim apart": (NSIM, {"eps": 0.0}),  # leaves every client alone
+    "nsim independent": (NSIM, {"init": "independent"}),
+    "ifca": (IFCA, {}),
+    "local-kmeans": (LocalKMeans, {}),
+    "random": (RandomClusters, {}),
+    "fedavg": (FedAvg, {}),
+    "finetune": (FineTune, {}),
+    "local": (Local, {}),
+}
+
+
+def build(protocol: Protocol, **params: Any) -> Any:
+    """Return a protocol with small parameters; a mask or anything else in `params` goes first."""
+    small = dict(SMALL[protocol])
+    if protocol is FLHC and "rounds" in params:
+        small["pre_rounds"] = min(small["pre_rounds"], params["rounds"] - 1)
+    return protocol(**{**small, **params})
+
+
+def variant(name: str, **params: Any) -> Any:
+    """Return the variant of a protocol that has this name in `VARIANTS`."""
+    protocol, own = VARIANTS[name]
+    return build(protocol, **{**own, **params})
+
+
+# Pairs of protocol and mask that reach each protocol plain and under its default mask, each mask
+# under one protocol whose updates are read one by one and one that needs sums alone, and the
+# rotation, which widens rows, where other messages than updates are masked.
+COVERED = {(protocol, "none") for protocol in EVERY_PROTOCOL}
+COVERED |= {(protocol, "permutation") for protocol in AVERAGING}
+COVERED |= {(protocol, mask) for protocol in (CFL, FedAvg) for mask in MASKS}
+COVERED |= {(protocol, "rotation") for protocol in (OneShot, SRFCA)}
+
+
+def covering(
+    pairs: Iterable[tuple[Any, str]], covered: Collection[tuple[Any, str]] = COVERED
+) -> list[Any]:
+    """Return a product of protocols and masks, or ways, whose uncovered pairs need --exhaustive."""
+    return [pair if pair in covered else exhaustive(*pair) for pair in pairs]
+
+
+def seeds(default: int, of: int) -> list[Any]:
+    """Return seeds, of which all but the first few run with --exhaustive alone."""
+    return [*range(default), *(exhaustive(seed) for seed in range(default, of))]
+
+
+def exhaustive(*case: Any) -> Any:
+    """Return a case that runs with --exhaustive alone."""
+    return pytest.param(*case, marks=pytest.mark.exhaustive)
+
+
+def two_clusters(clients: int, samples: int, seed: int = 0) -> Federation:
+    """Return digits of two clusters that swap labels."""
+    return Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=clients, samples=samples, seed=seed
+    )
+
+
+def stub_pair_network(patch: pytest.MonkeyPatch) -> None:
+    """Let NSIM's pair network hardly train, where nothing depends on what it predicts."""
+
+    def hardly(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
+        return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
+
+    patch.setattr(synthetic_users, "fit", hardly)
+
+
+def no_client(call: Call) -> set[int]:
+    """Return that no client of a call is lost."""
+    return set()
+
+
+def run_server(made: Any, net: ServerChannel) -> Any:
+    """Run the server's loop over a channel, without a folder, and return its final state."""
+    return made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
+
+
+class Served(NamedTuple):
+    """The server's final state, both ends, and what went between them."""
+
+    state: Any
+    endpoint: Endpoint[Any]
+    net: ServerChannel
+    transcript: Transcript
+
+
+def serve(
+    made: Any,
+    federation: Federation,
+    lost: Lost = no_client,
+    settings: Settings = DOUBLE,
+    record: str = "full",
+) -> Served:
+    """Run a protocol over all clients in this process.
+
+    Args:
+        lost: returns which clients of a call do not reply.
+        record: what the transcript keeps.
+    """
+    endpoint, transcript = made.build_client(federation, settings), Transcript(record)
+    transport = Recorded(InProcess(endpoint.answer, lost), transcript)
+    net = made.build_network(transport, made.config(federation, settings.dtype))
+    return Served(run_server(made, net), endpoint, net, transcript)
+
+
+def node_each(made: Any, federation: Federation, settings: Settings) -> list[Endpoint[Any]]:
+    """Return an endpoint for each client, which holds this client's shard alone."""
+    return [made.build_client(federation, settings, [i]) for i in range(len(federation))]
+
+
+def framed(made: Any, nodes: Sequence[Endpoint[Any]]) -> Transport:
+    """Return a transport that encodes every message between a server and its nodes."""
+    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
+    return Framed(doors, lambda name: message_types(made.client, name)[1])
+
+
+def serve_nodes(
+    made: Any, federation: Federation, settings: Settings = DOUBLE
+) -> tuple[Any, list[Endpoint[Any]]]:
+    """Run a protocol over nodes with one client each; return the final state and the nodes."""
+    nodes = node_each(made, federation, settings)
+    net = made.build_network(framed(made, nodes), made.config(federation, settings.dtype))
+    return run_server(made, net), nodes
+
+
+def interrupt_after(number: int) -> Callable[[dict[str, object]], None]:
+    """Return a report that stops a run after a round, as Ctrl-C would."""
+
+    def report(line: dict[str, object]) -> None:
+        if line["round"] == number:
+            raise KeyboardInterrupt
+
+    return report
