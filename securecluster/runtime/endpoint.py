@@ -69,7 +69,7 @@ KEY_METHODS = {
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleasePolicy:
     """Declaration of how the replies of a client method may leave their client.
 
     Args:
@@ -105,7 +105,7 @@ def answers(*via: str, **declared: Any) -> Callable[[F], F]:
 
     Args:
         *via: verbs that the reply may be read through.
-        **declared: the other fields of `Release`.
+        **declared: the other fields of `ReleasePolicy`.
 
     Raises:
         UsageError: the method cannot be called by the server as it is written, or the declaration
@@ -121,13 +121,13 @@ def answers(*via: str, **declared: Any) -> Callable[[F], F]:
 
 def _declared(
     method: Callable[..., Any], via: tuple[str, ...], declared: Mapping[str, Any]
-) -> Release:
+) -> ReleasePolicy:
     """Return what a method declares, after checks of the declaration and of its signature."""
     name = method.__qualname__
     _check_verbs(name, via)
     _check_options(name, declared)
     _check_signature(method, via)
-    release = Release(via, **declared)
+    release = ReleasePolicy(via, **declared)
     # A seal replaces the last stages of the pipeline, so a sealed field must pass through it.
     bypassing = set(release.sealed) - set(release.through)
     if bypassing:
@@ -149,7 +149,7 @@ def _check_verbs(name: str, via: tuple[str, ...]) -> None:
 
 def _check_options(name: str, declared: Mapping[str, Any]) -> None:
     """Raise UsageError for an option of `@answers` that does not exist."""
-    options = [field.name for field in dataclasses.fields(Release)]
+    options = [field.name for field in dataclasses.fields(ReleasePolicy)]
     options.remove("via")  # the positional arguments
     unknown = sorted(set(declared) - set(options))
     if unknown:
@@ -182,7 +182,7 @@ def _check_signature(method: Callable[..., Any], via: tuple[str, ...]) -> None:
             )
 
 
-def release_of(method: Callable[..., Any]) -> Release:
+def release_of(method: Callable[..., Any]) -> ReleasePolicy:
     """Return a method's declaration.
 
     Args:
@@ -192,7 +192,7 @@ def release_of(method: Callable[..., Any]) -> Release:
         PolicyError: the method has none, so it is not a remote method.
     """
     release = getattr(method, "__release__", None)
-    if not isinstance(release, Release):
+    if not isinstance(release, ReleasePolicy):
         raise PolicyError(
             f"{getattr(method, '__name__', method)} is not a remote method: declare it with "
             "@answers"
@@ -250,7 +250,7 @@ def _check_message(method: Callable[..., Any], annotated: str, annotation: Any) 
 
 
 def check_reply(
-    method: Callable[..., Any], release: Release, reply: Any, expected: type, clients: int
+    method: Callable[..., Any], release: ReleasePolicy, reply: Any, expected: type, clients: int
 ) -> None:
     """Check that a reply matches its method's declaration, before any of it is masked.
 
@@ -306,7 +306,7 @@ def _check_row_count(name: str, field: str, rows: int, clients: int) -> None:
         )
 
 
-def _refuse_undeclared_numbers(name: str, release: Release, field: str, value: Any) -> None:
+def _refuse_undeclared_numbers(name: str, release: ReleasePolicy, field: str, value: Any) -> None:
     """Raise PolicyError for private numbers that would leave unmasked without a declaration.
 
     Security rule: numbers leave unmasked only by name. The rule holds whatever the run's mask is,
@@ -489,7 +489,7 @@ class Endpoint(Generic[C]):
             return self.keys.seal(call.to[0], call.query)
         return self.keys.open(call.to, call.query, call.step)
 
-    def _refuse_small_sums(self, call: Call, release: Release) -> None:
+    def _refuse_small_sums(self, call: Call, release: ReleasePolicy) -> None:
         """Raise PolicyError for a sum over too few members of replies that leave in sums only.
 
         Security rule: the sum over one client is that client's own reply, so a server could request
@@ -507,7 +507,7 @@ class Endpoint(Generic[C]):
             )
 
     def _protected(
-        self, call: Call, release: Release, name: str, rows: torch.Tensor
+        self, call: Call, release: ReleasePolicy, name: str, rows: torch.Tensor
     ) -> torch.Tensor:
         """Return a field's rows as they leave: after the pipeline, and sealed where declared.
 
@@ -578,7 +578,7 @@ class Endpoint(Generic[C]):
             )
 
 
-def _refuse_other_verbs(call: Call, release: Release) -> None:
+def _refuse_other_verbs(call: Call, release: ReleasePolicy) -> None:
     """Raise PolicyError for a verb that the called method does not allow.
 
     Security rule: the verb decides who can read a reply. A reply that is declared for sums must not
@@ -592,7 +592,7 @@ def _refuse_other_verbs(call: Call, release: Release) -> None:
         )
 
 
-def _refuse_incomplete_noise(call: Call, release: Release, pipeline: Pipeline) -> None:
+def _refuse_incomplete_noise(call: Call, release: ReleasePolicy, pipeline: Pipeline) -> None:
     """Raise PolicyError for a sum with fewer members than its noise has shares.
 
     Security rule: each member adds one share of the noise, so a sum over fewer members would have

@@ -13,7 +13,7 @@ from securecluster.messaging.messages import Rows, Shared
 from securecluster.privacy.dp.gaussian_mechanism import REPLACE, TrustedCurator
 from securecluster.privacy.dp.ledger import Event, Mechanism
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.endpoint import Release
+from securecluster.runtime.endpoint import ReleasePolicy
 from securecluster.training.config import LocalTraining
 
 A = TypeVar("A")
@@ -29,7 +29,7 @@ class ReleaseAccounting:
             adds itself; infinite for post-processing of other releases, and for public fields.
             Fields that are neither here nor noised by the pipeline are exact.
         replace: by field, the sensitivity to replacing a record over that to adding or removing it.
-        training: by kind of training (`Release.trains`), its DP-SGD plan; empty without DP-SGD.
+        training: DP-SGD plan by kind of training (`ReleasePolicy.trains`); empty without any.
         curator: the noise of a trusted server, or None.
         trained: by kind of training, the variance that DP-SGD's noise adds to each coordinate of a
             client's update, on average over clients.
@@ -58,7 +58,9 @@ class ReleaseAccounting:
         training_noise = self.trained.get(trains, 0.0) * d
         return pipeline.noise(d) + curator_noise + training_noise
 
-    def read(self, release: Release, reply: A, step: int, counts: Sequence[int] | None = None) -> A:
+    def read(
+        self, release: ReleasePolicy, reply: A, step: int, counts: Sequence[int] | None = None
+    ) -> A:
         """Return a reply as the protocol sees it: decoded, and with a trusted server's noise.
 
         Args:
@@ -87,7 +89,7 @@ class ReleaseAccounting:
             return reply
         return replace(reply, **changes)  # type: ignore[type-var]
 
-    def repeatable(self, release: Release, reply: Any) -> bool:
+    def repeatable(self, release: ReleasePolicy, reply: Any) -> bool:
         """Return True if a second reply to the same call, with other bits, would cost again.
 
         Replies with an exact field cannot, since ε is infinite already; nor can what is made of
@@ -110,7 +112,7 @@ class ReleaseAccounting:
             return True
         return any(not math.isinf(multiplier) for multiplier in multipliers)
 
-    def per_group(self, release: Release) -> bool:
+    def per_group(self, release: ReleasePolicy) -> bool:
         """Return True if a trusted server adds noise to a field of this reply.
 
         Where sums arrive, it adds the noise once per sum.
@@ -122,7 +124,7 @@ class ReleaseAccounting:
             return False
         return any(self._curator(name) for name in release.through)
 
-    def events(self, release: Release, call: Event, reply: Any) -> Iterator[Event]:
+    def events(self, release: ReleasePolicy, call: Event, reply: Any) -> Iterator[Event]:
         """Yield what clients released in one call: the training behind it, then field by field.
 
         Args:
@@ -150,7 +152,7 @@ class ReleaseAccounting:
         for name in _tensor_fields(reply):
             yield self._field_event(release, call, name)
 
-    def _field_event(self, release: Release, call: Event, name: str) -> Event:
+    def _field_event(self, release: ReleasePolicy, call: Event, name: str) -> Event:
         """Return the event of one field of a reply."""
         multiplier, replacement = self._cost(release, name)
         mechanism: Mechanism = "gaussian"
@@ -187,11 +189,11 @@ class ReleaseAccounting:
             return None
         return self.curator
 
-    def _server_cannot_read(self, release: Release, name: str) -> bool:
+    def _server_cannot_read(self, release: ReleasePolicy, name: str) -> bool:
         """Return True if a field is sealed for other clients."""
         return self.pipeline.seal is not None and name in release.sealed
 
-    def _cost(self, release: Release, name: str) -> tuple[float | None, float]:
+    def _cost(self, release: ReleasePolicy, name: str) -> tuple[float | None, float]:
         """Return a field's noise multiplier and its factor for replacing a record.
 
         The multiplier is infinite if the field shows nothing new, and None if it is exact.

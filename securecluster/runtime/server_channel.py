@@ -42,7 +42,7 @@ from securecluster.runtime.endpoint import (
     PAIRS,
     SUM,
     CallContext,
-    Release,
+    ReleasePolicy,
     release_of,
 )
 from securecluster.runtime.release_accounting import ReleaseAccounting
@@ -370,7 +370,7 @@ class ServerChannel:
 
         Args:
             field: name of the field.
-            trains: kind of training that the row comes from (`Release.trains`).
+            trains: kind of training that the row comes from (`ReleasePolicy.trains`).
         """
         dimension = int(self.agreed.get("dimension", 0))
         return self._costs.noise(field, dimension, trains)
@@ -500,7 +500,7 @@ class ServerChannel:
                 rounds.append(self.round)
         return lost
 
-    def _in_run_dtype(self, release: Release, rows: A) -> A:
+    def _in_run_dtype(self, release: ReleasePolicy, rows: A) -> A:
         """Return sums of model rows in the run's own number type.
 
         A trusted server's sums are formed in float64, whatever the run's type is.

@@ -496,6 +496,6 @@ def test_the_published_methods_say_what_no_mask_covers() -> None:
         client = getattr(kind, "client", TrainingClient)
         for name in dir(client):
             release = getattr(getattr(client, name), "__release__", None)
-            if isinstance(release, endpoint.Release):
+            if isinstance(release, endpoint.ReleasePolicy):
                 found |= set(release.unmasked)
     assert found == {"layer", "loss", "row", "size"}

@@ -18,7 +18,7 @@ Box = tuple[float, int]  # x and depth, in boxes
 Extent = tuple[float, float]  # smallest and largest x of a row of boxes
 
 
-class TreeNode(Protocol):
+class PlottedNode(Protocol):
     """A node as the picture needs it; node 0 is the root."""
 
     children: list[int]
@@ -55,7 +55,7 @@ def tree(nodes: Sequence[Any], content: Content) -> Any:
     return picture
 
 
-def _draw_edges(axes: Any, boxes: Sequence[Box], number: int, node: TreeNode) -> None:
+def _draw_edges(axes: Any, boxes: Sequence[Box], number: int, node: PlottedNode) -> None:
     """Draw a line from a node to each of its children."""
     x, depth = boxes[number]
     for child in node.children:
@@ -68,7 +68,7 @@ def _draw_box(
     axes: Any,
     boxes: Sequence[Box],
     number: int,
-    node: TreeNode,
+    node: PlottedNode,
     content: Content,
 ) -> None:
     x, depth = boxes[number]
@@ -85,7 +85,7 @@ def _draw_box(
     )
 
 
-def positions(nodes: Sequence[TreeNode]) -> list[Box]:
+def positions(nodes: Sequence[PlottedNode]) -> list[Box]:
     """Return the position (x, depth) of each node, in boxes.
 
     A parent stands over the middle of its children, and boxes of a row are at least 1 apart.
@@ -154,7 +154,7 @@ def _side_by_side(placed: list[Extent], rows: list[Extent]) -> list[Extent]:
     return joined + placed[depth:] + rows[depth:]
 
 
-def _text(number: int, node: TreeNode, content: Content) -> str:
+def _text(number: int, node: PlottedNode, content: Content) -> str:
     """Return the lines of a node's box.
 
     Args:
@@ -174,7 +174,7 @@ def _text(number: int, node: TreeNode, content: Content) -> str:
     return "\n".join(lines)
 
 
-def _leaf_lines(number: int, node: TreeNode, content: Content) -> list[str]:
+def _leaf_lines(number: int, node: PlottedNode, content: Content) -> list[str]:
     """Return a leaf's cluster with its metric, and the node of its model where that is another."""
     metric = content["metric"]
     score = content["metrics"][metric]["per_cluster"][node.cluster]
@@ -210,7 +210,7 @@ def few(names: Sequence[str]) -> str:
     return text
 
 
-def _box_style(node: TreeNode) -> dict[str, Any]:
+def _box_style(node: PlottedNode) -> dict[str, Any]:
     """Return the style of a node's box.
 
     A leaf has its cluster's colour, mixed with white; a node that was split is white.

@@ -19,7 +19,7 @@ import numpy as np
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import unknown
 from securecluster.privacy.masking.keystream import SIGNS, Keyed, blocks, order, signs
-from securecluster.privacy.masking.rotations import Haar, Rotation, check_dense
+from securecluster.privacy.masking.rotations import Haar, RotationMask, check_dense
 from securecluster.privacy.pipeline import Pipeline, Stage
 
 MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
@@ -236,7 +236,7 @@ def build(name: str, dimension: int | None = None) -> tuple[Stage, ...]:
         "none": (),
         "permutation": (Permutation(),),
         "signed-permutation": (SignedPermutation(),),
-        "rotation": (Rotation(dimension),),
+        "rotation": (RotationMask(dimension),),
         "haar": (Haar(),),
     }
     return stages[name]

@@ -16,7 +16,7 @@ DENSEST = 2048
 HADAMARD_LAYERS = 2
 
 
-class Rotation(Keyed["tuple[torch.Tensor, ...]"]):
+class RotationMask(Keyed["tuple[torch.Tensor, ...]"]):
     """Structured rotation y = D_2·H·D_1·H·D_0·(x, 0) in O(d log d).
 
     D are secret fresh signs, H public orthonormal Hadamard matrices of order n ≥ d. Layers of signs

@@ -26,7 +26,14 @@ from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.compressed_updates import CompressedUpdate
 from securecluster.runtime.aggregators import Plain
-from securecluster.runtime.endpoint import GATHER, SUM, CallContext, Endpoint, Release, answers
+from securecluster.runtime.endpoint import (
+    GATHER,
+    SUM,
+    CallContext,
+    Endpoint,
+    ReleasePolicy,
+    answers,
+)
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess
@@ -234,7 +241,7 @@ def test_a_trusted_server_bounds_what_codes_stand_for_before_it_adds_noise(compr
     rows[0, 0] = {"8bit": 254, "4bit": 14}.get(compress, 1.0)
     pipeline, release = (
         Pipeline([Clip(2.0), *codecs.build(compress, 50_000)]),
-        Release((GATHER,), through=("compressed",)),
+        ReleasePolicy((GATHER,), through=("compressed",)),
     )
     sent = pipeline.forward(rows, 1)
     assert compress != "4bit" or float(pipeline.decode(sent).norm()) > 3.9

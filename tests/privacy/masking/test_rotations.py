@@ -20,7 +20,7 @@ from securecluster.errors import FrameError, UsageError
 from securecluster.privacy.masking import hadamard
 from securecluster.privacy.masking import keystream as stream
 from securecluster.privacy.masking.masks import build, width
-from securecluster.privacy.masking.rotations import DENSEST, Haar, Rotation, padded
+from securecluster.privacy.masking.rotations import DENSEST, Haar, RotationMask, padded
 
 SEED = bytes(range(32))
 
@@ -33,8 +33,8 @@ def keystream(step: int, purpose: int, count: int) -> bytes:
     return Cipher(ChaCha20(SEED, nonce), mode=None).encryptor().update(bytes(count))
 
 
-def rotation(d: int, seed: bytes = SEED) -> Rotation:
-    stage = Rotation(d)
+def rotation(d: int, seed: bytes = SEED) -> RotationMask:
+    stage = RotationMask(d)
     stage.unlock(seed)
     return stage
 
