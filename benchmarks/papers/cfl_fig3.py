@@ -70,12 +70,12 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def vectors(
-    k: int, each: int, d: int, gamma: float, rng: np.random.Generator
+    k: int, clients_each: int, d: int, gamma: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.float64], list[int]]:
     """The clients' gradients v_I(i) + X_i, (k·each, d), and I."""
     v = rng.standard_normal((k, d))
     v -= v.mean(axis=0)
-    truth = [c for c in range(k) for _ in range(each)]
+    truth = [c for c in range(k) for _ in range(clients_each)]
     x = rng.standard_normal((len(truth), d))
     x *= (
         gamma
@@ -123,7 +123,7 @@ def reached(rows: Sequence[Row], value: str, share: float = 0.99) -> dict[int, f
 def draw(rows: Sequence[Row]) -> Any:
     """Two maps over k and γ, with Theorem 1's region below the line."""
     made, axes = figure(9.6, 4.0, columns=2)
-    for place, (value, title) in zip(
+    for axis, (value, title) in zip(
         axes.flat,
         (("p_gap_positive", "P[g > 0]"), ("p_correct", "P[correct bipartition]")),
         strict=True,
@@ -133,25 +133,26 @@ def draw(rows: Sequence[Row]) -> Any:
         table = np.full((len(gammas), len(ks)), np.nan)
         for (k, gamma), (mean, *_) in means.items():
             table[gammas.index(float(gamma)), ks.index(int(k))] = mean
-        shown = place.imshow(table, origin="lower", aspect="auto", vmin=0, vmax=1, cmap="viridis")
+        shown = axis.imshow(table, origin="lower", aspect="auto", vmin=0, vmax=1, cmap="viridis")
         edges = [
             float(np.interp(guaranteed_noise(k), gammas, range(len(gammas)), left=-0.5)) for k in ks
         ]
-        place.plot(
+        axis.plot(
             range(len(ks)), edges, color="crimson", marker=".", label="Theorem 1: g > 0 below"
         )
-        place.set_xticks(range(len(ks)), [str(k) for k in ks])
-        place.set_yticks(range(len(gammas)), [f"{gamma:g}" for gamma in gammas])
-        place.set(title=title, xlabel="k", ylabel="γ")
+        axis.set_xticks(range(len(ks)), [str(k) for k in ks])
+        axis.set_yticks(range(len(gammas)), [f"{gamma:g}" for gamma in gammas])
+        axis.set(title=title, xlabel="k", ylabel="γ")
         if means:
-            made.colorbar(shown, ax=place)
-            place.legend(loc="upper right", fontsize=8)
+            made.colorbar(shown, ax=axis)
+            axis.legend(loc="upper right", fontsize=8)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv), Sheet("cfl_fig3")
+    chosen = options(__doc__, argv)
+    sheet = Sheet("cfl_fig3")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     for value in ("p_gap_positive", "p_correct"):
         print(

@@ -75,14 +75,14 @@ def cells(scale: str, seeds: int) -> list[Cell]:
         {
             "scale": scale,
             **COMMON,
-            **kind,
+            **setting,
             "points": points,
             "seed": seed,
-            "paper": PAPER[kind["data"]][1],
+            "paper": PAPER[setting["data"]][1],
         }
         for seed in range(seeds)
-        for kind in SCALES[scale]
-        for points in kind["points"]
+        for setting in SCALES[scale]
+        for points in setting["points"]
     ]
 
 
@@ -147,7 +147,8 @@ def draw(rows: Sequence[Row]) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv), Sheet("cfl_fig5")
+    chosen = options(__doc__, argv)
+    sheet = Sheet("cfl_fig5")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(

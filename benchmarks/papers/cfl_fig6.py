@@ -45,9 +45,9 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     """Both data sets."""
     paper = "updates positive by about round 10"
     return [
-        {"scale": scale, **COMMON, **kind, "seed": seed, "paper": paper}
+        {"scale": scale, **COMMON, **setting, "seed": seed, "paper": paper}
         for seed in range(seeds)
-        for kind in SCALES[scale]
+        for setting in SCALES[scale]
     ]
 
 
@@ -74,13 +74,13 @@ def draw(rows: Sequence[Row]) -> Any:
     """A thin line a seed."""
     sets = list(dict.fromkeys(row["data"] for row in rows))
     made, axes = figure(4.8 * len(sets), 3.8, columns=len(sets))
-    for place, data in zip(axes.flat, sets, strict=True):
+    for axis, data in zip(axes.flat, sets, strict=True):
         for k, (name, label) in enumerate(
             (("updates", "weight-updates"), ("gradients", "full gradients"))
         ):
             curves = [numbers(row.get(name, "")) for row in rows if row["data"] == data]
             for n, curve in enumerate(c for c in curves if c):
-                place.plot(
+                axis.plot(
                     range(1, len(curve) + 1),
                     curve,
                     color=f"C{k}",
@@ -88,18 +88,17 @@ def draw(rows: Sequence[Row]) -> Any:
                     alpha=0.8,
                     label=None if n else label,
                 )
-        place.axhline(0, color="grey", linewidth=0.8)
-        place.axvline(
-            10, color="grey", linestyle=":", label="paper: updates positive by about here"
-        )
-        place.set(title=data, xlabel="round", ylabel="separation gap g")
-        place.legend(fontsize=8)
+        axis.axhline(0, color="grey", linewidth=0.8)
+        axis.axvline(10, color="grey", linestyle=":", label="paper: updates positive by about here")
+        axis.set(title=data, xlabel="round", ylabel="separation gap g")
+        axis.legend(fontsize=8)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv), Sheet("cfl_fig6")
+    chosen = options(__doc__, argv)
+    sheet = Sheet("cfl_fig6")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(

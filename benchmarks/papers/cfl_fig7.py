@@ -119,13 +119,13 @@ def measure(cell: Cell) -> dict[str, Any]:
 def draw(rows: Sequence[Row]) -> Any:
     """Incongruent left and congruent right, as in the paper; a line a seed."""
     made, axes = figure(9.6, 3.8, columns=2)
-    for place, case in zip(axes.flat, ("incongruent", "congruent"), strict=True):
+    for axis, case in zip(axes.flat, ("incongruent", "congruent"), strict=True):
         done = [row for row in rows if row["case"] == case and row.get("every")]
         for n, row in enumerate(done):
             for k, (name, label) in enumerate(zip(NORMS, ("‖mean Δ‖", "max ‖Δ‖"), strict=True)):
                 curve = numbers(row[name])
                 rounds = 1 + int(row["every"]) * np.arange(len(curve))
-                place.plot(
+                axis.plot(
                     rounds,
                     curve,
                     color=f"C{k}",
@@ -133,15 +133,16 @@ def draw(rows: Sequence[Row]) -> Any:
                     alpha=0.8,
                     label=None if n else label,
                 )
-        place.set(title=case, xlabel="round", yscale="log")
+        axis.set(title=case, xlabel="round", yscale="log")
         if done:
-            place.legend(fontsize=8)
+            axis.legend(fontsize=8)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv), Sheet("cfl_fig7")
+    chosen = options(__doc__, argv)
+    sheet = Sheet("cfl_fig7")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(

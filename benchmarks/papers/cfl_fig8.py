@@ -123,7 +123,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     history, agreement = fitted.history_, fitted.agreement_
     assert agreement is not None
     first = next((line for line in history if line["splits"]), None)
-    found = {
+    results = {
         "splits": [line["round"] for line in history if line["splits"]],
         "exact": agreement["exact"],
         "accuracy_before": first and first["accuracy"],
@@ -134,9 +134,9 @@ def measure(cell: Cell) -> dict[str, Any]:
         ),
     }
     for c in range(cell["clusters"]):
-        found[f"accuracy_{c}"] = [line["by_truth"][c] for line in history]
-        found[f"gap_{c}"] = [dict(line["gaps"]).get(c) for line in history]
-    return found
+        results[f"accuracy_{c}"] = [line["by_truth"][c] for line in history]
+        results[f"gap_{c}"] = [dict(line["gaps"]).get(c) for line in history]
+    return results
 
 
 def draw(rows: Sequence[Row]) -> Any:
@@ -145,19 +145,19 @@ def draw(rows: Sequence[Row]) -> Any:
     made, axes = figure(4.2 * max(1, len(done)), 5.6, rows=2, columns=max(1, len(done)))
     for (top, bottom), row in zip(axes.T, done, strict=False):
         for c in range(int(row["clusters"])):
-            for place, name in ((top, f"accuracy_{c}"), (bottom, f"gap_{c}")):
+            for axis, name in ((top, f"accuracy_{c}"), (bottom, f"gap_{c}")):
                 curve = numbers(row[name])
-                place.plot(
+                axis.plot(
                     range(1, len(curve) + 1),
                     curve,
                     color=f"C{c}",
                     linewidth=1,
                     label=name.replace("_", " of cluster "),
                 )
-        for place in (top, bottom):
+        for axis in (top, bottom):
             for number in numbers(row["splits"]):
-                place.axvline(number, color="grey", linestyle=":", linewidth=1)
-            place.legend(fontsize=6)
+                axis.axvline(number, color="grey", linestyle=":", linewidth=1)
+            axis.legend(fontsize=6)
         bottom.axhline(0, color="grey", linewidth=0.8)
         top.set(title=f"{row['data']}, seed {row['seed']}", ylabel="test accuracy (true clusters)")
         bottom.set(xlabel="round", ylabel="separation gap g (found clusters)")
@@ -166,7 +166,8 @@ def draw(rows: Sequence[Row]) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv), Sheet("cfl_fig8")
+    chosen = options(__doc__, argv)
+    sheet = Sheet("cfl_fig8")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(

@@ -104,7 +104,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     shared = [line["perplexity"] for line in FedAvg(**training(cell)).fit(federation).history_]
     history = fitted.history_
     first = next((line for line in history if line["splits"]), None)
-    found = {
+    results = {
         "splits": [line["round"] for line in history if line["splits"]],
         "perplexity_before": first and first["perplexity"],
         "perplexity_after": history[-1]["perplexity"],
@@ -118,9 +118,9 @@ def measure(cell: Cell) -> dict[str, Any]:
         "shared": shared,
     }
     for c in range(cell["clusters"]):
-        found[f"perplexity_{c}"] = [line["by_truth"][c] for line in history]
-        found[f"gap_{c}"] = [dict(line["gaps"]).get(c) for line in history]
-    return found
+        results[f"perplexity_{c}"] = [line["by_truth"][c] for line in history]
+        results[f"gap_{c}"] = [dict(line["gaps"]).get(c) for line in history]
+    return results
 
 
 def draw(rows: Sequence[Row]) -> Any:
@@ -132,12 +132,12 @@ def draw(rows: Sequence[Row]) -> Any:
     made, axes = figure(4.2 * max(1, len(done)), 5.6, rows=2, columns=max(1, len(done)))
     for (top, bottom), row in zip(axes.T, done, strict=False):
         for c in range(int(row["clusters"])):
-            for place, name, label in (
+            for axis, name, label in (
                 (top, f"perplexity_{c}", f"topic {c}"),
                 (bottom, f"gap_{c}", f"found cluster {c}"),
             ):
                 curve = numbers(row[name])
-                place.plot(range(1, len(curve) + 1), curve, color=f"C{c}", linewidth=1, label=label)
+                axis.plot(range(1, len(curve) + 1), curve, color=f"C{c}", linewidth=1, label=label)
         topics = [numbers(row[f"perplexity_{c}"]) for c in range(int(row["clusters"]))]
         for curve, style, label in (
             (np.mean(topics, axis=0), "-", "clusters, mean"),
@@ -151,10 +151,10 @@ def draw(rows: Sequence[Row]) -> Any:
                 linewidth=1.6,
                 label=label,
             )
-        for place in (top, bottom):
+        for axis in (top, bottom):
             for number in numbers(row["splits"]):
-                place.axvline(number, color="grey", linestyle=":", linewidth=1)
-            place.legend(fontsize=6)
+                axis.axvline(number, color="grey", linestyle=":", linewidth=1)
+            axis.legend(fontsize=6)
         bottom.axhline(0, color="grey", linewidth=0.8)
         top.set(title=f"{row['data']}, seed {row['seed']}", ylabel="perplexity on held-out text")
         bottom.set(xlabel="round", ylabel="separation gap g (found clusters)")
@@ -163,7 +163,8 @@ def draw(rows: Sequence[Row]) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, minutes=25.0), Sheet("cfl_fig9")
+    chosen = options(__doc__, argv, minutes=25.0)
+    sheet = Sheet("cfl_fig9")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     values = [

@@ -114,7 +114,8 @@ def pictures(rows: Sequence[Row]) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, minutes=15.0), Sheet("nsim_ceiling")
+    chosen = options(__doc__, argv, minutes=15.0)
+    sheet = Sheet("nsim_ceiling")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measured, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ("reads", "learns"), ("pearson", "pearson_real"))

@@ -167,7 +167,8 @@ def pictures(rows: Sequence[Row]) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, seeds=2, minutes=20), Sheet("nsim_fig4")
+    chosen = options(__doc__, argv, seeds=2, minutes=20)
+    sheet = Sheet("nsim_fig4")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measured, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(

@@ -153,7 +153,8 @@ def picture(rows: Sequence[Row]) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv), Sheet("nsim_masks")
+    chosen = options(__doc__, argv)
+    sheet = Sheet("nsim_masks")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ("init", "layer"), (*ERRORS, *SHARES))

@@ -51,7 +51,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     users, too.
     """
     fixed = {"scale": scale, **SCALES[scale], **TRAINED}
-    found = [
+    settings = [
         {**fixed, "init": init, "layer": layer, "paper": PAPER[layer], "seed": seed}
         for init in INITIALIZATIONS
         for seed in range(seeds)
@@ -63,7 +63,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
         "layer": "hidden",
         "paper": PAPER["hidden"],
     }
-    return [*found, *({**fixed, **more, "seed": seed} for seed in range(seeds))]
+    return [*settings, *({**fixed, **more, "seed": seed} for seed in range(seeds))]
 
 
 def pictures(rows: Sequence[Row]) -> Any:
@@ -103,7 +103,8 @@ def pictures(rows: Sequence[Row]) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv), Sheet("nsim_pearson")
+    chosen = options(__doc__, argv)
+    sheet = Sheet("nsim_pearson")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), told, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ("synthetic", "init", "layer"), VALUES)

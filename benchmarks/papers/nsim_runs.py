@@ -49,22 +49,26 @@ def federation(cell: Cell) -> Federation:
 @lru_cache(maxsize=4)
 def real_users(clients: int, seed: int) -> tuple[Users, Array]:
     """Real users' training samples, and the true similarity of all pairs."""
-    found = [(s.x, s.y) for s in federation({"clients": clients, "seed": seed}).shards]
-    return found, true_similarity([y for _, y in found], RADIUS)
+    users = [(s.x, s.y) for s in federation({"clients": clients, "seed": seed}).shards]
+    return users, true_similarity([y for _, y in users], RADIUS)
 
 
 @lru_cache(maxsize=4)
 def synthetic_users(number: int, seed: int) -> tuple[Users, Array]:
     """Synthetic users' samples, and the true similarity of all pairs."""
-    found = generated(RandomWalk(), Format(), number, Randomness(seed).generator("walks"))
-    return found, true_similarity([y for _, y in found], RADIUS, STRIDE)
+    users = generated(RandomWalk(), Format(), number, Randomness(seed).generator("walks"))
+    return users, true_similarity([y for _, y in users], RADIUS, STRIDE)
 
 
 def network(cell: Cell) -> FlatModel:
     """The trajectory network with the θ_0 of a run."""
-    known = federation({"clients": 2, "seed": cell["seed"]})
+    persons = federation({"clients": 2, "seed": cell["seed"]})
     return build(
-        "lstm-trajectory", known.shape, known.classes, Randomness(cell["seed"]), known.objective
+        "lstm-trajectory",
+        persons.shape,
+        persons.classes,
+        Randomness(cell["seed"]),
+        persons.objective,
     )
 
 

@@ -85,7 +85,8 @@ def measured(cell: Cell) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, seeds=1), Sheet("nsim_time")
+    chosen = options(__doc__, argv, seeds=1)
+    sheet = Sheet("nsim_time")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measured, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(

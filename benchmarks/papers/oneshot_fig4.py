@@ -131,7 +131,8 @@ def band(
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, seeds=6), Sheet("oneshot_fig4")
+    chosen = options(__doc__, argv, seeds=6)
+    sheet = Sheet("oneshot_fig4")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(

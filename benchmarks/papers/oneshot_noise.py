@@ -74,19 +74,21 @@ def cells(scale: str, seeds: int) -> list[Cell]:
             "mechanism": mechanism,
             "scenario": "tasks",
         }
-        for data, own in FEATURES.items()
+        for data, options in FEATURES.items()
         for n in SAMPLES[data]
-        for features in own
+        for features in options
         for mechanism in ("gram", "all", "naive")
     ]
     kinds += [
         {"data": data, "samples": n, "features": "dct", "mechanism": "gram", "scenario": "iid"}
-        for data, own in SAMPLES.items()
-        for n in own
+        for data, options in SAMPLES.items()
+        for n in options
     ]
     fixed = {"scale": scale, "clients": CLIENTS if scale == "cpu" else 10 * CLIENTS}
     return [
-        {**kind, **fixed, "seed": seed} for seed in range(FIRST, FIRST + seeds) for kind in kinds
+        {**setting, **fixed, "seed": seed}
+        for seed in range(FIRST, FIRST + seeds)
+        for setting in kinds
     ]
 
 
@@ -259,7 +261,8 @@ NAMES = {"identity": "pixels", "dct": "16 lowest frequencies", "pca": "16 compon
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, seeds=5, minutes=30.0), Sheet("oneshot_noise")
+    chosen = options(__doc__, argv, seeds=5, minutes=30.0)
+    sheet = Sheet("oneshot_noise")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     for what in ("ari", "found", "spectral", "kmeans"):

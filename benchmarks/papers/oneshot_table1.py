@@ -39,15 +39,15 @@ def cells(scale: str, seeds: int) -> list[Cell]:
         "vectors": VECTORS,
         "paper": "0.97 within, 0.31 across",
     }
-    return [{**fixed, **kind, "seed": seed} for kind in kinds for seed in range(seeds)]
+    return [{**fixed, **setting, "seed": seed} for setting in kinds for seed in range(seeds)]
 
 
 def measure(cell: Cell) -> dict[str, Any]:
     """R's values within and across tasks; R itself, row by row, users of the first task first."""
     scenario = Tasks(minority=cell["minority"])
-    given = dealt(cell["data"], USERS)
+    data_set = dealt(cell["data"], USERS)
     federation = Federation.simulate(
-        given, scenario=scenario, clients=sum(USERS), samples=cell["samples"], seed=cell["seed"]
+        data_set, scenario=scenario, clients=sum(USERS), samples=cell["samples"], seed=cell["seed"]
     )
     assert federation.truth is not None
     order = sorted(range(len(federation)), key=federation.truth.__getitem__)
@@ -61,10 +61,11 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> Sheet:
     """Measure what is missing, print."""
-    chosen, sheet = options(__doc__, argv, seeds=6), Sheet("oneshot_table1")
-    wanted = cells(chosen.scale, chosen.seeds)
-    sheet.fill(usable(wanted), measure, chosen.minutes)
-    rows = sheet.expect(wanted)
+    chosen = options(__doc__, argv, seeds=6)
+    sheet = Sheet("oneshot_table1")
+    requested = cells(chosen.scale, chosen.seeds)
+    sheet.fill(usable(requested), measure, chosen.minutes)
+    rows = sheet.expect(requested)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ("features", "minority"), ("within", "across", "exact", "exact_without_T"))
     return sheet

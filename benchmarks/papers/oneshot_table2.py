@@ -49,16 +49,16 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 def samples(data: str, task: str, count: int, seed: int) -> NDArray[np.float32]:
     """A seeded draw of so many training samples with the task's labels."""
-    given = source(data)
-    labels = next(t.labels for t in given.tasks if t.name == task)
-    rows = np.flatnonzero(np.isin(given.train.y, labels))
+    data_set = source(data)
+    labels = next(t.labels for t in data_set.tasks if t.name == task)
+    rows = np.flatnonzero(np.isin(data_set.train.y, labels))
     if len(rows) < count:
         raise UsageError(
             f"{data} here has {len(rows)} training samples of {task}, and {count} are wanted: use "
             "the whole data set"
         )
     drawn = Randomness(seed).generator("table2", data, task).permutation(rows)[:count]
-    return given.train.read(np.sort(drawn))
+    return data_set.train.read(np.sort(drawn))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -70,10 +70,11 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> Sheet:
     """Measure what is missing, print."""
-    chosen, sheet = options(__doc__, argv, seeds=6), Sheet("oneshot_table2")
-    wanted = cells(chosen.scale, chosen.seeds)
-    sheet.fill(usable(wanted), measure, chosen.minutes)
-    rows = sheet.expect(wanted)
+    chosen = options(__doc__, argv, seeds=6)
+    sheet = Sheet("oneshot_table2")
+    requested = cells(chosen.scale, chosen.seeds)
+    sheet.fill(usable(requested), measure, chosen.minutes)
+    rows = sheet.expect(requested)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ("features",), ("R12", "R13", "R23", "nearer"))
     return sheet

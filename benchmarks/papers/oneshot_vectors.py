@@ -149,7 +149,8 @@ def draw(rows: Sequence[Row]) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, seeds=4, minutes=30.0), Sheet("oneshot_vectors")
+    chosen = options(__doc__, argv, seeds=4, minutes=30.0)
+    sheet = Sheet("oneshot_vectors")
     rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
     for what in ("alone", "span", "found"):
         for p in VECTORS:
