@@ -21,7 +21,7 @@ for _cf in SHARES:
     for _n in BEFORE:
         PAPER[_cf, _n] = "one cluster, as FL"
     PAPER[_cf, 1] = "several clusters, accuracy very slightly lower"
-BY_PAIR = {(metric, linkage): "one cluster, as FL" for metric, linkage in PAIRS}
+BY_PAIR = dict.fromkeys(PAIRS, "one cluster, as FL")
 for _metric, _linkage in PAIRS:
     if _metric == "l1":
         BY_PAIR[_metric, _linkage] = "several clusters, accuracy lower"

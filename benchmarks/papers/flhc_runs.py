@@ -190,15 +190,19 @@ def measured(sheet: Sheet) -> Callable[[Cell], dict[str, Any]]:
         fl_cell = {name: value for name, value in cell.items() if name not in OWN}
         fl_cell["method"] = "fl"
         (fl,) = sheet.expect([fl_cell])
-        if cell["threshold"] == "best":
-            results = _best(cell)
-        else:
-            results = _run(cell, cell["threshold"])
+        results = _clustered(cell)
         accuracies = numbers(fl["accuracies"])
         shares = numbers(fl["shares"])
         return {**results, **_beside(results, accuracies, shares, cell["n"])}
 
     return measure
+
+
+def _clustered(cell: Cell) -> dict[str, Any]:
+    """Return the figures of FL+HC with the cell's threshold."""
+    if cell["threshold"] == "best":
+        return _best(cell)
+    return _run(cell, cell["threshold"])
 
 
 def _beside(
