@@ -52,7 +52,7 @@ SYNTHETIC = {"cpu": 400, "full": 4000}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """One run a seed."""
+    """Return one run a seed."""
     fixed = {
         "scale": scale,
         "synthetic": SYNTHETIC[scale],
@@ -126,6 +126,8 @@ def draw(rows: Sequence[Row]) -> Any:
     for n, step in enumerate(REAL):
         for row in rows:
             users = [m for m in CLIENTS if row.get(f"{step}_{m}")]
+            if not users:
+                continue
             seconds = [numbers(row[f"{step}_{m}"])[0] for m in users]
             label = step if row is rows[0] else None
             axis.plot(users, seconds, color=f"C{n}", marker=".", label=label)
