@@ -100,7 +100,7 @@ def measured(cell: Cell) -> dict[str, Any]:
         last = _spread("last", Local(**plan).fit(users).scores_)
         return {**once, **last}
     # all users in one cluster; a small grid and few synthetic users, since nobody reads the scores
-    params = {"synthetic": 8, "grid": 1, "eps": 1.0, "min_samples": 1}
+    params: dict[str, Any] = {"synthetic": 8, "grid": 1, "eps": 1.0, "min_samples": 1}
     if method == "nsim":
         params = {"synthetic": cell["synthetic"]}
     protocol = Watched(**plan, local_rounds=cell["local_rounds"], mask="none", **params)
