@@ -67,7 +67,7 @@ SAMPLES = {"digits": (100, 300, 700), "fashion_mnist": (100, 300, 1000)}
 FEATURES = {"digits": ("identity", "dct"), "fashion_mnist": ("identity", "dct", "pca")}
 PUBLIC = "mnist"
 COMPONENTS = 16
-OVERLAP = 200  # more samples of the digits than these are shared by clients
+OVERLAP = 200  # clients with more samples of the digits than this share some
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
@@ -171,16 +171,16 @@ def priced(z: float) -> float:
 
 
 def noisy(features: Sequence[torch.Tensor], noise: GramNoise) -> Array:
-    """R (m, m) from clients' noisy Gram matrices."""
-    made = [noise.matrix(x, i) for i, x in enumerate(features)]
-    spectra = [noise.spectrum(a, VECTORS) for a in made]
-    vectors = torch.stack([own for _, own in spectra])
-    images = [(vectors.flatten(0, 1) @ a).norm(dim=1).view(len(made), -1) for a in made]
+    """Return R (m, m) from clients' noisy Gram matrices."""
+    matrices = [noise.matrix(x, i) for i, x in enumerate(features)]
+    spectra = [noise.spectrum(matrix, VECTORS) for matrix in matrices]
+    vectors = torch.stack([basis for _, basis in spectra])
+    flat = vectors.flatten(0, 1)
     shared = told_by_all(vectors)
-    rows = [
-        span_relevance(values, image, shared=shared).numpy()
-        for (values, _), image in zip(spectra, images, strict=True)
-    ]
+    rows = []
+    for matrix, (values, _) in zip(matrices, spectra, strict=True):
+        image = (flat @ matrix).norm(dim=1).view(len(matrices), -1)
+        rows.append(span_relevance(values, image, shared=shared).numpy())
     return symmetric(np.stack(rows))
 
 
@@ -210,7 +210,7 @@ def exact(features: Sequence[torch.Tensor]) -> Array:
 
 
 def symmetric(r: Array) -> Array:
-    """(r + rᵀ)/2 with ones where a client meets itself."""
+    """Return (r + rᵀ)/2 with ones on the diagonal."""
     out = (r + r.T) / 2
     np.fill_diagonal(out, 1)
     return np.asarray(out, dtype=np.float64)

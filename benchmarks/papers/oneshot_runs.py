@@ -88,7 +88,7 @@ def matrices(features: Sequence[torch.Tensor], counts: Sequence[int]) -> Array:
     spectra = [top(x, largest) for x in features]
     vectors = torch.stack([basis for _, basis in spectra])
     flat = vectors.flatten(0, 1)
-    # a client with fewer samples than eigenvectors sends zeros in place of the missing ones
+    # eigenvectors beyond a client's rank are zero, and are not compared
     present = vectors.any(-1)
     images = [projected(x, flat).view(m, largest) for x in features]
     r = np.empty((len(counts), m, m))

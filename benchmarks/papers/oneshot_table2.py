@@ -33,22 +33,31 @@ FEATURES = ("identity", "conv", "resnet18")
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Features by seed."""
+    """Return features by seed."""
     fixed = {
         "scale": scale,
         "samples": SAMPLES[scale],
         "vectors": 5,
         "paper": "0.62 with user 2, 0.39 with user 3",
     }
-    return [
-        {**fixed, "features": features, "seed": seed}
-        for features in FEATURES
-        for seed in range(seeds)
-    ]
+    settings: list[Cell] = []
+    for features in FEATURES:
+        settings += [{**fixed, "features": features, "seed": seed} for seed in range(seeds)]
+    return settings
 
 
 def samples(data: str, task: str, count: int, seed: int) -> NDArray[np.float32]:
-    """A seeded draw of so many training samples with the task's labels."""
+    """Draw training samples with a task's labels.
+
+    Args:
+        data: the data set.
+        task: the task's name.
+        count: the number of samples.
+        seed: the seed of the draw.
+
+    Raises:
+        UsageError: the data set has fewer samples of this task.
+    """
     data_set = source(data)
     labels = next(t.labels for t in data_set.tasks if t.name == task)
     rows = np.flatnonzero(np.isin(data_set.train.y, labels))
@@ -62,10 +71,13 @@ def samples(data: str, task: str, count: int, seed: int) -> NDArray[np.float32]:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """R of the three pairs of users, and whether user 1 is nearer to user 2 than to user 3."""
-    users = [samples(data, task, cell["samples"], cell["seed"]) for data, task in USERS]
-    (r,) = matrices(mapped(users, cell["features"], "cifar10", cell["seed"]), (cell["vectors"],))
-    return {"R12": r[0, 1], "R13": r[0, 2], "R23": r[1, 2], "nearer": bool(r[0, 1] > r[0, 2])}
+    """Return R of the three pairs of users; user 1 should be nearer to user 2 than to user 3."""
+    seed = cell["seed"]
+    users = [samples(data, task, cell["samples"], seed) for data, task in USERS]
+    features = mapped(users, cell["features"], "cifar10", seed)
+    (r,) = matrices(features, (cell["vectors"],))
+    nearer = bool(r[0, 1] > r[0, 2])
+    return {"R12": r[0, 1], "R13": r[0, 2], "R23": r[1, 2], "nearer": nearer}
 
 
 def main(argv: Sequence[str] | None = None) -> Sheet:
