@@ -71,17 +71,30 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 def vectors(
     k: int, clients_each: int, d: int, gamma: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.float64], list[int]]:
-    """The clients' gradients v_I(i) + X_i, (k·each, d), and I."""
+    """Draw the clients' gradients v_I(i) + X_i.
+
+    Args:
+        k: the number of distributions.
+        clients_each: clients of each distribution.
+        d: coordinates of a gradient.
+        gamma: ‖X_i‖/‖v_I(i)‖.
+        rng: the source of the draws.
+
+    Returns:
+        The gradients, (k·clients_each, d), and I.
+    """
     v = rng.standard_normal((k, d))
+    # Theorem 1 asks that they sum to zero, as at a stationary point
     v -= v.mean(axis=0)
-    truth = [c for c in range(k) for _ in range(clients_each)]
+    truth: list[int] = []
+    for c in range(k):
+        truth += [c] * clients_each
+    means = v[truth]
     x = rng.standard_normal((len(truth), d))
-    x *= (
-        gamma
-        * np.linalg.norm(v[truth], axis=1, keepdims=True)
-        / np.linalg.norm(x, axis=1, keepdims=True)
-    )
-    return v[truth] + x, truth
+    mean_norms = np.linalg.norm(means, axis=1, keepdims=True)
+    norms = np.linalg.norm(x, axis=1, keepdims=True)
+    x *= gamma * mean_norms / norms
+    return means + x, truth
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -160,12 +173,15 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
     chosen = options(__doc__, argv)
     sheet = Sheet("cfl_fig3")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     for value in ("p_gap_positive", "p_correct"):
-        limits = [f"k = {k}: {gamma:g}" for k, gamma in reached(rows, value).items()]
-        print(f"{value} is at least 0.99 up to γ: " + ", ".join(limits))
-    guaranteed = [f"k = {k}: {guaranteed_noise(k):.2f}" for k in KS]
-    print(f"paper: {PAPER}; Theorem 1: " + ", ".join(guaranteed))
+        limits = reached(rows, value)
+        text = ", ".join(f"k = {k}: {gamma:g}" for k, gamma in limits.items())
+        print(f"{value} is at least 0.99 up to γ: {text}")
+    guaranteed = {k: guaranteed_noise(k) for k in KS}
+    text = ", ".join(f"k = {k}: {gamma:.2f}" for k, gamma in guaranteed.items())
+    print(f"paper: {PAPER}; Theorem 1: {text}")
     return sheet.save(draw(rows), chosen.scale)
 
 

@@ -312,20 +312,29 @@ def report(rows: Sequence[Row], by: Sequence[str]) -> None:
     extra = ("clusters", "ari", "rule_clusters", "rule_ari", "rule_last_accuracy")
     names = (*FOUR, *(f"fl_{name}" for name in FOUR), *extra)
     statistics = {name: spread(clustered, by, name) for name in names}
-    paper = {tuple(row[name] for name in by): row["paper"] for row in clustered}
+    paper: dict[tuple[str, ...], str] = {}
+    for row in clustered:
+        key = tuple(row[column] for column in by)
+        paper[key] = row["paper"]
     for key in statistics["last_accuracy"]:
-        figures = []
-        for name in FOUR:
-            mean = statistics[name][key][0]
-            fl = statistics[f"fl_{name}"][key][0]
-            ratio = f"{mean / fl:.1f}x" if fl else "–"
-            figures.append(f"{100 * mean:.1f} ({ratio})")
-        groups = []
-        for name in extra:
-            if key in statistics[name]:
-                groups.append(f"{name} {statistics[name][key][0]:.3g}")
-        shown = f"{'  '.join(figures)}; {', '.join(groups)}"
-        print(f"{' '.join(key):18} {shown}; paper: {paper[key]}")
+        means = {}
+        for name, groups in statistics.items():
+            if key in groups:
+                mean, *_ = groups[key]
+                means[name] = mean
+        figures = [_with_ratio(means[name], means[f"fl_{name}"]) for name in FOUR]
+        clusters = [f"{name} {means[name]:.3g}" for name in extra if name in means]
+        setting = " ".join(key)
+        shown = "  ".join(figures) + "; " + ", ".join(clusters)
+        print(f"{setting:18} {shown}; paper: {paper[key]}")
+
+
+def _with_ratio(mean: float, fl: float) -> str:
+    """Return a figure in percent with its ratio to FL's, as the paper's tables have it."""
+    percent = f"{100 * mean:.1f}"
+    if not fl:
+        return f"{percent} (–)"
+    return f"{percent} ({mean / fl:.1f}x)"
 
 
 def table(

@@ -60,9 +60,11 @@ def statistics(users: Users) -> torch.Tensor:
     """Return mean, covariance and the logarithm of the number of each user's positions, (u, 6)."""
     rows = []
     for _, y in users:
-        covariance = np.cov(y.T.astype(np.float64))
-        upper = [covariance[0, 0], covariance[0, 1], covariance[1, 1]]
-        rows.append([*y.mean(0), *upper, np.log(len(y))])
+        mean = y.mean(0)
+        positions = y.T.astype(np.float64)
+        covariance = np.cov(positions)
+        upper = covariance[np.triu_indices(2)]
+        rows.append([*mean, *upper, np.log(len(y))])
     return torch.tensor(np.array(rows), dtype=torch.float32)
 
 

@@ -96,7 +96,9 @@ def cells(scale: str, seeds: int) -> list[Cell]:
                     "scenario": "iid",
                 }
             )
-    clients = CLIENTS if scale == "cpu" else 10 * CLIENTS
+    clients = CLIENTS
+    if scale == "full":
+        clients = 10 * CLIENTS
     fixed = {"scale": scale, "clients": clients}
     all_cells: list[Cell] = []
     for seed in range(FIRST, FIRST + seeds):
@@ -123,8 +125,12 @@ def measure(cell: Cell) -> dict[str, Any]:
     )
     truth = federation.truth
     assert truth is not None
-    public = PUBLIC if cell["features"] == "pca" else None
-    dimension = None if cell["features"] == "identity" else COMPONENTS
+    public = None
+    if cell["features"] == "pca":
+        public = PUBLIC
+    dimension = None
+    if cell["features"] != "identity":
+        dimension = COMPONENTS
     phi = build(cell["features"], federation.shape, Randomness(seed), public, dimension)
     features = [phi(torch.from_numpy(shard.x)) for shard in federation.shards]
     draws = NoiseStreams.derived(Randomness(seed), "oneshot_noise")

@@ -73,11 +73,19 @@ def samples(data: str, task: str, count: int, seed: int) -> NDArray[np.float32]:
 def measure(cell: Cell) -> dict[str, Any]:
     """Return R of the three pairs of users; user 1 should be nearer to user 2 than to user 3."""
     seed = cell["seed"]
-    users = [samples(data, task, cell["samples"], seed) for data, task in USERS]
+    count = cell["samples"]
+    users = [samples(data, task, count, seed) for data, task in USERS]
     features = mapped(users, cell["features"], "cifar10", seed)
     (r,) = matrices(features, (cell["vectors"],))
-    nearer = bool(r[0, 1] > r[0, 2])
-    return {"R12": r[0, 1], "R13": r[0, 2], "R23": r[1, 2], "nearer": nearer}
+    r12 = r[0, 1]
+    r13 = r[0, 2]
+    r23 = r[1, 2]
+    return {
+        "R12": r12,
+        "R13": r13,
+        "R23": r23,
+        "nearer": bool(r12 > r13),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> Sheet:

@@ -90,7 +90,9 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 def dealt(cell: Cell) -> tuple[list[NDArray[np.float32]], list[int], Features]:
     """Return clients' samples, their true clusters, and the feature map."""
-    data, seed, n = cell["data"], cell["seed"], cell["samples"]
+    data = cell["data"]
+    seed = cell["seed"]
+    n = cell["samples"]
     if cell["scenario"] == "tasks":
         scenario = Tasks(minority=0.1)
         federation = Federation.simulate(data, scenario=scenario, clients=10, samples=n, seed=seed)
@@ -108,8 +110,12 @@ def dealt(cell: Cell) -> tuple[list[NDArray[np.float32]], list[int], Features]:
         truth = np.repeat(np.arange(len(SIZES)), SIZES).tolist()
         pairs = zip(federation.shards, truth, strict=True)
         inputs = [np.rot90(shard.x[:n], turns, axes=(-2, -1)) for shard, turns in pairs]
-    public = PUBLIC[data] if cell["features"] == "pca" else None
-    dimension = None if cell["features"] == "identity" else COMPONENTS
+    public = None
+    if cell["features"] == "pca":
+        public = PUBLIC[data]
+    dimension = None
+    if cell["features"] != "identity":
+        dimension = COMPONENTS
     phi = build(cell["features"], federation.shape, Randomness(seed), public, dimension)
     return inputs, truth, phi
 

@@ -70,18 +70,20 @@ FIGURES = ("perplexity", "worst", "found", "bytes")
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Methods by seed."""
+    """Return methods by seed."""
     common = {"scale": scale, **COMMON, **SCALES[scale]}
-    return [
-        {**common, "seed": seed, "method": method, "paper": PAPER.get(method)}
-        for seed in range(seeds)
-        for method in MADE
-    ]
+    settings: list[Cell] = []
+    for seed in range(seeds):
+        for method in MADE:
+            paper = PAPER.get(method)
+            settings.append({**common, "seed": seed, "method": method, "paper": paper})
+    return settings
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Mean and largest test perplexity over clients, clusters found, bytes, and the mean perplexity
-    after each round.
+    """Return mean and largest test perplexity over clients, clusters found, and bytes.
+
+    `curve` is the mean perplexity after each round.
     """
     federation = Federation.simulate(
         cell["data"],
@@ -102,39 +104,40 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """Perplexity by method: a dot a seed and their mean; and after each round, of the first seed
-    that every method has done.
+    """Draw perplexity by method, and after each round of the first seed.
+
+    On the left a dot stands for each seed and a line for their mean.
     """
-    made, ((final, curves),) = figure(9.0, 3.8, columns=2)
+    picture, ((final, over_rounds),) = figure(9.0, 3.8, columns=2)
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    for (method,), (middle, _, _, _) in spread(rows, ["method"], "perplexity").items():
+    for (method,), (middle, *_) in spread(rows, ["method"], "perplexity").items():
         x = methods.index(method)
-        points = [
-            value
-            for row in rows
-            if row["method"] == method
-            for value in numbers(row.get("perplexity", ""))
-        ]
-        final.plot([x - 0.3, x + 0.3], [middle, middle], color=f"C{x}", linewidth=1.6)
+        colour = f"C{x}"
+        points: list[float] = []
+        for row in rows:
+            if row["method"] == method:
+                points += numbers(row.get("perplexity", ""))
+        final.plot([x - 0.3, x + 0.3], [middle, middle], color=colour, linewidth=1.6)
         final.plot(
-            [x] * len(points), points, color=f"C{x}", linestyle="none", marker="o", markersize=4
+            [x] * len(points), points, color=colour, linestyle="none", marker="o", markersize=4
         )
     for row in rows:
-        if row["seed"] == "0" and (curve := numbers(row.get("curve", ""))):
-            x = methods.index(row["method"])  # curves of equal models lie on each other
-            curves.plot(
+        curve = numbers(row.get("curve", ""))
+        if row["seed"] == "0" and curve:
+            x = methods.index(row["method"])
+            over_rounds.plot(
                 range(1, len(curve) + 1),
                 curve,
                 f"C{x}{STYLES[x]}",
-                linewidth=2.4 - 0.3 * x,
+                linewidth=2.4 - 0.3 * x,  # curves of equal models lie on each other
                 label=row["method"],
             )
     final.set_xticks(range(len(methods)), methods)
     final.set(ylabel="mean test perplexity over clients", title="at the end, all seeds")
-    curves.set(xlabel="round", title="seed 0")
-    curves.legend(fontsize=7)
+    over_rounds.set(xlabel="round", title="seed 0")
+    over_rounds.legend(fontsize=7)
     final.grid(axis="y", alpha=0.25)
-    return made
+    return picture
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

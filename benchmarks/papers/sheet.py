@@ -26,7 +26,8 @@ from securecluster.errors import SecureClusterError
 
 Cell = Mapping[str, Any]
 Row = dict[str, str]  # as in the file; "" where there is no value
-NOT_RUN, DONE = "not run", "done"
+NOT_RUN = "not run"
+DONE = "done"
 _LAST = ("paper", "status", "seconds")
 
 
@@ -199,11 +200,16 @@ def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> 
         by: the columns that tell groups apart.
         values: the columns of the numbers.
     """
-    paper = {tuple(row[name] for name in by): row["paper"] for row in rows}
+    paper: dict[tuple[str, ...], str] = {}
+    for row in rows:
+        key = tuple(row[name] for name in by)
+        paper[key] = row["paper"]
     for value in values:
         for key, (mean, minimum, maximum, count) in spread(rows, by, value).items():
-            group = ", ".join(f"{name} {text}" for name, text in zip(by, key, strict=True))
-            line = f"{group}: {value} {mean:.4g} ({minimum:.4g} – {maximum:.4g}; {count})"
+            parameters = zip(by, key, strict=True)
+            group = ", ".join(f"{name} {text}" for name, text in parameters)
+            extremes = f"{minimum:.4g} – {maximum:.4g}"
+            line = f"{group}: {value} {mean:.4g} ({extremes}; {count})"
             if paper[key]:
                 line += f"; paper: {paper[key]}"
             print(line)

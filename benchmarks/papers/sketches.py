@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -50,14 +51,17 @@ METHODS: dict[str, type[Any]] = {"cfl": CFL, "flhc": FLHC}
 SIGMAS = (0.0, 0.01, 0.03, 0.06, 0.09, 0.125, 0.18, 0.25, 0.5, 1.0)  # σ/S
 SKETCHES = (0, 64, 256)  # 0: whole updates
 CODES = ("none", "8bit", "4bit", "1bit", "topk:0.01", "topk:0.1")
-FIRST, DRAWS, ROUNDS, RECORDED, LEAST = 20, 3, 25, 20, 0.9
-CLIENTS, CLUSTERS = 20, 4
+FIRST = 20  # seed
+DRAWS = 3
+ROUNDS = 25  # of a whole run
+RECORDED = 20  # the round of CFL's recorded updates
+LEAST = 0.9
+CLIENTS = 20
+CLUSTERS = 4
 RUNS: tuple[dict[str, Any], ...] = (
     *(
         {"sketch": q, "clusterer": c, "noise": z}
-        for q in (None, 64)
-        for c in ("paper", "average")
-        for z in (0.0, 0.03, 0.06, 0.125)
+        for q, c, z in product((None, 64), ("paper", "average"), (0.0, 0.03, 0.06, 0.125))
     ),
     *({"compress": code} for code in CODES[1:]),
 )

@@ -48,7 +48,7 @@ PAPER = {"srfca": "the correct clusters without k; five points above IFCA"}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Both scenarios with the methods."""
+    """Return both scenarios with the methods."""
     settings = {
         name: {**COMMON, **SCALES[scale], **training} for name, training in OWN[scale].items()
     }

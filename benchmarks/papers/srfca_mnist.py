@@ -46,7 +46,7 @@ PAPER = {"srfca": "the correct clusters without k; accuracy no worse than the be
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Both scenarios with all methods."""
+    """Return both scenarios with all methods."""
     settings = {
         name: {**COMMON, **SCALES[scale], **training} for name, training in OWN[scale].items()
     }
