@@ -98,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
     chosen = options(__doc__, argv)
     sheet = Sheet("cfl_fig6")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     values: list[str] = []
     for name in CURVES:

@@ -70,8 +70,9 @@ def splits(rounds: int) -> list[int]:
 
 @dataclass
 class Watched(CFL):
-    """CFL that splits in set rounds, and whose observer adds the true gap of each cluster and the
-    accuracy of each true cluster.
+    """CFL that splits in set rounds, with an observer of separation gaps.
+
+    The observer adds the true gap of each cluster and the accuracy of each true cluster.
     """
 
     # of this round, and rounds so far; without annotations, so no hyper-parameters
@@ -178,7 +179,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
     chosen = options(__doc__, argv)
     sheet = Sheet("cfl_fig8")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(
         rows,

@@ -158,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
     chosen = options(__doc__, argv, minutes=25.0)
     sheet = Sheet("cfl_fig9")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     values = [
         "exact",

@@ -114,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
     chosen = options(__doc__, argv, minutes=15.0)
     sheet = Sheet("nsim_ceiling")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measured, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measured, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ("reads", "learns"), ("pearson", "pearson_real"))
     return sheet.save(pictures(rows), chosen.scale)

@@ -165,7 +165,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
     chosen = options(__doc__, argv, seeds=2, minutes=20)
     sheet = Sheet("nsim_fig4")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measured, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measured, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(
         rows,

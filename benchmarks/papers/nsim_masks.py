@@ -202,7 +202,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
     chosen = options(__doc__, argv)
     sheet = Sheet("nsim_masks")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ("init", "layer"), (*ERRORS, *SHARES))
     return sheet.save(picture(rows), chosen.scale)

@@ -107,7 +107,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
     chosen = options(__doc__, argv)
     sheet = Sheet("nsim_pearson")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), told, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, told, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ("synthetic", "init", "layer"), VALUES)
     return sheet.save(pictures(rows), chosen.scale)

@@ -110,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
     chosen = options(__doc__, argv, seeds=1)
     sheet = Sheet("nsim_time")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measured, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measured, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     values = list(STEPS)
     for m in CLIENTS:

@@ -44,7 +44,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import Iid, Tasks
 from securecluster.privacy.dp.accounting import epsilon, find_noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
-from securecluster.protocols.oneshot.feature_maps import build
+from securecluster.protocols.oneshot.feature_maps import Features, build
 from securecluster.protocols.oneshot.gram_mechanism import GramNoise, told_by_all
 from securecluster.protocols.oneshot.server import agglomerate
 
@@ -125,13 +125,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     )
     truth = federation.truth
     assert truth is not None
-    public = None
-    if cell["features"] == "pca":
-        public = PUBLIC
-    dimension = None
-    if cell["features"] != "identity":
-        dimension = COMPONENTS
-    phi = build(cell["features"], federation.shape, Randomness(seed), public, dimension)
+    phi = _feature_map(cell, federation)
     features = [phi(torch.from_numpy(shard.x)) for shard in federation.shards]
     draws = NoiseStreams.derived(Randomness(seed), "oneshot_noise")
     results: dict[str, Any] = {"dimension": phi.dimension}
@@ -150,6 +144,18 @@ def measure(cell: Cell) -> dict[str, Any]:
         for name in CLUSTERERS[2:]:
             results[f"{name}_{e:g}"] = scored(r, truth, name)[0]
     return results
+
+
+def _feature_map(cell: Cell, federation: Federation) -> Features:
+    """Return the feature map Φ of a cell."""
+    public = None
+    if cell["features"] == "pca":
+        public = PUBLIC
+    dimension = None
+    if cell["features"] != "identity":
+        dimension = COMPONENTS
+    draws = Randomness(cell["seed"])
+    return build(cell["features"], federation.shape, draws, public, dimension)
 
 
 def _naive_results(
@@ -301,7 +307,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
     chosen = options(__doc__, argv, seeds=5, minutes=30.0)
     sheet = Sheet("oneshot_noise")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     of_runs = [row for row in rows if row["mechanism"] != "naive"]
     for value in ("ari", "found", "spectral", "kmeans"):

@@ -110,8 +110,9 @@ def parts(r: Array, truth: Sequence[int]) -> tuple[Array, Array]:
     tasks = np.array(truth)
     first, second = np.triu_indices(len(truth), 1)
     same = np.equal(tasks[first], tasks[second])
-    pairs = r[..., first, second]
-    return pairs[..., same], pairs[..., ~same]
+    within = r[..., first[same], second[same]]
+    across = r[..., first[~same], second[~same]]
+    return within, across
 
 
 def judged(r: Array, truth: Sequence[int]) -> dict[str, Any]:

@@ -186,7 +186,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
     chosen = options(__doc__, argv, seeds=4, minutes=30.0)
     sheet = Sheet("oneshot_vectors")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     for value in ("alone", "span", "found"):
         for p in VECTORS:
             summarise(rows, KEYS, [f"{value}_{p}_{e:g}" for e in EPSILONS])

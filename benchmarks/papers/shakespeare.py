@@ -145,7 +145,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen = options(__doc__, argv, minutes=25.0)
     sheet = Sheet("shakespeare")
     sheet.expect(cells("full", chosen.seeds))
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     summarise(rows, ["data", "method"], FIGURES)
     return sheet.save(draw(rows), chosen.scale)
 

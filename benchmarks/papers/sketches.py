@@ -289,7 +289,8 @@ def main(argv: Sequence[str] | None = None) -> Sheet:
     """Measure, print, draw."""
     chosen = options(__doc__, argv)
     sheet = Sheet("sketches")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     rows = [row for row in rows if row["status"] == "done"]
     updates = [row for row in rows if row["of"] == "updates"]
     uncompressed = [row for row in updates if row["compress"] == "none"]
