@@ -124,6 +124,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     history = fitted.history_
     agreement = fitted.agreement_
     assert agreement is not None
+    gaps_by_round = [dict(line["gaps"]) for line in history]
     last_gaps = [gap for _, gap in history[-1]["gaps"] if gap is not None]
     first = next((line for line in history if line["splits"]), None)
     results = {
@@ -136,7 +137,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     }
     for c in range(cell["clusters"]):
         results[f"accuracy_{c}"] = [line["by_truth"][c] for line in history]
-        results[f"gap_{c}"] = [dict(line["gaps"]).get(c) for line in history]
+        results[f"gap_{c}"] = [gaps.get(c) for gaps in gaps_by_round]
     return results
 
 

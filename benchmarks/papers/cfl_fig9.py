@@ -104,6 +104,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     baseline = FedAvg(**training(cell)).fit(federation)
     shared = [line["perplexity"] for line in baseline.history_]
     history = fitted.history_
+    gaps_by_round = [dict(line["gaps"]) for line in history]
     last_gaps = [gap for _, gap in history[-1]["gaps"] if gap is not None]
     first = next((line for line in history if line["splits"]), None)
     results = {
@@ -119,7 +120,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     }
     for c in range(cell["clusters"]):
         results[f"perplexity_{c}"] = [line["by_truth"][c] for line in history]
-        results[f"gap_{c}"] = [dict(line["gaps"]).get(c) for line in history]
+        results[f"gap_{c}"] = [gaps.get(c) for gaps in gaps_by_round]
     return results
 
 

@@ -215,6 +215,9 @@ def _beside(
         accuracies: FL's accuracy after each round.
         shares: FL's share of clients at the target after each round.
         n: the round of the clustering.
+
+    Returns:
+        `fl_NAME` and `NAME_x` for each of `FOUR`; the ratio to 0 is "–".
     """
     fl = dict(zip(FOUR, (accuracies[n], accuracies[-1], shares[n], shares[-1]), strict=True))
     figures: dict[str, Any] = {f"fl_{name}": value for name, value in fl.items()}

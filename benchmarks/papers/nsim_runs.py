@@ -162,8 +162,11 @@ def told(cell: Cell) -> dict[str, Any]:
 def some(matrix: Array) -> Array:
     """Return some of the pairs of a matrix (m, m), evenly spread over all."""
     first, second = np.triu_indices(len(matrix), 1)
-    chosen = np.unique(np.linspace(0, len(first) - 1, min(POINTS, len(first))).astype(int))
-    return np.asarray(matrix[first[chosen], second[chosen]], dtype=np.float64)
+    count = len(first)
+    spaced = np.linspace(0, count - 1, min(POINTS, count))
+    chosen = np.unique(spaced.astype(int))
+    pairs = matrix[first[chosen], second[chosen]]
+    return np.asarray(pairs, dtype=np.float64)
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:

@@ -97,7 +97,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
                 }
             )
     clients = CLIENTS
-    if scale == "full":
+    if scale != "cpu":
         clients = 10 * CLIENTS
     fixed = {"scale": scale, "clients": clients}
     all_cells: list[Cell] = []

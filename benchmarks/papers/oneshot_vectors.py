@@ -89,7 +89,11 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def dealt(cell: Cell) -> tuple[list[NDArray[np.float32]], list[int], Features]:
-    """Return clients' samples, their true clusters, and the feature map."""
+    """Return clients' samples, their true clusters, and the feature map.
+
+    Args:
+        cell: its scenario, data set, samples, features and seed.
+    """
     data = cell["data"]
     seed = cell["seed"]
     n = cell["samples"]
