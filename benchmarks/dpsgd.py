@@ -143,7 +143,7 @@ def opacus(batched: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
             loss_reduction="mean",
         )
         digests = [batched._train_on.digest(client)]
-        # the same mini-batches as of the other variants
+        # the same mini-batches as of the other variants of DP-SGD
         draws = DPSGDState(
             secret,
             [batched.ids[client]],
