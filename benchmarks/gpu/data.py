@@ -33,7 +33,7 @@ def kind_of(network: str) -> str:
     Args:
         network: name of an architecture.
     """
-    return next(kind for kind, names in NETWORKS.items() if network in names)
+    return next(objective for objective, names in NETWORKS.items() if network in names)
 
 
 def cohort(network: str, device: torch.device, dtype: torch.dtype) -> LocalTrainer:
@@ -44,21 +44,21 @@ def cohort(network: str, device: torch.device, dtype: torch.dtype) -> LocalTrain
         device: of the training.
         dtype: of the training.
     """
-    kind = kind_of(network)
-    shape, classes = SHAPES[kind]
+    task = kind_of(network)
+    shape, classes = SHAPES[task]
     shape = SMALLER.get(network, shape)
-    objective = OBJECTIVES[kind]()
+    objective = OBJECTIVES[task]()
     draw = np.random.default_rng(0)
 
     def samples(count: int) -> tuple[Any, Any]:
-        if kind == "language":
+        if task == "language":
             length = shape[0]
             text = draw.integers(classes, size=(count, length + 1))
             x = text[:, :-1]
             y = text[:, 1:]
             return x, y
         x = draw.random((count, *shape))
-        if kind == "trajectory":
+        if task == "trajectory":
             y = draw.random((count, classes))
         else:
             y = draw.integers(classes, size=count)
@@ -84,10 +84,10 @@ def model(network: str) -> FlatModel:
     Args:
         network: name of an architecture.
     """
-    kind = kind_of(network)
-    shape, classes = SHAPES[kind]
+    task = kind_of(network)
+    shape, classes = SHAPES[task]
     shape = SMALLER.get(network, shape)
-    objective = OBJECTIVES[kind]()
+    objective = OBJECTIVES[task]()
     return build(network, shape, classes, Randomness(0), objective)
 
 

@@ -37,7 +37,7 @@ class Check:
     error: Callable[[torch.device], float]
     cost: float = 0.2
 
-    kind = "check"
+    category = "check"
 
     def needs(self, device: torch.device, budget: Budget) -> float:
         """Return the seconds that it takes, about."""
@@ -87,7 +87,7 @@ class Timing:
     measure: Callable[[torch.device, Budget], list[Row]]
     cost: float
 
-    kind = "timing"
+    category = "timing"
 
     def needs(self, device: torch.device, budget: Budget) -> float:
         """Return the seconds until it knows better itself, about."""

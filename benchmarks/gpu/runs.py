@@ -183,7 +183,7 @@ def first_round(name: str, device: torch.device) -> float:
         device: the one that is checked.
     """
     case = CASES[name]
-    options = {}
+    options: dict[str, Any] = {}
     if case.protocol is FLHC:
         options["pre_rounds"] = 0
     protocol = case.make().set_params(rounds=1, **options)
