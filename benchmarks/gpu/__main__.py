@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     try:
         options = parse(argv)
         results = Results(options.out, lambda line: print(line, flush=True))
-        elapsed = time.monotonic() - began  # loading and parsing count, too
+        elapsed = time.monotonic() - began  # parsing counts, too
         seconds = 60 * options.minutes - elapsed
         watch(WORKER, options.device, seconds, results)
     except SecureClusterError as error:
