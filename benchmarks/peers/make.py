@@ -64,7 +64,7 @@ for name in {VERSIONS!r}:
         pass
 print(json.dumps(found))
 """
-    command = [interpreter, "-I", "-c", code]
+    command = [str(interpreter), "-I", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     by_name: dict[str, str] = json.loads(done.stdout)
     return by_name
@@ -89,7 +89,7 @@ def make(name: str, where: Path = WHERE) -> None:
     where.mkdir(parents=True, exist_ok=True)
     venv.create(folder, clear=True, with_pip=True)
     interpreter = folder / "bin" / "python"
-    command = [interpreter, "-m", "pip", "install", *NEEDS[name]]
+    command = [str(interpreter), "-m", "pip", "install", *NEEDS[name]]
     with log.open("w") as stream:
         done = subprocess.run(command, stdout=stream, stderr=stream, check=False)
     if done.returncode:
