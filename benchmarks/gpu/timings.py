@@ -228,8 +228,10 @@ def _plain_loop_clients(
     few = Way(partial(plain, cohort, module, PLAN, 2), 2)
     seconds(few, device, budget)  # a warm-up
     per_client = seconds(few, device, budget) / few.clients
-    spare = budget.left() / 4 / (1 + FEWEST) - others
-    return int(min(len(cohort.ids), max(spare / per_client, PROBED)))
+    quarter = budget.left() / 4
+    spare = quarter / (1 + FEWEST) - others
+    affordable = max(spare / per_client, PROBED)
+    return int(min(len(cohort.ids), affordable))
 
 
 def probe(network: str, device: torch.device, budget: Budget) -> float:

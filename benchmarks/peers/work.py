@@ -124,7 +124,7 @@ class Talk:
     Args:
         weights: the global model, (d,).
         accuracy: of such a model on the test set.
-        settle: waits until the device is idle, where it works behind our back, and returns the peak
+        settle: waits until the device is idle, where it works asynchronously, and returns the peak
             of its memory in bytes.
     """
 
