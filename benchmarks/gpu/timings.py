@@ -110,8 +110,8 @@ def centralised(cohort: LocalTrainer, module: torch.nn.Module) -> None:
     shuffled = torch.as_tensor(order).to(cohort.device)
     for rows in torch.split(shuffled, size):
         optimizer.zero_grad()
-        outputs = module(cohort._x[rows])
-        losses = cohort.model.objective.losses(outputs, cohort._y[rows])
+        # without a name for the outputs, which would add them to the peak of memory
+        losses = cohort.model.objective.losses(module(cohort._x[rows]), cohort._y[rows])
         losses.mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 

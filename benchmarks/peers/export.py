@@ -109,9 +109,9 @@ def _order(clients: int, samples: int, turn: int, randomness: Randomness) -> NDA
 
 def _pixels(pool: SourcePool) -> Pool:
     """Return a pool's images as bytes, and its labels."""
-    images = pool.read(np.arange(len(pool.y)))
-    pixels = np.round(images * 255).astype(np.uint8)
-    return pixels, pool.y
+    positions = np.arange(len(pool.y))
+    pixels = np.round(pool.read(positions) * 255)
+    return pixels.astype(np.uint8), pool.y
 
 
 def _digits(held_out: int) -> Pool:
