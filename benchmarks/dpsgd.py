@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,9 +25,8 @@ import torch
 from torch import nn
 
 from securecluster import Federation
-from securecluster.benchmarks.recurrent import CASES, Outputs
+from securecluster.benchmarks.recurrent import CASES, Outputs, timed
 from securecluster.benchmarks.table import write
-from securecluster.core.devices import cpu_threads
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows
 from securecluster.models.dropout import SeededDropout
@@ -52,64 +50,90 @@ class Keys:
     """A client's key follows from its number."""
 
     def seed(self, client: int, purpose: str, step: int, about: bytes = b"") -> bytes:
-        """32 bytes."""
+        """Return 32 bytes."""
         return hashlib.sha256(repr((client, purpose, step, about)).encode()).digest()
 
 
 def cohort(model: str, clients: int, general: bool, dtype: torch.dtype) -> LocalTrainer:
-    """Clients with 100 random images each, or as many samples as the network's own data have."""
+    """Return clients with 100 random images each, or as many samples as the network's data have.
+
+    Args:
+        model: one of `CLIENTS`.
+        clients: how many.
+        general: the model has no gradients by hand.
+        dtype: of samples and weights.
+    """
     torch.manual_seed(0)
     if model in CASES:
         case = CASES[model]
         federation = case.federation(clients)
         flat = prepare_module(
-            case.make(case.shape, case.classes), case.shape, case.classes, objective=case.objective
+            case.make(case.shape, case.classes),
+            case.shape,
+            case.classes,
+            objective=case.objective,
         )
     else:
         rng = np.random.default_rng(0)
-        arrays = {
-            f"c{k}": (rng.random((100, 1, 28, 28), dtype=np.float32), rng.integers(0, 10, 100))
-            for k in range(clients)
-        }
-        federation = Federation.from_arrays(
-            arrays, test={name: ([], []) for name in arrays}, seed=0
-        )
+        arrays = {}
+        for k in range(clients):
+            images = rng.random((100, 1, 28, 28), dtype=np.float32)
+            labels = rng.integers(0, 10, 100)
+            arrays[f"c{k}"] = (images, labels)
+        empty: dict[str, Any] = {name: ([], []) for name in arrays}
+        federation = Federation.from_arrays(arrays, test=empty, seed=0)
         flat = build(model, federation.shape, 10, Randomness(0))
-    found = LocalTrainer(federation, flat, Randomness(0), torch.device("cpu"), dtype, secret=Keys())
+    trainer = LocalTrainer(
+        federation,
+        flat,
+        Randomness(0),
+        torch.device("cpu"),
+        dtype,
+        secret=Keys(),
+    )
     if general:
-        found.model = General(flat.module, flat.together, flat.objective).to(
-            found.device, found.dtype
-        )
-    return found
+        without_stack = General(flat.module, flat.together, flat.objective)
+        trainer.model = without_stack.to(trainer.device, trainer.dtype)
+    return trainer
 
 
 def for_opacus(module: nn.Module) -> nn.Module:
-    """The same network with opacus' LSTM in place of ours, whose parameters have another order."""
+    """Return the same network with opacus' LSTM, whose parameters have another order."""
     from opacus.layers import DPLSTM
 
-    found = copy.deepcopy(module)
-    for name, part in list(found.named_children()):
-        if isinstance(part, LSTM):
-            own = Outputs(part)
-            own.lstm = DPLSTM(part.inputs, part.cells, batch_first=True)
-            own.lstm.load_state_dict({n: p.detach() for n, p in part.named_parameters()})
-            setattr(found, name, own.to(part.bias_ih_l0))
-        if isinstance(part, SeededDropout):
-            setattr(found, name, nn.Identity())
-    return found
+    copied = copy.deepcopy(module)
+    for name, layer in list(copied.named_children()):
+        if isinstance(layer, LSTM):
+            outputs = Outputs(layer)
+            outputs.lstm = DPLSTM(layer.inputs, layer.cells, batch_first=True)
+            weights = {n: p.detach() for n, p in layer.named_parameters()}
+            outputs.lstm.load_state_dict(weights)
+            setattr(copied, name, outputs.to(layer.bias_ih_l0))
+        if isinstance(layer, SeededDropout):
+            setattr(copied, name, nn.Identity())
+    return copied
 
 
 def opacus(batched: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
-    """One client after the other, one wrapped module and one optimizer each."""
+    """Train one client after the other, with one wrapped module and one optimizer each.
+
+    Args:
+        batched: the clients, their samples and first weights.
+        plan: learning rate, clip norm, noise multiplier and mini-batches.
+
+    Returns:
+        The clients' updates (clients, d), in the order of `batched.model`'s parameters.
+    """
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
     out = torch.empty(len(batched.ids), batched.model.dimension, dtype=batched.dtype)
-    names = [n for n, _ in batched.model.module.named_parameters()]
-    objective, secret = batched.model.objective, Keys()
-    first = for_opacus(batched.model.module)
+    names = [name for name, _ in batched.model.module.named_parameters()]
+    objective = batched.model.objective
+    secret = Keys()
+    initial = for_opacus(batched.model.module)
     for client, size in enumerate(batched.sizes):
-        module = GradSampleModule(copy.deepcopy(first), loss_reduction="sum")
+        module = GradSampleModule(copy.deepcopy(initial), loss_reduction="sum")
         sgd = torch.optim.SGD(module.parameters(), lr=plan.lr)
         optimizer = DPOptimizer(
             sgd,
@@ -118,46 +142,64 @@ def opacus(batched: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
             expected_batch_size=min(plan.batch_size, size),
             loss_reduction="mean",
         )
-        own = [batched._train_on.digest(client)]
+        digests = [batched._train_on.digest(client)]
+        # the same mini-batches as of the other variants of DP-SGD
         draws = DPSGDState(
-            secret, [batched.ids[client]], [size], batched.start[None], plan, 1, 1, own
+            secret,
+            [batched.ids[client]],
+            [size],
+            batched.start[None],
+            plan,
+            1,
+            1,
+            digests,
         )
         for batch in draws.batches(0):
             rows = torch.as_tensor(batch + batched._offsets[client])
             optimizer.zero_grad()
-            objective.losses(module(batched._x[rows]), batched._y[rows]).sum().backward()  # type: ignore[no-untyped-call]
+            outputs = module(batched._x[rows])
+            losses = objective.losses(outputs, batched._y[rows])
+            losses.sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        found = {
-            n.replace("_module.", "").replace(".lstm.", "."): p.detach()
-            for n, p in module.named_parameters()
-        }
-        out[client] = torch.cat([found[n].flatten() for n in names]) - batched.start
+        trained = {}
+        for name, parameter in module.named_parameters():
+            plain_name = name.replace("_module.", "").replace(".lstm.", ".")
+            trained[plain_name] = parameter.detach()
+        vector = torch.cat([trained[name].flatten() for name in names])
+        out[client] = vector - batched.start
     return out
 
 
 def variants(
     model: str, clients: int, plan: LocalTraining, dtype: torch.dtype
 ) -> dict[str, tuple[int, Callable[[], torch.Tensor]]]:
-    """Name -> (threads, one round)."""
-    batched, threads = cohort(model, clients, False, dtype), torch.get_num_threads()
+    """Return, by name, the threads and one round of each variant.
+
+    Args:
+        model: one of `CLIENTS`.
+        clients: how many.
+        plan: of the round.
+        dtype: of samples and weights.
+    """
+    batched = cohort(model, clients, False, dtype)
+    threads = torch.get_num_threads()
     general = cohort(model, clients, True, dtype)
 
-    def ours(of: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
-        return of.train(Rows(of.start[None], (0,) * clients), range(clients), plan, 1)
+    def train(trainer: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
+        # all clients start from row 0 of a table with one model
+        models = Rows(trainer.start[None], (0,) * clients)
+        return trainer.train(models, range(clients), plan, 1)
 
-    by_hand = (
-        {"by hand": batched, "by hand, no noise": batched}
-        if batched.model.stack is not None
-        else {}
-    )
-    every = {**by_hand, "examples as clients": general}
-    quiet = replace(plan, noise=0.0)
-    private = {
-        name: (threads, partial(ours, of, quiet if "no" in name else plan))
-        for name, of in every.items()
-    }
+    without_noise = replace(plan, noise=0.0)
+    not_private = replace(plan, clip=0.0, noise=0.0)
+    private = {}
+    # only models with a stack of layers have gradients by hand
+    if batched.model.stack is not None:
+        private["by hand"] = (threads, partial(train, batched, plan))
+        private["by hand, no noise"] = (threads, partial(train, batched, without_noise))
+    private["examples as clients"] = (threads, partial(train, general, plan))
     return {
-        "plain training": (threads, lambda: ours(batched, replace(plan, clip=0.0, noise=0.0))),
+        "plain training": (threads, lambda: train(batched, not_private)),
         **private,
         "opacus, 1 thread": (1, lambda: opacus(batched, plan)),
         f"opacus, {threads} threads": (threads, lambda: opacus(batched, plan)),
@@ -165,40 +207,48 @@ def variants(
 
 
 def measure(model: str, clients: int, rounds: int) -> list[dict[str, Any]]:
-    """Seconds a round of each variant, in turn."""
-    exact = {
-        way: once()
-        for way, (_, once) in variants(model, 2, replace(PLAN, noise=0.0), torch.float64).items()
-    }
-    known = variants(model, clients, PLAN, torch.float32)
-    seconds: dict[str, list[float]] = {way: [] for way in known}
-    for number in range(rounds + 1):
-        for way, (threads, once) in known.items():
-            with cpu_threads(threads):
-                began = time.perf_counter()
-                once()
-                if number:
-                    seconds[way].append(time.perf_counter() - began)
-    medians = {way: float(np.median(taken)) for way, taken in seconds.items()}
-    best = min(m for way, m in medians.items() if way.startswith("opacus"))
-    reference = exact["opacus, 1 thread"]
-    return [
-        {
+    """Measure seconds a round of each variant, in turn.
+
+    Args:
+        model: one of `CLIENTS`.
+        clients: how many are timed.
+        rounds: timed ones of each variant.
+
+    Returns:
+        A line of the table for each variant.
+    """
+    updates = {}
+    # updates agree only without noise and rounding
+    without_noise = replace(PLAN, noise=0.0)
+    for variant, (_, run_once) in variants(model, 2, without_noise, torch.float64).items():
+        updates[variant] = run_once()
+    seconds = timed(variants(model, clients, PLAN, torch.float32), rounds)
+    medians = {variant: float(np.median(times)) for variant, times in seconds.items()}
+    best_opacus = min(m for variant, m in medians.items() if variant.startswith("opacus"))
+    reference = updates["opacus, 1 thread"]
+    largest = reference.abs().max()
+    rows = []
+    for variant, times in seconds.items():
+        median = medians[variant]
+        error = ""
+        # plain training neither clips nor adds noise, so its updates are others
+        if variant != "plain training":
+            difference = updates[variant] - reference
+            error = f"{float(difference.abs().max() / largest):.1e}"
+        row = {
             "model": model,
             "clients": clients,
-            "variant": way,
+            "variant": variant,
             "rounds": rounds,
-            "median": round(medians[way], 4),
-            "min": round(min(taken), 4),
-            "max": round(max(taken), 4),
-            "over_plain_training": round(medians[way] / medians["plain training"], 2),
-            "best_opacus_over_it": round(best / medians[way], 2),
-            "error_in_float64": ""
-            if way == "plain training"
-            else f"{float((exact[way] - reference).abs().max() / reference.abs().max()):.1e}",
+            "median": round(median, 4),
+            "min": round(min(times), 4),
+            "max": round(max(times), 4),
+            "over_plain_training": round(median / medians["plain training"], 2),
+            "best_opacus_over_it": round(best_opacus / median, 2),
+            "error_in_float64": error,
         }
-        for way, taken in seconds.items()
-    ]
+        rows.append(row)
+    return rows
 
 
 def main() -> None:
@@ -210,9 +260,10 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="Full backward hook is firing")  # as opacus has it
     rows = []
     for model in options.models:
-        for row in (found := measure(model, CLIENTS[model], options.rounds)):
+        measured = measure(model, CLIENTS[model], options.rounds)
+        for row in measured:
             print(row, flush=True)
-        rows += found
+        rows += measured
         print(write("dpsgd", rows))
 
 

@@ -58,10 +58,15 @@ from securecluster.runtime.endpoint import KEY_METHODS, Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import Framed
 
-CLIENTS, NEWCOMERS, FEATURES, CLASSES = 4, 2, 12, 4
+CLIENTS = 4
+NEWCOMERS = 2
+FEATURES = 12
+CLASSES = 4
 EVERYONE = list(range(CLIENTS + NEWCOMERS))
 PATIENCE = 20.0  # seconds after which a frame counts as one that does not end
-STRUCTURED, RAW = 0.6, 0.3  # shares of frames; the rest is sent as it was, out of order
+# shares of frames; the others are sent unchanged, out of order
+STRUCTURED = 0.6
+RAW = 0.3
 VARIANTS = 12  # forged replies per call of a server's loop
 NUMBERS = (
     -1,
@@ -88,15 +93,27 @@ TEXTS = (
     "gather", "sum", "pairs", "relay",
 )  # fmt: skip
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 1e300, 0.0, -1.0, 1e-45)
+SHAPES: tuple[tuple[int, ...], ...] = (
+    (), (0,), (1,), (3,), (0, 0), (2, 3), (1, 2, 3), (1 << 16,),
+)  # fmt: skip
+INTEGERS = (-1, 0, 1, 2, 3, 4, 7, 1 << 20, 1 << 33, 1 << 62, -(1 << 62))
 OUTCOMES = ("FrameError", "PolicyError", "UpdateError", "UsageError")
 
 
 def walks(form: Any, users: int, draw: np.random.Generator) -> list[Any]:
-    """Return synthetic users of NSIM for the data of `federation`."""
-    return [
-        (draw.random((20, FEATURES)).astype(np.float32), draw.integers(k % 2, CLASSES, 20))
-        for k in range(users)
-    ]
+    """Return synthetic users of NSIM for the data of `federation`.
+
+    Args:
+        form: of the data, unused.
+        users: how many.
+        draw: of samples and labels.
+    """
+    synthetic = []
+    for k in range(users):
+        x = draw.random((20, FEATURES)).astype(np.float32)
+        y = draw.integers(k % 2, CLASSES, 20)
+        synthetic.append((x, y))
+    return synthetic
 
 
 SPLITS: dict[str, Any] = {
@@ -146,29 +163,40 @@ CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
 
 
 def federation(clients: int, seed: int) -> Federation:
-    """Return clients in two clusters, of 16 samples each."""
+    """Return clients in two clusters, of 16 samples each.
+
+    Args:
+        clients: how many; every other one is of the second cluster.
+        seed: of samples; the labels' true weights are always the same.
+    """
     weights = np.random.default_rng(0).normal(size=(2, FEATURES, CLASSES))
     draw = np.random.default_rng(seed)
     train: dict[str, Any] = {}
     test: dict[str, Any] = {}
     for i in range(clients):
         x = draw.normal(size=(24, FEATURES)).astype(np.float32)
-        y = (x @ weights[i % 2]).argmax(1)
+        scores = x @ weights[i % 2]
+        y = scores.argmax(1)
+        # every class occurs in every client's training samples
         y[:CLASSES] = np.arange(CLASSES)
-        train[f"c{i}"], test[f"c{i}"] = (x[:16], y[:16]), (x[16:], y[16:])
+        train[f"c{i}"] = (x[:16], y[:16])
+        test[f"c{i}"] = (x[16:], y[16:])
     return Federation.from_arrays(train, test=test, classes=CLASSES, seed=0)
 
 
 def method_of(case: str) -> Any:
     """Return the protocol of a case."""
-    kind, params = CASES[case]
-    rounds = 3 if kind is CFL else 2
-    return kind(**{"rounds": rounds, "epochs": 1, "model": "linear", **params})
+    protocol, params = CASES[case]
+    rounds = 2
+    if protocol is CFL:
+        rounds = 3
+    defaults = {"rounds": rounds, "epochs": 1, "model": "linear"}
+    return protocol(**{**defaults, **params})
 
 
 @dataclass
 class Count:
-    """What became of the frames of one case on one side."""
+    """Outcomes of the frames of one case on one side."""
 
     frames: int = 0
     answered: int = 0
@@ -183,10 +211,16 @@ class Count:
             self.errors[type(error).__name__] += 1
         else:
             cause = error.__cause__ or error
-            self.unnamed[f"{about}: {type(cause).__name__}: {str(cause)[:100]}"] += 1
+            text = str(cause)[:100]
+            self.unnamed[f"{about}: {type(cause).__name__}: {text}"] += 1
 
     def row(self, case: str, side: str) -> dict[str, Any]:
-        """Return a line of the table."""
+        """Return a line of the table.
+
+        Args:
+            case: one of `CASES`.
+            side: "client" or "server".
+        """
         named = {name: self.errors[name] for name in OUTCOMES}
         others = sum(self.errors.values()) - sum(named.values())
         return {
@@ -207,21 +241,28 @@ class EndlessError(Exception):
 
 
 def _ring(*_: Any) -> None:
+    """Handle the timer's signal."""
     raise EndlessError(f"still busy after {PATIENCE:g} s")
 
 
 @contextmanager
 def timed(count: Count, patience: float = PATIENCE) -> Iterator[None]:
-    """Note how long a frame took, and stop one that does not end."""
+    """Record how long a frame took, and stop one that does not end.
+
+    Args:
+        count: of which the slowest frame is updated.
+        patience: seconds after which a frame is stopped.
+    """
     before = signal.signal(signal.SIGALRM, _ring)
     signal.setitimer(signal.ITIMER_REAL, patience)
-    began = time.perf_counter()
+    start = time.perf_counter()
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        count.slowest = max(count.slowest, time.perf_counter() - began)
+        elapsed = time.perf_counter() - start
+        count.slowest = max(count.slowest, elapsed)
 
 
 def forget_peak() -> None:
@@ -237,10 +278,14 @@ def forget_peak() -> None:
 def peak() -> int:
     """Return the largest resident set in bytes."""
     path = Path("/proc/self/status")
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines: list[str] = []
+    if path.exists():
+        lines = path.read_text().splitlines()
+    # both sources count in KiB
     for line in lines:
         if line.startswith("VmHWM:"):
-            return int(line.split()[1]) << 10
+            kibibytes = int(line.split()[1])
+            return kibibytes << 10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
@@ -278,8 +323,12 @@ class Recorded:
         doors: dict[int, Callable[[bytes], bytes]],
         change: Callable[[Any], None] = lambda net: None,
     ) -> None:
-        """Run the server's loop over some clients' doors, and place newcomers; phases that ask
-        nobody are not done again.
+        """Run the server's loop over some clients' doors, and assign newcomers; phases without
+        queries are not run again.
+
+        Args:
+            doors: each client's function from request to reply.
+            change: called with the network before the run.
         """
         framed = Framed(doors, lambda name: self.method.message_types(name)[1])
         net = self.method.build_network(framed, self.config)
@@ -287,30 +336,34 @@ class Recorded:
         run = Run(begin=lambda number: setattr(net, "round", number))
         run._parts.update(self.phases)
         state = self.method.run_server(net, run)
-        self.phases.update(
-            {name: part for name, part in run._parts.items() if name == "phase-estimator"}
-        )
-        net.divide([])  # newcomers are asked by the server itself
+        if "phase-estimator" in run._parts:
+            self.phases["phase-estimator"] = run._parts["phase-estimator"]
+        net.divide([])  # newcomers are queried by the server itself
         self.method.assign_newcomers(net, state, EVERYONE[CLIENTS:])
 
 
 def record(case: str) -> Recorded:
-    """Carry out a case over real frames, and keep them."""
-    method, data = method_of(case), federation(CLIENTS, seed=0)
+    """Run a case over real frames, and record them."""
+    method = method_of(case)
+    data = federation(CLIENTS, seed=0)
     method._flat = method.flat_model(data)  # which newcomers train, too
-    found = Recorded(method, data, method.config(data, "float32"), [], {})
-    found.run_server({i: _recording(found, i) for i in EVERYONE})
-    return found
+    config = method.config(data, "float32")
+    recorded = Recorded(method, data, config, [], {})
+    doors = {i: _recording(recorded, i) for i in EVERYONE}
+    recorded.run_server(doors)
+    return recorded
 
 
-def _recording(found: Recorded, i: int) -> Callable[[bytes], bytes]:
-    node = found.node(i)
+def _recording(recorded: Recorded, i: int) -> Callable[[bytes], bytes]:
+    """Return client i's function from request to reply, which records both."""
+    node = recorded.node(i)
 
     def answer(data: bytes) -> bytes:
         before = pack(node.client.state(node.keys.secrets))
         header = wire.peek(data)
         reply = node.answer_frame(data)
-        found.sent.append(Sent(i, before, data, reply, header.method, header.step))
+        sent = Sent(i, before, data, reply, header.method, header.step)
+        recorded.sent.append(sent)
         return reply
 
     return answer
@@ -328,14 +381,18 @@ class Forger:
     def __init__(
         self, draw: random.Random, frames: Sequence[bytes], methods: Sequence[str]
     ) -> None:
-        self._draw, self._frames, self._methods = draw, frames, methods
+        self._draw = draw
+        self._frames = frames
+        self._methods = methods
 
     def forge(self, data: bytes) -> bytes:
         """Return another frame than a valid one, but for a few that are sent as they are."""
         kind = self._draw.random()
         if kind < STRUCTURED:
             return self._rewritten(data)
-        return self._damaged(data) if kind < STRUCTURED + RAW else data
+        if kind < STRUCTURED + RAW:
+            return self._damaged(data)
+        return data
 
     def _rewritten(self, data: bytes) -> bytes:
         text, tensors = wire._read(data)
@@ -350,13 +407,14 @@ class Forger:
         return saved(header, scalars, tensors)
 
     def _change_header(self, header: list[Any]) -> None:
-        place = self._draw.randrange(len(header))
-        if place == 1:
-            header[place] = self._draw.choice(self._methods)
-        elif isinstance(header[place], str):
-            header[place] = self._draw.choice(TEXTS)
+        position = self._draw.randrange(len(header))
+        # the second field is the method's name
+        if position == 1:
+            header[position] = self._draw.choice(self._methods)
+        elif isinstance(header[position], str):
+            header[position] = self._draw.choice(TEXTS)
         else:
-            header[place] = self._draw.choice(NUMBERS)
+            header[position] = self._draw.choice(NUMBERS)
 
     def _change_scalars(self, scalars: dict[str, Any]) -> None:
         name = self._draw.choice([*scalars, "restart", "more"])
@@ -404,47 +462,59 @@ class Forger:
         if kind == 3 and tensor.ndim:
             return tensor[: self._draw.randint(0, len(tensor))]
         if kind == 4:
-            return tensor.new_zeros(
-                self._draw.choice([(), (0,), (1,), (3,), (0, 0), (2, 3), (1, 2, 3), (1 << 16,)])
-            )
-        return tensor[..., :-1] if tensor.ndim else tensor
+            return tensor.new_zeros(self._draw.choice(SHAPES))
+        if tensor.ndim:
+            return tensor[..., :-1]
+        return tensor
 
     def _with_other_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.clone()
         flat = tensor.view(-1)
         if not len(flat):
             return tensor
-        place = self._draw.randrange(len(flat))
+        position = self._draw.randrange(len(flat))
         if tensor.is_floating_point():
             if self._draw.random() < 0.3:
                 return tensor * self._draw.choice([0.0, -1.0, 1e10, 1e30])
             value = self._draw.choice(SPECIAL)
-            flat[place] = torch.tensor(value, dtype=torch.float64).to(tensor.dtype)
+            flat[position] = torch.tensor(value, dtype=torch.float64).to(tensor.dtype)
         elif tensor.dtype == torch.int64:
-            flat[place] = self._draw.choice(
-                [-1, 0, 1, 2, 3, 4, 7, 1 << 20, 1 << 33, 1 << 62, -(1 << 62)]
-            )
+            flat[position] = self._draw.choice(INTEGERS)
         else:
-            flat[place] = self._draw.choice([0, 1])
+            flat[position] = self._draw.choice([0, 1])
         return tensor
 
     def _damaged(self, data: bytes) -> bytes:
         kind = self._draw.random()
         if kind < 0.6:
-            found = bytearray(data)
-            reach = len(found) if self._draw.random() < 0.3 else min(len(found), 400)
-            for _ in range(self._draw.randint(1, 8)):
-                found[self._draw.randrange(reach)] = self._draw.randrange(256)
-            return bytes(found)
+            return self._with_other_bytes(data)
         if kind < 0.8:
-            return data[: self._draw.randrange(len(data))]
+            length = self._draw.randrange(len(data))
+            return data[:length]
         if kind < 0.9:
-            return (
-                self._draw.choice([1 << 63, 1 << 40, 2 * len(data), 0, 7]).to_bytes(8, "little")
-                + data[8:]
-            )
+            # the first 8 bytes of a frame are the length of its JSON header
+            lengths = [1 << 63, 1 << 40, 2 * len(data), 0, 7]
+            length = self._draw.choice(lengths)
+            return length.to_bytes(8, "little") + data[8:]
         if kind < 0.95:
-            return data + bytes(self._draw.randrange(1, 9))
+            surplus = self._draw.randrange(1, 9)
+            return data + bytes(surplus)
+        return self._bomb()
+
+    def _with_other_bytes(self, data: bytes) -> bytes:
+        """Return a frame with up to eight other bytes, mostly among its first 400."""
+        damaged = bytearray(data)
+        stop = len(damaged)
+        if self._draw.random() >= 0.3:
+            stop = min(stop, 400)
+        for _ in range(self._draw.randint(1, 8)):
+            # the value is drawn before its position
+            value = self._draw.randrange(256)
+            damaged[self._draw.randrange(stop)] = value
+        return bytes(damaged)
+
+    def _bomb(self) -> bytes:
+        """Return a short frame that describes deeply nested or giant content."""
         deep = "[" * 10_000 + "]" * 10_000
         giant = {"dtype": "F32", "shape": [1 << 31, 1 << 31], "data_offsets": [0, 4]}
         bombs = [
@@ -459,14 +529,17 @@ def saved(header: list[Any], scalars: dict[str, Any], tensors: dict[str, torch.T
     """Return a frame of any content."""
     from safetensors.torch import save
 
-    whole = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    return bytes(save(whole, {"frame": json.dumps([header, scalars])}))
+    copies = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    metadata = {"frame": json.dumps([header, scalars])}
+    return bytes(save(copies, metadata))
 
 
 def reheaded(data: bytes, header: Header) -> bytes:
     """Return a frame with another header."""
     text, tensors = wire._read(data)
-    return saved(list(vars(header).values()), json.loads(text)[1], tensors)
+    _, scalars = json.loads(text)
+    fields = list(vars(header).values())
+    return saved(fields, scalars, tensors)
 
 
 def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:
@@ -477,13 +550,16 @@ def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:
         frames: how many.
         draw: what the forger draws from.
     """
-    nodes, count = {i: run.node(i) for i in (0, CLIENTS)}, Count()
-    own = [sent for sent in run.sent if sent.client in nodes]
-    names = sorted({sent.method for sent in run.sent} | set(remote_methods(run.method.client)))
-    forger = Forger(draw, [sent.request for sent in run.sent], names)
+    nodes = {i: run.node(i) for i in (0, CLIENTS)}
+    count = Count()
+    own_frames = [sent for sent in run.sent if sent.client in nodes]
+    sent_names = {sent.method for sent in run.sent}
+    names = sorted(sent_names | set(remote_methods(run.method.client)))
+    requests = [sent.request for sent in run.sent]
+    forger = Forger(draw, requests, names)
     forget_peak()
     for _ in range(frames):
-        sent = draw.choice(own)
+        sent = draw.choice(own_frames)
         node = nodes[sent.client]
         if draw.random() < 0.1:
             state = unpack(sent.before, ClientState)
@@ -502,9 +578,9 @@ def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:
 
 
 def remote_methods(client: type) -> list[str]:
-    """Return the names of what a client's endpoint answers."""
-    own = [name for name in dir(client) if hasattr(getattr(client, name), "__release__")]
-    return [*own, *KEY_METHODS]
+    """Return the names of the methods that a client's endpoint answers."""
+    releases = [name for name in dir(client) if hasattr(getattr(client, name), "__release__")]
+    return [*releases, *KEY_METHODS]
 
 
 def server_side(run: Recorded, frames: int, draw: random.Random) -> Count:
@@ -538,7 +614,9 @@ class _Liar:
     """Clients that answer with recorded replies, or with forged ones when they are told to."""
 
     def __init__(self, run: Recorded, forger: Forger, draw: random.Random, count: Count) -> None:
-        self._forger, self._draw, self._count = forger, draw, count
+        self._forger = forger
+        self._draw = draw
+        self._count = count
         self._replies: dict[tuple[int, str], list[Sent]] = {}
         for sent in run.sent:
             self._replies.setdefault((sent.client, sent.method), []).append(sent)
@@ -550,16 +628,20 @@ class _Liar:
 
         def answer(data: bytes) -> bytes:
             header = wire.peek(data)
-            known = self._replies.get((i, header.method))
-            if known is None:
+            recorded = self._replies.get((i, header.method))
+            if recorded is None:
                 raise ConnectionError
-            same = [sent for sent in known if sent.step == header.step]
-            sent = (same or known)[0]
-            back = Header(
-                *{**vars(header), "sender": header.recipient, "recipient": header.sender}.values()
-            )
-            reply = reheaded(sent.reply, back)
-            return self._forger.forge(reply) if self._lies == i else reply
+            same_step = [sent for sent in recorded if sent.step == header.step]
+            sent = (same_step or recorded)[0]
+            turned = {
+                **vars(header),
+                "sender": header.recipient,
+                "recipient": header.sender,
+            }
+            reply = reheaded(sent.reply, Header(*turned.values()))
+            if self._lies == i:
+                return self._forger.forge(reply)
+            return reply
 
         return answer
 
@@ -592,7 +674,7 @@ class _Liar:
 
 @contextmanager
 def brief_estimator() -> Iterator[None]:
-    """Have NSIM's pair network hardly train: what it tells matters nowhere here."""
+    """Have NSIM's pair network hardly train: its similarities do not matter here."""
 
     def brief(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
         return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
@@ -630,21 +712,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     sides = list(SIDES) if options.side == "both" else [options.side]
-    each = -(-options.frames // (len(sides) * len(options.cases)))
+    # rounded up
+    frames = -(-options.frames // (len(sides) * len(options.cases)))
     rows: list[dict[str, Any]] = []
     unnamed: Counter[str] = Counter()
     for case in options.cases:
         for side in sides:
-            count = fuzz(case, side, each, options.seed)
+            count = fuzz(case, side, frames, options.seed)
             rows.append(count.row(case, side))
             print(rows[-1], flush=True)
             for about, times in count.unnamed.most_common():
                 print(f"    unnamed, {times} times: {about}", flush=True)
             unnamed.update(count.unnamed)
-    print(
-        f"{sum(row['frames'] for row in rows)} frames, {unnamed.total()} unnamed, largest "
-        f"{max(row['largest_mb'] for row in rows)} MB"
-    )
+    sent = sum(row["frames"] for row in rows)
+    largest = max(row["largest_mb"] for row in rows)
+    print(f"{sent} frames, {unnamed.total()} unnamed, largest {largest} MB")
     print(write("fuzz", rows))
 
 

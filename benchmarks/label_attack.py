@@ -53,16 +53,22 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
 def observed_updates(fitted: ClusteringProtocol) -> Array:
     """Return the updates (m, d) that the server of a run of FedAvg read in its first round, by
     client.
+
+    Args:
+        fitted: after a run with a full transcript.
     """
     rows: dict[int, Array] = {}
-    for seen in fitted.transcript_.seen_by(SERVER):
-        first = seen.method == "contribute" and seen.round == 1
-        if not first or seen.receiver != SERVER or seen.content is None:
+    for message in fitted.transcript_.seen_by(SERVER):
+        in_first_round = message.method == "contribute" and message.round == 1
+        if not in_first_round or message.receiver != SERVER or message.content is None:
             continue
-        update = seen.content.delta.values[0].double().cpu().numpy()
-        size, client = seen.content.size, seen.sender.index
+        update = message.content.delta.values[0].double().cpu().numpy()
+        size = message.content.size
+        client = message.sender.index
         assert client is not None
-        rows[client] = update if size is None else update / float(size.values[0])
+        if size is not None:
+            update = update / float(size.values[0])
+        rows[client] = update
     return np.stack([rows[client] for client in sorted(rows)])
 
 
@@ -85,12 +91,18 @@ def guess_shares(updates: Array, groups: int = GROUPS, seed: int = 0) -> Array:
     from sklearn.cluster import KMeans
 
     centred = updates - updates.mean(0)
-    spread = np.linalg.norm(centred, axis=0)
-    kept = spread >= np.quantile(spread, 1 - KEPT)
-    columns, scale = centred[:, kept], spread[kept]
-    directions = (columns / scale).T
-    group = KMeans(groups, n_init=4, random_state=seed).fit_predict(directions)
-    return np.stack([columns[:, group == g].mean(1) for g in range(groups)], axis=1)
+    norms = np.linalg.norm(centred, axis=0)
+    selected = norms >= np.quantile(norms, 1 - KEPT)
+    columns = centred[:, selected]
+    # k-means compares directions, whatever the norms of columns
+    directions = (columns / norms[selected]).T
+    kmeans = KMeans(groups, n_init=4, random_state=seed)
+    assigned = kmeans.fit_predict(directions)
+    means = []
+    for group in range(groups):
+        members = columns[:, assigned == group]
+        means.append(members.mean(1))
+    return np.stack(means, axis=1)
 
 
 def matched_correlation(guess: Array, shares: Array) -> float:
@@ -108,8 +120,8 @@ def _standardised(table: Array) -> Array:
     """Return columns with mean zero and norm one; a constant column is zero."""
     centred = table - table.mean(0)
     norms = np.linalg.norm(centred, axis=0)
-    found: Array = centred / np.where(norms > 0, norms, 1.0)
-    return found
+    standardised: Array = centred / np.where(norms > 0, norms, 1.0)
+    return standardised
 
 
 def attack(federation: Federation, seed: int = 0, **params: Any) -> dict[str, float]:
@@ -123,11 +135,14 @@ def attack(federation: Federation, seed: int = 0, **params: Any) -> dict[str, fl
     protocol = FedAvg(**{"rounds": 1, "model": "mlp", **params})
     fitted = protocol.fit(federation, Settings(transcript="full", threads=1))
     shares = label_shares(federation)
-    guess = guess_shares(observed_updates(fitted), min(GROUPS, 3 * len(federation)), seed)
+    groups = min(GROUPS, 3 * len(federation))
+    guess = guess_shares(observed_updates(fitted), groups, seed)
     draw = np.random.default_rng(seed)
-    shuffled = [
-        matched_correlation(guess, shares[draw.permutation(len(shares))]) for _ in range(SHUFFLES)
-    ]
+    # shares of other clients: the correlation that matching alone gives
+    shuffled = []
+    for _ in range(SHUFFLES):
+        order = draw.permutation(len(shares))
+        shuffled.append(matched_correlation(guess, shares[order]))
     return {
         "correlation": matched_correlation(guess, shares),
         "chance": float(np.mean(shuffled)),
@@ -137,14 +152,13 @@ def attack(federation: Federation, seed: int = 0, **params: Any) -> dict[str, fl
 
 def cells(seeds: int) -> list[Cell]:
     """Return every protection under every scenario and seed."""
-    found: list[Cell] = []
+    grid: list[Cell] = []
     for scenario in SCENARIOS:
         for protection in PROTECTIONS:
-            found += [
-                {"scenario": scenario, "protection": protection, "seed": seed}
-                for seed in range(seeds)
-            ]
-    return found
+            for seed in range(seeds):
+                cell = {"scenario": scenario, "protection": protection, "seed": seed}
+                grid.append(cell)
+    return grid
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -153,13 +167,15 @@ def measure(cell: Cell) -> dict[str, Any]:
     federation = Federation.simulate(
         "digits", scenario=scenario, clients=CLIENTS, seed=cell["seed"]
     )
-    found = attack(federation, cell["seed"], **PROTECTIONS[cell["protection"]])
-    return {name: round(value, 4) for name, value in found.items()}
+    protection = PROTECTIONS[cell["protection"]]
+    results = attack(federation, cell["seed"], **protection)
+    return {name: round(value, 4) for name, value in results.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, and print."""
-    chosen, sheet = options(__doc__, argv, seeds=3), Sheet("label_attack", RESULTS)
+    chosen = options(__doc__, argv, seeds=3)
+    sheet = Sheet("label_attack", RESULTS)
     rows = sheet.fill(cells(chosen.seeds), measure, chosen.minutes)
     summarise(rows, ["scenario", "protection"], ["correlation", "chance", "epsilon"])
     return sheet.path

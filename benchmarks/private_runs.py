@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,121 +65,199 @@ OWN: dict[str, dict[str, Any]] = {
     "srfca": {"local_rounds": 10, "rounds": 10},
     "local-kmeans": {"local_rounds": 10},
 }
-ROUNDS, DELTA = 20, 1e-5
+ROUNDS = 20
+DELTA = 1e-5
 VALUES = ("epsilon", "ari", "score", "clusters", "up", "down")
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Protocol by unit and noise by seed."""
-    ways = [(p, unit, z) for p in PROTOCOLS for unit, z in WAYS]
-    return [
-        {"protocol": p, "unit": unit, "noise": z, "seed": seed, "scale": scale}
-        for seed in range(seeds)
-        for p, unit, z in ways
-    ]
+    """Return protocols by unit and noise by seed.
+
+    Args:
+        scale: "full", or of `ROUNDS` rounds.
+        seeds: how many.
+    """
+    grid = []
+    for seed in range(seeds):
+        for protocol, (unit, z) in product(PROTOCOLS, WAYS):
+            cell: Cell = {
+                "protocol": protocol,
+                "unit": unit,
+                "noise": z,
+                "seed": seed,
+                "scale": scale,
+            }
+            grid.append(cell)
+    return grid
 
 
 def federation(protocol: str, seed: int) -> Federation:
-    """The clients that a protocol is measured on."""
+    """Return the clients that a protocol is measured on.
+
+    Args:
+        protocol: a name of `PROTOCOLS`.
+        seed: of the federation's draws.
+    """
     if protocol == "oneshot":
         return Federation.simulate("digits", scenario=Tasks(minority=0.1), clients=10, seed=seed)
-    return Federation.simulate(
-        "mobility" if protocol == "nsim" else "digits", clients=20, seed=seed
-    )
+    if protocol == "nsim":
+        return Federation.simulate("mobility", clients=20, seed=seed)
+    return Federation.simulate("digits", clients=20, seed=seed)
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """One whole run."""
-    name, unit, z = cell["protocol"], cell["unit"], cell["noise"]
-    rounds = {} if cell["scale"] == "full" else {"rounds": ROUNDS}
-    own = {**rounds, **OWN.get(name, {})}
-    if z:
-        own |= {
-            "clip": CLIP.get(name, 1.0) if unit == "client" else 1.0,
-            "noise": z,
-            "dp_unit": unit,
-        }
-        own |= {"gram_noise": z} if name == "oneshot" else {}
-    fitted = PROTOCOLS[name](**own).fit(federation(name, cell["seed"]))
+    """Run one protocol.
+
+    Args:
+        cell: one of `cells`.
+
+    Returns:
+        clip norm, epsilon at `DELTA` and its accountant, ari, metric, score (mean over clients),
+        clusters, and bytes up and down.
+    """
+    name = cell["protocol"]
+    params = _hyper_parameters(cell)
+    fitted = PROTOCOLS[name](**params).fit(federation(name, cell["seed"]))
     price = fitted.ledger_.price(DELTA)
     assert fitted.agreement_ is not None
     return {
-        "clip": own.get("clip"),
+        "clip": params.get("clip"),
         "epsilon": price.epsilon,
         "accountant": price.accountant,
         "ari": fitted.agreement_["ari"],
         "metric": fitted.metric_,
         "score": float(np.nanmean(fitted.scores_)),
         "clusters": len(set(fitted.labels_)),
-        **{way: fitted.bytes_[way] for way in ("up", "down")},
+        "up": fitted.bytes_["up"],
+        "down": fitted.bytes_["down"],
     }
 
 
+def _hyper_parameters(cell: Cell) -> dict[str, Any]:
+    """Return what a cell's run sets besides the protocol's defaults."""
+    name = cell["protocol"]
+    z = cell["noise"]
+    params: dict[str, Any] = {}
+    if cell["scale"] != "full":
+        params["rounds"] = ROUNDS
+    params |= OWN.get(name, {})
+    if not z:
+        return params
+    # the clip norms of `CLIP` are of updates; gradients of examples are all clipped to 1
+    params["clip"] = 1.0
+    if cell["unit"] == "client":
+        params["clip"] = CLIP.get(name, 1.0)
+    params["noise"] = z
+    params["dp_unit"] = cell["unit"]
+    if name == "oneshot":
+        params["gram_noise"] = z
+    return params
+
+
 def draw(sheet: Sheet, rows: Sequence[Row], scale: str) -> Path:
-    """ARI (above) and accuracy (below) over the noise, for clients (left) and examples (right)."""
-    made, axes = figure(10, 7.5, 2, 2)
+    """Draw ARI (above) and accuracy (below) over the noise; clients left, examples right.
+
+    Args:
+        sheet: the table, which saves the figure.
+        rows: of the sheet.
+        scale: of the runs, part of the figure's name.
+    """
+    canvas, axes = figure(10, 7.5, 2, 2)
     for column, unit in enumerate(("client", "example")):
-        levels = [0.0, *(z for own, z in WAYS if own == unit and z)]
         for row, value in enumerate(("ari", "score")):
             ax = axes[row, column]
-            for k, name in enumerate(PROTOCOLS):
-                at = [
-                    [x for r in rows if _is(r, name, unit, z) for x in numbers(r.get(value, ""))]
-                    for z in levels
-                ]
-                if all(at) and (value == "ari" or name != "nsim"):  # whose metric is metres
-                    beside = [n + (k - 4) * 0.02 for n in range(len(levels))]  # lines that coincide
-                    ax.plot(
-                        beside,
-                        [np.mean(v) for v in at],
-                        color=f"C{k}",
-                        marker="osv^D*Phx+"[k],
-                        label=name,
-                        alpha=0.8,
-                    )
-            ax.set_xticks(
-                range(len(levels)),
-                ["none", *(f"z = {z:g}\nε from {_epsilon(rows, unit, z)}" for z in levels[1:])],
-                fontsize=8,
-            )
-            ax.set_ylim(-0.05, 1.05)
-            ax.set_ylabel("ARI" if value == "ari" else "accuracy")
-            ax.set_title(f"unit of privacy: one {unit}" if not row else "")
-            ax.grid(alpha=0.3)
-    made.legend(
-        *axes[0, 0].get_legend_handles_labels(),
+            _draw_panel(ax, rows, unit, value)
+            title = ""
+            if row == 0:
+                title = f"unit of privacy: one {unit}"
+            ax.set_title(title)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    canvas.legend(
+        handles,
+        labels,
         loc="outside lower center",
         ncols=len(PROTOCOLS),
         fontsize=8,
     )
-    return sheet.save(made, scale)
+    return sheet.save(canvas, scale)
+
+
+def _draw_panel(ax: Any, rows: Sequence[Row], unit: str, value: str) -> None:
+    """Draw a line of means over the noise for each protocol.
+
+    Args:
+        ax: the panel's axes.
+        rows: of the sheet.
+        unit: of privacy, "client" or "example".
+        value: the rows' column, "ari" or "score".
+    """
+    levels = [0.0]
+    levels += [z for level_unit, z in WAYS if level_unit == unit and z]
+    for k, name in enumerate(PROTOCOLS):
+        values = [_values(rows, name, unit, z, value) for z in levels]
+        # NSIM's metric is metres, which the axis of accuracies cannot show
+        if not all(values) or (value == "score" and name == "nsim"):
+            continue
+        # shifted a little, since several lines coincide
+        offset = (k - 4) * 0.02
+        ax.plot(
+            [position + offset for position in range(len(levels))],
+            [np.mean(level_values) for level_values in values],
+            color=f"C{k}",
+            marker="osv^D*Phx+"[k],
+            label=name,
+            alpha=0.8,
+        )
+    ticks = ["none"]
+    for z in levels[1:]:
+        ticks.append(f"z = {z:g}\nε from {_epsilon(rows, unit, z)}")
+    ax.set_xticks(range(len(levels)), ticks, fontsize=8)
+    ax.set_ylim(-0.05, 1.05)
+    if value == "ari":
+        ax.set_ylabel("ARI")
+    else:
+        ax.set_ylabel("accuracy")
+    ax.grid(alpha=0.3)
+
+
+def _values(rows: Sequence[Row], name: str, unit: str, z: float, value: str) -> list[float]:
+    """Return a column's numbers for one protocol at one level of noise."""
+    values: list[float] = []
+    for row in rows:
+        if _is(row, name, unit, z):
+            values += numbers(row.get(value, ""))
+    return values
 
 
 def _is(row: Row, name: str, unit: str, z: float) -> bool:
+    """Return whether a row is of a protocol at a level of noise; without noise, of any unit."""
     same = row["protocol"] == name and float(row["noise"]) == z
     return same and (z == 0 or row["unit"] == unit)
 
 
 def _epsilon(rows: Sequence[Row], unit: str, z: float) -> str:
-    """The range over protocols."""
-    found = [
-        x
-        for r in rows
-        if r["unit"] == unit and float(r["noise"]) == z
-        for x in numbers(r.get("epsilon", ""))
-        if math.isfinite(x)
-    ]
-    least, most = (
-        (f"{float(f'{x:.2g}'):,.0f}" for x in (min(found), max(found))) if found else ("?", "?")
-    )
-    return f"{least}\nto {most}"
+    """Return the range of ε over protocols, as text."""
+    values: list[float] = []
+    for row in rows:
+        if row["unit"] == unit and float(row["noise"]) == z:
+            values += filter(math.isfinite, numbers(row.get("epsilon", "")))
+    if not values:
+        return "?\nto ?"
+    return f"{_two_digits(min(values))}\nto {_two_digits(max(values))}"
+
+
+def _two_digits(value: float) -> str:
+    """Return a number rounded to two significant digits, without exponent."""
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:,.0f}"
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
     chosen = options(__doc__, argv, seeds=3, minutes=20)
     sheet = Sheet("private_runs", RESULTS)
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     summarise(rows, ("protocol", "unit", "noise"), VALUES)
     path = draw(sheet, rows, chosen.scale)
     print(path)

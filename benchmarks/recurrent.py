@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,22 +50,28 @@ class Case:
     clients: tuple[int, ...]
 
     def federation(self, clients: int) -> Federation:
-        """Clients with random samples."""
+        """Return clients with random samples."""
         rng = np.random.default_rng(0)
-
-        def drawn() -> tuple[Any, Any]:
-            if self.objective.kind == "trajectory":
-                return rng.random((self.samples, *self.shape)), rng.random(
-                    (self.samples, self.classes)
-                )
-            text = rng.integers(self.classes, size=(self.samples, self.shape[0] + 1))
-            return text[:, :-1], text[:, 1:]
-
-        arrays = {f"c{k}": drawn() for k in range(clients)}
-        none: dict[str, Any] = {name: ([], []) for name in arrays}
+        arrays = {f"c{k}": self._draw(rng) for k in range(clients)}
+        empty: dict[str, Any] = {name: ([], []) for name in arrays}
         return Federation.from_arrays(
-            arrays, test=none, objective=self.objective, classes=self.classes, seed=0
+            arrays,
+            test=empty,
+            objective=self.objective,
+            classes=self.classes,
+            seed=0,
         )
+
+    def _draw(self, rng: np.random.Generator) -> tuple[Any, Any]:
+        """Draw one client's samples and targets."""
+        if self.objective.kind == "trajectory":
+            x = rng.random((self.samples, *self.shape))
+            y = rng.random((self.samples, self.classes))
+            return x, y
+        # a target is the token after its input, so a text is one token longer than a sample
+        length = self.shape[0] + 1
+        text = rng.integers(self.classes, size=(self.samples, length))
+        return text[:, :-1], text[:, 1:]
 
     def cohort(
         self,
@@ -73,11 +79,20 @@ class Case:
         dtype: torch.dtype = torch.float32,
         device: torch.device = CPU,
     ) -> LocalTrainer:
-        """The clients, with the network's own first weights."""
+        """Return a trainer of the clients, with the network's own first weights.
+
+        Args:
+            clients: how many.
+            dtype: of samples and weights.
+            device: of both.
+        """
         torch.manual_seed(0)
         federation = self.federation(clients)
         flat = prepare_module(
-            self.make(self.shape, self.classes), self.shape, self.classes, objective=self.objective
+            self.make(self.shape, self.classes),
+            self.shape,
+            self.classes,
+            objective=self.objective,
         )
         return LocalTrainer(federation, flat, Randomness(0), device, dtype)
 
@@ -92,38 +107,41 @@ CASES = {
 class Outputs(nn.Module):
     """nn.LSTM without its state."""
 
-    def __init__(self, own: LSTM) -> None:
+    def __init__(self, layer: LSTM) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(own.inputs, own.cells, batch_first=True)
+        self.lstm = nn.LSTM(layer.inputs, layer.cells, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (n, T, in)."""
-        found: torch.Tensor = self.lstm(x)[0]
-        return found
+        """Return the outputs (n, T, cells) of inputs (n, T, in)."""
+        outputs: torch.Tensor = self.lstm(x)[0]
+        return outputs
 
 
 def plain_module(module: nn.Module, seeded: bool) -> nn.Module:
-    """The same network through nn.LSTM, with the same order of parameters; dropout is nn.Dropout
-    unless it stays seeded.
+    """Return the same network through nn.LSTM, with the same order of parameters.
+
+    Args:
+        module: with layers of the package's own `LSTM`.
+        seeded: dropout stays seeded; else it is nn.Dropout.
     """
-    found = copy.deepcopy(module)
-    for name, part in list(found.named_children()):
-        if isinstance(part, LSTM):
-            setattr(found, name, Outputs(part).to(part.bias_ih_l0))
-        if isinstance(part, SeededDropout) and not seeded:
-            setattr(found, name, nn.Dropout(part.p))
-    return found
+    copied = copy.deepcopy(module)
+    for name, layer in list(copied.named_children()):
+        if isinstance(layer, LSTM):
+            setattr(copied, name, Outputs(layer).to(layer.bias_ih_l0))
+        if isinstance(layer, SeededDropout) and not seeded:
+            setattr(copied, name, nn.Dropout(layer.p))
+    return copied
 
 
 def load(module: nn.Module, flat: torch.Tensor) -> None:
-    """Copy a flat vector (d,) into a module's parameters where they lie: cuDNN wants an LSTM's in
-    one piece.
-    """
+    """Copy a flat vector (d,) into a module's parameters, in place."""
     parameters = list(module.parameters())
-    parts = torch.split(flat, [p.numel() for p in parameters])
+    sizes = [parameter.numel() for parameter in parameters]
+    pieces = torch.split(flat, sizes)
+    # in place, since cuDNN expects an LSTM's parameters in one piece of memory
     with torch.no_grad():
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.copy_(part.view_as(parameter))
+        for parameter, piece in zip(parameters, pieces, strict=True):
+            parameter.copy_(piece.view_as(parameter))
 
 
 def optimizer_of(plan: LocalTraining, module: nn.Module) -> torch.optim.Optimizer:
@@ -139,12 +157,20 @@ def plain(
     plan: LocalTraining,
     clients: int | None = None,
 ) -> torch.Tensor:
-    """One client after the other, one optimizer each.
+    """Train one client after the other, with one optimizer each.
 
     Args:
+        batched: the clients, their samples and first weights.
+        module: the network, of the same order of parameters as `batched.model`.
+        plan: optimizer, learning rate and mini-batches.
         clients: how many of them, the first ones; all by default.
+
+    Returns:
+        The clients' updates (clients, d).
     """
-    count = len(batched.ids) if clients is None else clients
+    count = len(batched.ids)
+    if clients is not None:
+        count = clients
     out = batched.start.new_empty(count, batched.model.dimension)
     module.train(plan.dropout)
     for client in range(count):
@@ -157,26 +183,36 @@ def plain(
             losses = batched.model.objective.losses(outputs, batched._y[rows])
             losses.mean().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        out[client] = nn.utils.parameters_to_vector(module.parameters()).detach() - batched.start
+        trained = nn.utils.parameters_to_vector(module.parameters()).detach()
+        out[client] = trained - batched.start
     return out
 
 
 def variants(
     case: Case, clients: int, plan: LocalTraining, dtype: torch.dtype
 ) -> dict[str, tuple[int, Callable[[], torch.Tensor]]]:
-    """Name -> (threads, one epoch)."""
-    batched, single, threads = (
-        case.cohort(clients, dtype),
-        case.cohort(clients, dtype),
-        torch.get_num_threads(),
-    )
+    """Return, by name, the threads and one epoch of each variant.
+
+    Args:
+        case: the network and the size of its samples.
+        clients: how many.
+        plan: of the epoch.
+        dtype: of samples and weights.
+    """
+    batched = case.cohort(clients, dtype)
+    single = case.cohort(clients, dtype)
+    threads = torch.get_num_threads()
     single.model = FlatModel(
-        plain_module(single.model.module, seeded=True), together=False, objective=case.objective
+        plain_module(single.model.module, seeded=True),
+        together=False,
+        objective=case.objective,
     )
     module = plain_module(batched.model.module, seeded=False)
 
-    def epoch(of: LocalTrainer) -> torch.Tensor:
-        return of.train(Rows(of.start[None], (0,) * clients), range(clients), plan, 1)
+    def epoch(trainer: LocalTrainer) -> torch.Tensor:
+        # all clients start from row 0 of a table with one model
+        models = Rows(trainer.start[None], (0,) * clients)
+        return trainer.train(models, range(clients), plan, 1)
 
     return {
         "batched": (threads, lambda: epoch(batched)),
@@ -187,45 +223,67 @@ def variants(
 
 
 def measure(name: str, clients: int, rounds: int) -> list[dict[str, Any]]:
-    """Seconds an epoch of each variant, in turn."""
+    """Measure seconds an epoch of each variant, in turn.
+
+    Args:
+        name: one of `CASES`.
+        clients: how many are timed.
+        rounds: timed epochs of each variant.
+
+    Returns:
+        A line of the table for each variant.
+    """
     case = CASES[name]
-    exact = {
-        way: epoch()
-        for way, (_, epoch) in variants(
-            case, 3, replace(PLAN, dropout=False), torch.float64
-        ).items()
-    }
-    known = variants(case, clients, PLAN, torch.float32)
-    seconds: dict[str, list[float]] = {way: [] for way in known}
-    for number in range(rounds + 1):
-        for way, (threads, epoch) in known.items():
-            with cpu_threads(threads):
-                began = time.perf_counter()
-                epoch()
-                if number:
-                    seconds[way].append(time.perf_counter() - began)
-    plainly, medians = (
-        exact["plain loop, 1 thread"],
-        {way: float(np.median(taken)) for way, taken in seconds.items()},
-    )
-    largest = plainly.abs().max()
-    errors = {way: float((exact[way] - plainly).abs().max() / largest) for way in seconds}
-    best = min(m for way, m in medians.items() if way.startswith("plain"))
-    return [
-        {
+    updates = {}
+    # updates agree only without dropout and rounding
+    without_dropout = replace(PLAN, dropout=False)
+    for variant, (_, epoch) in variants(case, 3, without_dropout, torch.float64).items():
+        updates[variant] = epoch()
+    seconds = timed(variants(case, clients, PLAN, torch.float32), rounds)
+    medians = {variant: float(np.median(times)) for variant, times in seconds.items()}
+    best_plain = min(m for variant, m in medians.items() if variant.startswith("plain"))
+    reference = updates["plain loop, 1 thread"]
+    largest = reference.abs().max()
+    rows = []
+    for variant, times in seconds.items():
+        median = medians[variant]
+        difference = updates[variant] - reference
+        error = float(difference.abs().max() / largest)
+        row = {
             "network": name,
             "clients": clients,
-            "variant": way,
+            "variant": variant,
             "rounds": rounds,
-            "median": round(medians[way], 4),
-            "min": round(min(taken), 4),
-            "max": round(max(taken), 4),
-            "one_by_one_over_it": round(medians["one by one"] / medians[way], 2),
-            "best_plain_loop_over_it": round(best / medians[way], 2),
-            "error_in_float64": f"{errors[way]:.1e}",
+            "median": round(median, 4),
+            "min": round(min(times), 4),
+            "max": round(max(times), 4),
+            "one_by_one_over_it": round(medians["one by one"] / median, 2),
+            "best_plain_loop_over_it": round(best_plain / median, 2),
+            "error_in_float64": f"{error:.1e}",
         }
-        for way, taken in seconds.items()
-    ]
+        rows.append(row)
+    return rows
+
+
+def timed(
+    tasks: Mapping[str, tuple[int, Callable[[], torch.Tensor]]], rounds: int
+) -> dict[str, list[float]]:
+    """Return the seconds of each variant's rounds, which take turns.
+
+    Args:
+        tasks: threads and function of each variant, by name.
+        rounds: timed ones.
+    """
+    seconds: dict[str, list[float]] = {variant: [] for variant in tasks}
+    # the first round only warms up
+    for number in range(rounds + 1):
+        for variant, (threads, run_once) in tasks.items():
+            with cpu_threads(threads):
+                start = time.perf_counter()
+                run_once()
+                if number:
+                    seconds[variant].append(time.perf_counter() - start)
+    return seconds
 
 
 def main() -> None:
@@ -237,9 +295,10 @@ def main() -> None:
     rows = []
     for name in options.networks:
         for clients in CASES[name].clients:
-            for row in (found := measure(name, clients, options.rounds)):
+            measured = measure(name, clients, options.rounds)
+            for row in measured:
                 print(row, flush=True)
-            rows += found
+            rows += measured
     print(write("recurrent", rows))
 
 

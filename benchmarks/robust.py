@@ -18,9 +18,11 @@ hub.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +91,10 @@ class Setting:
 
     @property
     def told(self) -> int:
-        """The number of clusters that protocols are told which ask for it."""
-        return len(self.sizes) if self.k is None else self.k
+        """Return the number of clusters that is passed to protocols with a `k`."""
+        if self.k is None:
+            return len(self.sizes)
+        return self.k
 
 
 SETTINGS: dict[str, Setting] = {
@@ -177,7 +181,8 @@ SETTINGS: dict[str, Setting] = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=1)  # the protocols of one setting and seed come one after the other
+# one entry is enough: the protocols of one setting and seed are measured in succession
+@lru_cache(maxsize=1)
 def federation(name: str, seed: int) -> Federation:
     """Return the clients of a setting, in the order of their true clusters.
 
@@ -189,7 +194,12 @@ def federation(name: str, seed: int) -> Federation:
 
 
 def clients_of(setting: Setting, seed: int) -> Federation:
-    """Return a setting's clients, in the order of their true clusters."""
+    """Return a setting's clients, in the order of their true clusters.
+
+    Args:
+        setting: data, scenario and sizes of the clusters.
+        seed: of every draw, here and in the runs on this federation.
+    """
     clusters = len(setting.sizes)
     dealt = Federation.simulate(
         setting.data,
@@ -198,22 +208,31 @@ def clients_of(setting: Setting, seed: int) -> Federation:
         samples=setting.dealt,
         seed=seed,
     )
-    made = dealt.select(_chosen(dealt, setting.sizes))
-    shards = list(made.shards)
+    selected = dealt.select(_chosen(dealt, setting.sizes))
+    shards = list(selected.shards)
+    # samples are exchanged before shards are shortened: the exchange needs shards of one length
     if setting.foreign:
         shards = _mixed(shards, clusters, setting.foreign)
-    places = [place for size in setting.sizes for place in range(size)]
-    kept = [setting.samples[place % len(setting.samples)] for place in places]
-    shards = [_shortened(shard, n) for shard, n in zip(shards, kept, strict=True)]
-    return replace(made, shards=tuple(shards), recipe=None)
+    sample_counts: list[int] = []
+    for size in setting.sizes:
+        for position in range(size):
+            cycled = position % len(setting.samples)
+            sample_counts.append(setting.samples[cycled])
+    pairs = zip(shards, sample_counts, strict=True)
+    shards = [_shortened(shard, n) for shard, n in pairs]
+    # the recipe of the simulation no longer describes the shards
+    return replace(selected, shards=tuple(shards), recipe=None)
 
 
 def _chosen(dealt: Federation, sizes: Sequence[int]) -> list[int]:
     """Return the first `sizes[c]` clients of each true cluster c."""
     assert dealt.truth is not None
     truth = np.array(dealt.truth)
-    members = [np.flatnonzero(truth == c)[:size].tolist() for c, size in enumerate(sizes)]
-    return [client for cluster in members for client in cluster]
+    clients: list[int] = []
+    for cluster, size in enumerate(sizes):
+        members = np.flatnonzero(truth == cluster)
+        clients += members[:size].tolist()
+    return clients
 
 
 def _mixed(shards: Sequence[Shard], clusters: int, share: float) -> list[Shard]:
@@ -224,14 +243,20 @@ def _mixed(shards: Sequence[Shard], clusters: int, share: float) -> list[Shard]:
         clusters: how many there are; every other cluster gives the same number of samples.
         share: of the samples that come from other clusters.
     """
-    x, y = _exchanged([s.x for s in shards], [s.y for s in shards], clusters, share)
-    x_test, y_test = _exchanged(
-        [s.x_test for s in shards],
-        [s.y_test for s in shards],
+    x, y = _exchanged(
+        [shard.x for shard in shards],
+        [shard.y for shard in shards],
         clusters,
         share,
     )
-    return [Shard(*parts) for parts in zip(x, y, x_test, y_test, strict=True)]
+    x_test, y_test = _exchanged(
+        [shard.x_test for shard in shards],
+        [shard.y_test for shard in shards],
+        clusters,
+        share,
+    )
+    columns = zip(x, y, x_test, y_test, strict=True)
+    return [Shard(*arrays) for arrays in columns]
 
 
 def _exchanged(
@@ -240,15 +265,26 @@ def _exchanged(
     clusters: int,
     share: float,
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """Return samples and labels of which evenly spaced ones were passed on to other clusters."""
+    """Return samples and labels after evenly spaced ones were exchanged between clusters.
+
+    Args:
+        x: a client's samples each, in the order of the clusters.
+        y: a client's labels each, in the same order.
+        clusters: how many there are, of equally many clients.
+        share: of the samples that are exchanged.
+    """
     size = len(x) // clusters
-    xs, ys = np.stack(x), np.stack(y)
+    xs = np.stack(x)
+    ys = np.stack(y)
     n = ys.shape[1]
-    leaving = np.linspace(0, n - 1, round(share * n)).round().astype(int)
+    leaving = np.linspace(0, n - 1, round(share * n))
+    leaving = leaving.round().astype(int)
     for shift in range(1, clusters):
         rows = leaving[shift - 1 :: clusters - 1]
-        xs[:, rows] = np.roll(xs[:, rows], shift * size, axis=0)
-        ys[:, rows] = np.roll(ys[:, rows], shift * size, axis=0)
+        # clients are ordered by cluster, so a roll by whole clusters never stays within one
+        offset = shift * size
+        xs[:, rows] = np.roll(xs[:, rows], offset, axis=0)
+        ys[:, rows] = np.roll(ys[:, rows], offset, axis=0)
     return list(xs), list(ys)
 
 
@@ -262,20 +298,34 @@ def cells(
     settings: Iterable[str] = tuple(SETTINGS),
     protocols: Iterable[str] = NAMES,
 ) -> list[Cell]:
-    """Return protocols by settings by seeds; of `TRAJECTORIES` those on trajectories only."""
-    names, wanted = tuple(settings), tuple(protocols)
-    return [
-        _cell(name, protocol, FIRST_SEED + k)
-        for k in range(seeds)
-        for name in names
-        for protocol in wanted
-        if protocol not in TRAJECTORIES or SETTINGS[name].data == "mobility"
-    ]
+    """Return protocols by settings by seeds; of `TRAJECTORIES` those on trajectories only.
+
+    Args:
+        seeds: how many, from `FIRST_SEED` on.
+        settings: names among `SETTINGS`.
+        protocols: names among `NAMES`.
+    """
+    settings = tuple(settings)
+    protocols = tuple(protocols)
+    selected = []
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        for setting, protocol in product(settings, protocols):
+            if _can_run(protocol, setting):
+                selected.append(_cell(setting, protocol, seed))
+    return selected
+
+
+def _can_run(protocol: str, setting: str) -> bool:
+    """Return whether a protocol runs on a setting's data."""
+    return protocol not in TRAJECTORIES or SETTINGS[setting].data == "mobility"
 
 
 def _cell(name: str, protocol: str, seed: int) -> Cell:
     """Return everything that shapes a run."""
     setting = SETTINGS[name]
+    k = None
+    if _takes_k(protocol):
+        k = setting.told
     return {
         "half": setting.half,
         "setting": name,
@@ -286,38 +336,48 @@ def _cell(name: str, protocol: str, seed: int) -> Cell:
         "dealt": setting.dealt,
         "foreign": setting.foreign,
         "protocol": protocol,
-        "k": setting.told if _takes_k(protocol) else None,
+        "k": k,
         "seed": seed,
     }
 
 
 def _takes_k(protocol: str) -> bool:
+    """Return whether a protocol has the number of clusters as hyper-parameter."""
     return "k" in protocol_class(protocol)().get_params()
 
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Run one protocol; a run that ends with an error has its sentence as outcome.
 
+    Args:
+        cell: one of `cells`.
+
     Returns:
         outcome ("ok", or the error), ari, clusters, metric, score (mean over clients), worst
         client, bytes (up and down) and fit_seconds.
     """
     clients = federation(cell["setting"], cell["seed"])
-    given = {} if cell["k"] is None else {"k": cell["k"]}
-    protocol = protocol_class(cell["protocol"])(**given)
+    params: dict[str, Any] = {}
+    if cell["k"] is not None:
+        params["k"] = cell["k"]
+    protocol = protocol_class(cell["protocol"])(**params)
     try:
         fitted = protocol.fit(clients, Settings(transcript="none"))
     except SecureClusterError as error:
         return {"outcome": str(error)}
     assert fitted.agreement_ is not None
-    higher = fitted.metric_ == "accuracy"
+    # perplexity and position error are better where they are less
+    if fitted.metric_ == "accuracy":
+        worst = float(np.nanmin(fitted.scores_))
+    else:
+        worst = float(np.nanmax(fitted.scores_))
     return {
         "outcome": "ok",
         "ari": fitted.agreement_["ari"],
         "clusters": len(set(fitted.labels_.tolist())),
         "metric": fitted.metric_,
         "score": mean(fitted.scores_),
-        "worst": float(np.nanmin(fitted.scores_) if higher else np.nanmax(fitted.scores_)),
+        "worst": worst,
         "bytes": fitted.bytes_["up"] + fitted.bytes_["down"],
         "fit_seconds": fitted.seconds_,
     }
@@ -329,78 +389,135 @@ def gains(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
     The mean over the seeds that both were run with: of accuracy the difference, of perplexity and
     position error, where less is better, the share of FedAvg's that was saved.
     """
-    base = {(row["setting"], row["seed"]): row for row in rows if row["protocol"] == "fedavg"}
-    found: dict[tuple[str, str], list[float]] = {}
+    baselines: dict[tuple[str, str], Row] = {}
     for row in rows:
-        fedavg = base.get((row["setting"], row["seed"]))
-        if fedavg is None or not row.get("score") or not fedavg.get("score"):
+        if row["protocol"] == "fedavg":
+            baselines[row["setting"], row["seed"]] = row
+    gains_by_key: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        baseline = baselines.get((row["setting"], row["seed"]))
+        if baseline is None:
             continue
-        own, reference = float(row["score"]), float(fedavg["score"])
-        gain = own - reference if row["metric"] == "accuracy" else 1 - own / reference
-        found.setdefault((row["setting"], row["protocol"]), []).append(gain)
-    return {key: float(np.mean(values)) for key, values in found.items()}
+        # runs that ended with an error have no score
+        if not row.get("score") or not baseline.get("score"):
+            continue
+        score = float(row["score"])
+        reference = float(baseline["score"])
+        gain = _gain(row["metric"], score, reference)
+        key = (row["setting"], row["protocol"])
+        gains_by_key.setdefault(key, []).append(gain)
+    return {key: float(np.mean(values)) for key, values in gains_by_key.items()}
+
+
+def _gain(metric: str, score: float, reference: float) -> float:
+    """Return how much better a score is than FedAvg's."""
+    if metric == "accuracy":
+        return score - reference
+    return 1 - score / reference
 
 
 def report(rows: Sequence[Row]) -> list[str]:
     """Return the table as lines: a line a setting and protocol, then the cells below FedAvg."""
     by = ["setting", "protocol"]
-    gained, ari, score = gains(rows), spread(rows, by, "ari"), spread(rows, by, "score")
+    gain = gains(rows)
+    ari = spread(rows, by, "ari")
+    score = spread(rows, by, "score")
     worst = spread(rows, by, "worst")
     lines = []
-    for key, (value, _, _, seeds) in score.items():
-        gain = f"{gained[key]:+.3f}" if key in gained else "-"
+    for key, (mean_score, _, _, seeds) in score.items():
+        setting, protocol = key
+        mean_ari = ari[key][0]
+        mean_worst = worst[key][0]
+        gain_text = "-"
+        if (setting, protocol) in gain:
+            gain_text = f"{gain[setting, protocol]:+.3f}"
         lines.append(
-            f"{key[0]:34} {key[1]:12} ARI {ari[key][0]:5.2f}  score {value:8.3f}  "
-            f"worst {worst[key][0]:8.3f}  beside FedAvg {gain}  ({seeds} seeds)"
+            f"{setting:34} {protocol:12} "
+            f"ARI {mean_ari:5.2f}  "
+            f"score {mean_score:8.3f}  "
+            f"worst {mean_worst:8.3f}  "
+            f"beside FedAvg {gain_text}  "
+            f"({seeds} seeds)"
         )
-    lines += _failures(rows)
-    measured = {key: gain for key, gain in gained.items() if key[1] != "fedavg"}
-    below = {key: gain for key, gain in measured.items() if gain < -MARGIN}
-    lines.append(f"{len(below)} of {len(measured)} cells end more than {MARGIN} below FedAvg")
-    for protocol in dict.fromkeys(key[1] for key in measured):
-        own = [f"{key[0]} {gain:+.3f}" for key, gain in below.items() if key[1] == protocol]
-        total = sum(key[1] == protocol for key in measured)
-        lines.append(f"  {protocol}: {len(own)} of {total}" + "".join(f"; {text}" for text in own))
+    return lines + _failures(rows) + _below_fedavg(gain)
+
+
+def _below_fedavg(gain: Mapping[tuple[str, str], float]) -> list[str]:
+    """Return how many cells end below FedAvg, and a line for each protocol with its own.
+
+    Args:
+        gain: by setting and protocol, as `gains` returns it.
+    """
+    measured = {key: value for key, value in gain.items() if key[1] != "fedavg"}
+    below = {key: value for key, value in measured.items() if value < -MARGIN}
+    lines = [f"{len(below)} of {len(measured)} cells end more than {MARGIN} below FedAvg"]
+    cells_of = Counter(protocol for _, protocol in measured)
+    for protocol, count in cells_of.items():
+        settings = []
+        for (setting, name), value in below.items():
+            if name == protocol:
+                settings.append(f"{setting} {value:+.3f}")
+        summary = f"  {protocol}: {len(settings)} of {count}"
+        lines.append("; ".join([summary, *settings]))
     return lines
 
 
 def _failures(rows: Sequence[Row]) -> list[str]:
     """Return a line for each run that ended with an error."""
-    failed = [row for row in rows if row.get("outcome", "ok") not in ("ok", "")]
-    return [
-        f"{row['setting']} {row['protocol']} seed {row['seed']}: {row['outcome']}"
-        for row in failed
-    ]  # fmt: skip
+    lines = []
+    for row in rows:
+        outcome = row.get("outcome", "ok")
+        if outcome in ("ok", ""):
+            continue
+        run = f"{row['setting']} {row['protocol']} seed {row['seed']}"
+        lines.append(f"{run}: {outcome}")
+    return lines
 
 
 def markdown(rows: Sequence[Row], protocols: Sequence[str]) -> list[str]:
     """Return a table of settings by protocols: the mean score, and the mean ARI in parentheses.
 
     Protocols without clusters of their own have no ARI. Scores are accuracies, or metres.
+
+    Args:
+        rows: of the sheet.
+        protocols: the table's columns.
     """
     by = ["setting", "protocol"]
-    score, ari = spread(rows, by, "score"), spread(rows, by, "ari")
-    lines = [f"| setting | {' | '.join(f'`{name}`' for name in protocols)} |"]
+    score = spread(rows, by, "score")
+    ari = spread(rows, by, "ari")
+    header = " | ".join(f"`{name}`" for name in protocols)
+    lines = [f"| setting | {header} |"]
     lines.append("| --- " * (1 + len(protocols)) + "|")
     for setting in dict.fromkeys(row["setting"] for row in rows):
-        found = []
+        texts = []
         for name in protocols:
             key = (setting, name)
-            clusters = None if name in BASELINES else ari.get(key)
-            found.append(_cell_text(score.get(key), clusters))
-        lines.append(f"| {setting} | {' | '.join(found)} |")
+            clusters = None
+            if name not in BASELINES:
+                clusters = ari.get(key)
+            texts.append(_cell_text(score.get(key), clusters))
+        joined = " | ".join(texts)
+        lines.append(f"| {setting} | {joined} |")
     return lines
 
 
 def _cell_text(score: Spread | None, ari: Spread | None) -> str:
+    """Return a mean score, and a mean ARI in parentheses."""
     if score is None:
         return "–"
     mean_score = score[0]
-    shown = f"{mean_score:.3f}" if mean_score <= 1 else f"{mean_score:,.0f} m"
-    return shown if ari is None else f"{shown} ({ari[0]:.2f})"
+    text = f"{mean_score:,.0f} m"
+    # no accuracy is above 1, so anything above is a position error
+    if mean_score <= 1:
+        text = f"{mean_score:.3f}"
+    if ari is None:
+        return text
+    return f"{text} ({ari[0]:.2f})"
 
 
 def _names(text: str) -> list[str]:
+    """Return the names of a list that commas separate."""
     return [name for name in text.split(",") if name]
 
 
@@ -417,25 +534,34 @@ def chosen(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=600.0, help="no cell is started after")
     parser.add_argument("--name", default="robust", help="of the CSV file, robust by default")
     parser.add_argument("--markdown", action="store_true", help="print a table of means")
-    found = parser.parse_args(argv)
-    if found.seeds < 1 or not found.minutes >= 0:
+    options = parser.parse_args(argv)
+    # written so that it refuses NaN, too
+    if options.seeds < 1 or not options.minutes >= 0:
         parser.error("--seeds is at least 1, and --minutes at least 0")
-    for what, known in (("protocols", NAMES), ("settings", tuple(SETTINGS))):
-        unknown = [name for name in getattr(found, what) if name not in known]
+    for option, valid in (("protocols", NAMES), ("settings", tuple(SETTINGS))):
+        names = getattr(options, option)
+        unknown = [name for name in names if name not in valid]
         if unknown:
-            parser.error(f"--{what} has no {unknown[0]}: choose from {', '.join(known)}")
-    halves = ("first", "second") if found.half is None else (found.half,)
-    found.settings = [name for name in found.settings if SETTINGS[name].half in halves]
-    return found
+            choices = ", ".join(valid)
+            parser.error(f"--{option} has no {unknown[0]}: choose from {choices}")
+    halves = ["first", "second"]
+    if options.half is not None:
+        halves = [options.half]
+    names = options.settings
+    options.settings = [name for name in names if SETTINGS[name].half in halves]
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, and print."""
     options = chosen(argv)
     sheet = Sheet(options.name, RESULTS)
-    wanted = cells(options.seeds, options.settings, options.protocols)
-    rows = sheet.fill(wanted, measure, options.minutes)
-    print("\n".join(markdown(rows, options.protocols) if options.markdown else report(rows)))
+    requested = cells(options.seeds, options.settings, options.protocols)
+    rows = sheet.fill(requested, measure, options.minutes)
+    if options.markdown:
+        print("\n".join(markdown(rows, options.protocols)))
+    else:
+        print("\n".join(report(rows)))
     return sheet.path
 
 

@@ -13,21 +13,32 @@ RESULTS = Path("benchmarks/results")
 
 
 def machine() -> str:
-    """The processor, its cores and the torch build, in one line."""
+    """Return the processor, its cores and the torch build, in one line."""
     import torch
 
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    model = next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-        platform.processor(),
-    )
     versions = f"torch {torch.__version__}; Python {platform.python_version()}"
-    return f"{model}, {os.cpu_count()} cores; {versions}"
+    return f"{_processor()}, {os.cpu_count()} cores; {versions}"
+
+
+def _processor() -> str:
+    """Return the processor's name; Linux has a better one than `platform`."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    for line in info.read_text().splitlines():
+        if line.startswith("model name"):
+            _, name = line.split(":", 1)
+            return name.strip()
+    return platform.processor()
 
 
 def write(name: str, rows: Iterable[Mapping[str, Any]]) -> Path:
-    """Write rows to `results/NAME.csv`, the machine in a comment on the first line."""
+    """Write rows to `results/NAME.csv`, the machine in a comment on the first line.
+
+    Args:
+        name: of the file, without ending.
+        rows: with equal keys, the columns.
+    """
     table = list(rows)
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.csv"

@@ -56,19 +56,20 @@ Array = NDArray[np.float64]
 Sample = tuple[NDArray[np.float32], int]
 DELTA = 1e-5
 SEED = 11
-FEATURES, CLASSES = 6, 4
+FEATURES = 6
+CLASSES = 4
 FULL = Settings(transcript="full")
 LONG = 1e4  # a canary's feature: its gradient and its loss are beyond every bound
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one mechanism showed.
+    """Result of the audit of one mechanism.
 
     Args:
         claimed: ε of the ledger's events of this mechanism, at DELTA.
         audit: the statistics of both worlds.
-        gaussian: whether both worlds are Gaussian with one variance, so that μ says what ε is.
+        gaussian: both worlds are Gaussian with one variance, so that ε follows from μ.
     """
 
     name: str
@@ -79,30 +80,41 @@ class Finding:
 
     @property
     def mu(self) -> float:
-        """The distance of the worlds' means over their standard deviation."""
-        present, absent = self.audit.present, self.audit.absent
-        spread = math.sqrt((present.var(ddof=1) + absent.var(ddof=1)) / 2)
-        return float(present.mean() - absent.mean()) / spread
+        """Return the distance of the worlds' means over their standard deviation."""
+        present = self.audit.present
+        absent = self.audit.absent
+        variances = present.var(ddof=1) + absent.var(ddof=1)
+        deviation = math.sqrt(variances / 2)
+        distance = float(present.mean() - absent.mean())
+        return distance / deviation
 
     @property
     def error(self) -> float:
-        """The standard error of μ, to first order."""
-        a, b = len(self.audit.present), len(self.audit.absent)
-        return math.sqrt(1 / a + 1 / b + self.mu**2 / (2 * (a + b)))
+        """Return the standard error of μ, to first order."""
+        a = len(self.audit.present)
+        b = len(self.audit.absent)
+        of_deviation = self.mu**2 / (2 * (a + b))
+        return math.sqrt(1 / a + 1 / b + of_deviation)
 
     @property
     def least(self) -> float:
-        """A lower bound of ε: by rates, and by moments where the release is Gaussian."""
+        """Return a lower bound of ε: by rates, and by moments where the release is Gaussian."""
         by_rates = self.audit.epsilon(DELTA)
-        return max(by_rates, gaussian_epsilon(self.audit.mu, DELTA)) if self.gaussian else by_rates
+        if not self.gaussian:
+            return by_rates
+        by_moments = gaussian_epsilon(self.audit.mu, DELTA)
+        return max(by_rates, by_moments)
 
     @property
     def refuted(self) -> bool:
-        """Whether the claim is below what was shown."""
+        """Return whether the claim is below the lower bound."""
         return self.least > self.claimed
 
     def row(self) -> dict[str, Any]:
         """Return the finding as a line of the table."""
+        epsilon_of_mu: float | str = ""
+        if self.gaussian:
+            epsilon_of_mu = round(gaussian_epsilon(max(self.mu, 0.0), DELTA), 3)
         return {
             "mechanism": self.name,
             "unit": self.unit,
@@ -111,9 +123,7 @@ class Finding:
             "claimed_epsilon": round(self.claimed, 3),
             "mu": round(self.mu, 3),
             "mu_error": round(self.error, 3),
-            "epsilon_of_mu": round(gaussian_epsilon(max(self.mu, 0.0), DELTA), 3)
-            if self.gaussian
-            else "",
+            "epsilon_of_mu": epsilon_of_mu,
             "lower_epsilon_rates": round(self.audit.epsilon(DELTA), 3),
             "lower_epsilon": round(self.least, 3),
             "refuted": self.refuted,
@@ -126,6 +136,8 @@ def federation(
     """Return clients that hold zeros and, each, a canary.
 
     Args:
+        count: of clients.
+        samples: of each client.
         canary: the features (FEATURES,) and the label of a client's first sample, by its number.
         all_samples: every sample of a client is its canary.
     """
@@ -134,8 +146,10 @@ def federation(
     for i in range(count):
         x = np.zeros((samples, FEATURES), np.float32)
         y = np.arange(samples) % CLASSES
-        held = slice(None) if all_samples else slice(1)
-        x[held], y[held] = canary(i)
+        rows = slice(1)
+        if all_samples:
+            rows = slice(None)
+        x[rows], y[rows] = canary(i)
         clients[f"c{i}"] = (x, y)
     with warnings.catch_warnings():
         # of scales, which canaries are meant to have
@@ -149,15 +163,16 @@ def weights(other: bool = False) -> Array:
     """Return the initial weights (CLASSES, FEATURES) of the linear model, or those of IFCA's second
     model.
     """
-    flat = FedAvg(model="linear", rounds=1).flat_model(
-        federation(2, 4, lambda i: (np.zeros(FEATURES, np.float32), 0))
-    )
-    drawn = flat.redrawn(Randomness(SEED), "start", 0, 1) if other else flat.initial()
-    first = 0
+    zeros = np.zeros(FEATURES, np.float32)
+    data = federation(2, 4, lambda i: (zeros, 0))
+    flat = FedAvg(model="linear", rounds=1).flat_model(data)
+    vector = flat.redrawn(Randomness(SEED), "start", 0, 1) if other else flat.initial()
+    start = 0
     for shape in flat.shapes.values():
+        stop = start + shape.numel()
         if len(shape) == 2:
-            return drawn[first : first + shape.numel()].view(shape).double().numpy()
-        first += shape.numel()
+            return vector[start:stop].view(shape).double().numpy()
+        start = stop
     raise AssertionError("a linear model has a matrix")
 
 
@@ -165,12 +180,14 @@ def telling_feature() -> tuple[NDArray[np.float32], int, int]:
     """Return a long sample, the label that the first model is surest of there, and one that it is
     sure it is not.
     """
-    table = weights()
-    gaps = np.sort(table, axis=0)
-    feature = int(np.argmax(gaps[-1] - gaps[-2]))
+    matrix = weights()
+    ordered = np.sort(matrix, axis=0)
+    margins = ordered[-1] - ordered[-2]
+    feature = int(np.argmax(margins))
     sample = np.zeros(FEATURES, np.float32)
     sample[feature] = LONG
-    return sample, int(table[:, feature].argmax()), int(table[:, feature].argmin())
+    column = matrix[:, feature]
+    return sample, int(column.argmax()), int(column.argmin())
 
 
 def held(i: int) -> bool:
@@ -179,58 +196,91 @@ def held(i: int) -> bool:
 
 
 def replies(transcript: Transcript, method: str, field: str) -> dict[int, list[Array]]:
-    """Return what each client replied to every call of a method, in order."""
-    found: dict[int, list[Array]] = {}
+    """Return each client's replies to every call of a method, in order.
+
+    Args:
+        transcript: a full one.
+        method: the called method's name.
+        field: of the reply, its rows.
+    """
+    received: dict[int, list[Array]] = {}
     for position, entry in enumerate(transcript.entries):
         if entry.method != method:
             continue
         _, answer = transcript.content(position)
-        rows = getattr(answer.reply, field).values.double().numpy()
+        values = getattr(answer.reply, field).values
+        rows = values.double().numpy()
         for i, row in zip(answer.ids, rows, strict=True):
-            found.setdefault(i, []).append(row)
-    return found
+            received.setdefault(i, []).append(row)
+    return received
 
 
 def price(ledger: Ledger, method: str) -> float:
-    """Return ε of one method's events."""
-    own = [event for event in ledger.events if event.method == method]
-    assert own, f"no event of {method}"
-    return Ledger(own, ledger.samples).price(DELTA).epsilon
+    """Return ε at DELTA of one method's events."""
+    events = [event for event in ledger.events if event.method == method]
+    assert events, f"no event of {method}"
+    return Ledger(events, ledger.samples).price(DELTA).epsilon
 
 
 def judged(
     statistic: Mapping[int, float], confidence: float, present: Callable[[int], bool] = held
 ) -> Audit:
-    """Return the audit of statistics by client or cluster."""
-    here = [value for i, value in sorted(statistic.items()) if present(i)]
-    gone = [value for i, value in sorted(statistic.items()) if not present(i)]
-    return lower_bound(here, gone, confidence)
+    """Return the audit of statistics by client or cluster.
+
+    Args:
+        statistic: a number for each client or cluster.
+        confidence: of the lower bound, in (0, 1).
+        present: whether a client or cluster holds the canary.
+    """
+    with_canary = []
+    without_canary = []
+    for i, value in sorted(statistic.items()):
+        if present(i):
+            with_canary.append(value)
+        else:
+            without_canary.append(value)
+    return lower_bound(with_canary, without_canary, confidence)
 
 
 def along(rows: Mapping[int, Array], present: Array, absent: Array) -> dict[int, float]:
-    """Return how far rows lie along the way from one noiseless row to the other."""
-    direction = (present - absent) / np.linalg.norm(present - absent)
+    """Project rows onto the direction from one noiseless row to the other.
+
+    Args:
+        rows: (d,) of each client or cluster.
+        present: the noiseless row (d,) with the canary.
+        absent: the noiseless row (d,) without it.
+    """
+    difference = present - absent
+    direction = difference / np.linalg.norm(difference)
     return {i: float(row @ direction) for i, row in rows.items()}
 
 
-def first(found: Mapping[int, list[Array]]) -> dict[int, Array]:
+def first(received: Mapping[int, list[Array]]) -> dict[int, Array]:
     """Return each client's first reply."""
-    return {i: rows[0] for i, rows in found.items()}
+    return {i: rows[0] for i, rows in received.items()}
 
 
 LINEAR: dict[str, Any] = {"model": "linear", "mask": "none", "epochs": 1, "rounds": 1}
 
 
 def dp_sgd(count: int, confidence: float, batch: int, z: float) -> Finding:
-    """Audit a round of DP-SGD: the canary's gradient is beyond the clip norm, or it is zero."""
-    known = loss_canaries(count, 24, whole=False)
+    """Audit a round of DP-SGD: the canary's gradient is beyond the clip norm, or it is zero.
+
+    Args:
+        count: of clients.
+        confidence: of the lower bound, in (0, 1).
+        batch: expected samples a mini-batch, of 24.
+        z: the noise multiplier.
+    """
+    clients = loss_canaries(count, 24, whole=False)
     params = {**LINEAR, "lr": 1e-3, "clip": 0.5, "dp_unit": "example"}
-    plain = first(
-        replies(FedAvg(**params, batch_size=24).fit(known, FULL).transcript_, "contribute", "delta")
-    )
-    fitted = FedAvg(**params, batch_size=batch, noise=z).fit(known, FULL)
+    noiseless = FedAvg(**params, batch_size=24).fit(clients, FULL)
+    plain = first(replies(noiseless.transcript_, "contribute", "delta"))
+    fitted = FedAvg(**params, batch_size=batch, noise=z).fit(clients, FULL)
     rows = first(replies(fitted.transcript_, "contribute", "delta"))
-    audit = judged(along(rows, plain[0], plain[1]), confidence)
+    # client 0 holds the canary and client 1 does not
+    statistic = along(rows, plain[0], plain[1])
+    audit = judged(statistic, confidence)
     return Finding(
         f"DP-SGD, q = {batch}/24",
         "example",
@@ -244,14 +294,19 @@ def local_updates(count: int, confidence: float, z: float = 1.0) -> Finding:
     """Audit clipped updates with the clients' own noise: a client's is beyond the clip norm, or
     next to nothing.
     """
-    known = update_canaries(count, held)
+    clients = update_canaries(count, held)
     params = {**LINEAR, "lr": 1e-6, "clip": 1e-3}
-    plain = first(replies(FedAvg(**params).fit(known, FULL).transcript_, "contribute", "delta"))
-    fitted = FedAvg(**params, noise=z).fit(known, FULL)
+    noiseless = FedAvg(**params).fit(clients, FULL)
+    plain = first(replies(noiseless.transcript_, "contribute", "delta"))
+    fitted = FedAvg(**params, noise=z).fit(clients, FULL)
     rows = first(replies(fitted.transcript_, "contribute", "delta"))
-    audit = judged(along(rows, plain[0], plain[1]), confidence)
+    # client 0 holds the canary and client 1 does not
+    statistic = along(rows, plain[0], plain[1])
     return Finding(
-        "updates, noise of clients", "client", price(fitted.ledger_, "contribute"), audit
+        "updates, noise of clients",
+        "client",
+        price(fitted.ledger_, "contribute"),
+        judged(statistic, confidence),
     )
 
 
@@ -260,8 +315,14 @@ def update_canaries(count: int, canary: Callable[[int], bool]) -> Federation:
     elsewhere.
     """
     sample, _, miss = telling_feature()
-    nothing = np.zeros(FEATURES, np.float32)
-    return federation(count, 8, lambda i: (sample if canary(i) else nothing, miss))
+    zeros = np.zeros(FEATURES, np.float32)
+
+    def first_sample(i: int) -> Sample:
+        if canary(i):
+            return sample, miss
+        return zeros, miss
+
+    return federation(count, 8, first_sample)
 
 
 def central_sums(
@@ -281,40 +342,58 @@ def central_sums(
         "k": count // 2,
         "rounds": 2,
     }
-    anyone = update_canaries(count, held)  # clusters are drawn from the seed alone
-    labels = RandomClusters(**{**params, "rounds": 1}).fit(anyone).labels_.tolist()
+    # clusters are drawn from the seed alone, so any canaries give the same ones
+    one_round = {**params, "rounds": 1}
+    unaudited = RandomClusters(**one_round).fit(update_canaries(count, held))
+    labels = unaudited.labels_.tolist()
     holders = {labels.index(c) for c in range(0, count // 2, 2)}
-    known = update_canaries(count, lambda i: i in holders)
-    plain = averages(RandomClusters(**params).fit(known, FULL), labels)
-    fitted = kind(**params, noise=z).fit(known, FULL)
-    audit = judged(along(averages(fitted, labels), plain[0], plain[1]), confidence)
+    clients = update_canaries(count, lambda i: i in holders)
+    noiseless = RandomClusters(**params).fit(clients, FULL)
+    plain = averages(noiseless, labels)
+    fitted = kind(**params, noise=z).fit(clients, FULL)
+    # cluster 0 has a canary among its members and cluster 1 has none
+    statistic = along(averages(fitted, labels), plain[0], plain[1])
     ledger = fitted.ledger_
-    one = Ledger([event for event in ledger.events if event.round == 1], ledger.samples)
-    return Finding("sums, noise of a trusted server", "client", price(one, "contribute"), audit)
+    # the averages are those after the first round, so later noise is not part of the claim
+    events = [event for event in ledger.events if event.round == 1]
+    first_round = Ledger(events, ledger.samples)
+    return Finding(
+        "sums, noise of a trusted server",
+        "client",
+        price(first_round, "contribute"),
+        judged(statistic, confidence),
+    )
 
 
 def averages(fitted: Any, labels: list[int]) -> dict[int, Array]:
     """Return the average that each cluster's first member was sent after the first round, by
     cluster.
     """
-    found: dict[int, Array] = {}
+    received: dict[int, Array] = {}
     for position, entry in enumerate(fitted.transcript_.entries):
         if entry.method != "contribute" or entry.round != 2:
             continue
         call, _ = fitted.transcript_.content(position)
-        table = call.query.means.table.double().numpy()
+        means = call.query.means
+        table = means.table.double().numpy()
         for k, i in enumerate(call.to):
-            (row,) = call.query.means.picks[k]
-            found.setdefault(labels[i], table[row])
-    return found
+            (row,) = means.picks[k]
+            received.setdefault(labels[i], table[row])
+    return received
 
 
 def eigenvectors(count: int, confidence: float, z: float = 1.0) -> Finding:
     """Audit eigenvectors of noisy Gram matrices: a sample in a direction of its own, or none."""
     sample, _, label = telling_feature()
     feature = int(sample.argmax())
-    nothing = np.zeros(FEATURES, np.float32)
-    known = federation(count, 24, lambda i: (sample if held(i) else nothing, label))
+    zeros = np.zeros(FEATURES, np.float32)
+
+    def first_sample(i: int) -> Sample:
+        if held(i):
+            return sample, label
+        return zeros, label
+
+    clients = federation(count, 24, first_sample)
     params = {
         **LINEAR,
         "tasks": 2,
@@ -324,8 +403,8 @@ def eigenvectors(count: int, confidence: float, z: float = 1.0) -> Finding:
         "noise": 5.0,
         "gram_noise": z,
     }
-    made = OneShot(**params, dp_unit="example")
-    net, transcript = connected(made, known)
+    protocol = OneShot(**params, dp_unit="example")
+    net, transcript = connected(protocol, clients)
     net.gather(OneShotClient.eigen, Empty(), to=net.clients)
     vectors = first(replies(transcript, "eigen", "vectors"))
     statistic = {i: float(rows[0, feature] ** 2) for i, rows in vectors.items()}
@@ -338,13 +417,12 @@ def eigenvectors(count: int, confidence: float, z: float = 1.0) -> Finding:
     )
 
 
-def connected(made: ClusteringProtocol, known: Federation) -> tuple[Any, Transcript]:
+def connected(protocol: ClusteringProtocol, clients: Federation) -> tuple[Any, Transcript]:
     """Return the network of a protocol's own endpoint, and its transcript."""
-    endpoint = made.build_client(known, Settings())
+    endpoint = protocol.build_client(clients, Settings())
     transcript = Transcript("full")
-    net = made.build_network(
-        Recorded(InProcess(endpoint.answer), transcript), made.config(known, "float32")
-    )
+    transport = Recorded(InProcess(endpoint.answer), transcript)
+    net = protocol.build_network(transport, protocol.config(clients, "float32"))
     net.round = 1
     return net, transcript
 
@@ -353,12 +431,21 @@ def choices(count: int, confidence: float, z: float = 2.0, rounds: int = 20) -> 
     """Audit IFCA's choices: a sample that fits one of two models and not the other, or the other
     way round.
     """
-    one, two = weights(), weights(other=True)
-    feature = next(k for k in range(FEATURES) if one[:, k].argmax() != two[:, k].argmax())
+    first_labels = weights().argmax(axis=0)
+    second_labels = weights(other=True).argmax(axis=0)
+    # the first feature for which the two models predict different labels
+    feature = int(np.flatnonzero(first_labels != second_labels)[0])
     sample = np.zeros(FEATURES, np.float32)
     sample[feature] = LONG
-    fits = int(two[:, feature].argmax()), int(one[:, feature].argmax())
-    known = federation(count, 8, lambda i: (sample, fits[0] if held(i) else fits[1]))
+    first_label = int(first_labels[feature])
+    second_label = int(second_labels[feature])
+
+    def first_sample(i: int) -> Sample:
+        if held(i):
+            return sample, second_label
+        return sample, first_label
+
+    clients = federation(count, 8, first_sample)
     params = {
         **LINEAR,
         "lr": 1e-9,
@@ -367,19 +454,17 @@ def choices(count: int, confidence: float, z: float = 2.0, rounds: int = 20) -> 
         "dp_unit": "example",
         "rounds": rounds,
     }
-    made = IFCA(**params, k=2, starts=1, noise=z)
+    protocol = IFCA(**params, k=2, starts=1, noise=z)
     with warnings.catch_warnings():
         # models that stand still learn nothing
         warnings.simplefilter("ignore", SecureClusterWarning)
-        fitted = made.fit(known, FULL)
-    statistic = {
-        i: float(np.sum(rows)) for i, rows in replies(fitted.transcript_, "choose", "model").items()
-    }
-    claimed = price(fitted.ledger_, "choose")
+        fitted = protocol.fit(clients, FULL)
+    chosen = replies(fitted.transcript_, "choose", "model")
+    statistic = {i: float(np.sum(rows)) for i, rows in chosen.items()}
     return Finding(
         f"IFCA's choices, {rounds} of them",
         "example",
-        claimed,
+        price(fitted.ledger_, "choose"),
         judged(statistic, confidence),
         gaussian=False,
     )
@@ -388,37 +473,70 @@ def choices(count: int, confidence: float, z: float = 2.0, rounds: int = 20) -> 
 def srfca_losses(
     count: int, confidence: float, unit: str = "example", z: float = 1.0, kind: type[SRFCA] = SRFCA
 ) -> Finding:
-    """Audit a row of losses under everyone's model: one sample, or all of a client's, at the bound
-    or at zero.
+    """Audit a row of losses under all clients' models: one sample, or all of a client's, at the
+    bound or at zero.
+
+    Args:
+        count: of clients.
+        confidence: of the lower bound, in (0, 1).
+        unit: of privacy, "example" or "client".
+        z: the noise multiplier.
+        kind: the protocol's class.
     """
-    known = loss_canaries(count, 8, whole=unit == "client")
-    params = {**LINEAR, "lr": 1e-6, "clip": 1e-3, "loss_clip": 0.5, "noise": z, "dp_unit": unit}
-    net, transcript = connected(kind(**params), known)
-    got = net.gather(SRFCAClient.send_model, Empty(), to=net.clients)
-    cross_losses(net, got.ids, got.rows.delta.values, got.step)
-    statistic = {
-        i: float(row.mean()) for i, row in first(replies(transcript, "losses", "loss")).items()
+    clients = loss_canaries(count, 8, whole=unit == "client")
+    params = {
+        **LINEAR,
+        "lr": 1e-6,
+        "clip": 1e-3,
+        "loss_clip": 0.5,
+        "noise": z,
+        "dp_unit": unit,
     }
+    net, transcript = connected(kind(**params), clients)
+    models = net.gather(SRFCAClient.send_model, Empty(), to=net.clients)
+    cross_losses(net, models.ids, models.rows.delta.values, models.step)
+    rows = first(replies(transcript, "losses", "loss"))
+    statistic = {i: float(row.mean()) for i, row in rows.items()}
     return Finding(
-        "SR-FCA's losses", unit, price(net.state.ledger, "losses"), judged(statistic, confidence)
+        "SR-FCA's losses",
+        unit,
+        price(net.state.ledger, "losses"),
+        judged(statistic, confidence),
     )
 
 
 def loss_canaries(count: int, samples: int, whole: bool) -> Federation:
     """Return clients whose canaries are beyond the bound of a loss, or cost nothing."""
     sample, hit, miss = telling_feature()
-    return federation(count, samples, lambda i: (sample, miss if held(i) else hit), whole)
+
+    def first_sample(i: int) -> Sample:
+        if held(i):
+            return sample, miss
+        return sample, hit
+
+    return federation(count, samples, first_sample, whole)
 
 
 def fallback_losses(
     count: int, confidence: float, unit: str = "example", z: float = 1.0, kind: type[CFL] = CFL
 ) -> Finding:
-    """Audit the losses that CFL's fallback judges by, after a split: of one sample kept aside, or
-    of several.
+    """Audit the losses that CFL's fallback compares after a split: of one held-out sample, or of
+    several.
+
+    Args:
+        count: of clients.
+        confidence: of the lower bound, in (0, 1).
+        unit: of privacy, "example" or "client".
+        z: the noise multiplier.
+        kind: the protocol's class.
     """
-    # half of its equal samples are kept aside
-    known = loss_canaries(count, 2 if unit == "example" else 8, whole=True)
-    bound = 0.5 if unit == "example" else 0.4  # other losses, hence other draws
+    # half of a client's samples, which are all equal, are held out
+    samples = 8
+    bound = 0.4  # other losses, hence other draws
+    if unit == "example":
+        samples = 2
+        bound = 0.5
+    clients = loss_canaries(count, samples, whole=True)
     params = {
         **LINEAR,
         "lr": 1e-6,
@@ -428,17 +546,23 @@ def fallback_losses(
         "dp_unit": unit,
         "fallback": 0.5,
     }
-    net, transcript = connected(kind(**params), known)
+    net, transcript = connected(kind(**params), clients)
     half = count // 2
-    tree, labels = ParameterTree.start(count), [int(i >= half) for i in range(count)]
-    tree.branch(0, (list(range(half)), list(range(half, count))), 1)
+    labels = [int(i >= half) for i in range(count)]
+    tree = ParameterTree.start(count)
+    halves = (list(range(half)), list(range(half, count)))
+    tree.branch(0, halves, 1)
     for node in tree.nodes:
         node.model = ModelDelta(torch.zeros(net.agreed["dimension"]))
-    choose_fallback_models(net, tree, PendingUpdates.start(count, fresh=False), labels)
+    pending = PendingUpdates.start(count, fresh=False)
+    choose_fallback_models(net, tree, pending, labels)
     rows = first(replies(transcript, "judge", "loss"))
     statistic = {i: float(row.mean()) for i, row in rows.items()}
     return Finding(
-        "CFL's fallback", unit, price(net.state.ledger, "judge"), judged(statistic, confidence)
+        "CFL's fallback",
+        unit,
+        price(net.state.ledger, "judge"),
+        judged(statistic, confidence),
     )
 
 
@@ -463,11 +587,13 @@ def main(argv: list[str] | None = None) -> Path:
     parser.add_argument("--confidence", type=float, default=0.95)
     parser.add_argument("--only", nargs="*", default=list(AUDITS))
     options = parser.parse_args(argv)
-    chosen = [name for name in AUDITS if any(name.startswith(word) for word in options.only)]
+    prefixes = tuple(options.only)
+    chosen = [name for name in AUDITS if name.startswith(prefixes)]
     torch.set_num_threads(1)
     rows = []
     for name in chosen:
-        rows.append(AUDITS[name](options.clients, options.confidence).row())
+        finding = AUDITS[name](options.clients, options.confidence)
+        rows.append(finding.row())
         print(rows[-1], flush=True)
     path = write("worlds", rows)
     print(path)

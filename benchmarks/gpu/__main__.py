@@ -19,6 +19,9 @@ WORKER = [sys.executable, "-m", "securecluster.benchmarks.gpu.worker"]
 def parse(argv: list[str]) -> argparse.Namespace:
     """Return the options.
 
+    Args:
+        argv: the command line without the program's name.
+
     Raises:
         UsageError: minutes that are none, or a folder with something in it.
     """
@@ -39,21 +42,29 @@ def parse(argv: list[str]) -> argparse.Namespace:
         raise UsageError(
             f"--minutes {options.minutes} is no time: give a positive number of minutes"
         )
-    if options.out.exists() and not (options.out.is_dir() and not any(options.out.iterdir())):
+    if options.out.exists() and not _is_empty_folder(options.out):
         raise UsageError(f"{options.out} exists and is not empty: give --out a new folder")
     return options
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 def main(argv: list[str]) -> int:
     """Run the command and return its exit code.
 
     It is 0 if all checks that ran passed, 1 if one failed, and 2 if the command cannot start.
+
+    Args:
+        argv: the command line without the program's name.
     """
     began = time.monotonic()
     try:
         options = parse(argv)
         results = Results(options.out, lambda line: print(line, flush=True))
-        seconds = 60 * options.minutes - (time.monotonic() - began)
+        elapsed = time.monotonic() - began  # parsing counts, too
+        seconds = 60 * options.minutes - elapsed
         watch(WORKER, options.device, seconds, results)
     except SecureClusterError as error:
         print(error, file=sys.stderr)
@@ -62,7 +73,9 @@ def main(argv: list[str]) -> int:
         print(f"stopped: {options.out} holds what was done until then", file=sys.stderr)
         return 130
     print(f"results: {options.out / 'summary.md'}")
-    return 1 if results.failed else 0
+    if results.failed:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

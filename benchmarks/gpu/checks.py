@@ -20,7 +20,8 @@ from securecluster.privacy.masking.masks import MASKS, build
 from securecluster.privacy.pipeline import Stage
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
-WIDE, NARROW = torch.float64, torch.float32
+WIDE = torch.float64
+NARROW = torch.float32
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=3, dropout=False)
 PRIVATE = replace(PLAN, clip=0.5)
 LONGER = replace(PLAN, epochs=2)
@@ -62,13 +63,25 @@ def every_check() -> list[Check]:
 
 
 def rows_of(dtype: torch.dtype, count: int = 3, width: int = 50) -> torch.Tensor:
-    """Return random rows in main memory, the same ones every time."""
+    """Return random rows in main memory, the same ones every time.
+
+    Args:
+        dtype: of the rows; they are drawn in float64.
+        count: number of rows.
+        width: numbers of a row.
+    """
     draw = Randomness(0).generator("rows", count, width)
-    return torch.from_numpy(draw.standard_normal((count, width))).to(dtype)
+    rows = draw.standard_normal((count, width))
+    return torch.from_numpy(rows).to(dtype)
 
 
 def unlocked(mask: str, width: int) -> Stage:
-    """Return a mask with a seed."""
+    """Return a mask with a seed.
+
+    Args:
+        mask: its name.
+        width: numbers of a row.
+    """
     (stage,) = build(mask, width)
     stage.unlock(bytes(range(32)))  # type: ignore[attr-defined]
     return stage
@@ -77,41 +90,49 @@ def unlocked(mask: str, width: int) -> Stage:
 def masked(mask: str, dtype: torch.dtype, device: torch.device) -> float:
     """Return how far rows masked on the device are from those masked on the CPU."""
     rows = rows_of(dtype)
-    wanted = unlocked(mask, rows.shape[1]).forward(rows, 1)
-    return apart(unlocked(mask, rows.shape[1]).forward(rows.to(device), 1), wanted)
+    width = rows.shape[1]
+    expected = unlocked(mask, width).forward(rows, 1)
+    result = unlocked(mask, width).forward(rows.to(device), 1)
+    return apart(result, expected)
 
 
 def overwritten(mask: str, device: torch.device) -> float:
     """Return how far rows that are masked in place are from rows masked on the CPU."""
     rows = rows_of(WIDE)
-    wanted = unlocked(mask, rows.shape[1]).forward(rows, 1)
-    room = rows.new_zeros(wanted.shape)
-    room[:, : rows.shape[1]] = rows
-    stage: Any = unlocked(mask, rows.shape[1])
-    return apart(stage.overwrite(room.to(device), 1), wanted)
+    width = rows.shape[1]
+    expected = unlocked(mask, width).forward(rows, 1)
+    # masked rows may be wider: the room for them begins with the rows and is zero elsewhere
+    room = rows.new_zeros(expected.shape)
+    room[:, :width] = rows
+    stage: Any = unlocked(mask, width)
+    result = stage.overwrite(room.to(device), 1)
+    return apart(result, expected)
 
 
 def unmasked(mask: str, dtype: torch.dtype, device: torch.device) -> float:
     """Return how far rows are from themselves after they were masked and unmasked on the device."""
-    rows, stage = rows_of(dtype), unlocked(mask, 50)
-    return apart(stage.inverse(stage.forward(rows.to(device), 1), 1), rows)
+    rows = rows_of(dtype)
+    stage = unlocked(mask, 50)
+    hidden = stage.forward(rows.to(device), 1)
+    return apart(stage.inverse(hidden, 1), rows)
 
 
 def inner_products(mask: str, device: torch.device) -> float:
     """Return how far masked rows' inner products on the device are from the rows' own."""
     rows = rows_of(WIDE)
-    found = unlocked(mask, rows.shape[1]).forward(rows.to(device), 1).cpu()
-    return apart(found @ found.T, rows @ rows.T)
+    stage = unlocked(mask, rows.shape[1])
+    hidden = stage.forward(rows.to(device), 1).cpu()
+    return apart(hidden @ hidden.T, rows @ rows.T)
 
 
 def in_blocks(device: torch.device) -> float:
     """Return how far a mask in two blocks on the device is from that on the CPU."""
     rows = rows_of(WIDE)
 
-    def masked_on(place: torch.device) -> torch.Tensor:
+    def masked_on(target: torch.device) -> torch.Tensor:
         stage = Blocks("rotation", 20, 30)
         stage.unlock(bytes(range(32)))
-        return stage.forward(rows.to(place), 1)
+        return stage.forward(rows.to(target), 1)
 
     return apart(masked_on(device), masked_on(CPU))
 
@@ -121,18 +142,28 @@ def mask_checks() -> list[Check]:
     checks = [Check("mask blocks, float64", 1e-12, LINEAR, in_blocks)]
     for mask in MASKS[1:]:
         name = f"mask {mask}"
-        bound64, why64 = 1e-12, LINEAR
-        bound32, why32 = 1e-5, "three layers of float32 sums"
+        masked64 = partial(masked, mask, WIDE)
+        masked32 = partial(masked, mask, NARROW)
+        in_place = partial(overwritten, mask)
+        undone64 = partial(unmasked, mask, WIDE)
+        undone32 = partial(unmasked, mask, NARROW)
+        products = partial(inner_products, mask)
+        bound64 = 1e-12
+        bound32 = 1e-5
+        why64 = LINEAR
+        why32 = "three layers of float32 sums"
         if mask in ("permutation", "signed-permutation"):  # they compute no sums
-            bound64, why64 = 0.0, EXACT
-            bound32, why32 = 0.0, EXACT
+            bound64 = 0.0
+            bound32 = 0.0
+            why64 = EXACT
+            why32 = EXACT
         checks += [
-            Check(f"{name}, float64", bound64, why64, partial(masked, mask, WIDE)),
-            Check(f"{name}, float32", bound32, why32, partial(masked, mask, NARROW)),
-            Check(f"{name}, in place", bound64, why64, partial(overwritten, mask)),
-            Check(f"{name}, undone, float64", bound64, why64, partial(unmasked, mask, WIDE)),
-            Check(f"{name}, undone, float32", bound32, why32, partial(unmasked, mask, NARROW)),
-            Check(f"{name}, inner products", 1e-12, LINEAR, partial(inner_products, mask)),
+            Check(f"{name}, float64", bound64, why64, masked64),
+            Check(f"{name}, float32", bound32, why32, masked32),
+            Check(f"{name}, in place", bound64, why64, in_place),
+            Check(f"{name}, undone, float64", bound64, why64, undone64),
+            Check(f"{name}, undone, float32", bound32, why32, undone32),
+            Check(f"{name}, inner products", 1e-12, LINEAR, products),
         ]
     return [replace(check, cost=0.02) for check in checks]
 
@@ -146,9 +177,18 @@ def on_both(
     device: torch.device,
     width: int = 51,
 ) -> float:
-    """Return how far what is made of rows on the device is from what is made of them on the CPU."""
+    """Return how far what is made of rows on the device is from what is made of them on the CPU.
+
+    Args:
+        make: computes something from rows; it may change them.
+        dtype: of the rows.
+        device: the one that is checked.
+        width: numbers of a row.
+    """
     rows = rows_of(dtype, width=width)
-    return apart(make(rows.to(device, copy=True)), make(rows.clone()))
+    result = make(rows.to(device, copy=True))
+    expected = make(rows.clone())
+    return apart(result, expected)
 
 
 def sketched(rows: torch.Tensor) -> torch.Tensor:
@@ -206,20 +246,22 @@ def layer_noise(rows: torch.Tensor) -> torch.Tensor:
     from securecluster.privacy.dp.client_noise import ClientNoise
     from securecluster.privacy.dp.loss_mechanism import noised_rows
 
-    everyone = tuple(range(len(rows)))
+    clients = tuple(range(len(rows)))
     # a bound that cuts nothing: the noise belongs to the very bits of a row
     guard = ClientNoise("client", 1e6, 1e-7, 1.0, SECRET)
-    return noised_rows(guard, "layer", everyone, 1, rows)
+    return noised_rows(guard, "layer", clients, 1, rows)
 
 
 def grid_noise(rows: torch.Tensor) -> torch.Tensor:
     """Return Gaussians of ChaCha20 streams on a fine grid, as many as the rows have numbers."""
     from securecluster.privacy.dp.grid_noise import GridNoise
 
-    out, count = torch.zeros_like(rows), len(rows)
-    GridNoise([bytes([k] * 32) for k in range(count)]).add_to(
-        out, [2.0**-20] * count, [1.0] * count
-    )
+    out = torch.zeros_like(rows)
+    count = len(rows)
+    keys = [bytes([k] * 32) for k in range(count)]
+    grids = [2.0**-20] * count
+    sigmas = [1.0] * count
+    GridNoise(keys).add_to(out, grids, sigmas)
     return out
 
 
@@ -227,7 +269,8 @@ def coded(name: str, rows: torch.Tensor) -> torch.Tensor:
     """Return the bytes of compressed rows."""
     from securecluster.privacy.compression.codecs import build as compression
 
-    return compression(name, rows.shape[1])[0].forward(rows, 1)
+    stages = compression(name, rows.shape[1])
+    return stages[0].forward(rows, 1)
 
 
 def decoded(name: str, rows: torch.Tensor) -> torch.Tensor:
@@ -235,7 +278,8 @@ def decoded(name: str, rows: torch.Tensor) -> torch.Tensor:
     from securecluster.privacy.compression.codecs import build as compression
 
     (stage,) = compression(name, rows.shape[1])
-    return stage.decode(stage.forward(rows, 1))
+    codes = stage.forward(rows, 1)
+    return stage.decode(codes)
 
 
 def sealed(device: torch.device) -> float:
@@ -248,11 +292,15 @@ def sealed(device: torch.device) -> float:
     rows = rows_of(NARROW)
     seal = Seal("run")
     seal.unlock(bytes(32))
-    ids, step, method, field = [0, 1, 2], 1, "eigen", "vectors"
-    wanted = seal.close(rows, ids, step, method, field)
+    ids = [0, 1, 2]
+    step = 1
+    method = "eigen"
+    field = "vectors"
+    expected = seal.close(rows, ids, step, method, field)
     boxes = seal.close(rows.to(device), ids, step, method, field)
-    opened = seal.open(boxes.to(device), ids, step, method, field, rows[0].to(device))
-    return differing(opened, rows) + differing(boxes, wanted)
+    template = rows[0].to(device)
+    opened = seal.open(boxes.to(device), ids, step, method, field, template)
+    return differing(opened, rows) + differing(boxes, expected)
 
 
 def distance(metric: str, rows: torch.Tensor) -> torch.Tensor:
@@ -276,21 +324,20 @@ def mechanism_checks() -> list[Check]:
         "Gaussians": grid_noise,
     }
     for name, make in linear.items():
-        checks.append(Check(f"{name}, float64", 1e-9, LINEAR, partial(on_both, make, WIDE)))
-        checks.append(
-            Check(f"{name}, float32", 1e-4, "float32 sums", partial(on_both, make, NARROW))
-        )
+        error64 = partial(on_both, make, WIDE)
+        error32 = partial(on_both, make, NARROW)
+        checks.append(Check(f"{name}, float64", 1e-9, LINEAR, error64))
+        checks.append(Check(f"{name}, float32", 1e-4, "float32 sums", error32))
     for name, make in random.items():
-        checks.append(Check(f"{name}, float64", 1e-9, FUNCTIONS, partial(on_both, make, WIDE)))
-        checks.append(Check(f"{name}, float32", 1e-4, FUNCTIONS, partial(on_both, make, NARROW)))
+        error64 = partial(on_both, make, WIDE)
+        error32 = partial(on_both, make, NARROW)
+        checks.append(Check(f"{name}, float64", 1e-9, FUNCTIONS, error64))
+        checks.append(Check(f"{name}, float32", 1e-4, FUNCTIONS, error32))
     for name in ("8bit", "4bit", "1bit", "topk:0.2"):
-        bytes_of, numbers_of = partial(coded, name), partial(decoded, name)
-        checks.append(
-            Check(f"compression {name}, bytes", 0.0, CODES, partial(on_both, bytes_of, NARROW))
-        )
-        checks.append(
-            Check(f"compression {name}, numbers", 1e-6, CODES, partial(on_both, numbers_of, NARROW))
-        )
+        code_error = partial(on_both, partial(coded, name), NARROW)
+        number_error = partial(on_both, partial(decoded, name), NARROW)
+        checks.append(Check(f"compression {name}, bytes", 0.0, CODES, code_error))
+        checks.append(Check(f"compression {name}, numbers", 1e-6, CODES, number_error))
     checks.append(Check("seals", 0.0, "the same bytes are sealed", sealed))
     return [replace(check, cost=0.03) for check in checks]
 
@@ -302,61 +349,80 @@ CODES = "random rows have no number within 1e-7 of where its code changes"
 
 
 def updates(trainer: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
-    """Return the updates (m, d) of one call of training."""
-    everyone = range(len(trainer.ids))
-    models = Rows(trainer.start[None], (0,) * len(everyone))
-    return trainer.train(models, everyone, plan, 1)
+    """Return the updates (m, d) of one call of training.
+
+    Args:
+        trainer: of all clients.
+        plan: of local training.
+    """
+    clients = range(len(trainer.ids))
+    models = Rows(trainer.start[None], (0,) * len(clients))
+    return trainer.train(models, clients, plan, 1)
 
 
 @cache
 def wanted_updates(network: str, plan: LocalTraining) -> torch.Tensor:
-    """Return a plain loop's updates, float64."""
-    oracle = oracles.private_updates if plan.private else oracles.updates
-    return oracle(cohort(network, CPU, WIDE), plan)
+    """Return a plain loop's updates, float64.
+
+    Args:
+        network: name of an architecture.
+        plan: of local training, with or without DP-SGD.
+    """
+    trainer = cohort(network, CPU, WIDE)
+    if plan.private:
+        return oracles.private_updates(trainer, plan)
+    return oracles.updates(trainer, plan)
 
 
 def trained(network: str, plan: LocalTraining, dtype: torch.dtype, device: torch.device) -> float:
     """Return how far updates made on the device are from a plain loop's."""
-    return apart(updates(cohort(network, device, dtype), plan), wanted_updates(network, plan))
+    result = updates(cohort(network, device, dtype), plan)
+    return apart(result, wanted_updates(network, plan))
 
 
 def trained_alike(network: str, plan: LocalTraining, device: torch.device) -> float:
     """Return how far updates made on the device are from the CPU's, with dropout or noise."""
-    wanted = updates(cohort(network, CPU, WIDE), plan)
-    return apart(updates(cohort(network, device, WIDE), plan), wanted)
+    expected = updates(cohort(network, CPU, WIDE), plan)
+    result = updates(cohort(network, device, WIDE), plan)
+    return apart(result, expected)
 
 
 def trained_twice(network: str, plan: LocalTraining, device: torch.device) -> float:
     """Return in how many numbers the same call differs from itself."""
-    first, second = (updates(cohort(network, device, NARROW), plan) for _ in range(2))
+    first = updates(cohort(network, device, NARROW), plan)
+    second = updates(cohort(network, device, NARROW), plan)
     return differing(first, second)
 
 
 def forward_and_gradient(network: str, device: torch.device) -> float:
     """Return how far a batch's gradients on the device are from autograd's on the module."""
-    here = cohort(network, CPU, WIDE)
-    there = cohort(network, device, WIDE)
+    reference = cohort(network, CPU, WIDE)
+    trainer = cohort(network, device, WIDE)
+    model = trainer.model
     worst = 0.0
     for client, size in enumerate(SIZES):
-        x = there.inputs(client)[None]
-        first = int(there._offsets[client])
-        y = there._y[first : first + size][None]
+        x = trainer.inputs(client)[None]
+        first = int(trainer._offsets[client])
+        y = trainer._y[first : first + size][None]
+        # equal weights make the weighted sum of losses their mean, as in the oracle
         weight = x.new_full((1, size), 1 / size, dtype=WIDE)
-        views = there.model.views(there.start[None])
-        gradients = there.model.gradients(views, x, y, weight, None)
-        found = torch.cat([gradients[name].flatten() for name in there.model.shapes])
-        worst = max(worst, apart(found, oracles.gradient(here, client)))
+        views = model.views(trainer.start[None])
+        gradients = model.gradients(views, x, y, weight, None)
+        result = torch.cat([gradients[name].flatten() for name in model.shapes])
+        expected = oracles.gradient(reference, client)
+        worst = max(worst, apart(result, expected))
     return worst
 
 
 def judged(network: str, device: torch.device) -> float:
     """Return how far clients' losses on the device are from the CPU's."""
 
-    def losses_on(place: torch.device) -> torch.Tensor:
-        trainer = cohort(network, place, WIDE)
+    def losses_on(target: torch.device) -> torch.Tensor:
+        trainer = cohort(network, target, WIDE)
         clients = range(len(trainer.ids))
         models = Rows(trainer.start[None], (0,) * len(clients))
-        return torch.from_numpy(trainer.loss(models, clients))
+        losses = trainer.loss(models, clients)
+        return torch.from_numpy(losses)
 
     return apart(losses_on(device), losses_on(CPU))
 
@@ -366,59 +432,41 @@ def network_checks() -> list[Check]:
     checks = []
     for network in names():
         cost = SLOW.get(network, 0.1)
-        own = [
-            Check(f"{network}: loss", 1e-12, LINEAR, partial(judged, network)),
-            Check(f"{network}: gradient", 1e-9, STEPS64, partial(forward_and_gradient, network)),
-            Check(
-                f"{network}: training, float64",
-                1e-9,
-                STEPS64,
-                partial(trained, network, PLAN, WIDE),
-            ),
-            Check(
-                f"{network}: training, float32",
-                5e-3,
-                STEPS32,
-                partial(trained, network, PLAN, NARROW),
-            ),
-            Check(
-                f"{network}: DP-SGD, float64",
-                1e-9,
-                STEPS64,
-                partial(trained, network, PRIVATE, WIDE),
-            ),
-            Check(f"{network}: training twice", 0.0, EXACT, partial(trained_twice, network, PLAN)),
-            Check(f"{network}: DP-SGD twice", 0.0, EXACT, partial(trained_twice, network, PRIVATE)),
+        loss = partial(judged, network)
+        gradient = partial(forward_and_gradient, network)
+        training64 = partial(trained, network, PLAN, WIDE)
+        training32 = partial(trained, network, PLAN, NARROW)
+        dp_sgd64 = partial(trained, network, PRIVATE, WIDE)
+        training_twice = partial(trained_twice, network, PLAN)
+        dp_sgd_twice = partial(trained_twice, network, PRIVATE)
+        of_network = [
+            Check(f"{network}: loss", 1e-12, LINEAR, loss),
+            Check(f"{network}: gradient", 1e-9, STEPS64, gradient),
+            Check(f"{network}: training, float64", 1e-9, STEPS64, training64),
+            Check(f"{network}: training, float32", 5e-3, STEPS32, training32),
+            Check(f"{network}: DP-SGD, float64", 1e-9, STEPS64, dp_sgd64),
+            Check(f"{network}: training twice", 0.0, EXACT, training_twice),
+            Check(f"{network}: DP-SGD twice", 0.0, EXACT, dp_sgd_twice),
         ]
-        checks += [replace(check, cost=cost) for check in own]
+        checks += [replace(check, cost=cost) for check in of_network]
     for name, plan in OPTIMIZERS.items():
         private = replace(plan, clip=0.5)
         noisy = replace(private, noise=1.0)
         for network in ("mlp-32", "lstm-trajectory"):
+            dp_sgd = f"{network}: DP-SGD by {name}"
+            plain_error = partial(trained, network, plan, WIDE)
+            private_error = partial(trained, network, private, WIDE)
+            noisy_error = partial(trained_alike, network, noisy)
             checks += [
-                Check(f"{network}: {name}", 1e-8, STEPS64, partial(trained, network, plan, WIDE)),
-                Check(
-                    f"{network}: DP-SGD by {name}",
-                    1e-8,
-                    STEPS64,
-                    partial(trained, network, private, WIDE),
-                ),
-                Check(
-                    f"{network}: DP-SGD by {name}, with noise",
-                    1e-8,
-                    FUNCTIONS,
-                    partial(trained_alike, network, noisy),
-                ),
+                Check(f"{network}: {name}", 1e-8, STEPS64, plain_error),
+                Check(dp_sgd, 1e-8, STEPS64, private_error),
+                Check(f"{dp_sgd}, with noise", 1e-8, FUNCTIONS, noisy_error),
             ]
     for network in ("lstm-words", "lstm-trajectory"):
         plan = replace(PLAN, dropout=True)
-        checks.append(
-            Check(f"{network}: dropout", 1e-9, STEPS64, partial(trained_alike, network, plan))
-        )
-        plan = replace(PRIVATE, dropout=True)
-        checks.append(
-            Check(
-                f"{network}: DP-SGD, dropout", 1e-9, STEPS64, partial(trained_alike, network, plan)
-            )
-        )
+        plain_error = partial(trained_alike, network, plan)
+        checks.append(Check(f"{network}: dropout", 1e-9, STEPS64, plain_error))
+        private = replace(PRIVATE, dropout=True)
+        private_error = partial(trained_alike, network, private)
+        checks.append(Check(f"{network}: DP-SGD, dropout", 1e-9, STEPS64, private_error))
     return checks

@@ -23,36 +23,52 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {  # of a sample, and classes, 
     "language": ((6,), 12),
 }
 SMALLER = {"resnet9": (1, 8, 8)}
-SIZES = (3, 5)  # samples of the clients, so that they take different numbers of steps
+SIZES = (3, 5)  # samples by client, so that clients take different numbers of steps
 SECRET = NoiseStreams(lambda client: bytes([client] * 32), "run")
 
 
 def kind_of(network: str) -> str:
-    """Return the objective that a network is first listed under."""
-    return next(kind for kind, names in NETWORKS.items() if network in names)
+    """Return the objective that a network is first listed under.
+
+    Args:
+        network: name of an architecture.
+    """
+    return next(objective for objective, names in NETWORKS.items() if network in names)
 
 
 def cohort(network: str, device: torch.device, dtype: torch.dtype) -> LocalTrainer:
-    """Return clients with random samples for a network, the same on every device."""
-    kind = kind_of(network)
-    shape, classes = SHAPES[kind]
+    """Return clients with random samples for a network, the same on every device.
+
+    Args:
+        network: name of an architecture.
+        device: of the training.
+        dtype: of the training.
+    """
+    task = kind_of(network)
+    shape, classes = SHAPES[task]
     shape = SMALLER.get(network, shape)
-    objective, draw = OBJECTIVES[kind](), np.random.default_rng(0)
+    objective = OBJECTIVES[task]()
+    draw = np.random.default_rng(0)
 
     def samples(count: int) -> tuple[Any, Any]:
-        if kind == "language":
-            text = draw.integers(classes, size=(count, shape[0] + 1))
-            return text[:, :-1], text[:, 1:]
+        if task == "language":
+            length = shape[0]
+            text = draw.integers(classes, size=(count, length + 1))
+            x = text[:, :-1]
+            y = text[:, 1:]
+            return x, y
         x = draw.random((count, *shape))
-        if kind == "trajectory":
-            return x, draw.random((count, classes))
-        return x, draw.integers(classes, size=count)
+        if task == "trajectory":
+            y = draw.random((count, classes))
+        else:
+            y = draw.integers(classes, size=count)
+        return x, y
 
     arrays = {f"c{k}": samples(count) for k, count in enumerate(SIZES)}
-    none: dict[str, Any] = {name: ([], []) for name in arrays}
+    no_tests: dict[str, Any] = {name: ([], []) for name in arrays}
     federation = Federation.from_arrays(
         arrays,
-        test=none,
+        test=no_tests,
         objective=objective,
         classes=classes,
         seed=0,
@@ -63,10 +79,16 @@ def cohort(network: str, device: torch.device, dtype: torch.dtype) -> LocalTrain
 
 @cache
 def model(network: str) -> FlatModel:
-    """Return a network with its initial weights; a cohort makes a copy of its own."""
-    shape, classes = SHAPES[kind_of(network)]
-    objective = OBJECTIVES[kind_of(network)]()
-    return build(network, SMALLER.get(network, shape), classes, Randomness(0), objective)
+    """Return a network with its initial weights; a cohort makes a copy of its own.
+
+    Args:
+        network: name of an architecture.
+    """
+    task = kind_of(network)
+    shape, classes = SHAPES[task]
+    shape = SMALLER.get(network, shape)
+    objective = OBJECTIVES[task]()
+    return build(network, shape, classes, Randomness(0), objective)
 
 
 @cache
@@ -76,24 +98,42 @@ def digits() -> Federation:
     return Federation.simulate("digits", scenario=scenario, clients=6, samples=40, seed=0)
 
 
-def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the largest difference over the largest magnitude of `wanted`.
+def apart(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference over the largest magnitude of `expected`.
 
-    It is NaN where the shapes differ.
+    Args:
+        result: of any shape, on any device.
+        expected: the reference, on any device.
+
+    Returns:
+        The relative error, or NaN where the shapes differ: NaN is within no bound.
     """
-    if found.shape != wanted.shape:
+    if result.shape != expected.shape:
         return float("nan")
-    if not wanted.numel():
+    if not expected.numel():
         return 0.0
-    found, wanted = found.detach().cpu().double(), wanted.detach().cpu().double()
-    largest = float(wanted.abs().max())
-    return float((found - wanted).abs().max()) / (largest or 1.0)
+    # in float64, so that the comparison adds no error to that of float32 results
+    result = result.detach().cpu().double()
+    expected = expected.detach().cpu().double()
+    magnitude = float(expected.abs().max())
+    error = float((result - expected).abs().max())
+    return error / (magnitude or 1.0)
 
 
-def differing(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return how many numbers differ by a bit or more; NaN for other shapes."""
-    if found.shape != wanted.shape:
+def differing(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return how many numbers differ by a bit or more.
+
+    Args:
+        result: of any shape, on any device.
+        expected: the reference, on any device.
+
+    Returns:
+        The count, where two NaN are equal, or NaN where the shapes differ.
+    """
+    if result.shape != expected.shape:
         return float("nan")
-    found, wanted = found.detach().cpu(), wanted.detach().cpu()
-    same = (found == wanted) | (found.isnan() & wanted.isnan())
+    result = result.detach().cpu()
+    expected = expected.detach().cpu()
+    both_nan = result.isnan() & expected.isnan()
+    same = (result == expected) | both_nan
     return float((~same).sum())

@@ -11,29 +11,48 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
 def gradient(cohort: LocalTrainer, client: int) -> torch.Tensor:
-    """Return the gradient (d,) of a client's mean loss, by autograd on the module itself."""
+    """Return the gradient (d,) of a client's mean loss, by autograd on the module itself.
+
+    Args:
+        cohort: on the CPU, in float64.
+        client: its position in the cohort.
+    """
     module = plain_module(cohort.model.module, seeded=True)
     load(module, cohort.start)
     first, end = cohort._offsets[client : client + 2]
     rows = slice(int(first), int(end))
-    losses = cohort.model.objective.losses(module(cohort._x[rows]), cohort._y[rows])
-    gradients = torch.autograd.grad(losses.mean(), list(module.parameters()))
+    outputs = module(cohort._x[rows])
+    losses = cohort.model.objective.losses(outputs, cohort._y[rows])
+    parameters = list(module.parameters())
+    gradients = torch.autograd.grad(losses.mean(), parameters)
     return torch.cat([gradient.flatten() for gradient in gradients])
 
 
 def updates(cohort: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
-    """Return the updates (m, d) of a torch.optim loop over one client after the other."""
-    return plain(cohort, plain_module(cohort.model.module, seeded=True), plan)
+    """Return the updates (m, d) of a torch.optim loop over one client after the other.
+
+    Args:
+        cohort: on the CPU, in float64.
+        plan: of local training, without DP-SGD.
+    """
+    module = plain_module(cohort.model.module, seeded=True)
+    return plain(cohort, module, plan)
 
 
 def private_updates(cohort: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
     """Return the updates (m, d) of DP-SGD without noise.
 
     One example's gradient after the other is clipped and added up.
+
+    Args:
+        cohort: on the CPU, in float64.
+        plan: of local training by DP-SGD.
     """
     module = plain_module(cohort.model.module, seeded=True)
-    clients = range(len(cohort.ids))
-    return torch.stack([_private_update(cohort, module, plan, client) for client in clients])
+    updates = []
+    for client in range(len(cohort.ids)):
+        updates.append(_private_update(cohort, module, plan, client))
+    return torch.stack(updates)
 
 
 def _private_update(
@@ -45,22 +64,28 @@ def _private_update(
     offset = int(cohort._offsets[client])
     start = cohort.start[None]
     digest = cohort._train_on.digest(client)
-    draws = DPSGDState(cohort.secret, [cohort.ids[client]], [size], start, plan, 1, 1, [digest])
+    identity = cohort.ids[client]
+    draws = DPSGDState(cohort.secret, [identity], [size], start, plan, 1, 1, [digest])
     load(module, cohort.start)
     parameters = list(module.parameters())
     optimizer = optimizer_of(plan, module)
+    # a client with few samples cannot fill a batch
+    expected_size = min(plan.batch_size, size)
     for batch in draws.batches(0):
         sums = [torch.zeros_like(parameter) for parameter in parameters]
         for position in batch:
             row = offset + int(position)
-            x, y = cohort._x[row : row + 1], cohort._y[row : row + 1]
-            loss = cohort.model.objective.losses(module(x), y).sum()
+            example = slice(row, row + 1)
+            outputs = module(cohort._x[example])
+            loss = cohort.model.objective.losses(outputs, cohort._y[example]).sum()
             gradients = torch.autograd.grad(loss, parameters)
-            norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
-            factor = float((plan.clip / norm).clamp(max=1))
+            flat_gradient = torch.cat([gradient.flatten() for gradient in gradients])
+            ratio = plan.clip / flat_gradient.norm()
+            factor = float(ratio.clamp(max=1))
             for clipped_sum, gradient in zip(sums, gradients, strict=True):
                 clipped_sum += factor * gradient
         for parameter, clipped_sum in zip(parameters, sums, strict=True):
-            parameter.grad = clipped_sum / min(plan.batch_size, size)
+            parameter.grad = clipped_sum / expected_size
         optimizer.step()
-    return nn.utils.parameters_to_vector(parameters).detach() - cohort.start
+    trained = nn.utils.parameters_to_vector(parameters).detach()
+    return trained - cohort.start

@@ -37,7 +37,7 @@ class Check:
     error: Callable[[torch.device], float]
     cost: float = 0.2
 
-    kind = "check"
+    category = "check"
 
     def needs(self, device: torch.device, budget: Budget) -> float:
         """Return the seconds that it takes, about."""
@@ -45,17 +45,28 @@ class Check:
 
     def run(self, device: torch.device, budget: Budget) -> list[Row]:
         """Return one row: the error and whether it is within the bound. NaN is not."""
-        found = float(self.error(device))
-        result = "passed" if found <= self.bound else "failed"
-        return [self.row(result, f"{found:.2e}")]
+        error = float(self.error(device))
+        result = "failed"
+        if error <= self.bound:  # false for NaN
+            result = "passed"
+        return [self.row(result, f"{error:.2e}")]
 
     def row(self, result: str, error: str = "", message: str = "") -> Row:
-        """Return a row of checks.csv."""
+        """Return a row of checks.csv.
+
+        Args:
+            result: "passed" or "failed".
+            error: as text; empty where none was computed.
+            message: the exception, if there was one.
+        """
+        bound = "0"
+        if self.bound:
+            bound = f"{self.bound:.0e}"
         return {
             "check": self.name,
             "result": result,
             "error": error,
-            "bound": f"{self.bound:.0e}" if self.bound else "0",
+            "bound": bound,
             "why": self.why,
             "message": message,
         }
@@ -76,11 +87,13 @@ class Timing:
     measure: Callable[[torch.device, Budget], list[Row]]
     cost: float
 
-    kind = "timing"
+    category = "timing"
 
     def needs(self, device: torch.device, budget: Budget) -> float:
         """Return the seconds until it knows better itself, about."""
-        return budget.estimate(self.cost) if device.type == "cpu" else ON_A_GPU
+        if device.type == "cpu":
+            return budget.estimate(self.cost)
+        return ON_A_GPU
 
     def run(self, device: torch.device, budget: Budget) -> list[Row]:
         """Return its rows."""
@@ -113,14 +126,19 @@ class Budget:
         return self._clock()
 
     def learn(self, cost: float, took: float) -> None:
-        """Note how long a piece of some nominal cost took."""
+        """Note how long a piece of some nominal cost took.
+
+        Args:
+            cost: nominal, in seconds on two cores.
+            took: seconds on this machine.
+        """
         self._paces.append(took / cost)
 
     def estimate(self, cost: float) -> float:
         """Return the seconds that a piece takes here, by the pace of those before.
 
         Args:
-            cost: nominal, of the piece.
+            cost: nominal, in seconds on two cores.
         """
         if not self._paces:
             return cost

@@ -56,19 +56,23 @@ class Results:
         return [row["check"] for row in self.checks if row["result"] != "passed"]
 
     def take(self, event: dict[str, Any]) -> None:
-        """Keep one event of a worker, and write the files again."""
-        kind = event["event"]
-        if kind in ("begin", "end"):
+        """Store one event of a worker, and write the files again.
+
+        Args:
+            event: as the worker sent it; "event" says which one it is.
+        """
+        name = event["event"]
+        if name in ("begin", "end"):
             return
-        if kind == "machine":
+        if name == "machine":
             self._take_machine(event)
-        elif kind == "check":
+        elif name == "check":
             self._take_checks(event["rows"])
-        elif kind == "timing":
+        elif name == "timing":
             self._take_timings(event["rows"])
-        elif kind == "skipped":
+        elif name == "skipped":
             self._skip(event["piece"], event["kind"], event["reason"])
-        if kind in ENDS_PIECE:
+        if name in ENDS_PIECE:
             self.done.add(event["piece"])
         self.write()
 
@@ -90,28 +94,42 @@ class Results:
             name = f"{row['network']}, {row['clients']} clients, {row['way']}"
             self._say(f"timed: {name}: {row['median_seconds']} s a round")
 
-    def lost(self, name: str, kind: str, reason: str) -> None:
+    def lost(self, name: str, category: str, reason: str) -> None:
         """Note a piece whose worker did not come back from it.
 
         A check counts as failed, and a timing as skipped.
+
+        Args:
+            name: of the piece.
+            category: "check" or "timing".
+            reason: a sentence for the files.
         """
-        if kind == "check":
-            row = {"check": name, "result": "failed", "message": reason}
-            self.take({"event": "check", "piece": name, "rows": [dict.fromkeys(CHECKS, "") | row]})
+        event: dict[str, Any] = {"piece": name}
+        if category == "check":
+            row = dict.fromkeys(CHECKS, "")
+            row |= {"check": name, "result": "failed", "message": reason}
+            event |= {"event": "check", "rows": [row]}
         else:
-            self.take({"event": "skipped", "piece": name, "kind": kind, "reason": reason})
+            event |= {"event": "skipped", "kind": category, "reason": reason}
+        self.take(event)
 
     def out_of_time(self) -> None:
         """Note what no worker came to."""
-        for name, kind in self._pieces.items():
+        for name, category in self._pieces.items():
             if name not in self.done:
                 self.done.add(name)
-                self._skip(name, kind, "the time was over")
+                self._skip(name, category, "the time was over")
         self.write()
 
     def keep_log(self, source: Path) -> None:
-        """Add what a worker wrote to standard error to the log, if it wrote anything."""
-        text = source.read_bytes() if source.exists() else b""
+        """Add what a worker wrote to standard error to the log, if it wrote anything.
+
+        Args:
+            source: the file of that worker's standard error.
+        """
+        if not source.exists():
+            return
+        text = source.read_bytes()
         if text and self.folder.is_dir():
             with (self.folder / self.log_name).open("ab") as log:
                 log.write(text)
@@ -123,42 +141,44 @@ class Results:
             self._say(text)
             self.write()
 
-    def _skip(self, piece: str, kind: str, reason: str) -> None:
-        self.skipped.append({"piece": piece, "kind": kind, "reason": reason})
+    def _skip(self, piece: str, category: str, reason: str) -> None:
+        self.skipped.append({"piece": piece, "kind": category, "reason": reason})
         self._say(f"skipped: {piece} ({reason})")
 
     def write(self) -> None:
         """Write all files, each by one rename."""
         atomic_files.make_folder(self.folder)
-        for name, columns, rows in (
-            ("checks.csv", CHECKS, self.checks),
-            ("timings.csv", TIMINGS, self.timings),
-            ("skipped.csv", SKIPPED, self.skipped),
-        ):
-            atomic_files.write_atomic(self.folder / name, _csv(columns, rows).encode())
-        atomic_files.write_atomic(self.folder / "summary.md", self.summary().encode())
+        self._write("checks.csv", _csv(CHECKS, self.checks))
+        self._write("timings.csv", _csv(TIMINGS, self.timings))
+        self._write("skipped.csv", _csv(SKIPPED, self.skipped))
+        self._write("summary.md", self.summary())
+
+    def _write(self, name: str, text: str) -> None:
+        atomic_files.write_atomic(self.folder / name, text.encode())
 
     def summary(self) -> str:
         """Return the text of summary.md."""
-        passed = len(self.checks) - len(self.failed)
+        failed = len(self.failed)
+        passed = len(self.checks) - failed
+        skipped = len(self.skipped)
+        counts = f"{passed} checks passed, {failed} failed, {skipped} pieces were skipped."
         lines = ["# Device checks and timings", ""]
         lines += [f"- {name}: {value}" for name, value in self._machine.items()]
         lines += [f"- {note}" for note in self.notes]
-        lines += [
-            "",
-            f"{passed} checks passed, {len(self.failed)} failed, {len(self.skipped)} pieces were "
-            "skipped.",
-            "",
-        ]
-        bad = [row for row in self.checks if row["result"] != "passed"]
-        if bad:
-            lines += ["## Failed", "", *_table(("check", "error", "bound", "message"), bad), ""]
+        lines += ["", counts, ""]
+        failures = [row for row in self.checks if row["result"] != "passed"]
+        if failures:
+            table = _table(("check", "error", "bound", "message"), failures)
+            lines += ["## Failed", "", *table, ""]
         if self.timings:
-            lines += ["## Seconds a round", "", TIMED, "", *_table(TIMINGS, self.timings), ""]
+            table = _table(TIMINGS, self.timings)
+            lines += ["## Seconds a round", "", TIMED, "", *table, ""]
         if self.skipped:
-            lines += ["## Skipped", "", *_table(SKIPPED, self.skipped), ""]
+            table = _table(SKIPPED, self.skipped)
+            lines += ["## Skipped", "", *table, ""]
         if self.checks:
-            lines += ["## Checks", "", *_table(CHECKS[:5], self.checks), ""]
+            table = _table(CHECKS[:5], self.checks)  # without the messages
+            lines += ["## Checks", "", *table, ""]
         return "\n".join(lines)
 
 

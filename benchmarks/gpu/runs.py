@@ -42,17 +42,32 @@ ROUNDS = 3
 
 
 def synthetic_digits(form: Any, users: int, draw: np.random.Generator) -> list[Any]:
-    """Return synthetic users of NSIM whose samples are of the shape of digits."""
-    found = []
+    """Return synthetic users of NSIM whose samples are of the shape of digits.
+
+    Args:
+        form: of the model; not needed here.
+        users: how many.
+        draw: the generator of the samples.
+    """
+    samples = []
     for user in range(users):
+        # labels before images: the order of the draws is part of the result
         labels = draw.integers(user % 9, 10, 20)
-        found.append((draw.random((20, 1, 8, 8)).astype(np.float32), labels))
-    return found
+        images = draw.random((20, 1, 8, 8)).astype(np.float32)
+        samples.append((images, labels))
+    return samples
 
 
 @dataclass(frozen=True)
 class Case:
-    """A protocol with its options."""
+    """A protocol with its options.
+
+    Args:
+        protocol: its class.
+        mask: name of the mask.
+        params: its other hyper-parameters.
+        cost: seconds on two cores, about.
+    """
 
     protocol: type[ClusteringProtocol]
     mask: str = "none"
@@ -77,6 +92,12 @@ class Case:
         """Return it fitted.
 
         NSIM's pair network, which is trained in main memory, trains for a few steps.
+
+        Args:
+            device: name of the device.
+            dtype: "float32" or "float64".
+            folder: of the run with its checkpoints; None keeps all in main memory.
+            report: called with each round's line.
         """
         made = self.make()
         settings = self.settings(device, dtype)
@@ -155,36 +176,56 @@ def models(fitted: ClusteringProtocol) -> torch.Tensor:
 
 
 def first_round(name: str, device: torch.device) -> float:
-    """Return how far models after one round on the device are from the CPU's, in updates' size."""
+    """Return how far models after one round on the device are from the CPU's, in updates' size.
+
+    Args:
+        name: of a case.
+        device: the one that is checked.
+    """
     case = CASES[name]
-    options = {"pre_rounds": 0} if case.protocol is FLHC else {}
-    made = case.make().set_params(rounds=1, **options)
-    start = made.flat_model(digits()).initial().double()
+    options: dict[str, Any] = {}
+    if case.protocol is FLHC:
+        options["pre_rounds"] = 0
+    protocol = case.make().set_params(rounds=1, **options)
+    start = protocol.flat_model(digits()).initial().double()
     updates = []
-    for place in ("cpu", device.type):
+    for device_type in ("cpu", device.type):
+        settings = Settings(device=device_type, dtype="float64")
         with patch.object(synthetic_users, "fit", _few_steps):
-            fitted = made.fit(digits(), Settings(device=place, dtype="float64"))
+            fitted = protocol.fit(digits(), settings)
         updates.append(models(fitted).cpu() - start)
-    wanted, found = updates
-    return apart(found, wanted)
+    expected, result = updates
+    return apart(result, expected)
 
 
 def whole_run(name: str, device: torch.device) -> float:
-    """Return how far models on the device are from the CPU's; infinite where labels differ."""
-    wanted = reference(name, "float64")
-    found = on_device(name, "float64", device.type)
-    if list(wanted.labels_) != list(found.labels_):
+    """Return how far models on the device are from the CPU's; infinite where labels differ.
+
+    Args:
+        name: of a case.
+        device: the one that is checked.
+    """
+    expected = reference(name, "float64")
+    result = on_device(name, "float64", device.type)
+    if list(expected.labels_) != list(result.labels_):
         return float("inf")
-    return apart(models(found), models(wanted))
+    return apart(models(result), models(expected))
 
 
 def accuracy(name: str, device: torch.device) -> float:
-    """Return by how much mean accuracies in float32 differ; infinite where labels do."""
-    wanted = reference(name, "float32")
-    found = on_device(name, "float32", device.type)
-    if list(wanted.labels_) != list(found.labels_):
+    """Return by how much mean accuracies in float32 differ; infinite where labels do.
+
+    Args:
+        name: of a case.
+        device: the one that is checked.
+    """
+    expected = reference(name, "float32")
+    result = on_device(name, "float32", device.type)
+    if list(expected.labels_) != list(result.labels_):
         return float("inf")
-    return abs(float(np.nanmean(wanted.scores_) - np.nanmean(found.scores_)))
+    expected_mean = np.nanmean(expected.scores_)
+    result_mean = np.nanmean(result.scores_)
+    return abs(float(expected_mean - result_mean))
 
 
 class _Stop(Exception):  # noqa: N818 - it is no error
@@ -200,54 +241,79 @@ def _stop_at(number: int) -> Callable[[dict[str, Any]], None]:
 
 
 def resumed(name: str, device: torch.device) -> float:
-    """Return in how many numbers a run that was stopped and resumed differs from a whole one."""
-    whole = on_device(name, "float32", device.type)
+    """Return in how many numbers a run that was stopped and resumed differs from a whole one.
+
+    Args:
+        name: of a case.
+        device: the one that is checked.
+    """
+    uninterrupted = on_device(name, "float32", device.type)
+    case = CASES[name]
     folder = scratch() / f"{name} stopped"
+    stop = _stop_at(ROUNDS // 2 + 1)
     try:
-        CASES[name].fit(device.type, "float32", folder, report=_stop_at(ROUNDS // 2 + 1))
+        case.fit(device.type, "float32", folder, report=stop)
     except _Stop:
         pass
     else:
         return float("nan")  # it was not stopped
-    after = CASES[name].fit(device.type, "float32", folder)
-    same = after.server_state_ == whole.server_state_ and after.history_ == whole.history_
-    return differing(models(after), models(whole)) + float(not same)
+    continued = case.fit(device.type, "float32", folder)
+    same_state = continued.server_state_ == uninterrupted.server_state_
+    same = same_state and continued.history_ == uninterrupted.history_
+    numbers = differing(models(continued), models(uninterrupted))
+    return numbers + float(not same)
 
 
 def replayed(name: str, device: torch.device) -> float:
     """Return 0 where the server alone ends in the recorded state, else 1.
 
     It runs against the transcript on disk.
+
+    Args:
+        name: of a case.
+        device: the one that is checked.
     """
     fitted = on_device(name, "float32", device.type)
     config = fitted.kept_.learned.config
     with patch.object(synthetic_users, "fit", _few_steps):
-        state = CASES[name].make().replay(fitted.transcript_, config, device=device.type)
+        protocol = CASES[name].make()
+        state = protocol.replay(fitted.transcript_, config, device=device.type)
     return float(state != fitted.server_state_)
 
 
 def newcomers(name: str, device: torch.device) -> float:
-    """Return how many newcomers are placed elsewhere than on the CPU."""
-    wanted = reference(name, "float64").predict(digits())
-    found = on_device(name, "float64", device.type).predict(digits())
-    return float((found != wanted).sum())
+    """Return how many newcomers are placed elsewhere than on the CPU.
+
+    Args:
+        name: of a case.
+        device: the one that is checked.
+    """
+    expected = reference(name, "float64").predict(digits())
+    result = on_device(name, "float64", device.type).predict(digits())
+    return float((result != expected).sum())
 
 
 def ledger(name: str, device: torch.device) -> float:
     """Return in how many ledger events a run on the device differs from the CPU's.
 
     It is NaN where models are not finite.
+
+    Args:
+        name: of a case.
+        device: the one that is checked.
     """
-    wanted = reference(name, "float32")
-    found = on_device(name, "float32", device.type)
-    if not bool(models(found).isfinite().all()):
+    expected = reference(name, "float32")
+    result = on_device(name, "float32", device.type)
+    finite = models(result).isfinite()
+    if not bool(finite.all()):
         return float("nan")
-    wanted_events = _without_digests(wanted)
-    found_events = _without_digests(found)
+    expected_events = _without_digests(expected)
+    result_events = _without_digests(result)
     differing_events = 0
-    for one, other in zip(wanted_events, found_events, strict=False):
+    for one, other in zip(expected_events, result_events, strict=False):
         differing_events += one != other
-    return float(differing_events + abs(len(wanted_events) - len(found_events)))
+    surplus = abs(len(expected_events) - len(result_events))
+    return float(differing_events + surplus)
 
 
 def _without_digests(fitted: Any) -> list[Any]:
@@ -271,20 +337,29 @@ def protocol_checks() -> list[Check]:
     """Return the checks of protocols, and of mechanisms within them."""
     checks = []
     for name in PROTOCOLS:
+        one_round = partial(first_round, name)
+        run64 = partial(whole_run, name)
+        run32 = partial(accuracy, name)
+        resume = partial(resumed, name)
+        replay = partial(replayed, name)
         checks += [
-            Check(f"{name}: one round, float64", 1e-9, WHOLE64, partial(first_round, name)),
-            Check(f"{name}: whole run, float64", 1e-9, WHOLE64, partial(whole_run, name)),
-            Check(f"{name}: whole run, float32", 0.01, WHOLE32, partial(accuracy, name)),
-            Check(f"{name}: resumed", 0.0, BITS, partial(resumed, name)),
-            Check(f"{name}: replayed", 0.0, BITS, partial(replayed, name)),
+            Check(f"{name}: one round, float64", 1e-9, WHOLE64, one_round),
+            Check(f"{name}: whole run, float64", 1e-9, WHOLE64, run64),
+            Check(f"{name}: whole run, float32", 0.01, WHOLE32, run32),
+            Check(f"{name}: resumed", 0.0, BITS, resume),
+            Check(f"{name}: replayed", 0.0, BITS, replay),
         ]
         if name != "nsim":  # its newcomers depend on the pair network's last bits
-            checks.append(Check(f"{name}: newcomers", 0.0, WHOLE64, partial(newcomers, name)))
+            placement = partial(newcomers, name)
+            checks.append(Check(f"{name}: newcomers", 0.0, WHOLE64, placement))
     for name, case in MECHANISMS.items():
         label = f"{case.protocol.name}, {name}"
+        releases = partial(ledger, name)
+        resume = partial(resumed, name)
+        replay = partial(replayed, name)
         checks += [
-            Check(f"{label}: ledger", 0.0, LEDGER, partial(ledger, name)),
-            Check(f"{label}: resumed", 0.0, BITS, partial(resumed, name)),
-            Check(f"{label}: replayed", 0.0, BITS, partial(replayed, name)),
+            Check(f"{label}: ledger", 0.0, LEDGER, releases),
+            Check(f"{label}: resumed", 0.0, BITS, resume),
+            Check(f"{label}: replayed", 0.0, BITS, replay),
         ]
     return checks

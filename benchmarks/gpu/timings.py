@@ -24,7 +24,8 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 GIB = 1 << 30
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=10)
 POOLED = 1000  # samples of a mini-batch of the centralised model, at most
-ROUNDS, FEWEST = 5, 2  # of each way that are counted
+ROUNDS = 5  # turns of each way that are counted, at most
+FEWEST = 2  # turns of each way that are counted, at least
 IMAGES = {"mlp-200": (1, 28, 28), "cnn-briggs": (1, 28, 28), "resnet9": (3, 32, 32)}
 PROBED = 10  # clients that the first estimate is made with
 # Seconds of a probe on two cores, about; the order is that of the work.
@@ -41,19 +42,23 @@ CLIENTS = (100, 1000)
 
 def every_timing() -> list[Timing]:
     """Return the cases from cheap to expensive."""
-    found = []
+    timings = []
     for clients in CLIENTS:
         for network, cost in PROBES.items():
-            found.append(
-                Timing(f"{network}, {clients} clients", partial(measure, network, clients), cost)
-            )
-    return found
+            name = f"{network}, {clients} clients"
+            timings.append(Timing(name, partial(measure, network, clients), cost))
+    return timings
 
 
 def build_cohort(network: str, clients: int, device: torch.device) -> LocalTrainer:
     """Return clients with random samples.
 
     They have 100 images each, or as many samples as the network's own data.
+
+    Args:
+        network: one of `PROBES`.
+        clients: how many.
+        device: of the training, which is in float32.
     """
     if network in CASES:
         return CASES[network].cohort(clients, torch.float32, device)
@@ -64,43 +69,61 @@ def build_cohort(network: str, clients: int, device: torch.device) -> LocalTrain
         x = draw.random((100, *shape), dtype=np.float32)
         y = draw.integers(0, 10, 100)
         arrays[f"c{k}"] = x, y
-    none: dict[str, Any] = {name: ([], []) for name in arrays}
-    federation = Federation.from_arrays(arrays, test=none, seed=0)
+    no_tests: dict[str, Any] = {name: ([], []) for name in arrays}
+    federation = Federation.from_arrays(arrays, test=no_tests, seed=0)
     flat = build(network, federation.shape, 10, Randomness(0))
     return LocalTrainer(federation, flat, Randomness(0), device, torch.float32)
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to train, and how many of the clients it is timed with."""
+    """One way to train, and how many of the clients it is timed with.
+
+    Args:
+        once: trains one round.
+        clients: how many of them take part in it.
+    """
 
     once: Callable[[], object]
     clients: int
 
 
 def batched(cohort: LocalTrainer) -> torch.Tensor:
-    """Train one round of all clients, and return their updates."""
-    everyone = range(len(cohort.ids))
-    start = Rows(cohort.start[None], (0,) * len(cohort.ids))
-    return cohort.train(start, everyone, PLAN, 1)
+    """Train one round of all clients, and return their updates (m, d)."""
+    clients = range(len(cohort.ids))
+    start = Rows(cohort.start[None], (0,) * len(clients))
+    return cohort.train(start, clients, PLAN, 1)
 
 
 def centralised(cohort: LocalTrainer, module: torch.nn.Module) -> None:
-    """Train one model for an epoch over all clients' samples, in large mini-batches."""
+    """Train one model for an epoch over all clients' samples, in large mini-batches.
+
+    Args:
+        cohort: holds the samples and the initial weights.
+        module: the network; its weights change in place.
+    """
     load(module, cohort.start)
     module.train()
     optimizer = optimizer_of(PLAN, module)
     order = np.random.default_rng(0).permutation(len(cohort._y))
     size = min(POOLED, PLAN.batch_size * len(cohort.ids))
-    for rows in torch.split(torch.as_tensor(order).to(cohort.device), size):
+    shuffled = torch.as_tensor(order).to(cohort.device)
+    for rows in torch.split(shuffled, size):
         optimizer.zero_grad()
+        # without a name for the outputs, which would add them to the peak of memory
         losses = cohort.model.objective.losses(module(cohort._x[rows]), cohort._y[rows])
         losses.mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
 def seconds(way: Way, device: torch.device, budget: Budget) -> float:
-    """Return the time of one turn, to the end of what it started on the device."""
+    """Return the time of one turn, to the end of what it started on the device.
+
+    Args:
+        way: trains one round.
+        device: that it trains on.
+        budget: has the clock.
+    """
     synchronise(device)
     began = budget.now()
     way.once()
@@ -117,54 +140,56 @@ def synchronise(device: torch.device) -> None:
 def measure(network: str, clients: int, device: torch.device, budget: Budget) -> list[Row]:
     """Return the rows of one case.
 
+    Args:
+        network: one of `PROBES`.
+        clients: how many.
+        device: of the training.
+        budget: the remaining time; it learns what a turn of this network takes.
+
     Raises:
         Skipped: it would not fit into the budget.
     """
-    needed = budget.known.get(network)
-    if needed is None:
-        needed = probe(network, device, budget)
-    expected = needed * clients / PROBED
-    if expected * (1 + FEWEST) > budget.left():
-        reason = f"needs about {expected * (1 + FEWEST):.0f} s, and {budget.left():.0f} s were left"
-        raise Skipped(reason)
+    _check_budget(network, clients, device, budget)
     cohort = build_cohort(network, clients, device)
     module = plain_module(cohort.model.module, seeded=False)
     ways = {
         "batched": Way(partial(batched, cohort), clients),
         "one centralised model": Way(partial(centralised, cohort, module), clients),
     }
+    # the first turn of each way is a warm-up, and tells how many turns fit into the budget
     first = {name: seconds(way, device, budget) for name, way in ways.items()}
-    few = Way(partial(plain, cohort, module, PLAN, 2), 2)
-    seconds(few, device, budget)
-    each = seconds(few, device, budget) / few.clients
-    spare = budget.left() / 4 / (1 + FEWEST) - sum(first.values())
-    timed = int(min(clients, max(spare / each, PROBED)))
-    ways["plain loop"] = Way(partial(plain, cohort, module, PLAN, timed), timed)
-    first["plain loop"] = seconds(ways["plain loop"], device, budget)
-    rounds = int(min(ROUNDS, budget.left() / 3 / sum(first.values())))
+    loop_clients = _plain_loop_clients(cohort, module, sum(first.values()), device, budget)
+    loop = Way(partial(plain, cohort, module, PLAN, loop_clients), loop_clients)
+    ways["plain loop"] = loop
+    first["plain loop"] = seconds(loop, device, budget)
+    turn = sum(first.values())
+    rounds = int(min(ROUNDS, budget.left() / 3 / turn))
     if rounds < FEWEST:
-        raise Skipped(
-            f"a turn of all ways takes {sum(first.values()):.0f} s, and {budget.left():.0f} s were "
-            "left"
-        )
+        remaining = budget.left()
+        reason = f"a turn of all ways takes {turn:.0f} s, and {remaining:.0f} s were left"
+        raise Skipped(reason)
     taken, peaks = take_turns(ways, rounds, device, budget)
     budget.known[network] = sum(map(median, taken.values())) * PROBED / clients
-    middle = {name: median(turns) * clients / ways[name].clients for name, turns in taken.items()}
+    medians = {}
+    for name, turns in taken.items():
+        medians[name] = median(turns) * clients / ways[name].clients
     rows = []
     for name, turns in taken.items():
-        scale = clients / ways[name].clients
+        timed_clients = ways[name].clients
+        scale = clients / timed_clients
+        times_batched = medians[name] / medians["batched"]
         rows.append(
             {
                 "network": network,
                 "parameters": cohort.model.dimension,
                 "clients": clients,
                 "way": name,
-                "clients_timed": ways[name].clients,
+                "clients_timed": timed_clients,
                 "rounds": rounds,
-                "median_seconds": f"{middle[name]:.4f}",
+                "median_seconds": f"{medians[name]:.4f}",
                 "min_seconds": f"{min(turns) * scale:.4f}",
                 "max_seconds": f"{max(turns) * scale:.4f}",
-                "times_batched": f"{middle[name] / middle['batched']:.2f}",
+                "times_batched": f"{times_batched:.2f}",
                 "device_peak_gib": peaks[name],
                 "ram_peak_gib": f"{ram_peak():.2f}",
             }
@@ -172,8 +197,51 @@ def measure(network: str, clients: int, device: torch.device, budget: Budget) ->
     return rows
 
 
+def _check_budget(network: str, clients: int, device: torch.device, budget: Budget) -> None:
+    """Raise `Skipped` where the fewest turns, with their warm-up, would not fit into the budget."""
+    needed = budget.known.get(network)
+    if needed is None:
+        needed = probe(network, device, budget)
+    turn = needed * clients / PROBED
+    expected = turn * (1 + FEWEST)
+    remaining = budget.left()
+    if expected > remaining:
+        raise Skipped(f"needs about {expected:.0f} s, and {remaining:.0f} s were left")
+
+
+def _plain_loop_clients(
+    cohort: LocalTrainer,
+    module: torch.nn.Module,
+    others: float,
+    device: torch.device,
+    budget: Budget,
+) -> int:
+    """Return how many clients the plain loop is timed with.
+
+    Args:
+        cohort: of all clients.
+        module: the network of the plain loop.
+        others: seconds of a turn of the other ways.
+        device: of the training.
+        budget: a quarter of its remaining time is for the first turn and the fewest others.
+    """
+    few = Way(partial(plain, cohort, module, PLAN, 2), 2)
+    seconds(few, device, budget)  # a warm-up
+    per_client = seconds(few, device, budget) / few.clients
+    quarter = budget.left() / 4
+    spare = quarter / (1 + FEWEST) - others
+    affordable = max(spare / per_client, PROBED)
+    return int(min(len(cohort.ids), affordable))
+
+
 def probe(network: str, device: torch.device, budget: Budget) -> float:
-    """Return the seconds of one turn of all ways with a few clients, after a warm-up."""
+    """Return the seconds of one turn of all ways with `PROBED` clients, after a warm-up.
+
+    Args:
+        network: one of `PROBES`.
+        device: of the training.
+        budget: has the clock.
+    """
     cohort = build_cohort(network, PROBED, device)
     module = plain_module(cohort.model.module, seeded=False)
     ways = (
@@ -183,7 +251,10 @@ def probe(network: str, device: torch.device, budget: Budget) -> float:
     )
     for way in ways:
         seconds(way, device, budget)
-    return sum(seconds(way, device, budget) * PROBED / way.clients for way in ways)
+    scaled = []
+    for way in ways:
+        scaled.append(seconds(way, device, budget) * PROBED / way.clients)
+    return sum(scaled)
 
 
 def take_turns(
@@ -195,6 +266,15 @@ def take_turns(
     """Return the seconds of each turn, and the most memory of the device, by way.
 
     The memory is the most that each way held.
+
+    Args:
+        ways: by name.
+        rounds: turns of each way.
+        device: of the training.
+        budget: has the clock.
+
+    Returns:
+        Seconds of the turns, and GiB as text, empty on the CPU.
     """
     taken: dict[str, list[float]] = {name: [] for name in ways}
     peaks = dict.fromkeys(ways, "")
@@ -205,11 +285,13 @@ def take_turns(
                 torch.cuda.reset_peak_memory_stats(device)
             taken[name].append(seconds(way, device, budget))
             if device.type == "cuda":
-                held = torch.cuda.max_memory_allocated(device) / GIB
-                peaks[name] = f"{max(held, float(peaks[name] or 0)):.2f}"
+                allocated = torch.cuda.max_memory_allocated(device) / GIB
+                previous = float(peaks[name] or 0)
+                peaks[name] = f"{max(allocated, previous):.2f}"
     return taken, peaks
 
 
 def ram_peak() -> float:
     """Return the most main memory that this process has held so far, GiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_maxrss * 1024 / GIB  # Linux counts it in KiB

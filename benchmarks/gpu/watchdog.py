@@ -1,4 +1,4 @@
-"""Start the worker, keep what it tells, and end it in time, even where it hangs or dies."""
+"""Start the worker, store its results, and end it in time, even where it hangs or dies."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class _CurrentPiece:
 
     Args:
         name: of the piece.
-        kind: "check" or "timing".
-        deadline: when it has taken far longer than it should.
+        category: "check" or "timing".
+        deadline: when it has taken far longer than it should, on the watchdog's clock.
     """
 
     name: str = ""
-    kind: str = ""
+    category: str = ""
     deadline: float = float("inf")
 
 
@@ -48,10 +48,14 @@ def watch(
     """Let workers do the pieces until all are done or the time is over.
 
     A piece that takes far longer than it should, or ends its process, is a failed check or a
-    skipped timing, and a new worker goes on with the rest.
+    skipped timing, and a new worker does the remaining ones.
 
     Args:
         command: starts a worker.
+        device: "auto", "cuda" or "cpu".
+        seconds: that all of it may take.
+        results: receives the events.
+        clock: returns seconds.
 
     Raises:
         UsageError: the worker cannot use this device.
@@ -60,11 +64,23 @@ def watch(
     with tempfile.TemporaryDirectory(prefix="securecluster-gpu-") as scratch:
         environment = {**os.environ, "TMPDIR": scratch}
         while end - clock() > LAST:
-            task = {"device": device, "seconds": end - clock(), "done": sorted(results.done)}
+            task = {
+                "device": device,
+                "seconds": end - clock(),
+                "done": sorted(results.done),
+            }
             before = len(results.done)
             errors = Path(scratch) / "stderr"
             try:
-                finished = _one_worker(command, environment, task, errors, end, results, clock)
+                finished = _one_worker(
+                    command,
+                    environment,
+                    task,
+                    errors,
+                    end,
+                    results,
+                    clock,
+                )
             finally:
                 results.keep_log(errors)
             # one that dies before its first piece would do so again
@@ -82,7 +98,20 @@ def _one_worker(
     results: Results,
     clock: Callable[[], float],
 ) -> bool:
-    """Return whether there is nothing left to do: the worker came to its end, or the time did."""
+    """Start one worker and take its events.
+
+    Args:
+        command: starts it.
+        environment: its environment variables.
+        task: its line of standard input.
+        errors: the file for its standard error.
+        end: when it is ended, on the clock.
+        results: receives its events.
+        clock: returns seconds.
+
+    Returns:
+        Whether there is nothing left to do: the worker came to its end, or the time did.
+    """
     with errors.open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -115,6 +144,13 @@ def _listen(
 ) -> bool:
     """Take the worker's events until it ends, hangs, or the time is over.
 
+    Args:
+        process: the worker.
+        stream: its standard output.
+        end: when the time is over, on the clock.
+        results: receives its events.
+        clock: returns seconds.
+
     Returns:
         Whether there is nothing left to do.
 
@@ -133,7 +169,7 @@ def _listen(
                 return True
             if clock() >= current.deadline:
                 reason = "it took far longer than it should, and was ended"
-                results.lost(current.name, current.kind, reason)
+                results.lost(current.name, current.category, reason)
                 return False
             continue
         if line is None:
@@ -149,7 +185,8 @@ def _listen(
 def _note_death(status: int, current: _CurrentPiece, results: Results) -> None:
     """Note that the worker's process ended before it said so."""
     if current.name:
-        results.lost(current.name, current.kind, f"its process ended with status {status}")
+        reason = f"its process ended with status {status}"
+        results.lost(current.name, current.category, reason)
         return
     results.note(
         f"a worker ended with status {status} before its first piece: see {results.log_name}"
@@ -160,12 +197,13 @@ def _piece_after(
     event: dict[str, Any], current: _CurrentPiece, clock: Callable[[], float]
 ) -> _CurrentPiece:
     """Return the piece that the worker is at after an event."""
-    kind = event["event"]
-    if kind == "usage":
+    name = event["event"]
+    if name == "usage":
         raise UsageError(event["message"])
-    if kind == "begin":
-        return _CurrentPiece(event["piece"], event["kind"], clock() + event["limit"])
-    if kind in ENDS_PIECE:
+    if name == "begin":
+        deadline = clock() + event["limit"]
+        return _CurrentPiece(event["piece"], event["kind"], deadline)
+    if name in ENDS_PIECE:
         return _CurrentPiece()
     return current
 

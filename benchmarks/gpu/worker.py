@@ -23,20 +23,31 @@ PATIENCE = 60.0
 
 
 def work(pieces: Sequence[Piece], device: torch.device, budget: Budget, tell: Tell) -> None:
-    """Do what fits into the budget; an exception in one piece is told, and the rest goes on."""
+    """Do the pieces that fit into the budget.
+
+    An exception in one piece is an event like a result, and the other pieces follow.
+
+    Args:
+        pieces: in the order in which they are done.
+        device: the one that is checked or timed.
+        budget: the remaining time, and this machine's pace.
+        tell: sends an event to the watchdog.
+    """
     for piece in pieces:
         needed = piece.needs(device, budget)
-        left = budget.left()
-        if needed > left:
-            reason = f"needs about {needed:.0f} s, and {max(left, 0):.0f} s were left"
-            tell({"event": "skipped", "piece": piece.name, "kind": piece.kind, "reason": reason})
+        remaining = budget.left()
+        if needed > remaining:
+            reason = f"needs about {needed:.0f} s, and {max(remaining, 0):.0f} s were left"
+            tell(_skipped(piece, reason))
             continue
-        limit = PATIENCE + 5 * needed if piece.kind == "check" else PATIENCE + left
-        tell({"event": "begin", "piece": piece.name, "kind": piece.kind, "limit": limit})
+        limit = PATIENCE + remaining
+        if piece.category == "check":
+            limit = PATIENCE + 5 * needed
+        tell({"event": "begin", "piece": piece.name, "kind": piece.category, "limit": limit})
         began = budget.now()
         for event in _done(piece, device, budget):
             tell(event)
-        if piece.kind == "check":
+        if piece.category == "check":
             budget.learn(piece.cost, budget.now() - began)
 
 
@@ -44,13 +55,14 @@ def _done(piece: Piece, device: torch.device, budget: Budget) -> list[dict[str, 
     """Return the events that a piece ends with."""
     try:
         rows = piece.run(device, budget)
-        return [{"event": piece.kind, "piece": piece.name, "rows": rows}]
+        return [{"event": piece.category, "piece": piece.name, "rows": rows}]
     except Skipped as reason:
         return [_skipped(piece, str(reason))]
     except ImportError as error:
         return [_skipped(piece, f"the package {error.name or error} cannot be imported")]
     except Exception as error:
-        message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        sentence = " ".join(str(error).split())  # on one line, for the CSV
+        message = f"{type(error).__name__}: {sentence[:300]}"
         _forget_memory(device)
         if isinstance(piece, Check):
             row = piece.row("failed", message=message)
@@ -59,7 +71,7 @@ def _done(piece: Piece, device: torch.device, budget: Budget) -> list[dict[str, 
 
 
 def _skipped(piece: Piece, reason: str) -> dict[str, Any]:
-    return {"event": "skipped", "piece": piece.name, "kind": piece.kind, "reason": reason}
+    return {"event": "skipped", "piece": piece.name, "kind": piece.category, "reason": reason}
 
 
 def _forget_memory(device: torch.device) -> None:
@@ -71,22 +83,23 @@ def _forget_memory(device: torch.device) -> None:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """Return what the results come from."""
+    """Return the device, the processor and the software that results come from, by name."""
     import torch
 
     from securecluster.benchmarks.table import machine as processor
 
-    found = {"device": str(device), "processor": processor()}
+    facts = {"device": str(device), "processor": processor()}
     if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory / (1 << 30)
-        found |= {
+        properties = torch.cuda.get_device_properties(device)
+        memory = properties.total_memory / (1 << 30)
+        facts |= {
             "GPU": torch.cuda.get_device_name(device),
             "GPU memory": f"{memory:.0f} GiB",
             "CUDA": str(torch.version.cuda),
             "cuDNN": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
             "driver": _driver(),
         }
-    return found
+    return facts
 
 
 def _driver() -> str:
@@ -97,9 +110,11 @@ def _driver() -> str:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    if not done.stdout.strip():
+    output = done.stdout
+    if not output.strip():
         return "unknown"
-    return done.stdout.splitlines()[0].strip()
+    first_line = output.splitlines()[0]
+    return first_line.strip()
 
 
 def main() -> None:
@@ -124,7 +139,7 @@ def main() -> None:
     from securecluster.benchmarks.gpu.timings import every_timing
 
     pieces: list[Piece] = [*every_check(), *every_timing()]
-    names = [[piece.name, piece.kind] for piece in pieces]
+    names = [[piece.name, piece.category] for piece in pieces]
     notes = []
     if task["device"] == "auto" and device.type == "cpu":
         notes.append(
@@ -133,7 +148,8 @@ def main() -> None:
     tell({"event": "machine", "machine": machine(device), "pieces": names, "notes": notes})
     done = set(task["done"])
     with reproducible(device):
-        work([piece for piece in pieces if piece.name not in done], device, budget, tell)
+        remaining = [piece for piece in pieces if piece.name not in done]
+        work(remaining, device, budget, tell)
     tell({"event": "end"})
 
 

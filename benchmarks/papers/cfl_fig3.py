@@ -15,6 +15,7 @@ where `clustering.bipartition` leaves every distribution whole, which can happen
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ PAPER = "near 1 for k above 10 and noise above 1"
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Every k and γ."""
+    """Return the cells of every k and γ."""
     fixed = {
         "scale": scale,
         "d": 100,
@@ -63,39 +64,54 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     }
     return [
         {**fixed, "k": k, "gamma": gamma, "seed": seed}
-        for seed in range(seeds)
-        for k in KS
-        for gamma in GAMMAS
+        for seed, k, gamma in product(range(seeds), KS, GAMMAS)
     ]
 
 
 def vectors(
-    k: int, each: int, d: int, gamma: float, rng: np.random.Generator
+    k: int, clients_each: int, d: int, gamma: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.float64], list[int]]:
-    """The clients' gradients v_I(i) + X_i, (k·each, d), and I."""
+    """Draw the clients' gradients v_I(i) + X_i.
+
+    Args:
+        k: the number of distributions.
+        clients_each: clients of each distribution.
+        d: coordinates of a gradient.
+        gamma: ‖X_i‖/‖v_I(i)‖.
+        rng: the source of the draws.
+
+    Returns:
+        The gradients, (k·clients_each, d), and I.
+    """
     v = rng.standard_normal((k, d))
+    # Theorem 1 asks that they sum to zero, as at a stationary point
     v -= v.mean(axis=0)
-    truth = [c for c in range(k) for _ in range(each)]
+    truth: list[int] = []
+    for c in range(k):
+        truth += [c] * clients_each
+    means = v[truth]
     x = rng.standard_normal((len(truth), d))
-    x *= (
-        gamma
-        * np.linalg.norm(v[truth], axis=1, keepdims=True)
-        / np.linalg.norm(x, axis=1, keepdims=True)
-    )
-    return v[truth] + x, truth
+    mean_norms = np.linalg.norm(means, axis=1, keepdims=True)
+    norms = np.linalg.norm(x, axis=1, keepdims=True)
+    x *= gamma * mean_norms / norms
+    return means + x, truth
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Shares of trials with g > 0 and with a correct bipartition."""
-    k, gamma, trials = cell["k"], cell["gamma"], cell["trials"]
-    positive = correct = 0
+    """Return the shares of trials with g > 0 and with a correct bipartition."""
+    k = cell["k"]
+    gamma = cell["gamma"]
+    trials = cell["trials"]
+    positive = 0
+    correct = 0
     for trial in range(trials):
         rng = Randomness(cell["seed"]).generator("benchmark", "fig3", k, str(gamma), trial)
         r, truth = vectors(k, cell["clients_each"], cell["d"], gamma, rng)
         unit = r / np.linalg.norm(r, axis=1, keepdims=True)
         alpha = unit @ unit.T
         gap = separation_gap(alpha, truth)
-        positive += gap is not None and gap > 0
+        if gap is not None and gap > 0:
+            positive += 1
         correct += is_correct(*bipartition(alpha)[:2], truth)
     return {
         "p_gap_positive": positive / trials,
@@ -105,63 +121,67 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def reached(rows: Sequence[Row], value: str, share: float = 0.99) -> dict[int, float]:
-    """For each k the largest γ up to which the mean over seeds is at least `share`."""
-    found: dict[int, float] = {}
-    means = {
-        (int(k), float(gamma)): mean
-        for (k, gamma), (mean, *_) in spread(rows, ["k", "gamma"], value).items()
-    }
-    for k in sorted({k for k, _ in means}):
-        held = True
-        found[k] = 0.0
-        for gamma in sorted(gamma for other, gamma in means if other == k):
-            held = held and means[k, gamma] >= share
-            found[k] = gamma if held else found[k]
-    return found
+    """Return for each k the largest γ up to which the mean over seeds is at least `share`.
+
+    Args:
+        rows: the rows.
+        value: the column of the shares of trials.
+        share: the share that every γ up to the returned one reaches.
+    """
+    means: dict[int, dict[float, float]] = {}
+    for (k, gamma), (mean, *_) in spread(rows, ["k", "gamma"], value).items():
+        means.setdefault(int(k), {})[float(gamma)] = mean
+    largest: dict[int, float] = {}
+    for number in sorted(means):
+        largest[number] = 0.0
+        for noise in sorted(means[number]):
+            if not means[number][noise] >= share:
+                break
+            largest[number] = noise
+    return largest
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """Two maps over k and γ, with Theorem 1's region below the line."""
-    made, axes = figure(9.6, 4.0, columns=2)
-    for place, (value, title) in zip(
-        axes.flat,
-        (("p_gap_positive", "P[g > 0]"), ("p_correct", "P[correct bipartition]")),
-        strict=True,
-    ):
+    """Draw two maps over k and γ, with Theorem 1's region below the line."""
+    picture, axes = figure(9.6, 4.0, columns=2)
+    titles = {"p_gap_positive": "P[g > 0]", "p_correct": "P[correct bipartition]"}
+    for axis, (value, title) in zip(axes.flat, titles.items(), strict=True):
         means = spread(rows, ["k", "gamma"], value)
-        ks, gammas = sorted({int(k) for k, _ in means}), sorted({float(g) for _, g in means})
+        ks = sorted({int(k) for k, _ in means})
+        gammas = sorted({float(gamma) for _, gamma in means})
         table = np.full((len(gammas), len(ks)), np.nan)
         for (k, gamma), (mean, *_) in means.items():
             table[gammas.index(float(gamma)), ks.index(int(k))] = mean
-        shown = place.imshow(table, origin="lower", aspect="auto", vmin=0, vmax=1, cmap="viridis")
-        edges = [
-            float(np.interp(guaranteed_noise(k), gammas, range(len(gammas)), left=-0.5)) for k in ks
-        ]
-        place.plot(
-            range(len(ks)), edges, color="crimson", marker=".", label="Theorem 1: g > 0 below"
-        )
-        place.set_xticks(range(len(ks)), [str(k) for k in ks])
-        place.set_yticks(range(len(gammas)), [f"{gamma:g}" for gamma in gammas])
-        place.set(title=title, xlabel="k", ylabel="γ")
+        image = axis.imshow(table, origin="lower", aspect="auto", vmin=0, vmax=1, cmap="viridis")
+        edges = []
+        for number in ks:
+            # the map's rows are numbers of γ, not γ itself
+            edge = np.interp(guaranteed_noise(number), gammas, range(len(gammas)), left=-0.5)
+            edges.append(float(edge))
+        label = "Theorem 1: g > 0 below"
+        axis.plot(range(len(ks)), edges, color="crimson", marker=".", label=label)
+        axis.set_xticks(range(len(ks)), [str(number) for number in ks])
+        axis.set_yticks(range(len(gammas)), [f"{gamma:g}" for gamma in gammas])
+        axis.set(title=title, xlabel="k", ylabel="γ")
         if means:
-            made.colorbar(shown, ax=place)
-            place.legend(loc="upper right", fontsize=8)
-    return made
+            picture.colorbar(image, ax=axis)
+            axis.legend(loc="upper right", fontsize=8)
+    return picture
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv), Sheet("cfl_fig3")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    chosen = options(__doc__, argv)
+    sheet = Sheet("cfl_fig3")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     for value in ("p_gap_positive", "p_correct"):
-        print(
-            f"{value} is at least 0.99 up to γ: "
-            + ", ".join(f"k = {k}: {gamma:g}" for k, gamma in reached(rows, value).items())
-        )
-    print(
-        f"paper: {PAPER}; Theorem 1: "
-        + ", ".join(f"k = {k}: {guaranteed_noise(k):.2f}" for k in KS)
-    )
+        limits = reached(rows, value)
+        text = ", ".join(f"k = {k}: {gamma:g}" for k, gamma in limits.items())
+        print(f"{value} is at least 0.99 up to γ: {text}")
+    guaranteed = {k: guaranteed_noise(k) for k in KS}
+    text = ", ".join(f"k = {k}: {gamma:.2f}" for k, gamma in guaranteed.items())
+    print(f"paper: {PAPER}; Theorem 1: {text}")
     return sheet.save(draw(rows), chosen.scale)
 
 

@@ -70,85 +70,88 @@ CURVES = {"updates": "weight-updates", "gradients": "full gradients"}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Every number of points."""
-    return [
-        {
-            "scale": scale,
-            **COMMON,
-            **kind,
-            "points": points,
-            "seed": seed,
-            "paper": PAPER[kind["data"]][1],
-        }
-        for seed in range(seeds)
-        for kind in SCALES[scale]
-        for points in kind["points"]
-    ]
+    """Return the cells of every number of points."""
+    settings: list[Cell] = []
+    for seed in range(seeds):
+        for setting in SCALES[scale]:
+            _, paper = PAPER[setting["data"]]
+            fixed = {"scale": scale, **COMMON, **setting}
+            for points in setting["points"]:
+                settings.append({**fixed, "points": points, "seed": seed, "paper": paper})
+    return settings
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Both gaps in the last round, whether the bipartitions are correct, and the accuracy of the
-    one model.
+    """Return both gaps in the last round, and the accuracy of the one model.
+
+    Beside each gap is whether its bipartition is correct.
     """
     last = watched(cell, since=cell["rounds"])[-1]
-    names = {"updates": "gap", "gradients": "gap_gradients", "accuracy": "accuracy"}
-    return {
-        **{ours: last[theirs] for ours, theirs in names.items()},
-        **{f"correct_{name}": last[f"correct_{name}"] for name in CURVES},
+    results = {
+        "updates": last["gap"],
+        "gradients": last["gap_gradients"],
+        "accuracy": last["accuracy"],
     }
+    for name in CURVES:
+        results[f"correct_{name}"] = last[f"correct_{name}"]
+    return results
 
 
 def positive_from(rows: Sequence[Row], value: str) -> dict[str, int | None]:
-    """For each data set the number of points from which on the gap is positive with every seed;
-    None where it is not at the most points.
+    """Return the number of points from which on the gap is positive with every seed.
+
+    Args:
+        rows: the rows.
+        value: the column of the gap.
+
+    Returns:
+        A number for each data set; None where the gap is not positive at the most points.
     """
-    least = {
-        (data, int(points)): low
-        for (data, points), (_, low, *_) in spread(rows, ["data", "points"], value).items()
-    }
-    found: dict[str, int | None] = {}
-    for data in dict.fromkeys(data for data, _ in least):
-        falling = sorted((points for other, points in least if other == data), reverse=True)
-        positive: list[int] = []
-        for points in falling:
-            if least[data, points] <= 0:
+    minima: dict[str, dict[int, float]] = {}
+    for (data, points), (_, minimum, *_) in spread(rows, ["data", "points"], value).items():
+        minima.setdefault(data, {})[int(points)] = minimum
+    first: dict[str, int | None] = {}
+    for data, by_points in minima.items():
+        first[data] = None
+        for number in sorted(by_points, reverse=True):
+            if by_points[number] <= 0:
                 break
-            positive.append(points)
-        found[data] = positive[-1] if positive else None
-    return found
+            first[data] = number
+    return first
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """Means over seeds with the range between the extremes, and where the paper's gap becomes
-    positive.
-    """
+    """Draw means over seeds with their range, and where the paper's gap becomes positive."""
     sets = list(dict.fromkeys(row["data"] for row in rows))
-    made, axes = figure(4.8 * len(sets), 3.8, columns=len(sets))
-    for place, data in zip(axes.flat, sets, strict=True):
+    picture, axes = figure(4.8 * len(sets), 3.8, columns=len(sets))
+    for axis, data in zip(axes.flat, sets, strict=True):
+        selected = [row for row in rows if row["data"] == data]
         for k, (value, label) in enumerate(CURVES.items()):
-            found = spread([row for row in rows if row["data"] == data], ["points"], value)
-            points = sorted((int(p), *numbers[:3]) for (p,), numbers in found.items())
+            points = []
+            for (count,), statistics in spread(selected, ["points"], value).items():
+                points.append((int(count), *statistics[:3]))
             if points:
-                at, mean, least, most = zip(*points, strict=True)
-                place.plot(at, mean, marker=".", color=f"C{k}", label=label)
-                place.fill_between(at, least, most, color=f"C{k}", alpha=0.2)
-        place.axhline(0, color="grey", linewidth=0.8)
+                x, mean, minimum, maximum = zip(*sorted(points), strict=True)
+                axis.plot(x, mean, marker=".", color=f"C{k}", label=label)
+                axis.fill_between(x, minimum, maximum, color=f"C{k}", alpha=0.2)
+        axis.axhline(0, color="grey", linewidth=0.8)
         if data in PAPER:
-            place.axvline(
-                PAPER[data][0], color="grey", linestyle=":", label=f"paper: {PAPER[data][1]}"
-            )
-        place.set(title=data, xlabel="points per client", ylabel="separation gap g", xscale="log")
-        ticks = sorted({int(row["points"]) for row in rows if row["data"] == data})
-        place.set_xticks(ticks, [str(points) for points in ticks])
-        place.minorticks_off()
-        place.legend(fontsize=8)
-    return made
+            limit, text = PAPER[data]
+            axis.axvline(limit, color="grey", linestyle=":", label=f"paper: {text}")
+        axis.set(title=data, xlabel="points per client", ylabel="separation gap g", xscale="log")
+        ticks = sorted({int(row["points"]) for row in selected})
+        axis.set_xticks(ticks, [str(tick) for tick in ticks])
+        axis.minorticks_off()
+        axis.legend(fontsize=8)
+    return picture
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv), Sheet("cfl_fig5")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    chosen = options(__doc__, argv)
+    sheet = Sheet("cfl_fig5")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(
         rows, ["data", "points"], [*CURVES, *(f"correct_{name}" for name in CURVES), "accuracy"]

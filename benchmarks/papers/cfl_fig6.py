@@ -42,71 +42,69 @@ CURVES = {"updates": "gap", "gradients": "gap_gradients"}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Both data sets."""
+    """Return the cells of both data sets."""
     paper = "updates positive by about round 10"
-    return [
-        {"scale": scale, **COMMON, **kind, "seed": seed, "paper": paper}
-        for seed in range(seeds)
-        for kind in SCALES[scale]
-    ]
+    settings: list[Cell] = []
+    for seed in range(seeds):
+        for setting in SCALES[scale]:
+            settings.append({"scale": scale, **COMMON, **setting, "seed": seed, "paper": paper})
+    return settings
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Both gaps over rounds, and for each the first round with g > 0, that with a correct
-    bipartition, and g in the last round.
+    """Return both gaps over rounds, and their milestones.
+
+    These are for each gap the first round with g > 0, that with a correct bipartition, and g in the
+    last round.
     """
-    history, found = watched(cell, since=1), dict[str, Any]()
+    history = watched(cell, since=1)
+    last = history[-1]
+    results: dict[str, Any] = {}
     for name, gap in CURVES.items():
-        found |= {
-            f"{name}_positive_from": next(
-                (line["round"] for line in history if line[gap] > 0), None
-            ),
-            f"{name}_correct_from": next(
-                (line["round"] for line in history if line[f"correct_{name}"]), None
-            ),
-            f"{name}_last": history[-1][gap],
-            name: [line[gap] for line in history],
-        }
-    return {**found, "accuracy": history[-1]["accuracy"]}
+        positive = (line["round"] for line in history if line[gap] > 0)
+        correct = (line["round"] for line in history if line[f"correct_{name}"])
+        results[f"{name}_positive_from"] = next(positive, None)
+        results[f"{name}_correct_from"] = next(correct, None)
+        results[f"{name}_last"] = last[gap]
+        results[name] = [line[gap] for line in history]
+    results["accuracy"] = last["accuracy"]
+    return results
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """A thin line a seed."""
+    """Draw both gaps over rounds, with a thin line for each seed."""
+    labels = {"updates": "weight-updates", "gradients": "full gradients"}
     sets = list(dict.fromkeys(row["data"] for row in rows))
-    made, axes = figure(4.8 * len(sets), 3.8, columns=len(sets))
-    for place, data in zip(axes.flat, sets, strict=True):
-        for k, (name, label) in enumerate(
-            (("updates", "weight-updates"), ("gradients", "full gradients"))
-        ):
-            curves = [numbers(row.get(name, "")) for row in rows if row["data"] == data]
-            for n, curve in enumerate(c for c in curves if c):
-                place.plot(
-                    range(1, len(curve) + 1),
-                    curve,
-                    color=f"C{k}",
-                    linewidth=1,
-                    alpha=0.8,
-                    label=None if n else label,
-                )
-        place.axhline(0, color="grey", linewidth=0.8)
-        place.axvline(
-            10, color="grey", linestyle=":", label="paper: updates positive by about here"
-        )
-        place.set(title=data, xlabel="round", ylabel="separation gap g")
-        place.legend(fontsize=8)
-    return made
+    picture, axes = figure(4.8 * len(sets), 3.8, columns=len(sets))
+    for axis, data in zip(axes.flat, sets, strict=True):
+        for k, (name, label) in enumerate(labels.items()):
+            legend: str | None = label
+            for row in rows:
+                curve = numbers(row.get(name, ""))
+                if row["data"] != data or not curve:
+                    continue
+                rounds = range(1, len(curve) + 1)
+                axis.plot(rounds, curve, color=f"C{k}", linewidth=1, alpha=0.8, label=legend)
+                legend = None  # one entry for all seeds
+        axis.axhline(0, color="grey", linewidth=0.8)
+        paper = "paper: updates positive by about here"
+        axis.axvline(10, color="grey", linestyle=":", label=paper)
+        axis.set(title=data, xlabel="round", ylabel="separation gap g")
+        axis.legend(fontsize=8)
+    return picture
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv), Sheet("cfl_fig6")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    chosen = options(__doc__, argv)
+    sheet = Sheet("cfl_fig6")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise(
-        rows,
-        ["data", "points"],
-        [f"{name}_{what}" for name in CURVES for what in ("positive_from", "correct_from", "last")],
-    )
+    values: list[str] = []
+    for name in CURVES:
+        values += [f"{name}_positive_from", f"{name}_correct_from", f"{name}_last"]
+    summarise(rows, ["data", "points"], values)
     return sheet.save(draw(rows), chosen.scale)
 
 

@@ -54,44 +54,49 @@ POINTS = 200  # of each curve in the file
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Both cases."""
-    return [
-        {"scale": scale, "case": case, **COMMON, **SCALES[scale], "seed": seed, "paper": paper}
-        for seed in range(seeds)
-        for case, paper in PAPER.items()
-    ]
+    """Return the cells of both cases."""
+    settings: list[Cell] = []
+    for seed in range(seeds):
+        for case, paper in PAPER.items():
+            fixed = {"scale": scale, "case": case, **COMMON, **SCALES[scale]}
+            settings.append({**fixed, "seed": seed, "paper": paper})
+    return settings
 
 
 def halves(data: str, samples: int, seed: int) -> Federation:
-    """Two clients, one with the lower half of the labels and one with the upper; a fifth as many
-    again is held out of each.
+    """Return two clients, one with the lower half of the labels and one with the upper.
+
+    Args:
+        data: the data set.
+        samples: training samples of a client; a fifth of what it gets in all is held out.
+        seed: the seed of the draws.
     """
-    given, hands = source(data), {}
-    for name, low, high in (
-        ("lower", 0, given.classes // 2),
-        ("upper", given.classes // 2, given.classes),
-    ):
-        rows = np.flatnonzero((given.train.y >= low) & (given.train.y < high))
-        rows = (
-            Randomness(seed)
-            .generator("benchmark", "fig7", name)
-            .permutation(rows)[: samples * 5 // 4]
-        )
-        hands[name] = (given.train.read(rows), given.train.y[rows])
-    return Federation.from_arrays(hands, seed=seed)
+    data_set = source(data)
+    labels = data_set.train.y
+    middle = data_set.classes // 2
+    shards = {}
+    for name, low, high in (("lower", 0, middle), ("upper", middle, data_set.classes)):
+        rng = Randomness(seed).generator("benchmark", "fig7", name)
+        candidates = np.flatnonzero((labels >= low) & (labels < high))
+        rows = rng.permutation(candidates)[: samples * 5 // 4]
+        shards[name] = (data_set.train.read(rows), labels[rows])
+    return Federation.from_arrays(shards, seed=seed)
 
 
 def trend(norms: Sequence[float]) -> float:
-    """By what factor a norm grows in 100 rounds, from a least-squares line through its logarithm
-    over the second half of the rounds.
+    """Return the factor by which a norm grows in 100 rounds.
+
+    It is from a least-squares line through the norm's logarithm over the second half of the rounds.
     """
     late = np.log(np.maximum(norms[len(norms) // 2 :], 1e-12))
-    return float(np.exp(100 * np.polyfit(np.arange(len(late)), late, 1)[0]))
+    slope = np.polyfit(np.arange(len(late)), late, 1)[0]
+    return float(np.exp(100 * slope))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Both norms: means over the first and the last tenth of the rounds, the largest, the late
-    trend, and the curves.
+    """Return both norms: means over the first and the last tenth of the rounds, and more.
+
+    Of each norm there are also the largest, the late trend, and the curve.
     """
     if cell["case"] == "congruent":
         federation = halves(cell["data"], cell["samples"], cell["seed"])
@@ -104,51 +109,49 @@ def measure(cell: Cell) -> dict[str, Any]:
             seed=cell["seed"],
         )
     history = CFL(**NEVER, **training(cell)).fit(federation).history_
-    tenth, every = max(1, len(history) // 10), -(-len(history) // POINTS)
-    found: dict[str, Any] = {"accuracy": history[-1]["accuracy"], "every": every}
+    tenth = max(1, len(history) // 10)
+    step = -(-len(history) // POINTS)  # rounded up
+    results: dict[str, Any] = {"accuracy": history[-1]["accuracy"], "every": step}
     for name in NORMS:
         curve = [line["split_tests"][0][name] for line in history]
-        found |= {
-            f"{name}_first": float(np.mean(curve[:tenth])),
-            f"{name}_last": float(np.mean(curve[-tenth:])),
-        }
-        found |= {f"{name}_peak": max(curve), f"{name}_trend": trend(curve), name: curve[::every]}
-    return found
+        results[f"{name}_first"] = float(np.mean(curve[:tenth]))
+        results[f"{name}_last"] = float(np.mean(curve[-tenth:]))
+        results[f"{name}_peak"] = max(curve)
+        results[f"{name}_trend"] = trend(curve)
+        results[name] = curve[::step]
+    return results
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """Incongruent left and congruent right, as in the paper; a line a seed."""
-    made, axes = figure(9.6, 3.8, columns=2)
-    for place, case in zip(axes.flat, ("incongruent", "congruent"), strict=True):
+    """Draw incongruent left and congruent right, as in the paper, with a line for each seed."""
+    labels = dict(zip(NORMS, ("‖mean Δ‖", "max ‖Δ‖"), strict=True))
+    picture, axes = figure(9.6, 3.8, columns=2)
+    for axis, case in zip(axes.flat, ("incongruent", "congruent"), strict=True):
         done = [row for row in rows if row["case"] == case and row.get("every")]
         for n, row in enumerate(done):
-            for k, (name, label) in enumerate(zip(NORMS, ("‖mean Δ‖", "max ‖Δ‖"), strict=True)):
+            for k, (name, label) in enumerate(labels.items()):
                 curve = numbers(row[name])
                 rounds = 1 + int(row["every"]) * np.arange(len(curve))
-                place.plot(
-                    rounds,
-                    curve,
-                    color=f"C{k}",
-                    linewidth=0.8,
-                    alpha=0.8,
-                    label=None if n else label,
-                )
-        place.set(title=case, xlabel="round", yscale="log")
+                # one entry of the legend for all seeds
+                legend = None if n else label
+                axis.plot(rounds, curve, color=f"C{k}", linewidth=0.8, alpha=0.8, label=legend)
+        axis.set(title=case, xlabel="round", yscale="log")
         if done:
-            place.legend(fontsize=8)
-    return made
+            axis.legend(fontsize=8)
+    return picture
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv), Sheet("cfl_fig7")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    chosen = options(__doc__, argv)
+    sheet = Sheet("cfl_fig7")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise(
-        rows,
-        ["case"],
-        [f"{name}_{what}" for name in NORMS for what in ("first", "peak", "last", "trend")],
-    )
+    values: list[str] = []
+    for name in NORMS:
+        values += [f"{name}_{value}" for value in ("first", "peak", "last", "trend")]
+    summarise(rows, ["case"], values)
     return sheet.save(draw(rows), chosen.scale)
 
 

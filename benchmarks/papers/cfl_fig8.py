@@ -56,7 +56,7 @@ PAPER = (
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """One run a seed."""
+    """Return one run a seed."""
     return [
         {"scale": scale, **COMMON, **SCALES[scale], "seed": seed, "paper": PAPER}
         for seed in range(seeds)
@@ -64,21 +64,20 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def splits(rounds: int) -> list[int]:
-    """The rounds in which clusters may split: after a quarter, a half and three quarters."""
+    """Return the rounds in which clusters may split: after a quarter, a half and three quarters."""
     return [rounds * quarter // 4 for quarter in (1, 2, 3)]
 
 
 @dataclass
 class Watched(CFL):
-    """CFL that splits in set rounds, and whose observer adds the true gap of each cluster and the
-    accuracy of each true cluster.
+    """CFL that splits in set rounds, with an observer of separation gaps.
+
+    The observer adds the true gap of each cluster and the accuracy of each true cluster.
     """
 
     # of this round, and rounds so far; without annotations, so no hyper-parameters
-    split_tests, seen = (
-        tuple[SplitStatistics, ...](),
-        0,
-    )
+    split_tests = tuple[SplitStatistics, ...]()
+    seen = 0  # rounds
 
     def _test(self, net: ServerChannel, state: Any, statistics: SplitStatistics) -> None:
         super()._test(net, state, statistics)
@@ -90,26 +89,28 @@ class Watched(CFL):
     def observe(
         self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
     ) -> Line:
-        """Adds `gaps`, (cluster, g) pairs, and `by_truth`, a list over true clusters."""
-        line, truth = super().observe(federation, client, state, accuracy), federation.truth
+        """Add `gaps`, (cluster, g) pairs, and `by_truth`, a list over true clusters."""
+        line = super().observe(federation, client, state, accuracy)
+        truth = federation.truth
         assert truth is not None
-        gaps = [
-            (
-                statistics.cluster,
-                separation_gap(
-                    cosine(statistics.inner).cpu().numpy(), [truth[i] for i in statistics.replied]
-                ),
-            )
-            for statistics in self.split_tests
-        ]
-        by_truth = [float(np.nanmean(accuracy[np.equal(truth, c)])) for c in sorted(set(truth))]
-        self.split_tests, self.seen = (), self.seen + 1
+        gaps = []
+        for statistics in self.split_tests:
+            alpha = cosine(statistics.inner).cpu().numpy()
+            clusters = [truth[i] for i in statistics.replied]
+            gaps.append((statistics.cluster, separation_gap(alpha, clusters)))
+        by_truth = []
+        for c in sorted(set(truth)):
+            members = np.equal(truth, c)
+            by_truth.append(float(np.nanmean(accuracy[members])))
+        self.split_tests = ()
+        self.seen += 1
         return {**line, "gaps": gaps, "by_truth": by_truth}
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Splits, accuracy in the round of the first split and at the end, gaps then, and the curves
-    that the picture needs.
+    """Return splits, accuracy in the round of the first split and at the end, and gaps then.
+
+    Beside them are the curves that the picture needs.
     """
     scenario = LabelPermutation(clusters=cell["clusters"])
     federation = Federation.simulate(
@@ -120,54 +121,67 @@ def measure(cell: Cell) -> dict[str, Any]:
         seed=cell["seed"],
     )
     fitted = Watched(**training(cell), eps1=1.0, tree=False).fit(federation)
-    history, agreement = fitted.history_, fitted.agreement_
+    history = fitted.history_
+    agreement = fitted.agreement_
     assert agreement is not None
+    gaps_by_round = [dict(line["gaps"]) for line in history]
+    last_gaps = [gap for _, gap in history[-1]["gaps"] if gap is not None]
     first = next((line for line in history if line["splits"]), None)
-    found = {
+    results = {
         "splits": [line["round"] for line in history if line["splits"]],
         "exact": agreement["exact"],
         "accuracy_before": first and first["accuracy"],
         "accuracy_after": history[-1]["accuracy"],
         "gap_at_first_split": first and first["gaps"][0][1],
-        "largest_gap_at_end": max(
-            (gap for _, gap in history[-1]["gaps"] if gap is not None), default=None
-        ),
+        "largest_gap_at_end": max(last_gaps, default=None),
     }
     for c in range(cell["clusters"]):
-        found[f"accuracy_{c}"] = [line["by_truth"][c] for line in history]
-        found[f"gap_{c}"] = [dict(line["gaps"]).get(c) for line in history]
-    return found
+        results[f"accuracy_{c}"] = [line["by_truth"][c] for line in history]
+        results[f"gap_{c}"] = [gaps.get(c) for gaps in gaps_by_round]
+    return results
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """Accuracy by true cluster above, g by found cluster below; a column a seed."""
+    """Draw accuracy by true cluster above and g by found cluster below.
+
+    There is a column for each seed.
+    """
     done = [row for row in rows if row.get("exact")]
-    made, axes = figure(4.2 * max(1, len(done)), 5.6, rows=2, columns=max(1, len(done)))
+    columns = max(1, len(done))
+    picture, axes = figure(4.2 * columns, 5.6, rows=2, columns=columns)
     for (top, bottom), row in zip(axes.T, done, strict=False):
         for c in range(int(row["clusters"])):
-            for place, name in ((top, f"accuracy_{c}"), (bottom, f"gap_{c}")):
+            for axis, name in ((top, f"accuracy_{c}"), (bottom, f"gap_{c}")):
                 curve = numbers(row[name])
-                place.plot(
-                    range(1, len(curve) + 1),
-                    curve,
-                    color=f"C{c}",
-                    linewidth=1,
-                    label=name.replace("_", " of cluster "),
-                )
-        for place in (top, bottom):
-            for number in numbers(row["splits"]):
-                place.axvline(number, color="grey", linestyle=":", linewidth=1)
-            place.legend(fontsize=6)
-        bottom.axhline(0, color="grey", linewidth=0.8)
+                rounds = range(1, len(curve) + 1)
+                label = name.replace("_", " of cluster ")
+                axis.plot(rounds, curve, color=f"C{c}", linewidth=1, label=label)
+        mark_splits((top, bottom), row)
         top.set(title=f"{row['data']}, seed {row['seed']}", ylabel="test accuracy (true clusters)")
         bottom.set(xlabel="round", ylabel="separation gap g (found clusters)")
-    return made
+    return picture
+
+
+def mark_splits(axes: Sequence[Any], row: Row) -> None:
+    """Draw the rounds of splits and the legends of one seed, and in its lower panel g = 0.
+
+    Args:
+        axes: the upper and the lower panel.
+        row: the seed's measurements.
+    """
+    for axis in axes:
+        for number in numbers(row["splits"]):
+            axis.axvline(number, color="grey", linestyle=":", linewidth=1)
+        axis.legend(fontsize=6)
+    axes[-1].axhline(0, color="grey", linewidth=0.8)
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv), Sheet("cfl_fig8")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    chosen = options(__doc__, argv)
+    sheet = Sheet("cfl_fig8")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(
         rows,

@@ -56,7 +56,7 @@ PAPER = (
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """One run of CFL and one of FedAvg a seed."""
+    """Return one run of CFL and one of FedAvg a seed."""
     return [
         {"scale": scale, **COMMON, **SCALES[scale], "seed": seed, "paper": PAPER}
         for seed in range(seeds)
@@ -64,7 +64,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def splits(rounds: int) -> list[int]:
-    """The rounds in which clusters may split: after 30, 60 and 90 %."""
+    """Return the rounds in which clusters may split: after 30, 60 and 90 %."""
     return [rounds * share // 10 for share in (3, 6, 9)]
 
 
@@ -86,12 +86,12 @@ class Watched(cfl_fig8.Watched):
 
 
 def alike(statistics: SplitStatistics) -> float:
-    """α_cross^max of its bipartition."""
+    """Return α_cross^max of a cluster's bipartition."""
     return bipartition(cosine(statistics.inner).cpu().numpy()).cross_max
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Splits, perplexities and ARI of both methods, and the curves that the picture needs."""
+    """Return splits, perplexities and ARI of both methods, and the curves of the picture."""
     scenario = Topics(clusters=cell["clusters"])
     federation = Federation.simulate(
         cell["data"],
@@ -101,10 +101,13 @@ def measure(cell: Cell) -> dict[str, Any]:
         seed=cell["seed"],
     )
     fitted = Watched(**training(cell), eps1=1.0, tree=False).fit(federation)
-    shared = [line["perplexity"] for line in FedAvg(**training(cell)).fit(federation).history_]
+    baseline = FedAvg(**training(cell)).fit(federation)
+    shared = [line["perplexity"] for line in baseline.history_]
     history = fitted.history_
+    gaps_by_round = [dict(line["gaps"]) for line in history]
+    last_gaps = [gap for _, gap in history[-1]["gaps"] if gap is not None]
     first = next((line for line in history if line["splits"]), None)
-    found = {
+    results = {
         "splits": [line["round"] for line in history if line["splits"]],
         "perplexity_before": first and first["perplexity"],
         "perplexity_after": history[-1]["perplexity"],
@@ -112,15 +115,13 @@ def measure(cell: Cell) -> dict[str, Any]:
         "exact": fitted.agreement_ and fitted.agreement_["exact"],
         "ari": [line["ari"] for line in history],
         "gap_at_first_split": first and first["gaps"][0][1],
-        "largest_gap_at_end": max(
-            (gap for _, gap in history[-1]["gaps"] if gap is not None), default=None
-        ),
+        "largest_gap_at_end": max(last_gaps, default=None),
         "shared": shared,
     }
     for c in range(cell["clusters"]):
-        found[f"perplexity_{c}"] = [line["by_truth"][c] for line in history]
-        found[f"gap_{c}"] = [dict(line["gaps"]).get(c) for line in history]
-    return found
+        results[f"perplexity_{c}"] = [line["by_truth"][c] for line in history]
+        results[f"gap_{c}"] = [gaps.get(c) for gaps in gaps_by_round]
+    return results
 
 
 def draw(rows: Sequence[Row]) -> Any:
@@ -129,42 +130,37 @@ def draw(rows: Sequence[Row]) -> Any:
     Perplexity is that of each topic and of the shared model.
     """
     done = [row for row in rows if row.get("exact")]
-    made, axes = figure(4.2 * max(1, len(done)), 5.6, rows=2, columns=max(1, len(done)))
+    columns = max(1, len(done))
+    picture, axes = figure(4.2 * columns, 5.6, rows=2, columns=columns)
     for (top, bottom), row in zip(axes.T, done, strict=False):
+        topics = []
         for c in range(int(row["clusters"])):
-            for place, name, label in (
-                (top, f"perplexity_{c}", f"topic {c}"),
-                (bottom, f"gap_{c}", f"found cluster {c}"),
-            ):
-                curve = numbers(row[name])
-                place.plot(range(1, len(curve) + 1), curve, color=f"C{c}", linewidth=1, label=label)
-        topics = [numbers(row[f"perplexity_{c}"]) for c in range(int(row["clusters"]))]
-        for curve, style, label in (
-            (np.mean(topics, axis=0), "-", "clusters, mean"),
-            (numbers(row["shared"]), ":", "shared model, mean"),
-        ):
-            top.plot(
-                range(1, len(curve) + 1),
-                curve,
-                color="black",
-                linestyle=style,
-                linewidth=1.6,
-                label=label,
-            )
-        for place in (top, bottom):
-            for number in numbers(row["splits"]):
-                place.axvline(number, color="grey", linestyle=":", linewidth=1)
-            place.legend(fontsize=6)
-        bottom.axhline(0, color="grey", linewidth=0.8)
+            perplexity = numbers(row[f"perplexity_{c}"])
+            gap = numbers(row[f"gap_{c}"])
+            colour = f"C{c}"
+            _curve(top, perplexity, color=colour, linewidth=1, label=f"topic {c}")
+            _curve(bottom, gap, color=colour, linewidth=1, label=f"found cluster {c}")
+            topics.append(perplexity)
+        bold = {"color": "black", "linewidth": 1.6}
+        _curve(top, np.mean(topics, axis=0), linestyle="-", label="clusters, mean", **bold)
+        _curve(top, numbers(row["shared"]), linestyle=":", label="shared model, mean", **bold)
+        cfl_fig8.mark_splits((top, bottom), row)
         top.set(title=f"{row['data']}, seed {row['seed']}", ylabel="perplexity on held-out text")
         bottom.set(xlabel="round", ylabel="separation gap g (found clusters)")
-    return made
+    return picture
+
+
+def _curve(axis: Any, values: Any, **style: Any) -> None:
+    """Draw values over rounds, which count from one."""
+    axis.plot(range(1, len(values) + 1), values, **style)
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, minutes=25.0), Sheet("cfl_fig9")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    chosen = options(__doc__, argv, minutes=25.0)
+    sheet = Sheet("cfl_fig9")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     values = [
         "exact",

@@ -34,7 +34,7 @@ NEVER: dict[str, Any] = {
 
 
 def training(cell: Cell) -> dict[str, Any]:
-    """A cell's hyper-parameters of federated learning."""
+    """Return a cell's hyper-parameters of federated learning."""
     return {name: cell[name] for name in ("rounds", "model", "lr", "epochs", "batch_size")}
 
 
@@ -48,21 +48,22 @@ class Watched(CFL):
     def observe(
         self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
     ) -> Line:
-        """Adds g and the bipartition's correctness for gradients, and the latter for updates."""
+        """Add g and the bipartition's correctness for gradients, and the latter for updates."""
         line = super().observe(federation, client, state, accuracy)
         self.seen += 1
-        if self.seen < self.since or federation.truth is None:
+        truth = federation.truth
+        if self.seen < self.since or truth is None:
             return line
-        # a step of rate 1
-        gradients = -client.cohort.train(
-            client.models, range(len(federation)), FULL_GRADIENT, self.seen
-        )
-        by_gradient = cosine(gram(gradients)).cpu().numpy()
+        clients = range(len(federation))
+        # an update of one step of rate 1 is the negative gradient
+        updates = client.cohort.train(client.models, clients, FULL_GRADIENT, self.seen)
+        by_gradient = cosine(gram(-updates)).cpu().numpy()
+        by_update = state.alpha.numpy()
         return {
             **line,
-            "gap_gradients": separation_gap(by_gradient, federation.truth),
-            "correct_gradients": is_correct(*bipartition(by_gradient)[:2], federation.truth),
-            "correct_updates": is_correct(*bipartition(state.alpha.numpy())[:2], federation.truth),
+            "gap_gradients": separation_gap(by_gradient, truth),
+            "correct_gradients": is_correct(*bipartition(by_gradient)[:2], truth),
+            "correct_updates": is_correct(*bipartition(by_update)[:2], truth),
         }
 
 

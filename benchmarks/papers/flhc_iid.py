@@ -16,29 +16,28 @@ from collections.abc import Sequence
 from securecluster.benchmarks.papers.flhc_runs import BEFORE, PAIRS, SHARES, grid, pairs, table
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 
-PAPER = {
-    (cf, n): "several clusters, accuracy very slightly lower" if n == 1 else "one cluster, as FL"
-    for cf in SHARES
-    for n in BEFORE
-}
-BY_PAIR = {
-    (metric, linkage): "several clusters, accuracy lower"
-    if metric == "l1"
-    else "one cluster, as FL"
-    for metric, linkage in PAIRS
-}
+PAPER: dict[tuple[float, int], str] = {}
+for _cf in SHARES:
+    for _n in BEFORE:
+        PAPER[_cf, _n] = "one cluster, as FL"
+    PAPER[_cf, 1] = "several clusters, accuracy very slightly lower"
+BY_PAIR = dict.fromkeys(PAIRS, "one cluster, as FL")
+for _metric, _linkage in PAIRS:
+    if _metric == "l1":
+        BY_PAIR[_metric, _linkage] = "several clusters, accuracy lower"
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """FL, FL+HC with the paper's threshold over cf and n, and with our default rule over metric and
-    linkage.
+    """Return FL, FL+HC with the paper's threshold over cf and n, and with our default rule by pair.
+
+    A pair is one of metric and linkage.
     """
-    own = [
+    by_pair = [
         cell
         for cell in pairs("mnist", "iid", scale, seeds, "gap", BY_PAIR)
         if cell["method"] == "flhc"
     ]
-    return [*grid("mnist", "iid", scale, seeds, 3.0, PAPER), *own]
+    return [*grid("mnist", "iid", scale, seeds, 3.0, PAPER), *by_pair]
 
 
 def main(argv: Sequence[str] | None = None) -> Sheet:

@@ -60,14 +60,22 @@ SCALES: dict[tuple[str, str], dict[str, Any]] = {
         "target": 0.8,
     },
 }
-SHARES, BEFORE = (0.1, 0.2, 0.5, 1.0), (1, 3, 5, 10)  # cf and n of Tables I to III
+SHARES = (0.1, 0.2, 0.5, 1.0)  # cf of Tables I to III
+BEFORE = (1, 3, 5, 10)  # n of Tables I to III
 PAIRS = [
-    (m, k)
-    for m in ("cosine", "l2", "l1")
-    for k in ("average", "complete", "single", "ward")
-    if k != "ward" or m == "l2"
+    ("cosine", "average"),
+    ("cosine", "complete"),
+    ("cosine", "single"),
+    ("l2", "average"),
+    ("l2", "complete"),
+    ("l2", "single"),
+    ("l2", "ward"),
+    ("l1", "average"),
+    ("l1", "complete"),
+    ("l1", "single"),
 ]
-PAIRS_BEFORE, PAIRS_SHARE = 10, 0.2  # n and cf of Tables IV to VI
+PAIRS_BEFORE = 10  # n of Tables IV to VI
+PAIRS_SHARE = 0.2  # cf of Tables IV to VI
 # of the merges' heights, where "best threshold" is looked for: 21 and 4 clusters of 100 clients
 QUANTILES = (
     0.8,
@@ -78,7 +86,15 @@ OWN = ("n", "metric", "linkage", "threshold", "paper")  # a cell's keys that pla
 
 
 def plain(data: str, name: str, scale: str, seed: int, cf: float) -> dict[str, Any]:
-    """The cell of FL: all that shapes a run but the clustering."""
+    """Return the cell of FL, which has all that shapes a run but the clustering.
+
+    Args:
+        data: the data set.
+        name: the scenario.
+        scale: "cpu" or "full".
+        seed: the seed of the run.
+        cf: the share of clients that train in a round.
+    """
     common = {"epochs": 3, "batch_size": 10, **SCALES[data, scale]}
     return {
         "scale": scale,
@@ -92,44 +108,77 @@ def plain(data: str, name: str, scale: str, seed: int, cf: float) -> dict[str, A
 
 
 def grid(
-    data: str, name: str, scale: str, seeds: int, at: float, paper: Mapping[tuple[float, int], str]
+    data: str,
+    name: str,
+    scale: str,
+    seeds: int,
+    cut_at: float,
+    paper: Mapping[tuple[float, int], str],
 ) -> list[Cell]:
-    """Cells of a table over cf and n: ward, l2 and the paper's threshold; each cf begins with its
-    FL, the costly ones come last.
+    """Return the cells of a table over cf and n, with ward and l2.
+
+    Args:
+        data: the data set.
+        name: the scenario.
+        scale: "cpu" or "full".
+        seeds: the number of seeds.
+        cut_at: the paper's threshold.
+        paper: what the paper prints, by cf and n.
+
+    Returns:
+        Each cf begins with its FL; the costly ones come last.
     """
-    found: list[Cell] = []
+    cells: list[Cell] = []
     for cf in SHARES:
         for seed in range(seeds):
-            found.append(fl := plain(data, name, scale, seed, cf))
-            found += [
-                {**fl, **clustering(n, "l2", "ward", at), "paper": paper[cf, n]} for n in BEFORE
-            ]
-    return found
+            fl = plain(data, name, scale, seed, cf)
+            cells.append(fl)
+            for n in BEFORE:
+                cells.append({**fl, **clustering(n, "l2", "ward", cut_at), "paper": paper[cf, n]})
+    return cells
 
 
 def pairs(
-    data: str, name: str, scale: str, seeds: int, at: str, paper: Mapping[tuple[str, str], str]
+    data: str, name: str, scale: str, seeds: int, cut_at: str, paper: Mapping[tuple[str, str], str]
 ) -> list[Cell]:
-    """Cells of a table over metric and linkage, at n = 10 and cf = 0.2."""
-    found: list[Cell] = []
-    for seed in range(seeds):
-        found.append(fl := plain(data, name, scale, seed, PAIRS_SHARE))
-        found += [
-            {**fl, **clustering(PAIRS_BEFORE, metric, linkage, at), "paper": paper[metric, linkage]}
-            for metric, linkage in PAIRS
-        ]
-    return found
+    """Return the cells of a table over metric and linkage, at n = 10 and cf = 0.2.
 
-
-def clustering(n: int, metric: str, linkage: str, at: float | str) -> dict[str, Any]:
-    """The keys of FL+HC; `at` is a threshold, "gap" for our default rule, or "best" for the best of
-    that and QUANTILES.
+    Args:
+        data: the data set.
+        name: the scenario.
+        scale: "cpu" or "full".
+        seeds: the number of seeds.
+        cut_at: "gap" or "best", as of `clustering`.
+        paper: what the paper prints, by metric and linkage.
     """
-    return {"method": "flhc", "n": n, "metric": metric, "linkage": linkage, "threshold": at}
+    cells: list[Cell] = []
+    for seed in range(seeds):
+        fl = plain(data, name, scale, seed, PAIRS_SHARE)
+        cells.append(fl)
+        for metric, linkage in PAIRS:
+            keys = clustering(PAIRS_BEFORE, metric, linkage, cut_at)
+            cells.append({**fl, **keys, "paper": paper[metric, linkage]})
+    return cells
+
+
+def clustering(n: int, metric: str, linkage: str, cut_at: float | str) -> dict[str, Any]:
+    """Return the keys of FL+HC.
+
+    Args:
+        n: the round of the clustering.
+        metric: the distance between updates.
+        linkage: the linkage of the merges.
+        cut_at: a threshold, "gap" for our default rule, or "best" for the best of that and
+            QUANTILES.
+    """
+    return {"method": "flhc", "n": n, "metric": metric, "linkage": linkage, "threshold": cut_at}
 
 
 def measured(sheet: Sheet) -> Callable[[Cell], dict[str, Any]]:
-    """How a sheet's cells are measured: FL's curves, and FL+HC beside those of its FL."""
+    """Return the function that measures a sheet's cells.
+
+    It returns FL's curves, or FL+HC's figures beside those of its FL.
+    """
 
     def measure(cell: Cell) -> dict[str, Any]:
         if cell["method"] == "fl":
@@ -138,75 +187,103 @@ def measured(sheet: Sheet) -> Callable[[Cell], dict[str, Any]]:
                 "accuracies": [line["accuracy"] for line in lines],
                 "shares": [line["at_target"] for line in lines],
             }
-        (fl,) = sheet.expect(
-            [{name: value for name, value in {**cell, "method": "fl"}.items() if name not in OWN}]
-        )
-        found = _best(cell) if cell["threshold"] == "best" else _run(cell, cell["threshold"])
-        return {
-            **found,
-            **_beside(found, numbers(fl["accuracies"]), numbers(fl["shares"]), cell["n"]),
-        }
+        fl_cell = {name: value for name, value in cell.items() if name not in OWN}
+        fl_cell["method"] = "fl"
+        (fl,) = sheet.expect([fl_cell])
+        results = _clustered(cell)
+        accuracies = numbers(fl["accuracies"])
+        shares = numbers(fl["shares"])
+        return {**results, **_beside(results, accuracies, shares, cell["n"])}
 
     return measure
 
 
+def _clustered(cell: Cell) -> dict[str, Any]:
+    """Return the figures of FL+HC with the cell's threshold."""
+    if cell["threshold"] == "best":
+        return _best(cell)
+    return _run(cell, cell["threshold"])
+
+
 def _beside(
-    found: Mapping[str, Any], accuracies: Sequence[float], shares: Sequence[float], n: int
+    results: Mapping[str, Any], accuracies: Sequence[float], shares: Sequence[float], n: int
 ) -> dict[str, Any]:
-    """FL's four figures in the same rounds, and the ratios to them."""
+    """Return FL's four figures in the same rounds, and the ratios to them.
+
+    Args:
+        results: the four figures of FL+HC.
+        accuracies: FL's accuracy after each round.
+        shares: FL's share of clients at the target after each round.
+        n: the round of the clustering.
+
+    Returns:
+        `fl_NAME` and `NAME_x` for each of `FOUR`; the ratio to 0 is "–".
+    """
     fl = dict(zip(FOUR, (accuracies[n], accuracies[-1], shares[n], shares[-1]), strict=True))
-    ratios = {f"{name}_x": f"{found[name] / fl[name]:.2f}" if fl[name] else "–" for name in FOUR}
-    return {**{f"fl_{name}": value for name, value in fl.items()}, **ratios}
+    figures: dict[str, Any] = {f"fl_{name}": value for name, value in fl.items()}
+    for name in FOUR:
+        ratio = "–"
+        if fl[name]:
+            ratio = f"{results[name] / fl[name]:.2f}"
+        figures[f"{name}_x"] = ratio
+    return figures
 
 
-def _run(cell: Cell, at: float | str) -> dict[str, Any]:
-    """One run of FL+HC: its four figures, its clusters, and those of our default rule."""
+def _run(cell: Cell, cut_at: float | str) -> dict[str, Any]:
+    """Return one run's four figures, its clusters, and those of our default rule."""
     federation = _clients(cell)
     method = FLHC(
         **_training(cell), pre_rounds=cell["n"], metric=cell["metric"], linkage=cell["linkage"]
     )
-    lines = (
-        method.set_params(threshold=None if at == "gap" else at)
-        .fit(federation, _settings(cell))
-        .history_
-    )
+    method.set_params(threshold=None if cut_at == "gap" else cut_at)
+    lines = method.fit(federation, _settings(cell)).history_
     line = lines[cell["n"]]
     tree = np.array(line["merges"])
-    ours = cut(tree, threshold(tree, gap_of(cell["metric"], cell["linkage"])))
-    four = (line["accuracy"], lines[-1]["accuracy"], line["at_target"], lines[-1]["at_target"])
+    gap = gap_of(cell["metric"], cell["linkage"])
+    by_rule = cut(tree, threshold(tree, gap))
+    rule_ari = None
+    if federation.truth is not None:
+        rule_ari = agreement(by_rule, federation.truth)["ari"]
     return {
-        **dict(zip(FOUR, four, strict=True)),
+        "post_accuracy": line["accuracy"],
+        "last_accuracy": lines[-1]["accuracy"],
+        "post_share": line["at_target"],
+        "last_share": lines[-1]["at_target"],
         "clusters": len(line["clustered"]),
-        "singles": sum(len(own) == 1 for own in line["clustered"]),
+        "singles": sum(len(cluster) == 1 for cluster in line["clustered"]),
         "ari": line.get("ari"),
         "cut_at": line["threshold"],
-        "rule_clusters": 1 + max(ours),
-        "rule_ari": None if federation.truth is None else agreement(ours, federation.truth)["ari"],
+        "rule_clusters": 1 + max(by_rule),
+        "rule_ari": rule_ari,
         "heights": np.quantile(tree[:, 2], QUANTILES),
     }
 
 
 def _best(cell: Cell) -> dict[str, Any]:
-    """The run with the best test accuracy in the last round: of our default rule's, whose figures
-    stand beside it, and a few thresholds.
+    """Return the run with the best test accuracy in the last round.
+
+    The runs are our default rule's, whose figures stand beside the best ones, and those of a few
+    thresholds.
     """
     rule = _run(cell, "gap")
-    runs, known = [rule], {rule["clusters"]}
-    for at, quantile in zip(rule["heights"], QUANTILES, strict=True):
+    runs = [rule]
+    counts = {rule["clusters"]}
+    for height, quantile in zip(rule["heights"], QUANTILES, strict=True):
         expected = 1 + round((1 - quantile) * (cell["clients"] - 1))
-        if expected not in known:
-            runs.append(_run(cell, float(at)))
-            known |= {expected, runs[-1]["clusters"]}
+        # a number of clusters that a run has had would give the same run again
+        if expected not in counts:
+            run = _run(cell, float(height))
+            runs.append(run)
+            counts |= {expected, run["clusters"]}
     best = max(runs, key=lambda run: run["last_accuracy"])
     return {**best, **{f"rule_{name}": rule[name] for name in FOUR}}
 
 
 def _training(cell: Cell) -> dict[str, Any]:
-    return {
-        **{name: cell[name] for name in ("rounds", "model", "lr", "epochs", "batch_size")},
-        "participation": cell["cf"],
-        "mask": "none",
-    }
+    """Return a cell's hyper-parameters of federated learning."""
+    names = ("rounds", "model", "lr", "epochs", "batch_size")
+    params = {name: cell[name] for name in names}
+    return {**params, "participation": cell["cf"], "mask": "none"}
 
 
 def _settings(cell: Cell) -> Settings:
@@ -225,29 +302,59 @@ def _dealt(data: str, name: str, clients: int, samples: int | None, seed: int) -
 
 
 def report(rows: Sequence[Row], by: Sequence[str]) -> None:
-    """A line for each setting: four figures in percent with ratios to FL, clusters and ARI, as
-    means over seeds, and the paper's four.
+    """Print a line for each setting.
+
+    It has four figures in percent with ratios to FL, clusters and ARI, as means over seeds, and the
+    paper's four figures.
+
+    Args:
+        rows: the rows of FL and of FL+HC.
+        by: the columns that tell settings apart.
     """
-    own = [row for row in rows if row["method"] == "flhc"]
+    clustered = [row for row in rows if row["method"] == "flhc"]
     extra = ("clusters", "ari", "rule_clusters", "rule_ari", "rule_last_accuracy")
-    of = {name: spread(own, by, name) for name in (*FOUR, *(f"fl_{name}" for name in FOUR), *extra)}
-    paper = {tuple(row[name] for name in by): row["paper"] for row in own}
-    for key in of["last_accuracy"]:
-        words = []
-        for name in FOUR:
-            mean, fl = of[name][key][0], of[f"fl_{name}"][key][0]
-            words.append(f"{100 * mean:.1f} ({f'{mean / fl:.1f}x' if fl else '–'})")
-        groups = ", ".join(f"{name} {of[name][key][0]:.3g}" for name in extra if key in of[name])
-        print(f"{' '.join(key):18} {'  '.join(words)}; {groups}; paper: {paper[key]}")
+    names = (*FOUR, *(f"fl_{name}" for name in FOUR), *extra)
+    statistics = {name: spread(clustered, by, name) for name in names}
+    paper: dict[tuple[str, ...], str] = {}
+    for row in clustered:
+        key = tuple(row[column] for column in by)
+        paper[key] = row["paper"]
+    for key in statistics["last_accuracy"]:
+        means = {}
+        for name, groups in statistics.items():
+            if key in groups:
+                mean, *_ = groups[key]
+                means[name] = mean
+        figures = [_with_ratio(means[name], means[f"fl_{name}"]) for name in FOUR]
+        clusters = [f"{name} {means[name]:.3g}" for name in extra if name in means]
+        setting = " ".join(key)
+        shown = "  ".join(figures) + "; " + ", ".join(clusters)
+        print(f"{setting:18} {shown}; paper: {paper[key]}")
+
+
+def _with_ratio(mean: float, fl: float) -> str:
+    """Return a figure in percent with its ratio to FL's, as the paper's tables have it."""
+    percent = f"{100 * mean:.1f}"
+    if not fl:
+        return f"{percent} (–)"
+    return f"{percent} ({mean / fl:.1f}x)"
 
 
 def table(
     name: str, cells: Callable[[str, int], Sequence[Cell]], by: Sequence[str], options: Any
 ) -> Sheet:
-    """Fill and report a sheet at the scale that was asked for; the cells of the paper's scale are
-    listed in it either way.
+    """Fill and report a sheet at the chosen scale.
+
+    The cells of the paper's scale are listed in it either way.
+
+    Args:
+        name: the sheet's name.
+        cells: the cells of a scale and a number of seeds.
+        by: the columns that tell settings apart.
+        options: a script's options, as of `sheet.options`.
     """
     sheet = Sheet(name)
     sheet.expect(cells("full", options.seeds))
-    report(sheet.fill(cells(options.scale, options.seeds), measured(sheet), options.minutes), by)
+    rows = sheet.fill(cells(options.scale, options.seeds), measured(sheet), options.minutes)
+    report(rows, by)
     return sheet

@@ -165,8 +165,8 @@ def main(argv: Sequence[str] | None = None) -> Sheet:
         "--table", type=int, required=True, choices=TABLES, help="the table's number in the paper"
     )
     options = read_options(parser, argv)
-    wanted = TABLES[options.table]
-    return table(f"flhc_table{options.table}", wanted.cells, wanted.over, options)
+    selected = TABLES[options.table]
+    return table(f"flhc_table{options.table}", selected.cells, selected.over, options)
 
 
 if __name__ == "__main__":

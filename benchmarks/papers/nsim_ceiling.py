@@ -13,6 +13,7 @@ than these can reach.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,80 +43,79 @@ from securecluster.core.randomness import Randomness
 from securecluster.protocols.nsim.client import find_layer
 from securecluster.protocols.nsim.similarity_model import fit, predict
 
-READS, LEARNS = ("layer", "statistics"), ("synthetic", "real")
+READS = ("layer", "statistics")
+LEARNS = ("synthetic", "real")
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """What is read, and whom is learned from, by seed."""
+    """Return what is read, and whom is learned from, by seed."""
     fixed = {"scale": scale, **SCALES[scale], **TRAINED, "init": "common"}
     return [
         {**fixed, "reads": reads, "learns": learns, "seed": seed}
-        for seed in range(seeds)
-        for reads in READS
-        for learns in LEARNS
+        for seed, reads, learns in product(range(seeds), READS, LEARNS)
     ]
 
 
 def statistics(users: Users) -> torch.Tensor:
-    """Mean, covariance and the logarithm of the number of each user's positions, (u, 6)."""
+    """Return mean, covariance and the logarithm of the number of each user's positions, (u, 6)."""
     rows = []
     for _, y in users:
-        spread = np.cov(y.T.astype(np.float64))
-        rows.append([*y.mean(0), spread[0, 0], spread[0, 1], spread[1, 1], np.log(len(y))])
+        mean = y.mean(0)
+        positions = y.T.astype(np.float64)
+        covariance = np.cov(positions)
+        upper = covariance[np.triu_indices(2)]
+        rows.append([*mean, *upper, np.log(len(y))])
     return torch.tensor(np.array(rows), dtype=torch.float32)
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    """Pearson's correlations over unseen users of the kind that is learned from, and over real
-    users.
+    """Return Pearson's correlations over unseen users.
+
+    These are users of the kind that is learned from, and real ones.
     """
-    (made, true), (real, true_real) = (
-        synthetic_users(cell["synthetic"], cell["seed"]),
-        real_users(cell["clients"], cell["seed"]),
-    )
+    seed = cell["seed"]
+    synthetic, true = synthetic_users(cell["synthetic"], seed)
+    real, true_real = real_users(cell["clients"], seed)
     if cell["reads"] == "layer":
         layer = find_layer(network(cell), "hidden")
         rows, rows_real = (layer.rows(models) for models in both(cell))
     else:
-        rows, rows_real = statistics(made), statistics(real)
+        rows = statistics(synthetic)
+        rows_real = statistics(real)
     if cell["learns"] == "real":
-        return {
-            "pearson_real": fit(
-                rows_real, torch.from_numpy(true_real), Randomness(cell["seed"])
-            ).pearson
-        }
-    fitted = fit(rows, torch.from_numpy(true), Randomness(cell["seed"]))
+        fitted = fit(rows_real, torch.from_numpy(true_real), Randomness(seed))
+        return {"pearson_real": fitted.pearson}
+    fitted = fit(rows, torch.from_numpy(true), Randomness(seed))
+    predicted = predict(fitted.estimator, rows_real, rows_real).numpy()
     pairs = np.triu_indices(len(real), 1)
-    told = predict(fitted.estimator, rows_real, rows_real).numpy()
-    return {"pearson": fitted.pearson, "pearson_real": pearson(told[pairs], true_real[pairs])}
+    pearson_real = pearson(predicted[pairs], true_real[pairs])
+    return {"pearson": fitted.pearson, "pearson_real": pearson_real}
 
 
 def pictures(rows: Sequence[Row]) -> Any:
-    """Pearson's correlation over real users, a point a seed."""
-    made, places = figure(6.0, 3.6)
+    """Draw Pearson's correlation over real users, with a point for each seed."""
+    picture, places = figure(6.0, 3.6)
     axes = places.flat[0]
-    for n, (reads, learns) in enumerate((reads, learns) for reads in READS for learns in LEARNS):
-        found = [
-            v
-            for row in rows
-            if (row["reads"], row["learns"]) == (reads, learns)
-            for v in numbers(row.get("pearson_real", ""))
-        ]
-        axes.plot([n] * len(found), found, "o", color=f"C{n}")
-    axes.set_xticks(
-        range(4),
-        [f"{reads},\nfrom {learns} users" for reads in READS for learns in LEARNS],
-        fontsize=8,
-    )
+    settings = list(product(READS, LEARNS))
+    for n, setting in enumerate(settings):
+        correlations: list[float] = []
+        for row in rows:
+            if (row["reads"], row["learns"]) == setting:
+                correlations += numbers(row.get("pearson_real", ""))
+        axes.plot([n] * len(correlations), correlations, "o", color=f"C{n}")
+    labels = [f"{reads},\nfrom {learns} users" for reads, learns in settings]
+    axes.set_xticks(range(4), labels, fontsize=8)
     axes.set(ylabel="Pearson, real users")
     axes.grid(axis="y", alpha=0.3)
-    return made
+    return picture
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, minutes=15.0), Sheet("nsim_ceiling")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measured, chosen.minutes)
+    chosen = options(__doc__, argv, minutes=15.0)
+    sheet = Sheet("nsim_ceiling")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measured, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ("reads", "learns"), ("pearson", "pearson_real"))
     return sheet.save(pictures(rows), chosen.scale)

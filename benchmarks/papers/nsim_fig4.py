@@ -68,107 +68,105 @@ class Watched(NSIM):
     def observe(
         self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
     ) -> Line:
-        """Adds `errors`, (m,), in that round."""
+        """Add `errors`, (m,), in that round."""
         line = super().observe(federation, client, state, scores)
-        return line | ({"errors": scores.tolist()} if state.round == self.local_rounds else {})
+        if state.round == self.local_rounds:
+            return line | {"errors": scores.tolist()}
+        return line
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Every method, by seed."""
+    """Return every method, by seed."""
     fixed = {"scale": scale, **TRAINING, **SCALES[scale], "paper": "clustered below FedAvg"}
-    return [
-        {**fixed, "method": method, "seed": seed} for seed in range(seeds) for method in METHODS
-    ]
+    settings: list[Cell] = []
+    for seed in range(seeds):
+        settings += [{**fixed, "method": method, "seed": seed} for method in METHODS]
+    return settings
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    """Errors after one average (`once`) and at the end (`last`), their quantiles, and how many
-    clusters there are.
-    """
-    users, plan = (
-        federation(cell),
-        {name: cell[name] for name in ("rounds", "epochs", "batch_size", "lr", "optimizer")},
-    )
+    """Return errors after one average (`once`) and at the end (`last`), and numbers of clusters."""
+    users = federation(cell)
+    names = ("rounds", "epochs", "batch_size", "lr", "optimizer")
+    plan = {name: cell[name] for name in names}
     method = cell["method"]
     if method == "repeat":
-        metres = np.asarray(users.objective.as_json()["metres"])
-        return _spread(
-            "last",
-            [
-                np.linalg.norm((s.x_test[:, -1] - s.y_test) * metres, axis=1).mean()
-                for s in users.shards
-            ],
-        )
-    if method in ("fedavg", "local"):
-        kind: Any = FedAvg if method == "fedavg" else Local
-        early = (
-            kind(**plan | {"rounds": cell["local_rounds"]}).fit(users).scores_
-            if method == "local"
-            else None
-        )
-        return {
-            **({} if early is None else _spread("once", early)),
-            **_spread("last", kind(**plan).fit(users).scores_),
-        }
-    alone = {"local_rounds": cell["local_rounds"], "mask": "none"}
-    # of what nobody looks at, little
-    whole = {
-        "synthetic": 8,
-        "grid": 1,
-        "eps": 1.0,
-        "min_samples": 1,
-    }
-    own = {"synthetic": cell["synthetic"]} if method == "nsim" else whole
-    fitted = Watched(**plan, **alone, **own).fit(users)
+        return _repeated(users)
+    if method == "fedavg":
+        return _spread("last", FedAvg(**plan).fit(users).scores_)
+    if method == "local":
+        short = plan | {"rounds": cell["local_rounds"]}
+        once = _spread("once", Local(**short).fit(users).scores_)
+        last = _spread("last", Local(**plan).fit(users).scores_)
+        return {**once, **last}
+    # all users in one cluster; a small grid and few synthetic users, since nobody reads the scores
+    params: dict[str, Any] = {"synthetic": 8, "grid": 1, "eps": 1.0, "min_samples": 1}
+    if method == "nsim":
+        params = {"synthetic": cell["synthetic"]}
+    protocol = Watched(**plan, local_rounds=cell["local_rounds"], mask="none", **params)
+    fitted = protocol.fit(users)
     line = fitted.history_[cell["local_rounds"] - 1]
     sizes = sorted(np.bincount(fitted.labels_), reverse=True)
-    shown = {
+    results: dict[str, Any] = {
         "clusters": sum(n > 1 for n in sizes),
         "lone": sum(n == 1 for n in sizes),
         "largest": sizes[0],
     }
-    scores = {name: line[name] for name in ("pearson", "pearson_real")} if method == "nsim" else {}
-    return {**shown, **scores, **_spread("once", line["errors"]), **_spread("last", fitted.scores_)}
+    if method == "nsim":
+        results["pearson"] = line["pearson"]
+        results["pearson_real"] = line["pearson_real"]
+    results |= _spread("once", line["errors"])
+    results |= _spread("last", fitted.scores_)
+    return results
+
+
+def _repeated(users: Federation) -> dict[str, Any]:
+    """Return errors of the last position again, ten seconds later."""
+    metres = np.asarray(users.objective.as_json()["metres"])
+    errors = []
+    for shard in users.shards:
+        differences = (shard.x_test[:, -1] - shard.y_test) * metres
+        errors.append(np.linalg.norm(differences, axis=1).mean())
+    return _spread("last", errors)
 
 
 def _spread(stage: str, errors: Any) -> dict[str, Any]:
-    found = dict(zip(("q10", "median", "q90"), np.quantile(errors, (0.1, 0.5, 0.9)), strict=True))
+    """Return the mean, three quantiles and the errors themselves, in metres, of one stage."""
+    low, median, high = np.quantile(errors, (0.1, 0.5, 0.9))
     return {
         f"mean_{stage}": np.mean(errors),
-        **{f"{name}_{stage}": v for name, v in found.items()},
+        f"q10_{stage}": low,
+        f"median_{stage}": median,
+        f"q90_{stage}": high,
         f"errors_{stage}": np.round(errors, 1),
     }
 
 
 def pictures(rows: Sequence[Row]) -> Any:
-    """Shares of users up to an error, seeds together, after one average and at the end."""
-    made, axes = figure(9.6, 4, columns=2)
-    for place, (stage, methods) in zip(axes.flat, STAGES.items(), strict=True):
+    """Draw shares of users up to an error, seeds together, after one average and at the end."""
+    titles = {"once": "averaged once", "last": "in the end"}
+    picture, axes = figure(9.6, 4, columns=2)
+    for axis, (stage, methods) in zip(axes.flat, STAGES.items(), strict=True):
         for n, method in enumerate(METHODS):
-            key = f"errors_{stage}"
-            errors = np.sort(
-                [v for row in rows if row["method"] == method for v in numbers(row.get(key, ""))]
-            )
+            values: list[float] = []
+            for row in rows:
+                if row["method"] == method:
+                    values += numbers(row.get(f"errors_{stage}", ""))
+            errors = np.sort(values)
             if len(errors) and method in methods:
-                place.plot(
-                    errors,
-                    np.arange(1, 1 + len(errors)) / len(errors),
-                    color=f"C{n}",
-                    label=NAMES[method],
-                )
-        place.set(
-            title={"once": "averaged once", "last": "in the end"}[stage],
-            xlabel="error of a user, m",
-            ylabel="share of users",
-        )
-        place.legend(fontsize=8)
-    return made
+                shares = np.arange(1, 1 + len(errors)) / len(errors)
+                axis.plot(errors, shares, color=f"C{n}", label=NAMES[method])
+        axis.set(title=titles[stage], xlabel="error of a user, m", ylabel="share of users")
+        axis.legend(fontsize=8)
+    return picture
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, seeds=2, minutes=20), Sheet("nsim_fig4")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measured, chosen.minutes)
+    chosen = options(__doc__, argv, seeds=2, minutes=20)
+    sheet = Sheet("nsim_fig4")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measured, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(
         rows,

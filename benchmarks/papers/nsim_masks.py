@@ -53,108 +53,157 @@ SHARES = ("placed_signed", "placed", "seeded")
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Every layer and start, by seed."""
+    """Return every layer and start, by seed."""
     fixed = {"scale": scale, **SCALES[scale], **TRAINED}
-    return [
-        {**fixed, "init": init, "layer": layer, "seed": seed}
-        for seed in range(seeds)
-        for init in INITIALIZATIONS
-        for layer in LAYERS
-    ]
+    settings: list[Cell] = []
+    for seed in range(seeds):
+        for init in INITIALIZATIONS:
+            for layer in LAYERS:
+                settings.append({**fixed, "init": init, "layer": layer, "seed": seed})
+    return settings
 
 
-def regressed(layers: Array, rest: Array, seen: Array) -> Array:
-    """The other coordinates (m, r) of layers `seen` (m, q), by a ridge regression from synthetic
-    users' (u, q) to theirs (u, r).
+def regressed(layers: Array, others: Array, observed: Array) -> Array:
+    """Predict the other coordinates of observed layers by a ridge regression.
+
+    Args:
+        layers: the layers of synthetic users, (u, q).
+        others: their other coordinates, (u, r).
+        observed: the layers that the server receives, (m, q).
+
+    Returns:
+        The other coordinates of the observed layers, (m, r).
     """
-    middle, scale, mean = layers.mean(0), layers.std(0) + 1e-9, rest.mean(0)
-    x, new = (layers - middle) / scale, (seen - middle) / scale
-    return np.asarray(
-        new @ np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ (rest - mean)) + mean
-    )
+    centre = layers.mean(0)
+    # a constant coordinate has no deviation to divide by
+    scale = layers.std(0) + 1e-9
+    mean = others.mean(0)
+    x = (layers - centre) / scale
+    new = (observed - centre) / scale
+    penalised = x.T @ x + RIDGE * np.eye(x.shape[1])
+    weights = np.linalg.solve(penalised, x.T @ (others - mean))
+    return np.asarray(new @ weights + mean)
 
 
 def assigned(columns: Array, guess: Array, signed: bool = False) -> tuple[Array, float]:
-    """Columns (m, r) whose order, and signs, nobody told, put where they fit a guess (m, r) best;
-    and the share that is right.
+    """Put columns of unknown order, and signs, where they fit a guess best.
+
+    Args:
+        columns: the columns under the mask, (m, r).
+        guess: predicted columns, (m, r).
+        signed: the mask has flipped signs, too.
+
+    Returns:
+        The columns in their assigned order, and the share that is right.
     """
     inner = columns.T @ guess
     # both norms are the same in every assignment
-    came, place = linear_sum_assignment(-np.abs(inner) if signed else -inner)
-    flips = np.sign(inner[came, place]) if signed else np.ones(len(came))
-    found = np.empty_like(guess)
-    found[:, place] = columns[:, came] * flips
-    return found, float(((came == place) & (flips > 0)).mean())
+    cost = -inner
+    if signed:
+        cost = -np.abs(inner)
+    sources, targets = linear_sum_assignment(cost)
+    flips = np.ones(len(sources))
+    if signed:
+        flips = np.sign(inner[sources, targets])
+    ordered = np.empty_like(guess)
+    ordered[:, targets] = columns[:, sources] * flips
+    right = (sources == targets) & (flips > 0)
+    return ordered, float(right.mean())
 
 
 def turned(inner: Array, guess: Array) -> Array:
-    """The rows (m, r) with these inner products (m, m) that lie nearest a guess (m, r): an
-    orthogonal Procrustes problem.
+    """Return the rows with given inner products that lie nearest a guess.
+
+    This is an orthogonal Procrustes problem.
+
+    Args:
+        inner: the inner products, (m, m).
+        guess: the rows to come near to, (m, r).
+
+    Returns:
+        The rows, (m, r).
     """
     values, vectors = np.linalg.eigh(inner)
     root = vectors * np.sqrt(values.clip(0)) @ vectors.T
-    left, _, right = np.linalg.svd(root @ guess, full_matrices=False)
-    return np.asarray(root @ left @ right)
+    rotation_in, _, rotation_out = np.linalg.svd(root @ guess, full_matrices=False)
+    return np.asarray(root @ rotation_in @ rotation_out)
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Relative errors, and shares of coordinates that are placed right."""
+    """Return relative errors, and shares of coordinates that are placed right."""
     flat = network(cell)
     begin = flat.initial().double().numpy()
-    made, real = (own.double().numpy() - begin for own in both(cell))
+    synthetic, real = (models.double().numpy() - begin for models in both(cell))
     layer = find_layer(flat, cell["layer"])
-    known = layer.rows(torch.arange(len(begin))[None])[0].numpy()
-    rest = np.setdiff1d(np.arange(len(begin)), known)
-    guess, true = regressed(made[:, known], made[:, rest], real[:, known]), real[:, rest]
+    coordinates = np.arange(len(begin))
+    public = layer.rows(torch.arange(len(begin))[None])[0].numpy()
+    hidden = np.setdiff1d(coordinates, public)
+    true = real[:, hidden]
+    guess = regressed(synthetic[:, public], synthetic[:, hidden], real[:, public])
     permuted, placed = assigned(true, guess)
     signed, placed_signed = assigned(true, guess, signed=True)
-    told = (made[:, rest].mean(0), guess, turned(true @ true.T, guess), signed, permuted)
-    errors = {
-        name: float(np.linalg.norm(own - true) / np.linalg.norm(true))
-        for name, own in zip(ERRORS, told, strict=True)
+    estimates = {
+        "by_mean": synthetic[:, hidden].mean(0),
+        "by_layer": guess,
+        "by_gram": turned(true @ true.T, guess),
+        "by_signed": signed,
+        "by_permuted": permuted,
     }
-    return {
-        **errors,
-        "placed_signed": placed_signed,
-        "placed": placed,
-        "seeded": seeded(cell, real, begin),
-    }
+    results: dict[str, Any] = {}
+    for name in ERRORS:
+        error = np.linalg.norm(estimates[name] - true)
+        results[name] = float(error / np.linalg.norm(true))
+    results["placed_signed"] = placed_signed
+    results["placed"] = placed
+    results["seeded"] = seeded(cell, real, begin)
+    return results
 
 
 def seeded(cell: Cell, real: Array, begin: Array) -> float | None:
-    """The share of all coordinates that clients' own starts place, where these are drawn from the
-    run's seed.
+    """Return the share of all coordinates that clients' own starts place.
+
+    Args:
+        cell: the cell; the starts are drawn from its seed.
+        real: displacements of real users, (m, d).
+        begin: θ_0, (d,).
+
+    Returns:
+        The share, None where all clients start from θ_0.
     """
     if cell["init"] == "common":
         return None
-    cohort = LocalTrainer(
-        federation(cell), network(cell), Randomness(cell["seed"]), torch.device("cpu")
-    )
-    return assigned(real, initial_models(cohort, cell["init"]).double().numpy() - begin)[1]
+    device = torch.device("cpu")
+    cohort = LocalTrainer(federation(cell), network(cell), Randomness(cell["seed"]), device)
+    starts = initial_models(cohort, cell["init"]).double().numpy() - begin
+    return assigned(real, starts)[1]
 
 
 def picture(rows: Sequence[Row]) -> Any:
-    """Relative errors by layer and start, means over seeds."""
-    made, axes = figure(6.4, 3.8)
-    groups = [(init, layer) for init in INITIALIZATIONS for layer in LAYERS]
+    """Draw relative errors by layer and start, as means over seeds."""
+    drawing, axes = figure(6.4, 3.8)
+    axis = axes[0, 0]
+    groups = []
+    for init in INITIALIZATIONS:
+        groups += [(init, layer) for layer in LAYERS]
     for k, name in enumerate(ERRORS):
-        found = spread(rows, ("init", "layer"), name)
-        there = [n for n, group in enumerate(groups) if group in found]
-        axes[0, 0].bar(
-            [n + 0.15 * k for n in there], [found[groups[n]][0] for n in there], 0.14, label=name
-        )
-    axes[0, 0].set_xticks(
-        [n + 0.3 for n in range(len(groups))], [f"{init},\n{layer} layer" for init, layer in groups]
-    )
-    axes[0, 0].set(ylabel="relative error of the other coordinates")
-    made.legend(loc="outside upper center", ncols=len(ERRORS), fontsize=7)
-    return made
+        means = spread(rows, ("init", "layer"), name)
+        present = [n for n, group in enumerate(groups) if group in means]
+        x = [n + 0.15 * k for n in present]
+        heights = [means[groups[n]][0] for n in present]
+        axis.bar(x, heights, 0.14, label=name)
+    ticks = [n + 0.3 for n in range(len(groups))]
+    axis.set_xticks(ticks, [f"{init},\n{layer} layer" for init, layer in groups])
+    axis.set(ylabel="relative error of the other coordinates")
+    drawing.legend(loc="outside upper center", ncols=len(ERRORS), fontsize=7)
+    return drawing
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv), Sheet("nsim_masks")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    chosen = options(__doc__, argv)
+    sheet = Sheet("nsim_masks")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ("init", "layer"), (*ERRORS, *SHARES))
     return sheet.save(picture(rows), chosen.scale)

@@ -17,6 +17,7 @@ independent initial weights, hidden and last layer. Traces are read from SECUREC
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,64 +48,67 @@ PAPER = {"hidden": "pearson 0.96 (pairs not said to be unseen); CCA and CKA low"
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Every layer and start, by seed; the hidden layer and one start with twice as many synthetic
-    users, too.
+    """Return every layer and start, by seed.
+
+    The hidden layer and one start have cells with twice as many synthetic users, too.
     """
     fixed = {"scale": scale, **SCALES[scale], **TRAINED}
-    found = [
-        {**fixed, "init": init, "layer": layer, "paper": PAPER[layer], "seed": seed}
-        for init in INITIALIZATIONS
-        for seed in range(seeds)
-        for layer in LAYERS
-    ]
+    settings: list[Cell] = []
+    for init, seed, layer in product(INITIALIZATIONS, range(seeds), LAYERS):
+        varied = {"init": init, "layer": layer, "paper": PAPER[layer], "seed": seed}
+        settings.append({**fixed, **varied})
     more = {
         "synthetic": 2 * fixed["synthetic"],
         "init": "common",
         "layer": "hidden",
         "paper": PAPER["hidden"],
     }
-    return [*found, *({**fixed, **more, "seed": seed} for seed in range(seeds))]
+    return [*settings, *({**fixed, **more, "seed": seed} for seed in range(seeds))]
 
 
 def pictures(rows: Sequence[Row]) -> Any:
-    """Figures 1 to 3 for unseen synthetic users (above) and real ones (below), of the first seed
-    with the hidden layer and one start.
+    """Draw Figures 1 to 3 for unseen synthetic users (above) and real ones (below).
+
+    They show the first seed with the hidden layer and one start.
     """
-    row = next(
-        (
-            row
-            for row in rows
-            if row.get("points_nsim") and row["layer"] == "hidden" and row["init"] == "common"
-        ),
-        None,
-    )
-    made, axes = figure(11.4, 7.4, rows=2, columns=3)
-    for places, name, who in zip(axes, ("", "_real"), ("synthetic, unseen", "real"), strict=True):
-        for place, (kind, score, label) in zip(
-            places,
-            (("nsim", "pearson", "NSIM"), ("cca", "cca", "CCA"), ("cka", "cka", "CKA")),
-            strict=True,
-        ):
-            if row is not None:
-                found = numbers(row[f"{score}{name}"])
-                title = f"{label}, {who}: " + (
-                    f"Pearson {found[0]:.3f}" if found else "no correlation"
-                )
-                place.plot(
-                    numbers(row[f"points_true{name}"]),
-                    numbers(row[f"points_{kind}{name}"]),
-                    ".",
-                    markersize=3,
-                )
-                place.set_title(title, fontsize=10)
-                place.set(xlabel="LCSS", ylabel=label, xlim=(-0.02, 1.02))
-    return made
+    picture, axes = figure(11.4, 7.4, rows=2, columns=3)
+    for row in rows:
+        if row.get("points_nsim") and row["layer"] == "hidden" and row["init"] == "common":
+            _scatter(axes[0], row, "", "synthetic, unseen")
+            _scatter(axes[1], row, "_real", "real")
+            break
+    return picture
+
+
+def _scatter(axes: Any, row: Row, suffix: str, users: str) -> None:
+    """Draw NSIM, CCA and CKA against LCSS.
+
+    Args:
+        axes: three axes.
+        row: the measurements.
+        suffix: the end of its columns' names.
+        users: the kind of users, for the titles.
+    """
+    scores = {"nsim": "pearson", "cca": "cca", "cka": "cka"}
+    for axis, (measure, score) in zip(axes, scores.items(), strict=True):
+        label = measure.upper()
+        correlation = numbers(row[f"{score}{suffix}"])
+        text = "no correlation"
+        if correlation:
+            text = f"Pearson {correlation[0]:.3f}"
+        true = numbers(row[f"points_true{suffix}"])
+        points = numbers(row[f"points_{measure}{suffix}"])
+        axis.plot(true, points, ".", markersize=3)
+        axis.set_title(f"{label}, {users}: {text}", fontsize=10)
+        axis.set(xlabel="LCSS", ylabel=label, xlim=(-0.02, 1.02))
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv), Sheet("nsim_pearson")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), told, chosen.minutes)
+    chosen = options(__doc__, argv)
+    sheet = Sheet("nsim_pearson")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, told, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ("synthetic", "init", "layer"), VALUES)
     return sheet.save(pictures(rows), chosen.scale)

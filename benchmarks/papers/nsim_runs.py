@@ -42,34 +42,41 @@ SCALES: dict[str, dict[str, Any]] = {
 
 
 def federation(cell: Cell) -> Federation:
-    """Persons in Monaco; with all 400 the seed changes nothing but the draws of training."""
+    """Return persons in Monaco.
+
+    With all 400 the seed changes nothing but the draws of training.
+    """
     return Federation.simulate("mobility", clients=cell["clients"], seed=cell["seed"])
 
 
 @lru_cache(maxsize=4)
 def real_users(clients: int, seed: int) -> tuple[Users, Array]:
-    """Real users' training samples, and the true similarity of all pairs."""
-    found = [(s.x, s.y) for s in federation({"clients": clients, "seed": seed}).shards]
-    return found, true_similarity([y for _, y in found], RADIUS)
+    """Return real users' training samples, and the true similarity of all pairs, (m, m)."""
+    users = [(s.x, s.y) for s in federation({"clients": clients, "seed": seed}).shards]
+    return users, true_similarity([y for _, y in users], RADIUS)
 
 
 @lru_cache(maxsize=4)
 def synthetic_users(number: int, seed: int) -> tuple[Users, Array]:
-    """Synthetic users' samples, and the true similarity of all pairs."""
-    found = generated(RandomWalk(), Format(), number, Randomness(seed).generator("walks"))
-    return found, true_similarity([y for _, y in found], RADIUS, STRIDE)
+    """Return synthetic users' samples, and the true similarity of all pairs, (u, u)."""
+    users = generated(RandomWalk(), Format(), number, Randomness(seed).generator("walks"))
+    return users, true_similarity([y for _, y in users], RADIUS, STRIDE)
 
 
 def network(cell: Cell) -> FlatModel:
-    """The trajectory network with the θ_0 of a run."""
-    known = federation({"clients": 2, "seed": cell["seed"]})
+    """Return the trajectory network with the θ_0 of a run."""
+    persons = federation({"clients": 2, "seed": cell["seed"]})
     return build(
-        "lstm-trajectory", known.shape, known.classes, Randomness(cell["seed"]), known.objective
+        "lstm-trajectory",
+        persons.shape,
+        persons.classes,
+        Randomness(cell["seed"]),
+        persons.objective,
     )
 
 
 def synthesis(cell: Cell, layer: str = "hidden", init: str = "common") -> SyntheticUsersConfig:
-    """What a run's server would make."""
+    """Return the synthetic users that a run's server would make."""
     return SyntheticUsersConfig(
         cell["synthetic"],
         RandomWalk(),
@@ -84,7 +91,17 @@ def synthesis(cell: Cell, layer: str = "hidden", init: str = "common") -> Synthe
 
 
 def models(cell: Cell, users: Users, init: str, seed: int) -> torch.Tensor:
-    """Models that users trained alone, as a run's clients and synthetic users do, (u, d)."""
+    """Train each user alone, as a run's clients and synthetic users do.
+
+    Args:
+        cell: the cell, with the hyper-parameters of training.
+        users: the users' samples.
+        init: a start of `INITIALIZATIONS`.
+        seed: the seed of the training.
+
+    Returns:
+        The models, (u, d).
+    """
     plan = LocalTraining(cell["lr"], cell["epochs"], cell["batch_size"])
     return synthesis(cell, init=init).trained(users, network(cell), plan, 2, "float32", seed)
 
@@ -93,62 +110,75 @@ _kept: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def both(cell: Cell) -> tuple[torch.Tensor, torch.Tensor]:
-    """Models of synthetic and of real users; the last ones are kept, since several layers are
-    compared.
+    """Return models of synthetic and of real users, (u, d) and (m, d).
+
+    The last ones are cached, since several layers are compared.
     """
-    key = tuple(cell[name] for name in (*TRAINED, "synthetic", "clients", "init", "seed"))
+    names = (*TRAINED, "synthetic", "clients", "init", "seed")
+    key = tuple(cell[name] for name in names)
     if key not in _kept:
         _kept.clear()
-        made, real = (
-            synthetic_users(cell["synthetic"], cell["seed"])[0],
-            real_users(cell["clients"], cell["seed"])[0],
-        )
+        seed = cell["seed"]
+        synthetic, _ = synthetic_users(cell["synthetic"], seed)
+        real, _ = real_users(cell["clients"], seed)
         _kept[key] = (
-            models(cell, made, cell["init"], cell["seed"] + 1),
-            models(cell, real, cell["init"], cell["seed"]),
+            models(cell, synthetic, cell["init"], seed + 1),
+            models(cell, real, cell["init"], seed),
         )
     return _kept[key]
 
 
 def told(cell: Cell) -> dict[str, Any]:
-    """Pearson's correlations of what NSIM and kernels tell of unseen synthetic and of real users,
-    and some pairs to draw.
+    """Return Pearson's correlations of NSIM and of kernels, and some pairs to draw.
+
+    They are over unseen synthetic users and over real ones.
     """
     layer = find_layer(network(cell), cell["layer"])
-    made, real = (layer.rows(own) for own in both(cell))
-    (_, true), (_, true_real) = (
-        synthetic_users(cell["synthetic"], cell["seed"]),
-        real_users(cell["clients"], cell["seed"]),
-    )
-    fitted = fit(made, torch.from_numpy(true), Randomness(cell["seed"]))
+    synthetic, real = (layer.rows(rows) for rows in both(cell))
+    _, true = synthetic_users(cell["synthetic"], cell["seed"])
+    _, true_real = real_users(cell["clients"], cell["seed"])
+    fitted = fit(synthetic, torch.from_numpy(true), Randomness(cell["seed"]))
     unseen = fitted.unseen
+    predicted_real = predict(fitted.estimator, real, real)
     groups = {
-        "": (fitted.predicted.double().numpy(), made[unseen], true[np.ix_(unseen, unseen)]),
-        "_real": (predict(fitted.estimator, real, real).double().numpy(), real, true_real),
+        "": (
+            fitted.predicted.double().numpy(),
+            layer.weights(synthetic[unseen]),
+            true[np.ix_(unseen, unseen)],
+        ),
+        "_real": (predicted_real.double().numpy(), layer.weights(real), true_real),
     }
-    found: dict[str, Any] = {"pearson_pairs": fitted.pearson_pairs}
-    for name, (predicted, rows, known) in groups.items():
-        found |= correlations(predicted, layer.weights(rows), known, name)
-    for name, (predicted, rows, known) in groups.items():
-        shown = {
-            "true": known,
-            "nsim": predicted,
-            **{kernel: KERNELS[kernel](layer.weights(rows)) for kernel in ("cca", "cka")},
-        }
-        found |= {f"points_{kind}{name}": some(matrix) for kind, matrix in shown.items()}
-    return found
+    results: dict[str, Any] = {"pearson_pairs": fitted.pearson_pairs}
+    for name, (predicted, weights, similarity) in groups.items():
+        results |= correlations(predicted, weights, similarity, name)
+    for name, (predicted, weights, similarity) in groups.items():
+        results[f"points_true{name}"] = some(similarity)
+        results[f"points_nsim{name}"] = some(predicted)
+        for kernel in ("cca", "cka"):
+            results[f"points_{kernel}{name}"] = some(KERNELS[kernel](weights))
+    return results
 
 
 def some(matrix: Array) -> Array:
-    """Some of the pairs of a matrix (m, m), evenly spread over all."""
+    """Return some of the pairs of a matrix (m, m), evenly spread over all."""
     first, second = np.triu_indices(len(matrix), 1)
-    chosen = np.unique(np.linspace(0, len(first) - 1, min(POINTS, len(first))).astype(int))
-    return np.asarray(matrix[first[chosen], second[chosen]], dtype=np.float64)
+    count = len(first)
+    spaced = np.linspace(0, count - 1, min(POINTS, count))
+    chosen = np.unique(spaced.astype(int))
+    pairs = matrix[first[chosen], second[chosen]]
+    return np.asarray(pairs, dtype=np.float64)
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What a piece of work gives, and the processor seconds it takes: on a shared machine wall time
-    would tell of its other users.
+    """Do a piece of work, and measure the processor seconds it takes.
+
+    On a shared machine wall time would depend on its other users.
+
+    Args:
+        work: the piece of work.
+
+    Returns:
+        Its result, and the seconds.
     """
     began = time.process_time()
     return work(), time.process_time() - began

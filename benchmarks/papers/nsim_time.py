@@ -29,7 +29,15 @@ from securecluster.benchmarks.papers.nsim_runs import (
     network,
     timed,
 )
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, figure, numbers, options, summarise
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Row,
+    Sheet,
+    figure,
+    numbers,
+    options,
+    summarise,
+)
 from securecluster.core.devices import cpu_threads
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.nsim.client import find_layer
@@ -44,7 +52,7 @@ SYNTHETIC = {"cpu": 400, "full": 4000}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """One run a seed."""
+    """Return one run a seed."""
     fixed = {
         "scale": scale,
         "synthetic": SYNTHETIC[scale],
@@ -56,56 +64,79 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    """Processor seconds by step, of real users for some numbers of them."""
+    """Return processor seconds by step; those of real users for some numbers of them."""
+    seed = cell["seed"]
+    results: dict[str, Any] = {}
     with cpu_threads(1):
         real = [(s.x, s.y) for s in federation(cell).shards]
-        draw = Randomness(cell["seed"]).generator("walks")
-        users, walks = timed(lambda: generated(RandomWalk(), Format(), cell["synthetic"], draw))
-        true, lcss_synthetic = timed(lambda: true_similarity([y for _, y in users], RADIUS, STRIDE))
-        made, train_synthetic = timed(lambda: models(cell, users, "common", cell["seed"] + 1))
-        layer = find_layer(network(cell), "hidden")
-        fitted, fitting = timed(
-            lambda: fit(layer.rows(made), torch.from_numpy(true), Randomness(cell["seed"]))
+        draw = Randomness(seed).generator("walks")
+        users, results["walks"] = timed(
+            lambda: generated(RandomWalk(), Format(), cell["synthetic"], draw)
         )
-        found: dict[str, Any] = dict(
-            zip(STEPS, (walks, lcss_synthetic, train_synthetic, fitting), strict=True)
+        true, results["lcss_synthetic"] = timed(
+            lambda: true_similarity([y for _, y in users], RADIUS, STRIDE)
+        )
+        trained, results["train_synthetic"] = timed(lambda: models(cell, users, "common", seed + 1))
+        layer = find_layer(network(cell), "hidden")
+        fitted, results["fit"] = timed(
+            lambda: fit(layer.rows(trained), torch.from_numpy(true), Randomness(seed))
         )
         for m in sorted({min(m, len(real)) for m in CLIENTS}):
-            own, train_clients = timed(lambda m=m: models(cell, real[:m], "common", cell["seed"]))  # type: ignore[misc]
-            rows = layer.rows(own)
-            _, predicting = timed(lambda rows=rows: predict(fitted.estimator, rows, rows))  # type: ignore[misc]
-            _, lcss = timed(lambda m=m: true_similarity([y for _, y in real[:m]], RADIUS))  # type: ignore[misc]
-            found |= {
-                f"{step}_{m}": v
-                for step, v in zip(REAL, (train_clients, predicting, lcss), strict=True)
-            }
-            found[f"ratio_{m}"] = lcss / predicting
-    return found
+            results |= _of_clients(cell, real[:m], layer, fitted.estimator)
+    return results
+
+
+def _of_clients(cell: Cell, real: list[Any], layer: Any, estimator: Any) -> dict[str, Any]:
+    """Return processor seconds of the steps that real users shape.
+
+    Args:
+        cell: the cell.
+        real: the samples of these users, (x, y) each.
+        layer: the layer that the pair network reads.
+        estimator: the fitted pair network.
+    """
+    m = len(real)
+    trained, train_clients = timed(lambda: models(cell, real, "common", cell["seed"]))
+    rows = layer.rows(trained)
+    _, predicting = timed(lambda: predict(estimator, rows, rows))
+    _, lcss = timed(lambda: true_similarity([y for _, y in real], RADIUS))
+    seconds = dict(zip(REAL, (train_clients, predicting, lcss), strict=True))
+    results = {f"{step}_{m}": value for step, value in seconds.items()}
+    results[f"ratio_{m}"] = lcss / predicting
+    return results
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, seeds=1), Sheet("nsim_time")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measured, chosen.minutes)
+    chosen = options(__doc__, argv, seeds=1)
+    sheet = Sheet("nsim_time")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measured, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise(
-        rows, ("clients",), (*STEPS, *(f"{step}_{m}" for m in CLIENTS for step in (*REAL, "ratio")))
-    )
-    made, axes = figure(5.6, 3.8)
+    values = list(STEPS)
+    for m in CLIENTS:
+        values += [f"{step}_{m}" for step in (*REAL, "ratio")]
+    summarise(rows, ("clients",), values)
+    return sheet.save(draw(rows), chosen.scale)
+
+
+def draw(rows: Sequence[Row]) -> Any:
+    """Draw processor seconds over the number of users, with a line for each step and seed."""
+    picture, axes = figure(5.6, 3.8)
+    axis = axes[0, 0]
     for n, step in enumerate(REAL):
         for row in rows:
-            known = [(m, numbers(row[f"{step}_{m}"])[0]) for m in CLIENTS if row.get(f"{step}_{m}")]
-            axes[0, 0].plot(
-                *zip(*known, strict=True),
-                color=f"C{n}",
-                marker=".",
-                label=step if row is rows[0] else None,
-            )
-    axes[0, 0].set(
+            users = [m for m in CLIENTS if row.get(f"{step}_{m}")]
+            if not users:
+                continue
+            seconds = [numbers(row[f"{step}_{m}"])[0] for m in users]
+            label = step if row is rows[0] else None
+            axis.plot(users, seconds, color=f"C{n}", marker=".", label=label)
+    axis.set(
         title="all pairs of real users", xlabel="users", ylabel="processor seconds", yscale="log"
     )
-    axes[0, 0].legend(fontsize=8)
-    return sheet.save(made, chosen.scale)
+    axis.legend(fontsize=8)
+    return picture
 
 
 if __name__ == "__main__":

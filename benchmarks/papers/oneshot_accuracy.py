@@ -104,12 +104,12 @@ def main(argv: Sequence[str] | None = None) -> Path:
         help="the figure's number in the paper",
     )
     options = read_options(parser, argv)
-    wanted = FIGURES[options.figure]
+    selected = FIGURES[options.figure]
     sheet = Sheet(f"oneshot_fig{options.figure}")
-    rows = sheet.fill(wanted.cells(options.scale, options.seeds), trained, options.minutes)
-    sheet.expect(wanted.cells("full", options.seeds))
-    print(*compared(rows, wanted.tasks), sep="\n")
-    return sheet.save(curves(rows, wanted.tasks), options.scale)
+    rows = sheet.fill(selected.cells(options.scale, options.seeds), trained, options.minutes)
+    sheet.expect(selected.cells("full", options.seeds))
+    print(*compared(rows, selected.tasks), sep="\n")
+    return sheet.save(curves(rows, selected.tasks), options.scale)
 
 
 if __name__ == "__main__":

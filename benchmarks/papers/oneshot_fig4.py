@@ -40,7 +40,7 @@ BOUNDS = ("within_min", "across_max")
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """One federation a seed."""
+    """Return one federation a seed."""
     fixed = {
         "scale": scale,
         "data": "fashion_mnist",
@@ -54,20 +54,21 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """R of user 0 with users 3, 6 and 9 for each p; over all pairs least within and most across;
-    the first p that tells all apart.
+    """Return R of user 0 with users 3, 6 and 9 for each p, and its extremes over all pairs.
+
+    `apart_from` is the first p with which every pair within a task is above all pairs across tasks.
     """
-    scenario = Tasks(minority=cell["minority"])
     federation = Federation.simulate(
         cell["data"],
-        scenario=scenario,
+        scenario=Tasks(minority=cell["minority"]),
         clients=cell["clients"],
         samples=cell["samples"],
         seed=cell["seed"],
     )
     assert federation.truth is not None
     order = sorted(range(len(federation)), key=federation.truth.__getitem__)
-    r = matrices([torch.from_numpy(federation.shards[i].x).flatten(1) for i in order], VECTORS)
+    features = [torch.from_numpy(federation.shards[i].x).flatten(1) for i in order]
+    r = matrices(features, VECTORS)
     within, across = parts(r, [federation.truth[i] for i in order])
     curves = {
         "within": within.mean(1),
@@ -76,63 +77,73 @@ def measure(cell: Cell) -> dict[str, Any]:
         "across_max": across.max(1),
     }
     gap = curves["within_min"] - curves["across_max"]
-    at = {f"{name}_{p}": curve[p - 1] for p in (1, 5, 10, 50) for name, curve in curves.items()}
-    first = next((p for p, apart in zip(VECTORS, gap, strict=True) if apart > 0), None)
-    shown = {f"R0{j}": r[:, 0, int(j)] for j in SHOWN}
-    return {
-        "apart_from": first,
+    results: dict[str, Any] = {
+        "apart_from": next((p for p, value in zip(VECTORS, gap, strict=True) if value > 0), None),
         "gap_largest_at": VECTORS[int(gap.argmax())],
-        **at,
-        **curves,
-        **shown,
     }
+    for p in (1, 5, 10, 50):
+        for name, curve in curves.items():
+            results[f"{name}_{p}"] = curve[p - 1]
+    results |= curves
+    for j in SHOWN:
+        results[f"R0{j}"] = r[:, 0, int(j)]
+    return results
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """On the left as in the paper, on the right all pairs; means over seeds, with the least and the
-    most of them.
+    """Draw user 0 against three others, as in the paper, and on the right all pairs.
+
+    Lines are means over seeds, with their range.
     """
-    made, axes = figure(10, 3.8, columns=2)
-    left, right = axes.flat
+    picture, axes = figure(10, 3.8, columns=2)
+    one_user, all_pairs = axes.flat
     for n, (j, label) in enumerate(SHOWN.items()):
-        band(left, [numbers(row.get(f"R0{j}", "")) for row in rows], f"C{n}", label)
+        band(one_user, _curves(rows, f"R0{j}"), f"C{n}", label)
     for n, name in enumerate(("within", "across")):
-        band(
-            right,
-            [numbers(row.get(name, "")) for row in rows],
-            f"C{n}",
-            f"{name} tasks, mean of pairs",
-        )
-        bound = [numbers(row.get(BOUNDS[n], "")) for row in rows]
-        band(right, bound, f"C{n}", f"{('least', 'most')[n]} {name} tasks", ":")
-    left.set(
-        title="user 0 (clothes) with", xlabel="eigenvectors shared, p", ylabel="R", ylim=(0, 1)
-    )
-    right.set(
-        title="all pairs of ten users", xlabel="eigenvectors shared, p", ylabel="R", ylim=(0, 1)
-    )
-    for place in (left, right):
-        place.axvline(5, color="grey", linestyle="--", linewidth=0.8)
-        place.legend(fontsize=8)
-    return made
+        label = f"{name} tasks, mean of pairs"
+        band(all_pairs, _curves(rows, name), f"C{n}", label)
+        extreme = ("least", "most")[n]
+        band(all_pairs, _curves(rows, BOUNDS[n]), f"C{n}", f"{extreme} {name} tasks", ":")
+    one_user.set(title="user 0 (clothes) with")
+    all_pairs.set(title="all pairs of ten users")
+    for axis in (one_user, all_pairs):
+        axis.set(xlabel="eigenvectors shared, p", ylabel="R", ylim=(0, 1))
+        axis.axvline(5, color="grey", linestyle="--", linewidth=0.8)
+        axis.legend(fontsize=8)
+    return picture
+
+
+def _curves(rows: Sequence[Row], name: str) -> list[list[float]]:
+    """Return one measured curve of each row, which is empty where it was not run."""
+    return [numbers(row.get(name, "")) for row in rows]
 
 
 def band(
-    place: Any, found: Sequence[Sequence[float]], color: str, label: str, style: str = "-"
+    axis: Any, curves: Sequence[Sequence[float]], color: str, label: str, style: str = "-"
 ) -> None:
-    """A curve's mean over seeds, and its range."""
-    known = np.array([curve for curve in found if curve])
-    if known.size:
-        place.plot(VECTORS, known.mean(0), style, color=color, label=label)
-        place.fill_between(
-            VECTORS, known.min(0), known.max(0), color=color, alpha=0.15, linewidth=0
-        )
+    """Draw a curve's mean over seeds, and its range.
+
+    Args:
+        axis: the panel.
+        curves: the curve of each seed, which may be empty.
+        color: the curve's color.
+        label: the legend's text.
+        style: the mean's style.
+    """
+    measured = np.array([curve for curve in curves if curve])
+    if measured.size:
+        lowest = measured.min(0)
+        highest = measured.max(0)
+        axis.plot(VECTORS, measured.mean(0), style, color=color, label=label)
+        axis.fill_between(VECTORS, lowest, highest, color=color, alpha=0.15, linewidth=0)
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, seeds=6), Sheet("oneshot_fig4")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    chosen = options(__doc__, argv, seeds=6)
+    sheet = Sheet("oneshot_fig4")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(
         rows,

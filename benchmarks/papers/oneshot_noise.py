@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,15 @@ from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import Iid, Tasks
 from securecluster.privacy.dp.accounting import epsilon, find_noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
-from securecluster.protocols.oneshot.feature_maps import build
+from securecluster.protocols.oneshot.feature_maps import Features, build
 from securecluster.protocols.oneshot.gram_mechanism import GramNoise, told_by_all
 from securecluster.protocols.oneshot.server import agglomerate
 
 Array = NDArray[np.float64]
-DELTA, VECTORS, CLIENTS, FIRST = 1e-5, 5, 10, 20
+DELTA = 1e-5
+VECTORS = 5
+CLIENTS = 10
+FIRST = 20  # seed
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
 # of the naive mechanism, in each coordinate of a unit vector
 DEVIATIONS = (
@@ -61,137 +65,164 @@ DEVIATIONS = (
 )
 SAMPLES = {"digits": (100, 300, 700), "fashion_mnist": (100, 300, 1000)}
 FEATURES = {"digits": ("identity", "dct"), "fashion_mnist": ("identity", "dct", "pca")}
-PUBLIC, COMPONENTS, OVERLAP = "mnist", 16, 200
+PUBLIC = "mnist"
+COMPONENTS = 16
+OVERLAP = 200  # clients with more samples of the digits than this share some
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Data by features by samples by mechanism by seed."""
-    kinds = [
-        {
-            "data": data,
-            "samples": n,
-            "features": features,
-            "mechanism": mechanism,
-            "scenario": "tasks",
-        }
-        for data, own in FEATURES.items()
-        for n in SAMPLES[data]
-        for features in own
-        for mechanism in ("gram", "all", "naive")
-    ]
-    kinds += [
-        {"data": data, "samples": n, "features": "dct", "mechanism": "gram", "scenario": "iid"}
-        for data, own in SAMPLES.items()
-        for n in own
-    ]
-    fixed = {"scale": scale, "clients": CLIENTS if scale == "cpu" else 10 * CLIENTS}
-    return [
-        {**kind, **fixed, "seed": seed} for seed in range(FIRST, FIRST + seeds) for kind in kinds
-    ]
+    """Return data by features by samples by mechanism by seed."""
+    settings: list[dict[str, Any]] = []
+    for data, feature_maps in FEATURES.items():
+        mechanisms = ("gram", "all", "naive")
+        for n, features, mechanism in product(SAMPLES[data], feature_maps, mechanisms):
+            settings.append(
+                {
+                    "data": data,
+                    "samples": n,
+                    "features": features,
+                    "mechanism": mechanism,
+                    "scenario": "tasks",
+                }
+            )
+    for data, sizes in SAMPLES.items():
+        for n in sizes:
+            settings.append(
+                {
+                    "data": data,
+                    "samples": n,
+                    "features": "dct",
+                    "mechanism": "gram",
+                    "scenario": "iid",
+                }
+            )
+    clients = CLIENTS
+    if scale != "cpu":
+        clients = 10 * CLIENTS
+    fixed = {"scale": scale, "clients": clients}
+    all_cells: list[Cell] = []
+    for seed in range(FIRST, FIRST + seeds):
+        all_cells += [{**setting, **fixed, "seed": seed} for setting in settings]
+    return all_cells
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """ARI for each ε, or, of the naive mechanism, for each s, with the ε that its eigenvectors
-    alone would have.
+    """Return the ARI for each ε, or, of the naive mechanism, for each s.
+
+    Beside the latter is the ε that its eigenvectors alone would have.
     """
+    seed = cell["seed"]
     shared = cell["data"] == "digits" and cell["samples"] > OVERLAP
-    scenario = (
-        Tasks(minority=0.1, overlap=shared) if cell["scenario"] == "tasks" else Iid(overlap=shared)
-    )
+    scenario: Tasks | Iid = Iid(overlap=shared)
+    if cell["scenario"] == "tasks":
+        scenario = Tasks(minority=0.1, overlap=shared)
     federation = Federation.simulate(
         cell["data"],
         scenario=scenario,
         clients=cell["clients"],
         samples=cell["samples"],
-        seed=cell["seed"],
+        seed=seed,
     )
-    public, dimension = (
-        PUBLIC if cell["features"] == "pca" else None,
-        None if cell["features"] == "identity" else COMPONENTS,
-    )
-    phi = build(cell["features"], federation.shape, Randomness(cell["seed"]), public, dimension)
-    features, truth = (
-        [phi(torch.from_numpy(shard.x)) for shard in federation.shards],
-        federation.truth,
-    )
+    truth = federation.truth
     assert truth is not None
-    made = GramNoise(
-        1.0,
-        "naive" if cell["mechanism"] == "naive" else "gram",
-        False,
-        NoiseStreams.derived(Randomness(cell["seed"]), "oneshot_noise"),
-    )
-    made = replace(made, separation=0.0) if cell["mechanism"] == "all" else made
-    found: dict[str, Any] = {"dimension": phi.dimension}
-    if made.naive:
-        for s in DEVIATIONS:
-            z = s / (2 * VECTORS**0.5)
-            found |= {
-                f"s_{s:g}": scored(naive(features, replace(made, multiplier=z)), truth)[0],
-                f"alone_{s:g}": priced(z),
-            }
-        return found
+    phi = _feature_map(cell, federation)
+    features = [phi(torch.from_numpy(shard.x)) for shard in federation.shards]
+    draws = NoiseStreams.derived(Randomness(seed), "oneshot_noise")
+    results: dict[str, Any] = {"dimension": phi.dimension}
+    if cell["mechanism"] == "naive":
+        return results | _naive_results(features, truth, GramNoise(1.0, "naive", False, draws))
+    mechanism = GramNoise(1.0, "gram", False, draws)
+    if cell["mechanism"] == "all":
+        mechanism = replace(mechanism, separation=0.0)
     for e in EPSILONS:
-        noise = None if np.isinf(e) else replace(made, multiplier=multiplier(e))
-        r = exact(features) if noise is None else noisy(features, noise)
-        found[f"ari_{e:g}"], found[f"found_{e:g}"] = scored(r, truth, noised=noise is not None)
-        found |= {f"{name}_{e:g}": scored(r, truth, name)[0] for name in CLUSTERERS[2:]}
-    return found
+        noised = not np.isinf(e)
+        if noised:
+            r = noisy(features, replace(mechanism, multiplier=multiplier(e)))
+        else:
+            r = exact(features)
+        results[f"ari_{e:g}"], results[f"found_{e:g}"] = scored(r, truth, noised=noised)
+        for name in CLUSTERERS[2:]:
+            results[f"{name}_{e:g}"] = scored(r, truth, name)[0]
+    return results
+
+
+def _feature_map(cell: Cell, federation: Federation) -> Features:
+    """Return the feature map Φ of a cell."""
+    public = None
+    if cell["features"] == "pca":
+        public = PUBLIC
+    dimension = None
+    if cell["features"] != "identity":
+        dimension = COMPONENTS
+    draws = Randomness(cell["seed"])
+    return build(cell["features"], federation.shape, draws, public, dimension)
+
+
+def _naive_results(
+    features: Sequence[torch.Tensor], truth: Sequence[int], mechanism: GramNoise
+) -> dict[str, Any]:
+    """Return ARI and ε of the naive mechanism for each s."""
+    results: dict[str, Any] = {}
+    for s in DEVIATIONS:
+        # the trivial sensitivity of p unit vectors is 2√p
+        z = s / (2 * VECTORS**0.5)
+        r = naive(features, replace(mechanism, multiplier=z))
+        results[f"s_{s:g}"] = scored(r, truth)[0]
+        results[f"alone_{s:g}"] = priced(z)
+    return results
 
 
 def multiplier(e: float) -> float:
-    """The noise multiplier with which one release costs ε."""
+    """Return the noise multiplier with which one release costs ε."""
     return float(find_noise(lambda z: [(z, 1.0, 1)], e, DELTA))
 
 
 def priced(z: float) -> float:
-    """ε of one release."""
+    """Return ε of one release."""
     return float(epsilon([(z, 1.0, 1)], DELTA).epsilon)
 
 
 def noisy(features: Sequence[torch.Tensor], noise: GramNoise) -> Array:
-    """R (m, m) from clients' noisy Gram matrices."""
-    made = [noise.matrix(x, i) for i, x in enumerate(features)]
-    spectra = [noise.spectrum(a, VECTORS) for a in made]
-    vectors = torch.stack([own for _, own in spectra])
-    images = [(vectors.flatten(0, 1) @ a).norm(dim=1).view(len(made), -1) for a in made]
+    """Return R (m, m) from clients' noisy Gram matrices."""
+    matrices = [noise.matrix(x, i) for i, x in enumerate(features)]
+    spectra = [noise.spectrum(matrix, VECTORS) for matrix in matrices]
+    vectors = torch.stack([basis for _, basis in spectra])
+    flat = vectors.flatten(0, 1)
     shared = told_by_all(vectors)
-    rows = [
-        span_relevance(values, image, shared=shared).numpy()
-        for (values, _), image in zip(spectra, images, strict=True)
-    ]
+    rows = []
+    for matrix, (values, _) in zip(matrices, spectra, strict=True):
+        image = (flat @ matrix).norm(dim=1).view(len(matrices), -1)
+        rows.append(span_relevance(values, image, shared=shared).numpy())
     return symmetric(np.stack(rows))
 
 
 def naive(features: Sequence[torch.Tensor], noise: GramNoise) -> Array:
-    """R (m, m) from exact Gram matrices and noisy eigenvectors."""
+    """Return R (m, m) from exact Gram matrices and noisy eigenvectors."""
     spectra = [top(x, VECTORS) for x in features]
-    vectors = torch.stack([noise.blurred(own, i) for i, (_, own) in enumerate(spectra)])
-    images = [projected(x, vectors.flatten(0, 1)).view(len(features), -1) for x in features]
-    return symmetric(
-        np.stack(
-            [
-                relevance(values, image).numpy()
-                for (values, _), image in zip(spectra, images, strict=True)
-            ]
-        )
-    )
+    bases = [noise.blurred(basis, i) for i, (_, basis) in enumerate(spectra)]
+    flat = torch.stack(bases).flatten(0, 1)
+    images = [projected(x, flat).view(len(features), -1) for x in features]
+    rows = []
+    for (values, _), image in zip(spectra, images, strict=True):
+        rows.append(relevance(values, image).numpy())
+    return symmetric(np.stack(rows))
 
 
 def exact(features: Sequence[torch.Tensor]) -> Array:
-    """R (m, m) without noise."""
+    """Return R (m, m) without noise."""
     spectra = [top(x, VECTORS) for x in features]
-    vectors = torch.stack([own for _, own in spectra])
-    images = [projected(x, vectors.flatten(0, 1)).view(len(features), -1) for x in features]
-    rows = [
-        relevance(values, image, shared=vectors.any(-1)).numpy()
-        for (values, _), image in zip(spectra, images, strict=True)
-    ]
+    vectors = torch.stack([basis for _, basis in spectra])
+    flat = vectors.flatten(0, 1)
+    images = [projected(x, flat).view(len(features), -1) for x in features]
+    shared = vectors.any(-1)
+    rows = []
+    for (values, _), image in zip(spectra, images, strict=True):
+        rows.append(relevance(values, image, shared=shared).numpy())
     return symmetric(np.stack(rows))
 
 
 def symmetric(r: Array) -> Array:
-    """(r + rᵀ)/2 with ones where a client meets itself."""
+    """Return (r + rᵀ)/2 with ones on the diagonal."""
     out = (r + r.T) / 2
     np.fill_diagonal(out, 1)
     return np.asarray(out, dtype=np.float64)
@@ -200,57 +231,72 @@ def symmetric(r: Array) -> Array:
 def scored(
     r: Array, truth: Sequence[int], clusterer: str = "paper", noised: bool = True
 ) -> tuple[float, float]:
-    """ARI with T given, and without."""
-    one, two = (
-        agglomerate(t, None, clusterer, noisy=noised)(torch.from_numpy(r)).labels
-        for t in (len(set(truth)), None)
-    )
-    return float(agreement(one, truth)["ari"]), float(agreement(two, truth)["ari"])
+    """Return the ARI with T given, and without.
+
+    Args:
+        r: R, (m, m).
+        truth: the clients' tasks, (m,).
+        clusterer: a name of `CLUSTERERS`.
+        noised: R was computed from noisy Gram matrices.
+    """
+    matrix = torch.from_numpy(r)
+    with_count = agglomerate(len(set(truth)), None, clusterer, noisy=noised)(matrix).labels
+    without = agglomerate(None, None, clusterer, noisy=noised)(matrix).labels
+    return float(agreement(with_count, truth)["ari"]), float(agreement(without, truth)["ari"])
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """A panel for each data set and number of samples: mean ARI over ε, with its range over seeds;
-    dotted where all eigenvectors count.
+    """Draw mean ARI over ε with its range over seeds, dotted where all eigenvectors count.
+
+    There is a panel for each data set and number of samples.
     """
-    made, axes = figure(11, 6.4, rows=2, columns=3)
-    over = [*EPSILONS[:-1], 2 * EPSILONS[-2]]  # ∞ stands one step beyond the largest
+    picture, axes = figure(11, 6.4, rows=2, columns=3)
     for line, (data, sizes) in zip(axes, SAMPLES.items(), strict=True):
-        for place, n in zip(line, sizes, strict=True):
-            for k, features in enumerate(FEATURES[data]):
-                for mechanism, style in (("gram", "-"), ("all", ":")):
-                    own = [
-                        row
-                        for row in rows
-                        if [row[key] for key in KEYS]
-                        == ["tasks", data, str(n), features, mechanism]
-                    ]
-                    found = [spread(own, KEYS, f"ari_{e:g}") for e in EPSILONS]
-                    known = [next(iter(value.values()))[:3] for value in found if value]
-                    if len(known) == len(over):
-                        mean, least, most = np.array(known).T
-                        place.plot(
-                            over,
-                            mean,
-                            style,
-                            color=f"C{k}",
-                            label=NAMES[features] if mechanism == "gram" else None,
-                        )
-                        if mechanism == "gram":
-                            place.fill_between(
-                                over, least, most, color=f"C{k}", alpha=0.15, linewidth=0
-                            )
-            place.plot([], [], ":", color="grey", label="every eigenvector counts")
-            place.set(
-                xscale="log",
-                title=f"{data}, {n} samples",
-                xlabel="ε of one sample",
-                ylabel="ARI",
-                ylim=(-0.15, 1.05),
-            )
-            place.set_xticks(over, [f"{e:g}" for e in EPSILONS[:-1]] + ["∞"])
-            place.minorticks_off()
-            place.legend(fontsize=8, loc="lower right")
-    return made
+        for axis, n in zip(line, sizes, strict=True):
+            _panel(axis, rows, data, n)
+    return picture
+
+
+def _panel(axis: Any, rows: Sequence[Row], data: str, n: int) -> None:
+    """Draw the features of one data set with n samples a client."""
+    x = [*EPSILONS[:-1], 2 * EPSILONS[-2]]  # ∞ stands one step beyond the largest
+    for k, features in enumerate(FEATURES[data]):
+        colour = f"C{k}"
+        gram = _statistics(rows, data, n, features, "gram")
+        if gram is not None:
+            mean, minimum, maximum = gram
+            axis.plot(x, mean, "-", color=colour, label=NAMES[features])
+            axis.fill_between(x, minimum, maximum, color=colour, alpha=0.15, linewidth=0)
+        every_vector = _statistics(rows, data, n, features, "all")
+        if every_vector is not None:
+            axis.plot(x, every_vector[0], ":", color=colour)
+    axis.plot([], [], ":", color="grey", label="every eigenvector counts")
+    axis.set(
+        xscale="log",
+        title=f"{data}, {n} samples",
+        xlabel="ε of one sample",
+        ylabel="ARI",
+        ylim=(-0.15, 1.05),
+    )
+    axis.set_xticks(x, [f"{e:g}" for e in EPSILONS[:-1]] + ["∞"])
+    axis.minorticks_off()
+    axis.legend(fontsize=8, loc="lower right")
+
+
+def _statistics(
+    rows: Sequence[Row], data: str, n: int, features: str, mechanism: str
+) -> Array | None:
+    """Return mean, minimum and maximum of ARI by ε, (3, ε), or None where one is missing."""
+    setting = ["tasks", data, str(n), features, mechanism]
+    selected = [row for row in rows if [row[key] for key in KEYS] == setting]
+    statistics = []
+    for e in EPSILONS:
+        by_setting = spread(selected, KEYS, f"ari_{e:g}")
+        if not by_setting:
+            return None
+        (summary,) = by_setting.values()
+        statistics.append(summary[:3])
+    return np.array(statistics).T
 
 
 KEYS = ("scenario", "data", "samples", "features", "mechanism")
@@ -259,20 +305,17 @@ NAMES = {"identity": "pixels", "dct": "16 lowest frequencies", "pca": "16 compon
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, seeds=5, minutes=30.0), Sheet("oneshot_noise")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    chosen = options(__doc__, argv, seeds=5, minutes=30.0)
+    sheet = Sheet("oneshot_noise")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    for what in ("ari", "found", "spectral", "kmeans"):
-        summarise(
-            [row for row in rows if row["mechanism"] != "naive"],
-            KEYS,
-            [f"{what}_{e:g}" for e in EPSILONS],
-        )
-    summarise(
-        [row for row in rows if row["mechanism"] == "naive"],
-        KEYS,
-        [f"{what}_{s:g}" for s in DEVIATIONS for what in ("s", "alone")],
-    )
+    of_runs = [row for row in rows if row["mechanism"] != "naive"]
+    for value in ("ari", "found", "spectral", "kmeans"):
+        summarise(of_runs, KEYS, [f"{value}_{e:g}" for e in EPSILONS])
+    of_naive = [row for row in rows if row["mechanism"] == "naive"]
+    for s in DEVIATIONS:
+        summarise(of_naive, KEYS, [f"s_{s:g}", f"alone_{s:g}"])
     return sheet.save(draw(rows), chosen.scale)
 
 

@@ -37,74 +37,115 @@ PUBLIC = {
 
 
 def dealt(data: str, users: Sequence[int] | None = None) -> Source:
-    """A data set whose tasks have so many users each, where `users` is given."""
-    given = source(data)
-    return (
-        given
-        if users is None
-        else replace(
-            given,
-            tasks=tuple(replace(t, clients=n) for t, n in zip(given.tasks, users, strict=True)),
-        )
-    )
+    """Return a data set whose tasks have the given numbers of users.
+
+    Args:
+        data: the data set.
+        users: users of each task; by default the data set's own.
+    """
+    data_set = source(data)
+    if users is None:
+        return data_set
+    tasks = []
+    for task, clients in zip(data_set.tasks, users, strict=True):
+        tasks.append(replace(task, clients=clients))
+    return replace(data_set, tasks=tuple(tasks))
 
 
 def mapped(
     clients: Sequence[NDArray[np.float32]], features: str, data: str, seed: int
 ) -> list[torch.Tensor]:
-    """Φ of each client's samples, by name."""
-    phi = build(
-        features,
-        clients[0].shape[1:],
-        Randomness(seed),
-        PUBLIC[data] if features == "pca" else None,
-    )
+    """Apply a feature map Φ to each client's samples.
+
+    Args:
+        clients: each one's samples, (n_i, ...).
+        features: the name of Φ.
+        data: the data set, which has a public one of the same shape for "pca".
+        seed: the seed of a random Φ.
+
+    Returns:
+        Features, (n_i, D) each.
+    """
+    public = None
+    if features == "pca":
+        public = PUBLIC[data]
+    phi = build(features, clients[0].shape[1:], Randomness(seed), public)
     return [phi(torch.from_numpy(x)) for x in clients]
 
 
 def matrices(features: Sequence[torch.Tensor], counts: Sequence[int]) -> Array:
-    """R for each number of shared eigenvectors, (len(counts), m, m), from clients' features (n_i,
-    D).
+    """Return R for each number of shared eigenvectors.
+
+    Args:
+        features: clients' features, (n_i, D) each.
+        counts: numbers of shared eigenvectors.
+
+    Returns:
+        R, (len(counts), m, m).
     """
-    most, m = max(counts), len(features)
-    spectra = [top(x, most) for x in features]
-    vectors = torch.stack([own for _, own in spectra])
-    images = [projected(x, vectors.flatten(0, 1)).view(m, most) for x in features]
-    there = vectors.any(-1)
+    m = len(features)
+    largest = max(counts)
+    spectra = [top(x, largest) for x in features]
+    vectors = torch.stack([basis for _, basis in spectra])
+    flat = vectors.flatten(0, 1)
+    # eigenvectors beyond a client's rank are zero, and are not compared
+    present = vectors.any(-1)
+    images = [projected(x, flat).view(m, largest) for x in features]
     r = np.empty((len(counts), m, m))
     for n, p in enumerate(counts):
-        for i, ((values, _), image) in enumerate(zip(spectra, images, strict=True)):
-            r[n, i] = relevance(values[:p], image[:, :p], shared=there[:, :p]).numpy()
-    return np.asarray((r + r.transpose(0, 2, 1)) / 2, dtype=np.float64)
+        for i, (values, _) in enumerate(spectra):
+            row = relevance(values[:p], images[i][:, :p], shared=present[:, :p])
+            r[n, i] = row.numpy()
+    symmetric = (r + r.transpose(0, 2, 1)) / 2
+    return np.asarray(symmetric, dtype=np.float64)
 
 
 def parts(r: Array, truth: Sequence[int]) -> tuple[Array, Array]:
-    """R's values of all pairs of clients within a task, and across tasks; r is (..., m, m)."""
-    a, b = np.triu_indices(len(truth), 1)
-    same = np.equal(np.array(truth)[a], np.array(truth)[b])
-    return r[..., a[same], b[same]], r[..., a[~same], b[~same]]
+    """Return R's values of all pairs of clients within a task, and across tasks.
+
+    Args:
+        r: R, (..., m, m).
+        truth: the clients' tasks, (m,).
+    """
+    tasks = np.array(truth)
+    first, second = np.triu_indices(len(truth), 1)
+    same = np.equal(tasks[first], tasks[second])
+    within = r[..., first[same], second[same]]
+    across = r[..., first[~same], second[~same]]
+    return within, across
 
 
 def judged(r: Array, truth: Sequence[int]) -> dict[str, Any]:
-    """How far R (m, m) tells tasks apart, and whether its clusters are the tasks, with T given and
-    without.
+    """Return how clearly R separates tasks, and if its clusters are the tasks.
+
+    Args:
+        r: R, (m, m).
+        truth: the clients' tasks, (m,).
+
+    Returns:
+        R's means and extremes, and `exact` with T given and without.
     """
     within, across = parts(r, truth)
-    labels = {
-        name: agglomerate(t, None)(torch.from_numpy(r)).labels
-        for name, t in (("exact", len(set(truth))), ("exact_without_T", None))
-    }
-    return {
+    results: dict[str, Any] = {
         "within": within.mean(),
         "within_min": within.min(),
-        "across": across.mean() if across.size else None,
-        "across_max": across.max() if across.size else None,
-        **{name: agreement(own, truth)["exact"] for name, own in labels.items()},
+        "across": None,
+        "across_max": None,
     }
+    if across.size:
+        results["across"] = across.mean()
+        results["across_max"] = across.max()
+    for name, count in (("exact", len(set(truth))), ("exact_without_T", None)):
+        labels = agglomerate(count, None)(torch.from_numpy(r)).labels
+        results[name] = agreement(labels, truth)["exact"]
+    return results
 
 
 def usable(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells whose features can be made here: resnet18 needs weights; says what is missing."""
+    """Return the cells whose features can be made here, and print what is missing.
+
+    resnet18 needs weights.
+    """
     try:
         if any(cell["features"] == "resnet18" for cell in cells):
             build("resnet18", (3, 32, 32), Randomness(0))
@@ -121,7 +162,7 @@ class Watched(OneShot):
     def observe(
         self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
     ) -> Line:
-        """Adds `by_truth`, a list over tasks."""
+        """Add `by_truth`, a list over tasks."""
         truth = federation.truth
         assert truth is not None
         by_truth = [float(np.nanmean(accuracy[np.equal(truth, c)])) for c in sorted(set(truth))]
@@ -137,18 +178,19 @@ class RandomTasks(Watched):
     sizes = tuple[int, ...]()  # without an annotation, so no hyper-parameter
 
     def _cluster(self, net: ServerChannel) -> ClusteringResult:
-        found = super()._cluster(net)
+        clustering = super()._cluster(net)
         labels = np.repeat(np.arange(len(self.sizes)), self.sizes)
         drawn = net.randomness.generator("server", "clusters").permutation(labels)
-        return replace(found, labels=[int(c) for c in drawn])
+        return replace(clustering, labels=[int(c) for c in drawn])
 
 
 CLUSTERS: dict[str, type[Watched]] = {"one-shot": Watched, "random": RandomTasks}
 
 
 def trained(cell: Cell) -> dict[str, Any]:
-    """Accuracy by task over rounds (`task_0` …), in the last round (`last_0` …), and whether the
-    clusters were the tasks.
+    """Return accuracy by task over rounds (`task_0` …) and in the last round (`last_0` …).
+
+    `exact` and `ari` compare the clusters with the tasks.
     """
     scenario = Tasks(minority=cell["minority"])
     federation = Federation.simulate(
@@ -181,48 +223,54 @@ def trained(cell: Cell) -> dict[str, Any]:
 
 
 def compared(rows: Sequence[Row], tasks: Sequence[str]) -> list[str]:
-    """One sentence a task: mean and variance over runs of the last round's accuracy, of both."""
+    """Return a sentence for each task, with the last round's accuracy of both kinds of clusters.
+
+    Args:
+        rows: the rows.
+        tasks: the tasks' names.
+
+    Returns:
+        Sentences with means and variances over runs.
+    """
     lines = []
     for k, task in enumerate(tasks):
-        last = {
-            name: [
-                float(row[f"last_{k}"])
-                for row in rows
-                if row["clusters"] == name and row.get(f"last_{k}")
-            ]
-            for name in CLUSTERS
-        }
-        text = [
-            f"{name} {np.mean(own):.3f} (variance {np.var(own):.1e}, {len(own)} runs)"
-            for name, own in last.items()
-            if own
-        ]
-        lines.append(f"{task}: {', '.join(text)}")
+        texts = []
+        for name in CLUSTERS:
+            finished = [row for row in rows if row["clusters"] == name and row.get(f"last_{k}")]
+            last = [float(row[f"last_{k}"]) for row in finished]
+            if last:
+                variance = f"variance {np.var(last):.1e}, {len(last)} runs"
+                texts.append(f"{name} {np.mean(last):.3f} ({variance})")
+        lines.append(f"{task}: {', '.join(texts)}")
     return lines
 
 
 def curves(rows: Sequence[Row], tasks: Sequence[str]) -> Any:
-    """Accuracy over rounds, a panel a task: the mean of the runs, with their spread."""
-    made, axes = figure(4.2 * len(tasks), 3.6, columns=len(tasks))
-    for k, (place, task) in enumerate(zip(axes.flat, tasks, strict=True)):
+    """Draw accuracy over rounds, with a panel for each task: the mean of the runs and their spread.
+
+    Args:
+        rows: the rows.
+        tasks: the tasks' names.
+    """
+    picture, axes = figure(4.2 * len(tasks), 3.6, columns=len(tasks))
+    for k, (axis, task) in enumerate(zip(axes.flat, tasks, strict=True)):
         for n, name in enumerate(CLUSTERS):
-            runs = [
-                numbers(row[f"task_{k}"])
-                for row in rows
-                if row["clusters"] == name and row.get(f"task_{k}")
-            ]
-            if not runs:
+            finished = [row for row in rows if row["clusters"] == name and row.get(f"task_{k}")]
+            if not finished:
                 continue
-            lines, over = np.array(runs), range(1, 1 + len(runs[0]))
-            place.plot(over, lines.mean(0), color=f"C{n}", label=f"{name} clusters")
-            place.fill_between(
-                over,
-                lines.mean(0) - lines.std(0),
-                lines.mean(0) + lines.std(0),
+            lines = np.array([numbers(row[f"task_{k}"]) for row in finished])
+            rounds = range(1, 1 + lines.shape[1])
+            mean = lines.mean(0)
+            deviation = lines.std(0)
+            axis.plot(rounds, mean, color=f"C{n}", label=f"{name} clusters")
+            axis.fill_between(
+                rounds,
+                mean - deviation,
+                mean + deviation,
                 color=f"C{n}",
                 alpha=0.2,
                 linewidth=0,
             )
-        place.set(title=task, xlabel="global round", ylabel="accuracy of the task's users")
-        place.legend(fontsize=8)
-    return made
+        axis.set(title=task, xlabel="global round", ylabel="accuracy of the task's users")
+        axis.legend(fontsize=8)
+    return picture

@@ -13,6 +13,7 @@ hand (else its rows say "not run"). Images are read from SECURECLUSTER_DATA or t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from securecluster import Federation
@@ -21,16 +22,16 @@ from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summaris
 from securecluster.data.scenarios import Tasks
 
 SAMPLES = {"cpu": 1000, "full": 5000}
-USERS, VECTORS = (2, 3), 5
+USERS = (2, 3)  # of each task
+VECTORS = 5
 FEATURES = ("identity", "pca", "conv", "resnet18")
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Features by minority by seed."""
+    """Return features by minority by seed."""
     kinds = [
         {"minority": minority, "features": features}
-        for features in FEATURES
-        for minority in (0.0, 0.1)
+        for features, minority in product(FEATURES, (0.0, 0.1))
     ]
     fixed = {
         "scale": scale,
@@ -39,15 +40,18 @@ def cells(scale: str, seeds: int) -> list[Cell]:
         "vectors": VECTORS,
         "paper": "0.97 within, 0.31 across",
     }
-    return [{**fixed, **kind, "seed": seed} for kind in kinds for seed in range(seeds)]
+    settings: list[Cell] = []
+    for setting in kinds:
+        settings += [{**fixed, **setting, "seed": seed} for seed in range(seeds)]
+    return settings
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """R's values within and across tasks; R itself, row by row, users of the first task first."""
+    """Return R's values within and across tasks, and R itself, row by row, first task first."""
     scenario = Tasks(minority=cell["minority"])
-    given = dealt(cell["data"], USERS)
+    data_set = dealt(cell["data"], USERS)
     federation = Federation.simulate(
-        given, scenario=scenario, clients=sum(USERS), samples=cell["samples"], seed=cell["seed"]
+        data_set, scenario=scenario, clients=sum(USERS), samples=cell["samples"], seed=cell["seed"]
     )
     assert federation.truth is not None
     order = sorted(range(len(federation)), key=federation.truth.__getitem__)
@@ -61,10 +65,11 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> Sheet:
     """Measure what is missing, print."""
-    chosen, sheet = options(__doc__, argv, seeds=6), Sheet("oneshot_table1")
-    wanted = cells(chosen.scale, chosen.seeds)
-    sheet.fill(usable(wanted), measure, chosen.minutes)
-    rows = sheet.expect(wanted)
+    chosen = options(__doc__, argv, seeds=6)
+    sheet = Sheet("oneshot_table1")
+    requested = cells(chosen.scale, chosen.seeds)
+    sheet.fill(usable(requested), measure, chosen.minutes)
+    rows = sheet.expect(requested)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ("features", "minority"), ("within", "across", "exact", "exact_without_T"))
     return sheet

@@ -33,47 +33,68 @@ FEATURES = ("identity", "conv", "resnet18")
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Features by seed."""
+    """Return features by seed."""
     fixed = {
         "scale": scale,
         "samples": SAMPLES[scale],
         "vectors": 5,
         "paper": "0.62 with user 2, 0.39 with user 3",
     }
-    return [
-        {**fixed, "features": features, "seed": seed}
-        for features in FEATURES
-        for seed in range(seeds)
-    ]
+    settings: list[Cell] = []
+    for features in FEATURES:
+        settings += [{**fixed, "features": features, "seed": seed} for seed in range(seeds)]
+    return settings
 
 
 def samples(data: str, task: str, count: int, seed: int) -> NDArray[np.float32]:
-    """A seeded draw of so many training samples with the task's labels."""
-    given = source(data)
-    labels = next(t.labels for t in given.tasks if t.name == task)
-    rows = np.flatnonzero(np.isin(given.train.y, labels))
+    """Draw training samples with a task's labels.
+
+    Args:
+        data: the data set.
+        task: the task's name.
+        count: the number of samples.
+        seed: the seed of the draw.
+
+    Raises:
+        UsageError: the data set has fewer samples of this task.
+    """
+    data_set = source(data)
+    labels = next(t.labels for t in data_set.tasks if t.name == task)
+    rows = np.flatnonzero(np.isin(data_set.train.y, labels))
     if len(rows) < count:
         raise UsageError(
             f"{data} here has {len(rows)} training samples of {task}, and {count} are wanted: use "
             "the whole data set"
         )
     drawn = Randomness(seed).generator("table2", data, task).permutation(rows)[:count]
-    return given.train.read(np.sort(drawn))
+    return data_set.train.read(np.sort(drawn))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """R of the three pairs of users, and whether user 1 is nearer to user 2 than to user 3."""
-    users = [samples(data, task, cell["samples"], cell["seed"]) for data, task in USERS]
-    (r,) = matrices(mapped(users, cell["features"], "cifar10", cell["seed"]), (cell["vectors"],))
-    return {"R12": r[0, 1], "R13": r[0, 2], "R23": r[1, 2], "nearer": bool(r[0, 1] > r[0, 2])}
+    """Return R of the three pairs of users; user 1 should be nearer to user 2 than to user 3."""
+    seed = cell["seed"]
+    count = cell["samples"]
+    users = [samples(data, task, count, seed) for data, task in USERS]
+    features = mapped(users, cell["features"], "cifar10", seed)
+    (r,) = matrices(features, (cell["vectors"],))
+    r12 = r[0, 1]
+    r13 = r[0, 2]
+    r23 = r[1, 2]
+    return {
+        "R12": r12,
+        "R13": r13,
+        "R23": r23,
+        "nearer": bool(r12 > r13),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> Sheet:
     """Measure what is missing, print."""
-    chosen, sheet = options(__doc__, argv, seeds=6), Sheet("oneshot_table2")
-    wanted = cells(chosen.scale, chosen.seeds)
-    sheet.fill(usable(wanted), measure, chosen.minutes)
-    rows = sheet.expect(wanted)
+    chosen = options(__doc__, argv, seeds=6)
+    sheet = Sheet("oneshot_table2")
+    requested = cells(chosen.scale, chosen.seeds)
+    sheet.fill(usable(requested), measure, chosen.minutes)
+    rows = sheet.expect(requested)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ("features",), ("R12", "R13", "R23", "nearer"))
     return sheet

@@ -38,7 +38,9 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols.oneshot.feature_maps import Features, build
 from securecluster.protocols.oneshot.gram_mechanism import GramNoise, told_by_all
 
-FIRST, DEALT, COMPONENTS = 10, 1000, 16
+FIRST = 10  # seed
+DEALT = 1000  # samples of a client, of which a cell uses the first ones
+COMPONENTS = 16
 SIZES = (3, 6, 6, 6)  # clients of each rotation
 VECTORS = (1, 2, 5, 10)
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -59,33 +61,42 @@ SETTINGS = (
 
 def cells(scale: str, seeds: int) -> list[Cell]:
     """Return settings by seed."""
-    kinds = [dict(zip(KEYS, setting, strict=True)) for setting in SETTINGS]
-    found: list[Cell] = []
+    settings = [dict(zip(KEYS, setting, strict=True)) for setting in SETTINGS]
+    all_cells: list[Cell] = []
     for seed in range(FIRST, FIRST + seeds):
-        found += [{**kind, "scale": scale, "seed": seed} for kind in kinds]
-    return found
+        all_cells += [{**setting, "scale": scale, "seed": seed} for setting in settings]
+    return all_cells
 
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Return the ARI for each p and ε."""
     inputs, truth, phi = dealt(cell)
     features = [phi(torch.from_numpy(np.ascontiguousarray(x))) for x in inputs]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for e in EPSILONS:
         draws = NoiseStreams.derived(Randomness(cell["seed"]), "oneshot_vectors")
         noise = GramNoise(multiplier(e), "gram", False, draws)
         matrices = [noise.matrix(x, i) for i, x in enumerate(features)]
-        spectra = [noise.spectrum(a, max(VECTORS)) for a in matrices]
+        spectra = [noise.spectrum(matrix, max(VECTORS)) for matrix in matrices]
         for p in VECTORS:
-            alone, span = compared(matrices, [(values[:p], own[:p]) for values, own in spectra])
-            found[f"alone_{p}_{e:g}"] = scored(alone, truth)[0]
-            found[f"span_{p}_{e:g}"], found[f"found_{p}_{e:g}"] = scored(span, truth)
-    return found
+            largest = [(values[:p], basis[:p]) for values, basis in spectra]
+            alone, span = compared(matrices, largest)
+            results[f"alone_{p}_{e:g}"] = scored(alone, truth)[0]
+            with_count, without = scored(span, truth)
+            results[f"span_{p}_{e:g}"] = with_count
+            results[f"found_{p}_{e:g}"] = without
+    return results
 
 
 def dealt(cell: Cell) -> tuple[list[NDArray[np.float32]], list[int], Features]:
-    """Return clients' samples, their true clusters, and the feature map."""
-    data, seed, n = cell["data"], cell["seed"], cell["samples"]
+    """Return clients' samples, their true clusters, and the feature map.
+
+    Args:
+        cell: its scenario, data set, samples, features and seed.
+    """
+    data = cell["data"]
+    seed = cell["seed"]
+    n = cell["samples"]
     if cell["scenario"] == "tasks":
         scenario = Tasks(minority=0.1)
         federation = Federation.simulate(data, scenario=scenario, clients=10, samples=n, seed=seed)
@@ -103,8 +114,12 @@ def dealt(cell: Cell) -> tuple[list[NDArray[np.float32]], list[int], Features]:
         truth = np.repeat(np.arange(len(SIZES)), SIZES).tolist()
         pairs = zip(federation.shards, truth, strict=True)
         inputs = [np.rot90(shard.x[:n], turns, axes=(-2, -1)) for shard, turns in pairs]
-    public = PUBLIC[data] if cell["features"] == "pca" else None
-    dimension = None if cell["features"] == "identity" else COMPONENTS
+    public = None
+    if cell["features"] == "pca":
+        public = PUBLIC[data]
+    dimension = None
+    if cell["features"] != "identity":
+        dimension = COMPONENTS
     phi = build(cell["features"], federation.shape, Randomness(seed), public, dimension)
     return inputs, truth, phi
 
@@ -113,12 +128,20 @@ def compared(
     matrices: Sequence[torch.Tensor],
     spectra: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return R (m, m) of eigenvectors one at a time, and R of their spans."""
-    vectors = torch.stack([own for _, own in spectra])
+    """Return R (m, m) of eigenvectors one at a time, and R of their spans.
+
+    Args:
+        matrices: the clients' Gram matrices, (D, D) each.
+        spectra: their eigenvalues, (p,), and eigenvectors, (p, D).
+    """
+    vectors = torch.stack([basis for _, basis in spectra])
+    flat = vectors.flatten(0, 1)
     shared = told_by_all(vectors)
-    alone, span = [], []
+    alone = []
+    span = []
     for matrix, (values, _) in zip(matrices, spectra, strict=True):
-        image = (vectors.flatten(0, 1) @ matrix).norm(dim=1).view(vectors.shape[:2])
+        norms = (flat @ matrix).norm(dim=1)
+        image = norms.view(vectors.shape[:2])
         alone.append(relevance(values, image, shared=shared).numpy())
         span.append(span_relevance(values, image, shared=shared).numpy())
     return symmetric(np.stack(alone)), symmetric(np.stack(span))
@@ -126,34 +149,52 @@ def compared(
 
 def draw(rows: Sequence[Row]) -> Any:
     """Draw a panel for each setting: mean ARI over ε by p, dotted where vectors count alone."""
-    made, axes = figure(11, 9, rows=3, columns=3)
-    for place, setting in zip(axes.flat, SETTINGS, strict=True):
-        own = [row for row in rows if tuple(row[key] for key in KEYS) == tuple(map(str, setting))]
+    picture, axes = figure(11, 9, rows=3, columns=3)
+    for axis, setting in zip(axes.flat, SETTINGS, strict=True):
+        texts = [str(value) for value in setting]
+        selected = [row for row in rows if [row[key] for key in KEYS] == texts]
         for k, p in enumerate(VECTORS):
-            for what, style in (("span", "-"), ("alone", ":")):
-                found = [spread(own, KEYS, f"{what}_{p}_{e:g}") for e in EPSILONS]
-                means = [next(iter(value.values()))[0] for value in found if value]
-                if len(means) == len(EPSILONS):
-                    label = f"p = {p}" if what == "span" else None
-                    place.plot(EPSILONS, means, style, color=f"C{k}", label=label)
-        scenario, data, n, features = setting
-        title = f"{scenario}, {data}, {n}, {features}"
-        place.set(xscale="log", title=title, xlabel="ε of one sample", ylabel="ARI")
-        place.set(ylim=(-0.05, 1.05))
-        place.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
-        place.minorticks_off()
-        place.plot([], [], ":", color="grey", label="each vector alone")
-        place.legend(fontsize=7, loc="lower right")
-    return made
+            _curve(axis, selected, f"span_{p}", "-", f"C{k}", f"p = {p}")
+            _curve(axis, selected, f"alone_{p}", ":", f"C{k}", None)
+        axis.set(xscale="log", title=", ".join(texts), xlabel="ε of one sample", ylabel="ARI")
+        axis.set(ylim=(-0.05, 1.05))
+        axis.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
+        axis.minorticks_off()
+        axis.plot([], [], ":", color="grey", label="each vector alone")
+        axis.legend(fontsize=7, loc="lower right")
+    return picture
+
+
+def _curve(
+    axis: Any, rows: Sequence[Row], value: str, style: str, colour: str, label: str | None
+) -> None:
+    """Draw the mean of a value over ε, where every ε was measured.
+
+    Args:
+        axis: the panel.
+        rows: the rows of one setting.
+        value: the beginning of the columns' names.
+        style: the line's style.
+        colour: the line's colour.
+        label: the legend's text, if any.
+    """
+    means = []
+    for e in EPSILONS:
+        for mean, *_ in spread(rows, KEYS, f"{value}_{e:g}").values():
+            means.append(mean)
+    if len(means) == len(EPSILONS):
+        axis.plot(EPSILONS, means, style, color=colour, label=label)
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, seeds=4, minutes=30.0), Sheet("oneshot_vectors")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
-    for what in ("alone", "span", "found"):
+    chosen = options(__doc__, argv, seeds=4, minutes=30.0)
+    sheet = Sheet("oneshot_vectors")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
+    for value in ("alone", "span", "found"):
         for p in VECTORS:
-            summarise(rows, KEYS, [f"{what}_{p}_{e:g}" for e in EPSILONS])
+            summarise(rows, KEYS, [f"{value}_{p}_{e:g}" for e in EPSILONS])
     return sheet.save(draw(rows), chosen.scale)
 
 

@@ -58,11 +58,11 @@ SCALES: dict[str, dict[str, Any]] = {
     },
 }
 MADE: dict[str, Callable[[dict[str, Any]], ClusteringProtocol]] = {
-    "global": lambda given: FedAvg(**given),
-    "local": lambda given: Local(**given),
-    "cfl": lambda given: CFL(**given, tree=False),
-    "flhc": lambda given: FLHC(**given, pre_rounds=given["rounds"] // 3),
-    "srfca": lambda given: SRFCA(**given, local_rounds=given["rounds"], refine=1),
+    "global": lambda params: FedAvg(**params),
+    "local": lambda params: Local(**params),
+    "cfl": lambda params: CFL(**params, tree=False),
+    "flhc": lambda params: FLHC(**params, pre_rounds=params["rounds"] // 3),
+    "srfca": lambda params: SRFCA(**params, local_rounds=params["rounds"], refine=1),
 }
 PAPER = {"srfca": "outperforms all baselines"}
 STYLES = ("-", "-", "--", ":", "-.")
@@ -70,18 +70,20 @@ FIGURES = ("perplexity", "worst", "found", "bytes")
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Methods by seed."""
+    """Return methods by seed."""
     common = {"scale": scale, **COMMON, **SCALES[scale]}
-    return [
-        {**common, "seed": seed, "method": method, "paper": PAPER.get(method)}
-        for seed in range(seeds)
-        for method in MADE
-    ]
+    settings: list[Cell] = []
+    for seed in range(seeds):
+        for method in MADE:
+            paper = PAPER.get(method)
+            settings.append({**common, "seed": seed, "method": method, "paper": paper})
+    return settings
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Mean and largest test perplexity over clients, clusters found, bytes, and the mean perplexity
-    after each round.
+    """Return mean and largest test perplexity over clients, clusters found, and bytes.
+
+    `curve` is the mean perplexity after each round.
     """
     federation = Federation.simulate(
         cell["data"],
@@ -90,8 +92,8 @@ def measure(cell: Cell) -> dict[str, Any]:
         samples=cell["samples"],
         seed=cell["seed"],
     )
-    given = {name: cell[name] for name in TRAINING} | {"mask": "none"}
-    fitted = MADE[cell["method"]](given).fit(federation, Settings(transcript="none"))
+    params = {name: cell[name] for name in TRAINING} | {"mask": "none"}
+    fitted = MADE[cell["method"]](params).fit(federation, Settings(transcript="none"))
     return {
         "perplexity": float(np.nanmean(fitted.scores_)),
         "worst": float(np.nanmax(fitted.scores_)),
@@ -102,46 +104,49 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """Perplexity by method: a dot a seed and their mean; and after each round, of the first seed
-    that every method has done.
+    """Draw perplexity by method, and after each round of the first seed.
+
+    On the left a dot stands for each seed and a line for their mean.
     """
-    made, ((left, right),) = figure(9.0, 3.8, columns=2)
+    picture, ((final, over_rounds),) = figure(9.0, 3.8, columns=2)
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    for (method,), (middle, _, _, _) in spread(rows, ["method"], "perplexity").items():
+    for (method,), (middle, *_) in spread(rows, ["method"], "perplexity").items():
         x = methods.index(method)
-        points = [
-            value
-            for row in rows
-            if row["method"] == method
-            for value in numbers(row.get("perplexity", ""))
-        ]
-        left.plot([x - 0.3, x + 0.3], [middle, middle], color=f"C{x}", linewidth=1.6)
-        left.plot(
-            [x] * len(points), points, color=f"C{x}", linestyle="none", marker="o", markersize=4
+        colour = f"C{x}"
+        points: list[float] = []
+        for row in rows:
+            if row["method"] == method:
+                points += numbers(row.get("perplexity", ""))
+        final.plot([x - 0.3, x + 0.3], [middle, middle], color=colour, linewidth=1.6)
+        final.plot(
+            [x] * len(points), points, color=colour, linestyle="none", marker="o", markersize=4
         )
     for row in rows:
-        if row["seed"] == "0" and (curve := numbers(row.get("curve", ""))):
-            x = methods.index(row["method"])  # curves of equal models lie on each other
-            right.plot(
+        curve = numbers(row.get("curve", ""))
+        if row["seed"] == "0" and curve:
+            x = methods.index(row["method"])
+            over_rounds.plot(
                 range(1, len(curve) + 1),
                 curve,
                 f"C{x}{STYLES[x]}",
-                linewidth=2.4 - 0.3 * x,
+                linewidth=2.4 - 0.3 * x,  # curves of equal models lie on each other
                 label=row["method"],
             )
-    left.set_xticks(range(len(methods)), methods)
-    left.set(ylabel="mean test perplexity over clients", title="at the end, all seeds")
-    right.set(xlabel="round", title="seed 0")
-    right.legend(fontsize=7)
-    left.grid(axis="y", alpha=0.25)
-    return made
+    final.set_xticks(range(len(methods)), methods)
+    final.set(ylabel="mean test perplexity over clients", title="at the end, all seeds")
+    over_rounds.set(xlabel="round", title="seed 0")
+    over_rounds.legend(fontsize=7)
+    final.grid(axis="y", alpha=0.25)
+    return picture
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, draw."""
-    chosen, sheet = options(__doc__, argv, minutes=25.0), Sheet("shakespeare")
+    chosen = options(__doc__, argv, minutes=25.0)
+    sheet = Sheet("shakespeare")
     sheet.expect(cells("full", chosen.seeds))
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     summarise(rows, ["data", "method"], FIGURES)
     return sheet.save(draw(rows), chosen.scale)
 

@@ -26,7 +26,8 @@ from securecluster.errors import SecureClusterError
 
 Cell = Mapping[str, Any]
 Row = dict[str, str]  # as in the file; "" where there is no value
-NOT_RUN, DONE = "not run", "done"
+NOT_RUN = "not run"
+DONE = "done"
 _LAST = ("paper", "status", "seconds")
 
 
@@ -40,15 +41,15 @@ class Sheet:
         self._machines: list[str] = []
         self._rows: list[Row] = []
         if self.path.exists():
-            first, _, rest = atomic_files.read(self.path).decode().partition("\n")
+            first, _, table = atomic_files.read(self.path).decode().partition("\n")
             self._machines = first.removeprefix("# ").split(" | ")
-            self._rows = list(csv.DictReader(io.StringIO(rest)))
+            self._rows = list(csv.DictReader(io.StringIO(table)))
 
     def expect(self, cells: Sequence[Cell]) -> list[Row]:
-        """The rows of these cells; one that is not there yet is added with status "not run"."""
-        found = [self._row(cell) for cell in cells]
+        """Return the rows of these cells; a missing one is added with status "not run"."""
+        rows = [self._row(cell) for cell in cells]
         self._write()
-        return found
+        return rows
 
     def fill(
         self,
@@ -57,71 +58,95 @@ class Sheet:
         minutes: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> list[Row]:
-        """Measure the cells that are missing; returns the rows of all of them, also of those that
-        were not run.
+        """Measure the cells that are missing.
 
         Args:
+            cells: the cells of this run; those that are done are not measured again.
             measure: a cell's results by name: numbers, texts, None, or sequences of numbers (read
                 them again with `numbers`).
             minutes: no cell is started once these are over.
+            clock: the time in seconds.
+
+        Returns:
+            The rows of all cells, also of those that were not run.
 
         Raises:
             SystemExit: with one sentence, where a cell cannot be measured (its data are missing,
                 say); what was measured is kept.
         """
-        rows, end = self.expect(cells), clock() + 60 * minutes
+        rows = self.expect(cells)
+        end = clock() + 60 * minutes
         for cell, row in zip(cells, rows, strict=True):
-            if row["status"] == DONE or (began := clock()) >= end:
+            if row["status"] == DONE:
+                continue
+            began = clock()
+            if began >= end:
                 continue
             try:
-                found = measure(cell)
+                results = measure(cell)
             except SecureClusterError as error:
                 raise SystemExit(f"{self.path.stem}: {error}") from None
-            row |= {name: _text(value) for name, value in found.items()}
-            row |= {"status": DONE, "seconds": f"{clock() - began:.1f}"}
-            self._machines += [here for here in [machine()] if here not in self._machines]
-            self._write()
-            print(
-                ", ".join(f"{name} {value[:60]}" for name, value in row.items() if value),
-                flush=True,
-            )
+            self._complete(row, results, clock() - began)
         for row in rows:
             if row["status"] == NOT_RUN:
-                known = {name: value for name, value in row.items() if value and name not in _LAST}
-                print("not run: " + ", ".join(f"{name} {value}" for name, value in known.items()))
+                print("not run: " + _described(row))
         return rows
+
+    def _complete(self, row: Row, results: Mapping[str, Any], seconds: float) -> None:
+        """Enter a cell's results into its row, write the file and print the row."""
+        for name, value in results.items():
+            row[name] = _text(value)
+        row["status"] = DONE
+        row["seconds"] = f"{seconds:.1f}"
+        this_machine = machine()
+        if this_machine not in self._machines:
+            self._machines.append(this_machine)
+        # after every cell, so that a run that is cut off loses one cell at most
+        self._write()
+        shown = [f"{name} {value[:60]}" for name, value in row.items() if value]
+        print(", ".join(shown), flush=True)
 
     def save(self, figure: Any, scale: str) -> Path:
         """Write a picture beside the CSV file.
 
-        It is NAME.png for the scale "cpu", else NAME_SCALE.png.
+        Args:
+            figure: a matplotlib figure.
+            scale: "cpu" or "full".
+
+        Returns:
+            The path: NAME.png for the scale "cpu", else NAME_SCALE.png.
         """
-        buffer, path = (
-            io.BytesIO(),
-            self.path.with_name(self.path.stem + ("" if scale == "cpu" else f"_{scale}") + ".png"),
-        )
+        name = self.path.stem
+        if scale != "cpu":
+            name += f"_{scale}"
+        path = self.path.with_name(name + ".png")
+        buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=120)
         atomic_files.write_atomic(path, buffer.getvalue())
         return path
 
     def _row(self, cell: Cell) -> Row:
+        """Return the row with this cell's parameters; a missing one is added."""
         key = {name: _text(value) for name, value in cell.items() if name != "paper"}
+        paper = _text(cell.get("paper"))
         for row in self._rows:
             if all(row.get(name) == value for name, value in key.items()):
-                row["paper"] = _text(cell.get("paper"))
+                row["paper"] = paper
                 return row
-        self._rows.append(
-            {**key, "paper": _text(cell.get("paper")), "status": NOT_RUN, "seconds": ""}
-        )
-        return self._rows[-1]
+        row = {**key, "paper": paper, "status": NOT_RUN, "seconds": ""}
+        self._rows.append(row)
+        return row
 
     def _write(self) -> None:
-        names = [
-            *dict.fromkeys(name for row in self._rows for name in row if name not in _LAST),
-            *_LAST,
-        ]
+        """Write the file anew, with the columns of all rows in the order of their first use."""
+        columns: dict[str, Any] = {}
+        for row in self._rows:
+            columns |= dict.fromkeys(row)
+        names = [name for name in columns if name not in _LAST]
+        names += _LAST
+        machines = " | ".join(self._machines) or machine()
         stream = io.StringIO()
-        stream.write(f"# {' | '.join(self._machines) or machine()}\n")
+        stream.write(f"# {machines}\n")
         writer = csv.DictWriter(stream, names, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self._rows)
@@ -130,34 +155,64 @@ class Sheet:
 
 
 def numbers(text: str) -> list[float]:
-    """The numbers of one value of a row: several where a sequence was measured, 1 and 0 for yes and
-    no, none for an empty value.
+    """Return the numbers of one value of a row.
+
+    Args:
+        text: numbers, True or False, with spaces between them; "" where there is no value.
+
+    Returns:
+        Several numbers where a sequence was measured, 1 and 0 for yes and no.
     """
-    return [float({"True": 1, "False": 0}.get(word, word)) for word in text.split()]
+    truth_values = {"True": 1, "False": 0}
+    return [float(truth_values.get(word, word)) for word in text.split()]
 
 
 def spread(
     rows: Sequence[Row], by: Sequence[str], value: str
 ) -> dict[tuple[str, ...], tuple[float, float, float, int]]:
-    """Mean, least, most and count of a measured number over the rows that agree in `by` (so over
-    seeds); not-run rows do not count.
+    """Summarise a measured number over the rows that agree in some columns (so over seeds).
+
+    Args:
+        rows: the rows; those that were not run do not count.
+        by: the columns that tell groups apart.
+        value: the column of the number.
+
+    Returns:
+        For each group, by its values of `by`: mean, minimum, maximum and count.
     """
     groups: dict[tuple[str, ...], list[float]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[name] for name in by), []).extend(numbers(row.get(value, "")))
-    return {key: (float(np.mean(v)), min(v), max(v), len(v)) for key, v in groups.items() if v}
+        key = tuple(row[name] for name in by)
+        groups.setdefault(key, []).extend(numbers(row.get(value, "")))
+    statistics = {}
+    for key, values in groups.items():
+        if values:
+            mean = float(np.mean(values))
+            statistics[key] = (mean, min(values), max(values), len(values))
+    return statistics
 
 
 def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> None:
-    """Print mean and spread (least – most) over seeds, with the paper's word beside it."""
-    paper = {tuple(row[name] for name in by): row["paper"] for row in rows}
+    """Print mean and range over seeds, with the paper's word beside it.
+
+    Args:
+        rows: the rows.
+        by: the columns that tell groups apart.
+        values: the columns of the numbers.
+    """
+    paper: dict[tuple[str, ...], str] = {}
+    for row in rows:
+        key = tuple(row[name] for name in by)
+        paper[key] = row["paper"]
     for value in values:
-        for key, (mean, least, most, count) in spread(rows, by, value).items():
-            place = ", ".join(f"{name} {part}" for name, part in zip(by, key, strict=True))
-            print(
-                f"{place}: {value} {mean:.4g} ({least:.4g} – {most:.4g}; {count})"
-                + (f"; paper: {paper[key]}" if paper[key] else "")
-            )
+        for key, (mean, minimum, maximum, count) in spread(rows, by, value).items():
+            parameters = zip(by, key, strict=True)
+            group = ", ".join(f"{name} {text}" for name, text in parameters)
+            extremes = f"{minimum:.4g} – {maximum:.4g}"
+            line = f"{group}: {value} {mean:.4g} ({extremes}; {count})"
+            if paper[key]:
+                line += f"; paper: {paper[key]}"
+            print(line)
 
 
 def parser_of(
@@ -203,21 +258,54 @@ def options(
     seeds: int = 3,
     minutes: float = 10.0,
 ) -> argparse.Namespace:
-    """Return the options of a script that has none of its own."""
+    """Return the options of a script that has none of its own.
+
+    Args:
+        description: the script's docstring.
+        argv: the arguments; those of the command line by default.
+        seeds: the default of `--seeds`.
+        minutes: the default of `--minutes`.
+    """
     return read_options(parser_of(description, seeds, minutes), argv)
 
 
 def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
-    """A matplotlib figure (inches) that no global state knows of, and its axes (rows, columns)."""
+    """Return a new matplotlib figure, which is not part of pyplot's state, and its axes.
+
+    Args:
+        width: in inches.
+        height: in inches.
+        rows: the number of rows of axes.
+        columns: the number of columns of axes.
+
+    Returns:
+        The figure and an array of axes, (rows, columns).
+    """
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(width, height), layout="constrained")
-    return made, made.subplots(rows, columns, squeeze=False)
+    picture = Figure(figsize=(width, height), layout="constrained")
+    return picture, picture.subplots(rows, columns, squeeze=False)
 
 
 def _text(value: Any) -> str:
+    """Return a value as it stands in the file; of a sequence all items, with spaces between."""
+    if value is None:
+        return ""
     if isinstance(value, list | tuple | np.ndarray):
-        return " ".join(_text(float("nan") if v is None else v) for v in value)
+        words = []
+        for item in value:
+            # an empty word would be lost when the text is split again
+            words.append("nan" if item is None else _text(item))
+        return " ".join(words)
     if isinstance(value, float | np.floating):
         return f"{value:.6g}"
-    return "" if value is None else str(value)
+    return str(value)
+
+
+def _described(row: Row) -> str:
+    """Return a row's parameters that have a value, as one line of text."""
+    parameters = []
+    for name, value in row.items():
+        if value and name not in _LAST:
+            parameters.append(f"{name} {value}")
+    return ", ".join(parameters)

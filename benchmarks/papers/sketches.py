@@ -14,8 +14,9 @@ same noise as compressed updates. Seeds are from 20 on: no constant was chosen o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -50,22 +51,25 @@ METHODS: dict[str, type[Any]] = {"cfl": CFL, "flhc": FLHC}
 SIGMAS = (0.0, 0.01, 0.03, 0.06, 0.09, 0.125, 0.18, 0.25, 0.5, 1.0)  # σ/S
 SKETCHES = (0, 64, 256)  # 0: whole updates
 CODES = ("none", "8bit", "4bit", "1bit", "topk:0.01", "topk:0.1")
-FIRST, DRAWS, ROUNDS, RECORDED, LEAST = 20, 3, 25, 20, 0.9
-CLIENTS, CLUSTERS = 20, 4
+FIRST = 20  # seed
+DRAWS = 3
+ROUNDS = 25  # of a whole run
+RECORDED = 20  # the round of CFL's recorded updates
+LEAST = 0.9
+CLIENTS = 20
+CLUSTERS = 4
 RUNS: tuple[dict[str, Any], ...] = (
     *(
         {"sketch": q, "clusterer": c, "noise": z}
-        for q in (None, 64)
-        for c in ("paper", "average")
-        for z in (0.0, 0.03, 0.06, 0.125)
+        for q, c, z in product((None, 64), ("paper", "average"), (0.0, 0.03, 0.06, 0.125))
     ),
     *({"compress": code} for code in CODES[1:]),
 )
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Sketches, and compressions, of recorded updates; then whole runs."""
-    found: list[Cell] = []
+    """Return the cells of sketches and of compressions of recorded updates, then of whole runs."""
+    settings: list[Cell] = []
     for seed in range(FIRST, FIRST + seeds):
         for name in METHODS:
             base = {
@@ -76,13 +80,13 @@ def cells(scale: str, seeds: int) -> list[Cell]:
                 "seed": seed,
                 "method": name,
             }
-            found += [
+            settings += [
                 {**base, "of": "updates", "sketch": q or None, "compress": "none"} for q in SKETCHES
             ]
-            found += [
+            settings += [
                 {**base, "of": "updates", "sketch": None, "compress": code} for code in CODES[1:]
             ]
-            found += [
+            settings += [
                 {
                     **base,
                     "of": "run",
@@ -94,119 +98,160 @@ def cells(scale: str, seeds: int) -> list[Cell]:
                 }
                 for run in RUNS
             ]
-    return found
+    return settings
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """ARI by clusterer and noise, or a run's ARI, accuracy, ε and bytes."""
-    return _run(cell) if cell["of"] == "run" else _updates(cell)
+    """Return the ARI by clusterer and noise, or a run's ARI, accuracy, ε and bytes."""
+    if cell["of"] == "run":
+        return _run(cell)
+    return _updates(cell)
 
 
 def _run(cell: Cell) -> dict[str, Any]:
-    noise = {"clip": 1.0, "noise": cell["noise"]} if cell["noise"] else {}
+    """Return the results of a whole run."""
     params = {name: cell[name] for name in ("sketch", "compress", "clusterer")}
-    fitted = METHODS[cell["method"]](rounds=ROUNDS, **params, **noise).fit(
-        _federation(cell["seed"]), Settings(transcript="sizes")
-    )
-    told = next(
-        e for e in fitted.transcript_.entries if e.method in ("train", "send_compressed_update")
-    )
+    if cell["noise"]:
+        params |= {"clip": 1.0, "noise": cell["noise"]}
+    method = METHODS[cell["method"]](rounds=ROUNDS, **params)
+    fitted = method.fit(_federation(cell["seed"]), Settings(transcript="sizes"))
+    uploads = ("train", "send_compressed_update")
+    first_upload = next(e for e in fitted.transcript_.entries if e.method in uploads)
     return {
         "ari": fitted.agreement_["ari"],
         "accuracy": float(np.mean(fitted.accuracy_)),
         "epsilon": fitted.ledger_.epsilon,
-        "bytes": max(told.up),
+        "bytes": max(first_upload.up),
         "up": fitted.bytes_["up"],
     }
 
 
 def _updates(cell: Cell) -> dict[str, Any]:
+    """Return the mean ARI of recorded updates by clusterer and noise."""
     rows, first = _recorded(cell["method"], cell["seed"])
-    bound, truth = float(rows.norm(dim=1).median()), _federation(cell["seed"]).truth
+    truth = _federation(cell["seed"]).truth
     assert truth is not None
-    found: dict[str, Any] = {}
-    for sigma in SIGMAS if cell["compress"] == "none" else SIGMAS[:1]:
+    # the median norm, so that half of the clients are clipped
+    bound = float(rows.norm(dim=1).median())
+    cluster = _flhc
+    if cell["method"] == "cfl":
+        cluster = _cfl
+    sigmas = SIGMAS
+    if cell["compress"] != "none":
+        sigmas = SIGMAS[:1]
+    results: dict[str, Any] = {}
+    for sigma in sigmas:
         scores: dict[str, list[float]] = {name: [] for name in CLUSTERERS}
         for draw in range(DRAWS):
             short, pipeline = _brief(rows, cell, sigma, bound, draw)
-            for name, own in scores.items():
-                labels = (_cfl if cell["method"] == "cfl" else _flhc)(
-                    short, pipeline.noise(rows.shape[1]), name, cell["sketch"], first
-                )
-                own.append(float(agreement(labels, truth)["ari"]))
-        found |= {f"{name}_{sigma:g}": float(np.mean(own)) for name, own in scores.items()}
-    return found
+            for name, aris in scores.items():
+                noise = pipeline.noise(rows.shape[1])
+                labels = cluster(short, noise, name, cell["sketch"], first)
+                aris.append(float(agreement(labels, truth)["ari"]))
+        for name, aris in scores.items():
+            results[f"{name}_{sigma:g}"] = float(np.mean(aris))
+    return results
 
 
 def _brief(
     rows: torch.Tensor, cell: Cell, sigma: float, bound: float, draw: int
 ) -> tuple[torch.Tensor, Pipeline]:
-    """What the server reads of a round's updates, and the stages that made it."""
+    """Pass a round's updates through the stages of a run.
+
+    Args:
+        rows: the updates, (m, d).
+        cell: its sketch, compression and seed shape the stages.
+        sigma: the noise σ/S; at 0 nothing is clipped.
+        bound: the clipping norm S.
+        draw: the number of the fresh draw.
+
+    Returns:
+        The rows that the server reads, and the stages.
+    """
     public = Randomness(cell["seed"])
-    noise = (Clip(bound), Noise(bound, sigma)) if sigma else ()
-    sketch = (Sketch(cell["sketch"], public),) if cell["sketch"] else ()
-    pipeline = Pipeline([*sketch, *noise, *codecs.build(cell["compress"], rows.shape[1])])
+    stages: list[Any] = []
+    if cell["sketch"]:
+        stages.append(Sketch(cell["sketch"], public))
+    if sigma:
+        stages += [Clip(bound), Noise(bound, sigma)]
+    stages += codecs.build(cell["compress"], rows.shape[1])
+    pipeline = Pipeline(stages)
     pipeline.arm(NoiseStreams.derived(public, "sketches"))
-    return pipeline.decode(
-        pipeline.forward(rows.clone(), 1000 + draw, ids=range(len(rows)), field="compressed")
-    ), pipeline
+    messages = pipeline.forward(rows.clone(), 1000 + draw, ids=range(len(rows)), field="compressed")
+    return pipeline.decode(messages), pipeline
 
 
 def _flhc(
     rows: torch.Tensor, noise: float, clusterer: str, sketch: int | None, first: float
 ) -> list[int]:
-    """As FL+HC clusters, by its defaults."""
+    """Cluster as FL+HC does by its defaults; `sketch` and `first` are CFL's alone."""
     if clusterer != "paper":
         return partition(alike(rows, "chord", noise).numpy(), clusterer)
     tree = merges(distances(rows, "chord", noise).numpy(), "ward")
-    return cut(
-        tree,
-        default_threshold(
-            tree, gap_of("chord", "ward"), alike(rows, "cosine", noise).numpy(), seed=0
-        ),
-    )
+    gap = gap_of("chord", "ward")
+    cosines = alike(rows, "cosine", noise).numpy()
+    return cut(tree, default_threshold(tree, gap, cosines, seed=0))
 
 
 def _cfl(
     rows: torch.Tensor, noise: float, clusterer: str, sketch: int | None, first: float
 ) -> list[int]:
-    """As CFL would split these updates and their halves, by the relative split test; `first` is max
-    ‖Δ‖ of the first round.
+    """Split as CFL would split these updates and their halves, by the relative split test.
+
+    Args:
+        rows: the updates that the server reads, (m, d).
+        noise: the noise of the pipeline, at this width.
+        clusterer: a name of `CLUSTERERS`.
+        sketch: the width of the sketch, if any.
+        first: max ‖Δ‖ of the first round.
+
+    Returns:
+        A label for each update.
     """
-    plan, inner = CFL(), gram(rows, None, noise)
-    norms, labels = gram_norms(inner), [0] * len(rows)
-    longest = float(norms.square().mean().sqrt() if noise else norms.max())
-    square, width = float(norms.quantile(0.5)) ** 2, rows.shape[1]
-    clear = (noise**2 + 2 * noise * square) / width / max(square, 1e-12) ** 2 + (
-        1 / width if sketch else 0.0
-    )
-    alpha: NDArray[np.float64] = cosine(inner, FLOOR if clear else 0.0).numpy()
-    left = [0]
-    while left:
-        own = members(labels)[(cluster := left.pop())]
-        if len(own) < plan.min_size:
+    plan = CFL()
+    inner = gram(rows, None, noise)
+    norms = gram_norms(inner)
+    longest = float(norms.max())
+    if noise:
+        longest = float(norms.square().mean().sqrt())
+    square = float(norms.quantile(0.5)) ** 2
+    width = rows.shape[1]
+    clear = (noise**2 + 2 * noise * square) / width / max(square, 1e-12) ** 2
+    if sketch:
+        clear += 1 / width
+    floor = FLOOR if clear else 0.0
+    alpha: NDArray[np.float64] = cosine(inner, floor).numpy()
+    incongruent = longest > plan.eps2 * max(first, longest)
+    labels = [0] * len(rows)
+    pending = [0]
+    while pending:
+        cluster = pending.pop()
+        positions = members(labels)[cluster]
+        if len(positions) < plan.min_size:
             continue
-        part = alpha[np.ix_(own, own)]
-        found = split_into_two(part, clusterer)
-        chance = evidence_for_split(part, clusterer, plan.evidence, plan.level, seed=0).p_value
-        incongruent = longest > plan.eps2 * max(first, longest)
-        if incongruent and chance <= plan.level and plan.gamma_max < largest_noise(found.cross_max):
+        block = alpha[np.ix_(positions, positions)]
+        halves = split_into_two(block, clusterer)
+        evidence = evidence_for_split(block, clusterer, plan.evidence, plan.level, seed=0)
+        significant = evidence.p_value <= plan.level
+        if incongruent and significant and plan.gamma_max < largest_noise(halves.cross_max):
             new = 1 + max(labels)
-            for k in found.second:
-                labels[own[k]] = new
-            left += [cluster, new]
+            for k in halves.second:
+                labels[positions[k]] = new
+            pending += [cluster, new]
     return labels
 
 
 @lru_cache
 def _recorded(method: str, seed: int) -> tuple[torch.Tensor, float]:
-    """The updates (m, d) that clusters are told from, and the largest norm of those of the first
-    round.
-    """
-    params = {**NEVER, "rounds": RECORDED} if method == "cfl" else {"mask": "none"}
+    """Return the updates (m, d) that clusters are computed from, and max ‖Δ‖ of the first round."""
+    params: dict[str, Any] = {"mask": "none"}
+    if method == "cfl":
+        params = {**NEVER, "rounds": RECORDED}
     fitted = METHODS[method](**params).fit(_federation(seed), Settings(transcript="full"))
-    calls = [k for k, e in enumerate(fitted.transcript_.entries) if e.method == "train"]
-    first, last = (fitted.transcript_.content(calls[n])[1].reply.delta.values for n in (0, -1))
+    transcript = fitted.transcript_
+    calls = [k for k, entry in enumerate(transcript.entries) if entry.method == "train"]
+    first = transcript.content(calls[0])[1].reply.delta.values
+    last = transcript.content(calls[-1])[1].reply.delta.values
     return last, float(first.norm(dim=1).max())
 
 
@@ -218,81 +263,77 @@ def _federation(seed: int) -> Federation:
 
 
 def borne(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
-    """By method, sketch and clusterer: the largest σ/S up to which the mean ARI over seeds is at
-    least 0.9.
+    """Return the largest σ/S up to which the mean ARI over seeds is at least 0.9.
+
+    Args:
+        rows: the rows of uncompressed updates.
+
+    Returns:
+        σ/S by method, sketch and clusterer; NaN where no noise leaves such an ARI.
     """
-    found: dict[tuple[str, str, str], float] = {}
+    largest: dict[tuple[str, str, str], float] = {}
     for name in CLUSTERERS:
-        means: list[Mapping[tuple[str, ...], tuple[float, float, float, int]]]
-        means = [spread(rows, ("method", "sketch"), f"{name}_{sigma:g}") for sigma in SIGMAS]
-        for key in means[0]:
-            good = [at[key][0] >= LEAST for at in means]
-            found[(key[0], key[1], name)] = max(
-                (s for n, s in enumerate(SIGMAS) if all(good[: n + 1])), default=float("nan")
-            )
-    return found
+        by_sigma = [spread(rows, ("method", "sketch"), f"{name}_{sigma:g}") for sigma in SIGMAS]
+        for method, sketch in by_sigma[0]:
+            limit = float("nan")
+            for sigma, means in zip(SIGMAS, by_sigma, strict=True):
+                if means[method, sketch][0] >= LEAST:
+                    limit = sigma
+                else:
+                    break
+            largest[method, sketch, name] = limit
+    return largest
 
 
 def main(argv: Sequence[str] | None = None) -> Sheet:
     """Measure, print, draw."""
-    given = options(__doc__, argv)
+    chosen = options(__doc__, argv)
     sheet = Sheet("sketches")
-    rows = [
-        row
-        for row in sheet.fill(cells(given.scale, given.seeds), measure, given.minutes)
-        if row["status"] == "done"
-    ]
-    told = [row for row in rows if row["of"] == "updates" and row["compress"] == "none"]
-    for (method, sketch, name), sigma in borne(told).items():
-        print(
-            f"{method}, {sketch or 'whole updates'}, {name}: ARI at least {LEAST} up to σ/S = "
-            f"{sigma:g}"
-        )
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
+    rows = [row for row in rows if row["status"] == "done"]
+    updates = [row for row in rows if row["of"] == "updates"]
+    uncompressed = [row for row in updates if row["compress"] == "none"]
+    for (method, sketch, name), sigma in borne(uncompressed).items():
+        setting = f"{method}, {sketch or 'whole updates'}, {name}"
+        print(f"{setting}: ARI at least {LEAST} up to σ/S = {sigma:g}")
+    unsketched = [row for row in updates if not row["sketch"]]
     for name in CLUSTERERS:
-        for key, (mean, *_) in spread(
-            [r for r in rows if r["of"] == "updates" and not r["sketch"]],
-            ("method", "compress"),
-            f"{name}_0",
-        ).items():
+        by_compression = spread(unsketched, ("method", "compress"), f"{name}_0")
+        for key, (mean, *_) in by_compression.items():
             print(f"{', '.join(key)}, {name}: ARI {mean:.3f} without noise")
+    runs = [row for row in rows if row["of"] == "run"]
     keys = ("method", "sketch", "compress", "clusterer", "noise")
     for value in ("ari", "accuracy", "epsilon", "bytes", "up"):
-        for key, (mean, least, most, count) in spread(
-            [r for r in rows if r["of"] == "run"], keys, value
-        ).items():
-            print(f"run {', '.join(key)}: {value} {mean:.4g} ({least:.4g} – {most:.4g}; {count})")
-    sheet.save(picture(told), given.scale)
+        for key, (mean, minimum, maximum, count) in spread(runs, keys, value).items():
+            numbers = f"{mean:.4g} ({minimum:.4g} – {maximum:.4g}; {count})"
+            print(f"run {', '.join(key)}: {value} {numbers}")
+    sheet.save(picture(uncompressed), chosen.scale)
     return sheet
 
 
 def picture(rows: Sequence[Row]) -> Any:
-    """ARI over σ/S: a panel a method, a colour a sketch, solid lines for the paper's clusterer,
-    broken ones for average linkage.
+    """Draw ARI over σ/S, with a panel for each method and a colour for each sketch.
+
+    Lines are solid for the paper's clusterer, and broken for average linkage.
     """
-    made, axes = figure(9, 3.6, 1, len(METHODS))
-    at = [max(s, SIGMAS[1] / 2) for s in SIGMAS]
+    drawing, axes = figure(9, 3.6, 1, len(METHODS))
+    # a logarithmic axis has no 0, which is drawn at half the smallest noise
+    x = [max(s, SIGMAS[1] / 2) for s in SIGMAS]
     for axis, method in zip(axes[0], METHODS, strict=True):
         for colour, q in enumerate(SKETCHES):
-            own = [
-                r for r in rows if r["method"] == method and r["sketch"] == (str(q) if q else "")
-            ]
+            width = str(q) if q else ""
+            selected = [r for r in rows if r["method"] == method and r["sketch"] == width]
             for clusterer, style in (("paper", "-"), ("average", "--")):
-                means = [
-                    spread(own, ("method",), f"{clusterer}_{s:g}").get((method,), (float("nan"),))[
-                        0
-                    ]
-                    for s in SIGMAS
-                ]
-                axis.semilogx(
-                    at,
-                    means,
-                    style,
-                    color=f"C{colour}",
-                    label=f"{q or 'whole update'}, {clusterer}",
-                )
+                means = []
+                for s in SIGMAS:
+                    by_method = spread(selected, ("method",), f"{clusterer}_{s:g}")
+                    means.append(by_method.get((method,), (float("nan"),))[0])
+                label = f"{q or 'whole update'}, {clusterer}"
+                axis.semilogx(x, means, style, color=f"C{colour}", label=label)
         axis.set(title=method, xlabel="σ/S (leftmost: 0)", ylabel="ARI", ylim=(-0.05, 1.05))
     axes[0][0].legend(fontsize=7)
-    return made
+    return drawing
 
 
 if __name__ == "__main__":

@@ -48,8 +48,10 @@ PAPER = {"srfca": "the correct clusters without k; five points above IFCA"}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Both scenarios with the methods."""
-    settings = {name: {**COMMON, **SCALES[scale], **own} for name, own in OWN[scale].items()}
+    """Return both scenarios with the methods."""
+    settings = {
+        name: {**COMMON, **SCALES[scale], **training} for name, training in OWN[scale].items()
+    }
     return all_cells(settings, METHODS, scale, seeds, PAPER)
 
 

@@ -45,19 +45,19 @@ PAPER = {"srfca": "outperforms all baselines"}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Return all methods by seed, those that are told k once for each k."""
-    found: list[Cell] = []
+    """Return all methods by seed, those that receive k once for each k."""
+    settings: list[Cell] = []
     for seed in range(seeds):
         common = {"scale": scale, **COMMON, **SCALES[scale], "seed": seed}
         for method in MADE:
-            own = {**OWN.get(method, {}), "paper": PAPER.get(method)}
+            extra = {**OWN.get(method, {}), "paper": PAPER.get(method)}
             if method == "srfca":
-                own["refine"] = 1
+                extra["refine"] = 1
             ks: Sequence[int | None] = KS if method in TOLD else (None,)
             for k in ks:
                 name = method if k is None else f"{method} k={k}"
-                found.append({**common, "method": name, "clusters": k, **own})
-    return found
+                settings.append({**common, "method": name, "clusters": k, **extra})
+    return settings
 
 
 def main(argv: Sequence[str] | None = None) -> Sheet:

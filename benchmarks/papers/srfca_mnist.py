@@ -46,8 +46,10 @@ PAPER = {"srfca": "the correct clusters without k; accuracy no worse than the be
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Both scenarios with all methods."""
-    settings = {name: {**COMMON, **SCALES[scale], **own} for name, own in OWN[scale].items()}
+    """Return both scenarios with all methods."""
+    settings = {
+        name: {**COMMON, **SCALES[scale], **training} for name, training in OWN[scale].items()
+    }
     return all_cells(settings, list(MADE), scale, seeds, PAPER)
 
 

@@ -54,18 +54,18 @@ OWN: dict[str, dict[str, Any]] = {  # beside what all have
     },  # the trimming is the authors' code's
 }
 MADE: dict[str, Callable[[Cell, dict[str, Any]], ClusteringProtocol]] = {
-    "global": lambda cell, given: FedAvg(**given, rounds=cell["rounds"]),
-    "finetune": lambda cell, given: FineTune(**given, rounds=cell["rounds"]),
-    "local": lambda cell, given: Local(**{**given, "participation": 1.0}, rounds=cell["rounds"]),
-    "ifca": lambda cell, given: IFCA(
-        **given, rounds=cell["rounds"], k=cell["clusters"], starts=cell["starts"]
+    "global": lambda cell, params: FedAvg(**params, rounds=cell["rounds"]),
+    "finetune": lambda cell, params: FineTune(**params, rounds=cell["rounds"]),
+    "local": lambda cell, params: Local(**{**params, "participation": 1.0}, rounds=cell["rounds"]),
+    "ifca": lambda cell, params: IFCA(
+        **params, rounds=cell["rounds"], k=cell["clusters"], starts=cell["starts"]
     ),
-    "cfl": lambda cell, given: CFL(**given, rounds=cell["rounds"], tree=False),
-    "local-kmeans": lambda cell, given: LocalKMeans(
-        **given, rounds=cell["rounds"], local_rounds=cell["rounds"], k=cell["clusters"]
+    "cfl": lambda cell, params: CFL(**params, rounds=cell["rounds"], tree=False),
+    "local-kmeans": lambda cell, params: LocalKMeans(
+        **params, rounds=cell["rounds"], local_rounds=cell["rounds"], k=cell["clusters"]
     ),
-    "srfca": lambda cell, given: SRFCA(
-        **given,
+    "srfca": lambda cell, params: SRFCA(
+        **params,
         rounds=cell["rounds"],
         local_rounds=cell["rounds"],
         **{n: cell[n] for n in OWN["srfca"]},
@@ -82,38 +82,52 @@ def cells(
     seeds: int,
     paper: Mapping[str, str],
 ) -> list[Cell]:
-    """Methods by scenario by seed; `settings` holds what shapes a scenario's runs, by its name."""
-    found: list[Cell] = []
+    """Return methods by scenario by seed.
+
+    Args:
+        settings: by scenario, what shapes its runs.
+        methods: names of `MADE`.
+        scale: "cpu" or "full".
+        seeds: the number of seeds.
+        paper: what the paper says, by method.
+    """
+    all_cells: list[Cell] = []
     for seed in range(seeds):
         for name, setting in settings.items():
             common = {"scale": scale, "scenario": name, **setting, "epochs": 1, "seed": seed}
-            found += [
-                {**common, "method": m, **OWN.get(m, {}), "paper": paper.get(m)} for m in methods
-            ]
-    return found
+            for method in methods:
+                extra = OWN.get(method, {})
+                all_cells.append({**common, "method": method, **extra, "paper": paper.get(method)})
+    return all_cells
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """One run: agreement, clusters found, mean test accuracy over clients, bytes; of SR-FCA those
-    of relayed models, λ and its gap.
+    """Return the results of one run.
 
-    Of clients whose true clusters are not known (scenario natural) there is no agreement, and the
-    cell's clusters are only what IFCA and Local-KMeans are told.
+    Args:
+        cell: where true clusters are not known (scenario natural) there is no agreement, and the
+            cell's clusters are only what IFCA and Local-KMeans receive.
+
+    Returns:
+        Agreement, clusters found, mean test accuracy over clients, bytes; of SR-FCA those of
+        relayed models, λ and its gap.
     """
-    declared = None if cell["scenario"] == "natural" else cell["clusters"]
-    kind = scenario(cell["scenario"], declared, overlap=cell["overlap"] or None)
+    declared = cell["clusters"]
+    if cell["scenario"] == "natural":
+        declared = None
     federation = Federation.simulate(
         cell["data"],
-        scenario=kind,
+        scenario=scenario(cell["scenario"], declared, overlap=cell["overlap"] or None),
         clients=cell["clients"],
         samples=cell["samples"],
         seed=cell["seed"],
     )
-    given = {name: cell[name] for name in TRAINING} | {"mask": "none"}
-    made = MADE[cell["method"].partition(" ")[0]]
-    fitted = made(cell, given).fit(federation, Settings(transcript="none"))
+    params = {name: cell[name] for name in TRAINING} | {"mask": "none"}
+    # a method's name may have its number of clusters behind it
+    method = MADE[cell["method"].partition(" ")[0]]
+    fitted = method(cell, params).fit(federation, Settings(transcript="none"))
     agreement = fitted.agreement_ or {}
-    found = {
+    results = {
         "exact": agreement.get("exact"),
         "ari": agreement.get("ari"),
         "found": len(set(fitted.labels_.tolist())),
@@ -121,75 +135,90 @@ def measure(cell: Cell) -> dict[str, Any]:
         "least": float(np.nanmin(fitted.scores_)),
         "bytes": fitted.bytes_["up"] + fitted.bytes_["down"],
     }
-    return found | (graph(fitted) if cell["method"] == "srfca" else {})
+    if cell["method"] == "srfca":
+        results |= graph(fitted)
+    return results
 
 
 def graph(fitted: ClusteringProtocol) -> dict[str, Any]:
-    """Bytes of the relayed one-shot models, λ, the longest edge of the spanning tree that it joins
-    and the shortest that it does not.
+    """Return bytes of the relayed one-shot models, λ, and the edges on both sides of it.
+
+    These are the longest edge of the spanning tree that λ joins, and the shortest that it does not.
     """
     line = next(line for line in fitted.history_ if "lambda" in line)
-    joined, apart = (
-        [edge for edge in line["edges"] if (edge <= line["lambda"]) == near]
-        for near in (True, False)
-    )
+    joined = [edge for edge in line["edges"] if edge <= line["lambda"]]
+    separate = [edge for edge in line["edges"] if not edge <= line["lambda"]]
     return {
         "relayed": fitted.bytes_["by_message"]["losses"]["down"],
         "lambda": line["lambda"],
         "joined": max(joined, default=None),
-        "apart": min(apart, default=None),
+        "apart": min(separate, default=None),
     }
 
 
-def table(name: str, of: Callable[[str, int], Sequence[Cell]], options: Any) -> Sheet:
-    """Fill and report a sheet at the scale that was asked for, with its picture; the paper's own
-    scale is listed in it either way.
+def table(name: str, cells_of: Callable[[str, int], Sequence[Cell]], options: Any) -> Sheet:
+    """Fill and report a sheet at the chosen scale, with its picture.
+
+    The paper's own scale is listed in it either way.
+
+    Args:
+        name: the sheet's name.
+        cells_of: the cells of a scale and a number of seeds.
+        options: a script's options, as of `sheet.options`.
     """
     sheet = Sheet(name)
-    sheet.expect(of("full", options.seeds))
-    rows = sheet.fill(of(options.scale, options.seeds), measure, options.minutes)
+    sheet.expect(cells_of("full", options.seeds))
+    rows = sheet.fill(cells_of(options.scale, options.seeds), measure, options.minutes)
     summarise(rows, ["scenario", "method"], FIGURES)
     print(sheet.save(draw(rows), options.scale))
     return sheet
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """Accuracy by method: a bar from the lowest to the highest seed, a dot for each, their mean as
-    a line; a panel a scenario.
+    """Draw accuracy by method, with a panel for each scenario.
+
+    A bar goes from the lowest to the highest seed, a dot stands for each, a line for their mean.
     """
     names = list(dict.fromkeys(row["scenario"] for row in rows))
     methods_shown = len({row["method"] for row in rows})
     panel = max(4.4, 0.55 * methods_shown)  # inches, so that the names of many methods fit
-    made, axes = figure(panel * len(names), 3.6, columns=len(names))
-    for place, name in zip(axes[0], names, strict=True):
-        own = [row for row in rows if row["scenario"] == name]
-        methods = list(dict.fromkeys(row["method"] for row in own))
-        for (method,), (middle, least, most, _) in spread(own, ["method"], "accuracy").items():
-            x, colour = methods.index(method), COLOURS.get(method, "0.4")
-            place.plot(
-                [x, x], [least, most], color=colour, linewidth=5, alpha=0.3, solid_capstyle="butt"
-            )
-            place.plot([x - 0.3, x + 0.3], [middle, middle], color=colour, linewidth=1.6)
-            points = [
-                value
-                for row in own
-                if row["method"] == method
-                for value in numbers(row.get("accuracy", ""))
-            ]
-            place.plot(
-                [x] * len(points),
-                points,
-                color=colour,
-                linestyle="none",
-                marker="o",
-                markersize=3.5,
-            )
-        place.set_xticks(
-            range(len(methods)), methods, rotation=20, ha="right", rotation_mode="anchor"
-        )
-        truth = f" ({own[0]['clusters']} clusters)" if own[0]["clusters"] else ""
-        title = f"{own[0]['data']}, {name}{truth}"
-        place.set(title=title, xlim=(-0.6, len(methods) - 0.4))
-        place.grid(axis="y", alpha=0.25)
+    picture, axes = figure(panel * len(names), 3.6, columns=len(names))
+    for axis, name in zip(axes[0], names, strict=True):
+        _panel(axis, name, [row for row in rows if row["scenario"] == name])
     axes[0, 0].set_ylabel("mean test accuracy over clients")
-    return made
+    return picture
+
+
+def _panel(axis: Any, name: str, rows: Sequence[Row]) -> None:
+    """Draw the methods of one scenario."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    for (method,), (middle, minimum, maximum, _) in spread(rows, ["method"], "accuracy").items():
+        x = methods.index(method)
+        colour = COLOURS.get(method, "0.4")
+        axis.plot(
+            [x, x],
+            [minimum, maximum],
+            color=colour,
+            linewidth=5,
+            alpha=0.3,
+            solid_capstyle="butt",
+        )
+        axis.plot([x - 0.3, x + 0.3], [middle, middle], color=colour, linewidth=1.6)
+        points: list[float] = []
+        for row in rows:
+            if row["method"] == method:
+                points += numbers(row.get("accuracy", ""))
+        axis.plot(
+            [x] * len(points),
+            points,
+            color=colour,
+            linestyle="none",
+            marker="o",
+            markersize=3.5,
+        )
+    axis.set_xticks(range(len(methods)), methods, rotation=20, ha="right", rotation_mode="anchor")
+    clusters = rows[0]["clusters"]
+    truth = f" ({clusters} clusters)" if clusters else ""
+    title = f"{rows[0]['data']}, {name}{truth}"
+    axis.set(title=title, xlim=(-0.6, len(methods) - 0.4))
+    axis.grid(axis="y", alpha=0.25)

@@ -15,33 +15,44 @@ from flwr.clientapp import ClientApp
 from .net import build, sgd
 from .work import Work, load
 
-EXPORT, DEVICE = "SECURECLUSTER_PEERS_EXPORT", "SECURECLUSTER_PEERS_DEVICE"
+EXPORT = "SECURECLUSTER_PEERS_EXPORT"
+DEVICE = "SECURECLUSTER_PEERS_DEVICE"
 app = ClientApp()
 
 
 @cache
 def setup() -> tuple[Work, torch.nn.Module, torch.optim.Optimizer, str]:
-    """What an actor keeps between calls: the data, one network, one optimizer."""
+    """Return what an actor keeps between calls: the data, network, optimizer and device."""
     torch.set_num_threads(1)
     device = os.environ[DEVICE]
     work = load(os.environ[EXPORT])
     net = build(work, device)
-    return work, net, torch.optim.SGD(net.parameters(), lr=work.lr), device
+    optimizer = torch.optim.SGD(net.parameters(), lr=work.lr)
+    return work, net, optimizer, device
 
 
 @app.train()  # type: ignore[untyped-decorator]
 def train(message: Any, context: Context) -> Any:
-    """One pass over the client's samples from the global model."""
+    """Train for one pass over the client's samples from the global model.
+
+    Args:
+        message: holds the global model and the round.
+        context: names the client.
+
+    Returns:
+        The reply with the trained model.
+    """
     work, net, optimizer, device = setup()
-    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    client, number = (
-        int(context.node_config["partition-id"]),
-        int(message.content["config"]["server-round"]) - 1,
-    )
+    received = message.content
+    net.load_state_dict(received["arrays"].to_torch_state_dict())
+    client = int(context.node_config["partition-id"])
+    # Flower counts rounds from 1
+    number = int(received["config"]["server-round"]) - 1
     order = work.order[number, client]
-    x, y = (
-        torch.as_tensor(part[order]).to(device) for part in (work.images(client), work.y[client])
-    )
+    images = work.images(client)[order]
+    labels = work.y[client][order]
+    x = torch.as_tensor(images).to(device)
+    y = torch.as_tensor(labels).to(device)
     sgd(net, optimizer, x, y, work.batch)
     content = {
         "arrays": ArrayRecord(net.state_dict()),

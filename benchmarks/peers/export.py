@@ -1,6 +1,4 @@
-"""What all workers read: one .npz with clients, test set, initial weights and the order of the
-mini-batches.
-"""
+"""Write the .npz that all workers read: clients, test set, initial weights, mini-batch order."""
 
 from __future__ import annotations
 
@@ -19,70 +17,112 @@ from securecluster.models.validation import build
 SEED = 0  # this project draws the initial weights from it, as every worker must start from them
 LR = 0.1
 # ten steps a client and round: one pass, since pfl's `local_num_steps` only caps within one
-SAMPLES, BATCH = (
-    100,
-    10,
-)
+SAMPLES = 100
+BATCH = 10
 Pool = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def export(path: Path, model: str, clients: int, rounds: int, samples: int = SAMPLES) -> Work:
     """Write the work of one configuration, and return it.
 
+    Args:
+        path: of the .npz.
+        model: one of `NAMES`.
+        clients: m.
+        rounds: how many have an order of mini-batches.
+        samples: of each client.
+
     Raises:
         UsageError: this project does not know the model.
     """
     flat = build(NAMES[model], (1, 28, 28), 10, Randomness(SEED))
-    (x, y), (x_test, y_test), randomness = train(), test(), Randomness(SEED)
-    own = dealt(len(y), clients, samples, randomness)
+    x, y = train()
+    x_test, y_test = test()
+    randomness = Randomness(SEED)
+    positions = dealt(len(y), clients, samples, randomness)
     order = np.stack([_order(clients, samples, t, randomness) for t in range(rounds)])
-    work = Work(x[own], y[own], x_test, y_test, flat.initial().numpy(), order, model, LR, BATCH)
+    work = Work(
+        x=x[positions],
+        y=y[positions],
+        x_test=x_test,
+        y_test=y_test,
+        start=flat.initial().numpy(),
+        order=order,
+        model=model,
+        lr=LR,
+        batch=BATCH,
+    )
     save(path, work)
     return work
 
 
 def dealt(pool: int, clients: int, samples: int, randomness: Randomness) -> NDArray[np.int64]:
-    """Which samples each client holds, (m, n): a shuffled pool dealt out, shuffled anew each time
-    it is used up.
+    """Return the positions (m, n) of each client's samples.
+
+    A shuffled pool is dealt out, and shuffled anew each time it is used up.
+
+    Args:
+        pool: its number of samples.
+        clients: m.
+        samples: n.
+        randomness: of the permutations.
     """
-    turns = -(-clients * samples // pool)
-    cards = np.concatenate(
-        [randomness.generator("peers", "deal", turn).permutation(pool) for turn in range(turns)]
-    )
-    return cards[: clients * samples].reshape(clients, samples)
+    needed = clients * samples
+    turns = -(-needed // pool)
+    permutations = []
+    for turn in range(turns):
+        generator = randomness.generator("peers", "deal", turn)
+        permutations.append(generator.permutation(pool))
+    positions = np.concatenate(permutations)
+    return positions[:needed].reshape(clients, samples)
 
 
 def train() -> Pool:
-    """MNIST's training images; digits scaled up to 28 × 28 where MNIST is not at hand."""
-    return _pixels(source("mnist").train) if data() == "mnist" else _digits(0)
+    """Return MNIST's training images, or digits scaled up to 28 × 28 where MNIST is missing."""
+    if data() == "mnist":
+        return _pixels(source("mnist").train)
+    return _digits(0)
 
 
 def test() -> Pool:
-    """The test images: of MNIST, or a fifth of the digits."""
-    held = source("mnist").test if data() == "mnist" else None
-    return _digits(1) if held is None else _pixels(held)
+    """Return the test images: of MNIST, or a fifth of the digits."""
+    if data() == "mnist":
+        pool = source("mnist").test
+        if pool is not None:
+            return _pixels(pool)
+    return _digits(1)
 
 
 def data() -> str:
-    """The name of the samples: MNIST where it lies under SECURECLUSTER_DATA."""
+    """Return the name of the samples: MNIST where SECURECLUSTER_DATA has it."""
     folder = os.environ.get(FOLDER)
-    return "mnist" if folder and (Path(folder) / "mnist").is_dir() else "digits 28x28"
+    if folder and (Path(folder) / "mnist").is_dir():
+        return "mnist"
+    return "digits 28x28"
 
 
 def _order(clients: int, samples: int, turn: int, randomness: Randomness) -> NDArray[np.int16]:
-    draws = randomness.generator("peers", "order", turn).random((clients, samples))
+    generator = randomness.generator("peers", "order", turn)
+    draws = generator.random((clients, samples))
     return draws.argsort(axis=1).astype(np.int16)
 
 
 def _pixels(pool: SourcePool) -> Pool:
-    return np.round(pool.read(np.arange(len(pool.y))) * 255).astype(np.uint8), pool.y
+    """Return a pool's images as bytes, and its labels."""
+    positions = np.arange(len(pool.y))
+    pixels = np.round(pool.read(positions) * 255)
+    return pixels.astype(np.uint8), pool.y
 
 
 def _digits(held_out: int) -> Pool:
+    """Return the training (0) or the test part (1) of the digits, scaled up to 28 × 28."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    nearest = np.arange(28) * 8 // 28
-    pixels = np.round(bunch.images * 255 / 16).astype(np.uint8)[:, None, nearest][..., nearest]
-    mine = (np.arange(len(pixels)) % 5 == 4) == held_out
-    return pixels[mine], bunch.target[mine].astype(np.int64)
+    small = np.round(bunch.images * 255 / 16).astype(np.uint8)  # from 0 … 16
+    nearest = np.arange(28) * 8 // 28  # the source of each row and column
+    pixels = small[:, None, nearest][..., nearest]
+    every_fifth = np.arange(len(pixels)) % 5 == 4
+    selected = every_fifth == held_out
+    labels = bunch.target[selected].astype(np.int64)
+    return pixels[selected], labels

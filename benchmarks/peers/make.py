@@ -31,7 +31,11 @@ VERSIONS = ("torch", "numpy", "securecluster", "pfl", "flwr", "ray")
 
 
 def python(name: str, where: Path = WHERE) -> Path:
-    """The interpreter of an environment.
+    """Return the interpreter of an environment.
+
+    Args:
+        name: of the environment.
+        where: folder of all environments.
 
     Raises:
         UsageError: the environment is not there, or its installation was not completed.
@@ -45,7 +49,11 @@ def python(name: str, where: Path = WHERE) -> Path:
 
 
 def versions(interpreter: Path) -> dict[str, str]:
-    """The versions of an environment's packages that matter here, by name."""
+    """Return the versions of an environment's packages that matter here, by name.
+
+    Args:
+        interpreter: of the environment.
+    """
     code = f"""
 import importlib.metadata as metadata, json
 found = {{}}
@@ -56,15 +64,18 @@ for name in {VERSIONS!r}:
         pass
 print(json.dumps(found))
 """
-    done = subprocess.run(
-        [interpreter, "-I", "-c", code], capture_output=True, text=True, check=True
-    )
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    command = [str(interpreter), "-I", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    by_name: dict[str, str] = json.loads(done.stdout)
+    return by_name
 
 
 def make(name: str, where: Path = WHERE) -> None:
     """Make one environment, unless it is complete.
+
+    Args:
+        name: of the environment.
+        where: folder of all environments.
 
     Raises:
         UsageError: an unknown name, or the installation failed; the sentence names the log.
@@ -73,16 +84,14 @@ def make(name: str, where: Path = WHERE) -> None:
         raise unknown("environment", name, NEEDS)
     if _complete(name, where):
         return
-    folder, log = where / name, where / f"{name}.log"
+    folder = where / name
+    log = where / f"{name}.log"
     where.mkdir(parents=True, exist_ok=True)
     venv.create(folder, clear=True, with_pip=True)
+    interpreter = folder / "bin" / "python"
+    command = [str(interpreter), "-m", "pip", "install", *NEEDS[name]]
     with log.open("w") as stream:
-        done = subprocess.run(
-            [folder / "bin" / "python", "-m", "pip", "install", *NEEDS[name]],
-            stdout=stream,
-            stderr=stream,
-            check=False,
-        )
+        done = subprocess.run(command, stdout=stream, stderr=stream, check=False)
     if done.returncode:
         raise UsageError(f"installing {name} failed: read {log}, then run this again")
     _mark(name, where).write_text(_wanted(name))
@@ -102,8 +111,15 @@ def _complete(name: str, where: Path) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make all environments, or the named ones; one that fails does not keep the others from being
-    made.
+    """Make all environments, or the named ones.
+
+    Where one fails, the others are made all the same.
+
+    Args:
+        arguments: the command line; None takes the process's own.
+
+    Returns:
+        The exit code: 1 where one failed.
     """
     parser = argparse.ArgumentParser(
         prog="securecluster.benchmarks.peers.make", description=__doc__
@@ -115,7 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in chosen.only:
         try:
             make(name, chosen.where)
-            print(f"{name}: {versions(python(name, chosen.where))}", flush=True)
+            interpreter = python(name, chosen.where)
+            print(f"{name}: {versions(interpreter)}", flush=True)
         except UsageError as error:
             failed = 1
             print(f"{name}: {error}", file=sys.stderr, flush=True)

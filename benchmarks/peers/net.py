@@ -16,15 +16,23 @@ from .work import Options, Talk, Weights, Work, scaled
 
 
 def mlp() -> nn.Sequential:
-    """784-200-10 with ReLU, d = 159,010 (McMahan et al. 2017 have two hidden layers; Vardhan et al.
-    2024 this one).
+    """Return a 784-200-10 network with ReLU, d = 159,010.
+
+    McMahan et al. (2017) have two hidden layers, Vardhan et al. (2024) this one.
     """
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(784, 200),
+        nn.ReLU(),
+        nn.Linear(200, 10),
+    )
 
 
 def cnn() -> nn.Sequential:
-    """Two 5 × 5 convolutions of 32 and 64 channels, each with ReLU and 2 × 2 pooling, 512 dense, d
-    = 1,663,370 (Briggs et al. 2020).
+    """Return the convolutional network of Briggs et al. (2020), d = 1,663,370.
+
+    It has two 5 × 5 convolutions of 32 and 64 channels, each with ReLU and 2 × 2 pooling, and a
+    dense layer of 512 units.
     """
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding="same"),
@@ -44,69 +52,103 @@ NETS = {"mlp": mlp, "cnn": cnn}
 
 
 def build(work: Work, device: str = "cpu") -> nn.Sequential:
-    """The work's network with its initial weights."""
+    """Return the work's network with its initial weights.
+
+    Args:
+        work: names the network and holds the weights.
+        device: where the network is to be.
+    """
     net = NETS[work.model]().to(device)
-    put(net, torch.as_tensor(work.start).to(device))
+    start = torch.as_tensor(work.start).to(device)
+    put(net, start)
     return net
 
 
 def put(net: nn.Module, weights: torch.Tensor) -> None:
     """Write a vector (d,) into the network, in place."""
-    at = 0
+    offset = 0
     with torch.no_grad():
         for parameter in net.parameters():
-            parameter.copy_(weights[at : at + parameter.numel()].view_as(parameter))
-            at += parameter.numel()
+            end = offset + parameter.numel()
+            values = weights[offset:end]
+            parameter.copy_(values.view_as(parameter))
+            offset = end
 
 
 def flat(net: nn.Module) -> torch.Tensor:
-    """The network's weights as one new vector (d,)."""
+    """Return the network's weights as one new vector (d,)."""
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
 def sgd(
     net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, batch: int
 ) -> None:
-    """One pass over samples that are in order already."""
+    """Train for one pass over samples that are in order already.
+
+    Args:
+        net: changes in place.
+        optimizer: of the network's parameters.
+        x: samples (n, …).
+        y: labels (n,).
+        batch: samples of a mini-batch; the last one may have fewer.
+    """
     for first in range(0, len(y), batch):
+        rows = slice(first, first + batch)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(
-            net(x[first : first + batch]), y[first : first + batch]
-        ).backward()  # type: ignore[no-untyped-call]
+        loss = nn.functional.cross_entropy(net(x[rows]), y[rows])
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
 def accuracy(work: Work, weights: Weights) -> float:
-    """On the test set, the same code for every worker."""
+    """Return a model's accuracy on the test set, by the same code for every worker.
+
+    Args:
+        work: holds the test set.
+        weights: of the model, (d,).
+    """
     net = build(work)
     put(net, torch.as_tensor(weights))
     hits = 0
     with torch.no_grad():
         for first in range(0, len(work.y_test), 500):
-            part = slice(first, first + 500)
-            guess: NDArray[np.int64] = (
-                net(torch.as_tensor(scaled(work.x_test[part]))).argmax(1).numpy()
-            )
-            hits += int((guess == work.y_test[part]).sum())
+            rows = slice(first, first + 500)
+            images = torch.as_tensor(scaled(work.x_test[rows]))
+            logits = net(images)
+            predicted: NDArray[np.int64] = logits.argmax(1).numpy()
+            correct = predicted == work.y_test[rows]
+            hits += int(correct.sum())
     return hits / len(work.y_test)
 
 
 def settle(device: str) -> Callable[[], int]:
-    """Wait for the device, and tell the most memory this process has held there, in bytes (0 on the
-    CPU).
+    """Return a function that waits for the device.
+
+    It returns the most memory that this process has held there, in bytes (0 on the CPU).
+
+    Args:
+        device: "cpu" or "cuda".
     """
 
     def settled() -> int:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_reserved()
 
-    return settled if device == "cuda" else lambda: 0
+    if device != "cuda":
+        return lambda: 0
+    return settled
 
 
-def talk(work: Work, net: nn.Module, given: Options) -> Talk:
-    """A pipe for a worker whose global model lies in `net`."""
-    return Talk(
-        lambda: np.asarray(flat(net).cpu().numpy(), dtype=np.float32),
-        partial(accuracy, work),
-        settle(given.device),
-    )
+def talk(work: Work, net: nn.Module, arguments: Options) -> Talk:
+    """Return a pipe to the driver for a worker whose global model is in `net`.
+
+    Args:
+        work: holds the test set.
+        net: the global model.
+        arguments: of the worker.
+    """
+
+    def weights() -> Weights:
+        return np.asarray(flat(net).cpu().numpy(), dtype=np.float32)
+
+    return Talk(weights, partial(accuracy, work), settle(arguments.device))

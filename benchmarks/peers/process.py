@@ -1,5 +1,6 @@
-"""A worker as the driver sees it: one process, one line out, one line back, and nothing left
-behind.
+"""The driver's side of a worker: one process, a request and an answer of one line each.
+
+Closing a worker ends all processes that it started.
 """
 
 from __future__ import annotations
@@ -25,20 +26,28 @@ TAG = "SECURECLUSTER_PEERS"
 
 
 class PeerError(Exception):
-    """A worker did not do what it was asked for; the text says why."""
+    """Raised where a worker did not carry out a request; the text says why."""
 
 
 class Worker:
     """One worker in its own environment.
 
     Args:
-        log: where everything goes that the worker and its framework print.
+        peer: names the module `work_…` that it runs.
+        python: the interpreter of its environment.
+        export: path of the exported .npz.
+        threads: of PyTorch.
+        device: "cpu" or "cuda".
+        log: receives everything that the worker and its framework print.
     """
 
     def __init__(
         self, peer: str, python: Path, export: Path, threads: int, device: str, log: Path
     ) -> None:
-        self.peer, self.threads, self._log, self._tag = peer, threads, log, uuid.uuid4().hex
+        self.peer = peer
+        self.threads = threads
+        self._log = log
+        self._tag = uuid.uuid4().hex
         self._scratch = tempfile.TemporaryDirectory(prefix="peers-", ignore_cleanup_errors=True)
         command = [
             python,
@@ -68,14 +77,14 @@ class Worker:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def _environment(self) -> dict[str, str]:
-        own = {
+        additions = {
             TAG: self._tag,
             "PYTHONPATH": str(HERE.parent),
             **ENVIRONMENT,
@@ -89,46 +98,57 @@ class Worker:
             # on any system: ray keeps to the loopback address
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         }
-        return {**os.environ, **own}
+        return {**os.environ, **additions}
 
     def ready(self, seconds: float) -> None:
         """Wait until it has read its data."""
         self._listen(seconds, "getting ready")
 
-    def ask(self, what: str, seconds: float) -> dict[str, Any]:
+    def ask(self, request: str, seconds: float) -> dict[str, Any]:
         """Send one line and wait for the answer.
+
+        Args:
+            request: the line.
+            seconds: to wait.
 
         Raises:
             PeerError: it ended, or did not answer in time.
         """
-        assert self._process.stdin is not None
+        stdin = self._process.stdin
+        assert stdin is not None
+        command = request.split()[0]
         try:
-            self._process.stdin.write(what.encode() + b"\n")
-            self._process.stdin.flush()
+            stdin.write(request.encode() + b"\n")
+            stdin.flush()
         except OSError:
-            raise PeerError(f"ended before `{what.split()[0]}`: {self._last()}") from None
-        return self._listen(seconds, f"`{what.split()[0]}`")
+            raise PeerError(f"ended before `{command}`: {self._last()}") from None
+        return self._listen(seconds, f"`{command}`")
 
     def _listen(self, seconds: float, doing: str) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], seconds)[0]:
+        stdout = self._process.stdout
+        assert stdout is not None
+        readable, _, _ = select.select([stdout], [], [], seconds)
+        if not readable:
             raise PeerError(f"timed out after {seconds:.0f} s in {doing}")
-        line = self._process.stdout.readline()
+        line = stdout.readline()
         if not line:
             raise PeerError(f"ended in {doing}: {self._last()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def _last(self) -> str:
-        """The last line it printed: of a traceback, the one that says what is wrong."""
-        lines = [
-            line for line in self._log.read_text(errors="replace").splitlines() if line.strip()
-        ]
-        return lines[-1][:200] if lines else "it printed nothing"
+        """Return the last line it printed: of a traceback, the one that says what is wrong."""
+        text = self._log.read_text(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip()]
+        if not lines:
+            return "it printed nothing"
+        return lines[-1][:200]
 
     def close(self, patience: float = 15) -> None:
-        """Ask it to quit; what has not ended after `patience` seconds, or was left behind (ray's
-        daemons), is killed.
+        """Ask it to quit, and kill the processes that remain (such as ray's daemons).
+
+        Args:
+            patience: seconds until a worker that has not ended is killed.
         """
         assert self._process.stdin is not None
         with suppress(OSError):
@@ -146,18 +166,28 @@ class Worker:
 
 
 def tagged(tag: str) -> list[int]:
-    """The processes that inherited a worker's mark in their environment, whoever their parent is by
-    now.
+    """Return the ids of the processes that inherited a worker's mark in their environment.
+
+    A process keeps the mark when its parent ends.
+
+    Args:
+        tag: the mark.
     """
-    return [
-        int(p.name)
-        for p in Path("/proc").iterdir()
-        if p.name.isdigit() and f"{TAG}={tag}".encode() in _environ(p)
-    ]
+    mark = f"{TAG}={tag}".encode()
+    pids = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and mark in _environ(folder):
+            pids.append(int(folder.name))
+    return pids
 
 
 def wait_until(done: Callable[[], bool], seconds: float) -> bool:
-    """Whether it became true in time."""
+    """Return whether a condition became true in time.
+
+    Args:
+        done: the condition, evaluated every 50 ms.
+        seconds: to wait.
+    """
     end = time.monotonic() + seconds
     while not done() and time.monotonic() < end:
         time.sleep(0.05)

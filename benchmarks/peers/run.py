@@ -57,12 +57,23 @@ COLUMNS = (
 def rows(
     plan: Plan, model: str, clients: int, measured: Sequence[Measured], packages: dict[str, str]
 ) -> list[dict[str, Any]]:
-    """A row for each peer, those that were not asked for included."""
-    by = {found.peer: found for found in measured}
-    ours, central, plain = (by.get(name, Measured(name)) for name in ("ours", "central", "plain"))
+    """Return a row for each peer, those that did not run included.
+
+    Args:
+        plan: of the command line.
+        model: of this configuration.
+        clients: of this configuration.
+        measured: the results, a peer each.
+        packages: the versions of a peer's packages, by peer.
+    """
+    by_peer = {result.peer: result for result in measured}
+    ours = by_peer.get("ours", Measured("ours"))
+    central = by_peer.get("central", Measured("central"))
+    plain = by_peer.get("plain", Measured("plain"))
     lines = []
     for peer in ENVIRONMENTS:
-        found = by.get(peer, Measured(peer, status="not run"))
+        result = by_peer.get(peer, Measured(peer, status="not run"))
+        median = result.time()
         setting = {
             "model": model,
             "clients": clients,
@@ -70,75 +81,104 @@ def rows(
             "data": data(),
         }
         ratios = {
-            "times_ours": _text(found.time() / ours.time(), 2),
-            "share_of_central": _text(central.time() / found.time(), 3),
-            "samples_per_second": _text(clients * SAMPLES / found.time(), 0),
+            "times_ours": _text(median / ours.time(), 2),
+            "share_of_central": _text(central.time() / median, 3),
+            "samples_per_second": _text(clients * SAMPLES / median, 0),
         }
-        diffs = {f"diff_{when}": _difference(found, plain, when) for when in ("first", "end")}
-        lines.append(
-            setting
-            | _numbers(found)
-            | ratios
-            | diffs
-            | {"status": found.status, "versions": packages.get(peer, "")}
-        )
+        differences = {
+            "diff_first": _difference(result, plain, "first"),
+            "diff_end": _difference(result, plain, "end"),
+        }
+        outcome = {
+            "status": result.status,
+            "versions": packages.get(peer, ""),
+        }
+        lines.append(setting | _numbers(result) | ratios | differences | outcome)
     return lines
 
 
-def _numbers(found: Measured) -> dict[str, Any]:
-    """What one worker measured by itself."""
+def _numbers(result: Measured) -> dict[str, Any]:
+    """Return the columns that need no other worker's results."""
+    first = float("nan")
+    if result.seconds:
+        first = result.seconds[0]
     return {
-        "peer": found.peer,
-        "threads": found.threads,
-        "rounds": len(found.seconds),
-        "start": _text(found.start, 2),
-        "first": _text(found.seconds[0] if found.seconds else float("nan"), 4),
-        "median": _text(found.time(), 4),
-        "min": _text(found.time(min), 4),
-        "max": _text(found.time(max), 4),
-        "peak_mib": found.peak >> 20,
-        "peak_device_mib": found.peak_device >> 20,
-        "accuracy": _text(found.accuracy, 4),
+        "peer": result.peer,
+        "threads": result.threads,
+        "rounds": len(result.seconds),
+        "start": _text(result.start, 2),
+        "first": _text(first, 4),
+        "median": _text(result.time(), 4),
+        "min": _text(result.time(min), 4),
+        "max": _text(result.time(max), 4),
+        "peak_mib": result.peak >> 20,
+        "peak_device_mib": result.peak_device >> 20,
+        "accuracy": _text(result.accuracy, 4),
     }
 
 
 def device_name(device: str) -> str:
-    """`cpu`, whose name is in the CSV's first line, or the GPU's own name."""
-    return device if device == "cpu" else torch.cuda.get_device_name()
+    """Return `cpu`, whose name is in the CSV's first line, or the GPU's own name."""
+    if device == "cpu":
+        return device
+    return torch.cuda.get_device_name()
 
 
-def _difference(found: Measured, plain: Measured, when: str) -> str:
-    """The largest difference from the plain loop's weights; the centralised model does other work.
+def _difference(result: Measured, plain: Measured, when: str) -> str:
+    """Return the largest difference from the plain loop's weights, as text.
 
-    What differs by a last bit after the first round may differ visibly at the end, since training
+    A difference in the last bit after the first round may be visible at the end, since training
     amplifies it (the CNN a thousandfold).
+
+    Args:
+        result: of any worker.
+        plain: of the plain loop.
+        when: "first" or "end".
+
+    Returns:
+        An empty text where weights are missing, and for the centralised model, which does other
+        work.
     """
-    if when not in found.weights or when not in plain.weights or found.peer == "central":
+    if when not in result.weights or when not in plain.weights:
         return ""
-    return f"{np.abs(found.weights[when] - plain.weights[when]).max():.1e}"
+    if result.peer == "central":
+        return ""
+    difference = np.abs(result.weights[when] - plain.weights[when])
+    return f"{difference.max():.1e}"
 
 
 def _text(value: float, digits: int) -> str:
-    return "" if np.isnan(value) else f"{value:.{digits}f}"
+    if np.isnan(value):
+        return ""
+    return f"{value:.{digits}f}"
 
 
 def show(lines: Sequence[dict[str, Any]]) -> None:
-    """One configuration as a table."""
-    print(
-        f"{lines[0]['model']}, {lines[0]['clients']} clients, {lines[0]['device']}, "
-        f"{lines[0]['data']}: seconds per round"
-    )
-    print("  ".join(f"{name:>{max(8, len(name))}}" for name in COLUMNS))
+    """Print one configuration as a table.
+
+    Args:
+        lines: its rows, a peer each.
+    """
+    setting = lines[0]
+    configuration = f"{setting['model']}, {setting['clients']} clients"
+    machine = f"{setting['device']}, {setting['data']}"
+    print(f"{configuration}, {machine}: seconds per round")
+    widths = {name: max(8, len(name)) for name in COLUMNS}
+    print("  ".join(name.rjust(width) for name, width in widths.items()))
     for line in lines:
-        print(
-            "  ".join(f"{line[name]!s:>{max(8, len(name))}}" for name in COLUMNS)
-            + ("" if line["status"] == "ok" else f"  {line['status']}"),
-            flush=True,
-        )
+        cells = [str(line[name]).rjust(width) for name, width in widths.items()]
+        text = "  ".join(cells)
+        if line["status"] != "ok":
+            text += f"  {line['status']}"
+        print(text, flush=True)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line.
+
+    Args:
+        arguments: the command line; None takes the process's own.
+    """
     parser = argparse.ArgumentParser(
         prog="securecluster.benchmarks.peers", description=(__doc__ or "").split("\n")[0]
     )
@@ -166,54 +206,65 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def chosen(given: argparse.Namespace, scratch: Path) -> Plan:
-    """The plan, checked.
+def chosen(options: argparse.Namespace, scratch: Path) -> Plan:
+    """Return the plan, checked.
+
+    Args:
+        options: of the command line.
+        scratch: folder for exports, weights and logs.
 
     Raises:
         UsageError: an unknown name, an environment that is missing, or numbers that measure
             nothing.
     """
-    for what, names, known in (("model", given.models, NAMES), ("peer", given.peers, ENVIRONMENTS)):
-        for name in names:
-            if name not in known:
-                raise unknown(what, name, known)
-    if given.rounds < 2 or min(given.clients) < 2:
+    for model in options.models:
+        if model not in NAMES:
+            raise unknown("model", model, NAMES)
+    for peer in options.peers:
+        if peer not in ENVIRONMENTS:
+            raise unknown("peer", peer, ENVIRONMENTS)
+    if options.rounds < 2 or min(options.clients) < 2:
         raise UsageError(
             "two rounds and two clients are the least: the first round is reported apart"
         )
-    choose_device(given.device)
-    pythons = {peer: python(ENVIRONMENTS[peer], given.where) for peer in given.peers}
+    choose_device(options.device)
+    pythons = {}
+    for peer in options.peers:
+        pythons[peer] = python(ENVIRONMENTS[peer], options.where)
     return Plan(
-        given.clients,
-        given.models,
-        given.peers,
-        given.rounds,
-        given.device,
-        given.budget,
-        given.timeout,
-        pythons,
-        scratch,
+        clients=options.clients,
+        models=options.models,
+        peers=options.peers,
+        rounds=options.rounds,
+        device=options.device,
+        budget=options.budget,
+        timeout=options.timeout,
+        pythons=pythons,
+        scratch=scratch,
     )
 
 
 def run(plan: Plan, name: str) -> Path:
-    """Measure everything asked for; the table is printed and the CSV written anew after each
-    configuration.
+    """Measure all configurations, and return the path of the CSV.
+
+    The table is printed and the CSV written anew after each configuration.
+
+    Args:
+        plan: of the command line.
+        name: of the CSV in benchmarks/results.
     """
-    packages = {
-        peer: " ".join(f"{k} {v}" for k, v in versions(p).items())
-        for peer, p in plan.pythons.items()
-    }
+    packages = {}
+    for peer, interpreter in plan.pythons.items():
+        names = [f"{package} {version}" for package, version in versions(interpreter).items()]
+        packages[peer] = " ".join(names)
     table: list[dict[str, Any]] = []
     for model in plan.models:
         tried = trials(plan, model)
-        print(
-            f"{model}, threads: "
-            + ", ".join(f"{peer} {threads}" for peer, (threads, _) in tried.items()),
-            flush=True,
-        )
+        threads = ", ".join(f"{peer} {number}" for peer, (number, _) in tried.items())
+        print(f"{model}, threads: {threads}", flush=True)
         for clients in plan.clients:
-            lines = rows(plan, model, clients, measure(plan, model, clients, tried), packages)
+            measured = measure(plan, model, clients, tried)
+            lines = rows(plan, model, clients, measured, packages)
             show(lines)
             table += lines
             path = write(name, table)
@@ -221,13 +272,18 @@ def run(plan: Plan, name: str) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line's answer; a user's mistake is one sentence."""
+    """Run the command and return its exit code; a user's mistake is one sentence.
+
+    Args:
+        arguments: the command line; None takes the process's own.
+    """
     # so that the workers are stopped then, too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    given = parsed(arguments)
+    options = parsed(arguments)
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         try:
-            print(run(chosen(given, Path(folder)), given.name))
+            plan = chosen(options, Path(folder))
+            print(run(plan, options.name))
         except UsageError as error:
             print(error, file=sys.stderr)
             return 2

@@ -29,7 +29,7 @@ Trials = dict[str, tuple[int, float]]
 
 @dataclass
 class Measured:
-    """What one worker did in one configuration."""
+    """The results of one worker in one configuration."""
 
     peer: str
     threads: int = 0
@@ -43,15 +43,20 @@ class Measured:
     weights: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def time(self, of: Callable[[list[float]], Any] = statistics.median) -> float:
-        """The median (or `min`, `max`) of the rounds but the first, in seconds; NaN before there
-        are any.
+        """Return the median of the rounds but the first, in seconds; NaN before there are any.
+
+        Args:
+            of: another statistic than the median, such as `min`.
         """
-        return float(of(self.seconds[1:])) if self.seconds[1:] else float("nan")
+        later = self.seconds[1:]
+        if not later:
+            return float("nan")
+        return float(of(later))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for on the command line."""
+    """The configurations to measure, as the command line says."""
 
     clients: Sequence[int]
     models: Sequence[str]
@@ -64,10 +69,15 @@ class Plan:
     scratch: Path
 
     def worker(self, peer: str, work: Path, threads: int) -> Worker:
-        """A started worker."""
-        return Worker(
-            peer, self.pythons[peer], work, threads, self.device, self.scratch / f"{peer}.log"
-        )
+        """Start a worker, and return it.
+
+        Args:
+            peer: one of the environments' users.
+            work: path of the exported .npz.
+            threads: of the worker.
+        """
+        log = self.scratch / f"{peer}.log"
+        return Worker(peer, self.pythons[peer], work, threads, self.device, log)
 
 
 class Turns:
@@ -79,51 +89,74 @@ class Turns:
     def __init__(
         self, plan: Plan, work: Path, measured: Sequence[Measured], stack: ExitStack
     ) -> None:
-        self._plan, self._work, self._measured, self._stack = plan, work, measured, stack
+        self._plan = plan
+        self._work = work
+        self._measured = measured
+        self._stack = stack
         self._workers: dict[str, Worker] = {}
 
     def each(self, act: Callable[[Measured], None]) -> None:
-        """Do something with all that are well, one after the other."""
-        for found in self._measured:
+        """Do something with all workers that have not failed, one after the other.
+
+        Args:
+            act: takes a worker's results, and may raise `PeerError`.
+        """
+        for result in self._measured:
             try:
-                if found.status == "ok":
-                    act(found)
+                if result.status == "ok":
+                    act(result)
             except PeerError as error:
-                found.status = str(error)
-                print(f"  {found.peer}: {error}", flush=True)
-                self._workers[found.peer].close()
+                result.status = str(error)
+                print(f"  {result.peer}: {error}", flush=True)
+                self._workers[result.peer].close()
 
-    def start(self, found: Measured) -> None:
-        """Start a process and wait for its data to be there."""
+    def start(self, result: Measured) -> None:
+        """Start a worker and wait until it has read its data."""
         since = time.monotonic()
-        worker = self._stack.enter_context(self._plan.worker(found.peer, self._work, found.threads))
-        self._workers[found.peer] = worker
+        started = self._plan.worker(result.peer, self._work, result.threads)
+        worker = self._stack.enter_context(started)
+        self._workers[result.peer] = worker
         worker.ready(self._plan.timeout)
-        found.start = time.monotonic() - since
+        result.start = time.monotonic() - since
 
-    def round(self, found: Measured) -> None:
-        """One round."""
-        answer = self._workers[found.peer].ask("round", self._plan.timeout)
-        found.seconds.append(answer["seconds"])
-        found.peak = max(found.peak, answer["peak_rss_bytes"])
-        found.peak_device = max(found.peak_device, answer["peak_device_bytes"])
-        if len(found.seconds) == 1:
-            found.weights["first"] = self._weights(found)
+    def round(self, result: Measured) -> None:
+        """Let a worker train one round, and add its figures to its results."""
+        answer = self._ask(result, "round")
+        result.seconds.append(answer["seconds"])
+        result.peak = max(result.peak, answer["peak_rss_bytes"])
+        result.peak_device = max(result.peak_device, answer["peak_device_bytes"])
+        if len(result.seconds) == 1:
+            result.weights["first"] = self._weights(result)
 
-    def finish(self, found: Measured) -> None:
-        """Accuracy and weights of the global model."""
-        found.accuracy = self._workers[found.peer].ask("accuracy", self._plan.timeout)["accuracy"]
-        found.weights["end"] = self._weights(found)
+    def finish(self, result: Measured) -> None:
+        """Add accuracy and weights of a worker's global model to its results."""
+        answer = self._ask(result, "accuracy")
+        result.accuracy = answer["accuracy"]
+        result.weights["end"] = self._weights(result)
 
-    def _weights(self, found: Measured) -> NDArray[np.float32]:
-        path = self._plan.scratch / f"{found.peer}.npy"
-        self._workers[found.peer].ask(f"weights {path}", self._plan.timeout)
+    def _ask(self, result: Measured, request: str) -> dict[str, Any]:
+        worker = self._workers[result.peer]
+        return worker.ask(request, self._plan.timeout)
+
+    def _weights(self, result: Measured) -> NDArray[np.float32]:
+        path = self._plan.scratch / f"{result.peer}.npy"
+        self._ask(result, f"weights {path}")
         weights: NDArray[np.float32] = np.load(path)
         return weights
 
 
 def measure(plan: Plan, model: str, clients: int, trials: Trials) -> list[Measured]:
-    """All workers in turns until the rounds or the budget are used up."""
+    """Let all workers take turns until the rounds or the budget are used up.
+
+    Args:
+        plan: of the command line.
+        model: one of its models.
+        clients: one of its numbers of clients.
+        trials: threads, and seconds per client and round, by peer.
+
+    Returns:
+        The results, a peer each.
+    """
     work = plan.scratch / f"{model}-{clients}.npz"
     export(work, model, clients, plan.rounds)
     measured = [_planned(peer, clients, trials[peer], plan.timeout) for peer in plan.peers]
@@ -133,11 +166,10 @@ def measure(plan: Plan, model: str, clients: int, trials: Trials) -> list[Measur
         began = time.monotonic()
         for number in range(plan.rounds):
             turns.each(turns.round)
-            latest = (
-                f"{found.peer} {found.seconds[-1]:.3f}"
-                for found in measured
-                if found.status == "ok"
-            )
+            latest = []
+            for result in measured:
+                if result.status == "ok":
+                    latest.append(f"{result.peer} {result.seconds[-1]:.3f}")
             print(f"  round {number + 1}: {'  '.join(latest)}", flush=True)
             if time.monotonic() - began > plan.budget:
                 break
@@ -147,38 +179,53 @@ def measure(plan: Plan, model: str, clients: int, trials: Trials) -> list[Measur
 
 
 def trials(plan: Plan, model: str) -> Trials:
-    """Each peer's better number of threads, from a short run with few clients."""
+    """Return each peer's better number of threads, from a short run with few clients.
+
+    Args:
+        plan: of the command line.
+        model: one of its models.
+    """
     clients, rounds = TRIAL
     work = plan.scratch / f"{model}-trial.npz"
     export(work, model, clients, rounds)
-    found = {}
+    results = {}
     for peer in plan.peers:
-        choices = THREADS.get(peer, tuple(sorted({1, CORES})))
-        timed = {
-            threads: 0.0 if peer in THREADS else _trial(plan, peer, work, threads) / clients
-            for threads in choices
-        }
-        best = min(timed, key=lambda threads: timed[threads])
-        found[peer] = (best, timed[best])
+        if peer in THREADS:
+            timed = dict.fromkeys(THREADS[peer], 0.0)  # nothing to choose
+        else:
+            timed = {}
+            for threads in sorted({1, CORES}):
+                timed[threads] = _trial(plan, peer, work, threads) / clients
+        best = min(timed, key=timed.__getitem__)
+        results[peer] = (best, timed[best])
     work.unlink()
-    return found
+    return results
 
 
 def _trial(plan: Plan, peer: str, work: Path, threads: int) -> float:
+    """Return the seconds of the fastest round of a short run; infinity where it fails."""
     try:
         with plan.worker(peer, work, threads) as worker:
             worker.ready(plan.timeout)
-            return min(float(worker.ask("round", plan.timeout)["seconds"]) for _ in range(TRIAL[1]))
+            seconds = []
+            for _ in range(TRIAL[1]):
+                answer = worker.ask("round", plan.timeout)
+                seconds.append(float(answer["seconds"]))
+            return min(seconds)
     except PeerError:
         return float("inf")
 
 
 def _planned(peer: str, clients: int, trial: tuple[int, float], timeout: float) -> Measured:
-    """Not to be run where the trial failed, or says that a round would time out."""
-    threads, each = trial
-    found = Measured(peer, threads)
-    if each == float("inf"):
-        found.status = "not run: the short run before failed"
-    elif each * clients > timeout:
-        found.status = f"not run: a round would take about {each * clients:.0f} s"
-    return found
+    """Return empty results, whose status says "not run" where the trial advises against it.
+
+    That is where the trial failed, or where a round would time out.
+    """
+    threads, per_client = trial
+    expected = per_client * clients
+    result = Measured(peer, threads)
+    if per_client == float("inf"):
+        result.status = "not run: the short run before failed"
+    elif expected > timeout:
+        result.status = f"not run: a round would take about {expected:.0f} s"
+    return result

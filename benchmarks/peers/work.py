@@ -1,4 +1,4 @@
-"""What every worker is given, and how it talks to the driver: one line in, one line of JSON out.
+"""The data of every worker, and its pipe to the driver: one line in, one line of JSON out.
 
 `round` trains one round of all clients and answers {"seconds", "peak_rss_bytes",
 "peak_device_bytes"}; `accuracy` answers {"accuracy"}; `weights PATH` saves the global model there;
@@ -28,9 +28,7 @@ CORES = len(os.sched_getaffinity(0))
 
 @dataclass(frozen=True)
 class Work:
-    """One federation and what to train on it: plain SGD, one pass a round, mini-batches in the
-    exported order.
-    """
+    """One federation and its training: plain SGD, one pass a round, mini-batches in order."""
 
     x: NDArray[np.uint8]  # (m, n, 1, 28, 28) pixels in 0 … 255
     y: NDArray[np.int64]  # (m, n)
@@ -44,21 +42,21 @@ class Work:
 
     @property
     def clients(self) -> int:
-        """m."""
+        """Return the number of clients, m."""
         return len(self.y)
 
     def images(self, client: int) -> NDArray[np.float32]:
-        """One client's samples (n, 1, 28, 28), pixels in [0, 1]."""
+        """Return one client's samples (n, 1, 28, 28), pixels in [0, 1]."""
         return scaled(self.x[client])
 
     def turn(self, number: int) -> NDArray[np.int64]:
-        """The order (m, n) of round `number`, counted from 0."""
+        """Return the order (m, n) of round `number`, counted from 0."""
         order: NDArray[np.int64] = self.order[number].astype(np.int64)
         return order
 
 
 def scaled(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Pixels in [0, 1], the same bits in every worker."""
+    """Return pixels in [0, 1], the same bits in every worker."""
     return pixels.astype(np.float32) / np.float32(255)
 
 
@@ -69,9 +67,9 @@ def save(path: Path, work: Work) -> None:
 
 @cache
 def load(path: str) -> Work:
-    """Read it back."""
-    with np.load(path) as found:
-        arrays = {name: found[name] for name in found.files}
+    """Return the work in a file that `save` wrote."""
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files}
     scalars: dict[str, Any] = {
         "model": str(arrays.pop("model")),
         "lr": float(arrays.pop("lr")),
@@ -82,7 +80,13 @@ def load(path: str) -> Work:
 
 @dataclass(frozen=True)
 class Options:
-    """How a worker was started."""
+    """The command line of a worker.
+
+    Args:
+        export: path of the .npz that `save` wrote.
+        threads: of PyTorch.
+        device: "cpu" or "cuda".
+    """
 
     export: str
     threads: int
@@ -90,7 +94,7 @@ class Options:
 
 
 def options() -> Options:
-    """From the command line: EXPORT.npz --threads N --device cpu|cuda."""
+    """Return the options of the command line: EXPORT.npz --threads N --device cpu|cuda."""
     parser = argparse.ArgumentParser()
     parser.add_argument("export")
     parser.add_argument("--threads", type=int, default=1)
@@ -99,10 +103,15 @@ def options() -> Options:
 
 
 def processes(device: str) -> int:
-    """How many processes a framework of one process per core gets: of those that share a GPU each
-    keeps memory of its own there.
+    """Return the number of processes of a framework that starts one process per core.
+
+    Args:
+        device: "cpu" or "cuda".
     """
-    return CORES if device == "cpu" else min(CORES, 4)
+    if device == "cpu":
+        return CORES
+    # each process that shares a GPU keeps memory of its own there
+    return min(CORES, 4)
 
 
 class Quit(Exception):  # noqa: N818 - an order, no error
@@ -115,7 +124,7 @@ class Talk:
     Args:
         weights: the global model, (d,).
         accuracy: of such a model on the test set.
-        settle: waits until the device is idle, where it works behind our back, and returns the peak
+        settle: waits until the device is idle, where it works asynchronously, and returns the peak
             of its memory in bytes.
     """
 
@@ -125,7 +134,9 @@ class Talk:
         accuracy: Callable[[Weights], float],
         settle: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._weights, self._accuracy, self._settle = weights, accuracy, settle
+        self._weights = weights
+        self._accuracy = accuracy
+        self._settle = settle
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # whatever a framework prints goes to the log
         self._since = 0.0
@@ -138,53 +149,75 @@ class Talk:
             Quit: there will be no more.
         """
         while True:
-            word, _, rest = sys.stdin.readline().strip().partition(" ")
+            line = sys.stdin.readline().strip()
+            word, _, path = line.partition(" ")
             if word == "round":
                 self._since = time.perf_counter()
                 return
             if word == "accuracy":
                 self._say({"accuracy": self._accuracy(self._weights())})
             elif word == "weights":
-                np.save(rest, self._weights())
-                self._say({"saved": rest})
+                np.save(path, self._weights())
+                self._say({"saved": path})
             else:
                 raise Quit
 
     def end(self) -> None:
-        """The round is done: stop the clock and say so."""
-        device = self._settle()
+        """Stop the clock after a round, and send the driver its figures."""
+        device_bytes = self._settle()
         seconds = time.perf_counter() - self._since
         self._say(
-            {"seconds": seconds, "peak_rss_bytes": peak(os.getpid()), "peak_device_bytes": device}
+            {
+                "seconds": seconds,
+                "peak_rss_bytes": peak(os.getpid()),
+                "peak_device_bytes": device_bytes,
+            }
         )
 
-    def _say(self, what: dict[str, Any]) -> None:
-        self._out.write(json.dumps(what) + "\n")
+    def _say(self, answer: dict[str, Any]) -> None:
+        self._out.write(json.dumps(answer) + "\n")
         self._out.flush()
 
 
 def peak(root: int) -> int:
-    """The peaks of resident memory (VmHWM) of a process and its descendants, added up, in bytes.
+    """Return the peaks of resident memory (VmHWM) of a process and its descendants, added up.
 
-    Exact for one process; for several an upper bound, since peaks may fall apart in time and shared
-    pages count in each.
+    The sum is exact for one process; for several it is an upper bound, since they may peak at
+    different times and shared pages count in each.
+
+    Args:
+        root: the process's id.
+
+    Returns:
+        Bytes.
     """
     return sum(_high_water(pid) for pid in family(root))
 
 
 def family(root: int) -> list[int]:
-    """A process and its descendants."""
-    parents = {int(p.name): _parent(p) for p in Path("/proc").iterdir() if p.name.isdigit()}
-    found, fresh = [root], [root]
-    while fresh:
-        fresh = [pid for pid, parent in parents.items() if parent in fresh]
-        found += fresh
-    return found
+    """Return the ids of a process and its descendants.
+
+    Args:
+        root: the process's id.
+    """
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            parents[int(folder.name)] = _parent(folder)
+    members = [root]
+    generation = [root]
+    while generation:
+        generation = [pid for pid, parent in parents.items() if parent in generation]
+        members += generation
+    return members
 
 
 def _parent(folder: Path) -> int:
     try:
-        return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        line = (folder / "stat").read_text()
+        # the name of the program, in parentheses, may contain spaces
+        fields = line.rpartition(")")[2].split()
+        return int(fields[1])
     except (OSError, IndexError):  # it has ended meanwhile
         return 0
 
@@ -194,4 +227,8 @@ def _high_water(pid: int) -> int:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+    for line in lines:
+        if line.startswith("VmHWM:"):
+            kibibytes = int(line.split()[1])
+            return kibibytes * 1024
+    return 0

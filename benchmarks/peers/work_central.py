@@ -12,23 +12,27 @@ from .net import build, sgd, talk
 from .work import Options, Quit, load, options, scaled
 
 
-def main(given: Options) -> None:
-    """Rounds of as many samples as the federated ones, until the driver quits."""
-    torch.set_num_threads(given.threads)
-    work = load(given.export)
-    net = build(work, given.device)
-    x = torch.as_tensor(scaled(work.x)).to(given.device).flatten(0, 1)
-    y = torch.as_tensor(work.y).to(given.device).flatten()
+def main(arguments: Options) -> None:
+    """Train rounds of as many samples as the federated ones, until the driver quits."""
+    device = arguments.device
+    torch.set_num_threads(arguments.threads)
+    work = load(arguments.export)
+    net = build(work, device)
+    x = torch.as_tensor(scaled(work.x)).to(device).flatten(0, 1)
+    y = torch.as_tensor(work.y).to(device).flatten()
     optimizer = torch.optim.SGD(net.parameters(), lr=work.lr)
-    first = torch.arange(work.clients)[:, None] * work.y.shape[1]
-    pipe = talk(work, net, given)
+    samples = work.y.shape[1]
+    # of each client's first sample in the concatenation, (m, 1)
+    offsets = torch.arange(work.clients)[:, None] * samples
+    pipe = talk(work, net, arguments)
     with suppress(Quit):
         for number in range(len(work.order)):
             pipe.begin()
-            order = (torch.as_tensor(work.turn(number)) + first).to(given.device)
-            for part in order.split(work.batch, dim=1):
-                own = part.flatten()
-                sgd(net, optimizer, x[own], y[own], len(own))
+            order = torch.as_tensor(work.turn(number))
+            positions = (order + offsets).to(device)
+            for columns in positions.split(work.batch, dim=1):
+                batch = columns.flatten()
+                sgd(net, optimizer, x[batch], y[batch], len(batch))
             pipe.end()
         pipe.begin()
 

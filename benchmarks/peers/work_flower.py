@@ -28,23 +28,30 @@ class Server:
     """The server's loop, held before each round."""
 
     def __init__(self, work: Work) -> None:
-        self._work, self._net = work, build(work)
+        self._work = work
+        self._net = build(work)
         self._arrays = ArrayRecord(self._net.state_dict())
         self._pipe = Talk(self.weights, partial(accuracy, work))
 
     def weights(self) -> Weights:
-        """The global model."""
-        self._net.load_state_dict(self._arrays.to_torch_state_dict())
+        """Return the global model (d,)."""
+        state = self._arrays.to_torch_state_dict()
+        self._net.load_state_dict(state)
         return np.asarray(flat(self._net).numpy(), dtype=np.float32)
 
     def main(self, grid: Grid, context: Context) -> None:
-        """Rounds until the driver quits."""
-        everyone = self._work.clients
+        """Train rounds until the driver quits.
+
+        Args:
+            grid: sends messages to the clients.
+            context: of Flower's app; not needed here.
+        """
+        clients = self._work.clients
         strategy = FedAvg(
             fraction_train=1.0,
             fraction_evaluate=0.0,
-            min_train_nodes=everyone,
-            min_available_nodes=everyone,
+            min_train_nodes=clients,
+            min_available_nodes=clients,
         )
         with suppress(Quit):
             for number in range(1, len(self._work.order) + 1):
@@ -58,19 +65,21 @@ class Server:
         replies = list(grid.send_and_receive(messages))
         failed = [reply for reply in replies if reply.has_error()]
         if failed or len(replies) != self._work.clients:
-            raise RuntimeError(
-                f"{len(failed)} of {len(replies)} clients failed: "
-                f"{failed[0].error if failed else 'no reply'}"
-            )
+            reason: Any = "no reply"
+            if failed:
+                reason = failed[0].error
+            raise RuntimeError(f"{len(failed)} of {len(replies)} clients failed: {reason}")
         arrays, _ = strategy.aggregate_train(number, replies)
         self._arrays = arrays
 
 
-def main(given: Options) -> None:
-    """One simulation with as many actors as cores, one thread each."""
-    os.environ[EXPORT], os.environ[DEVICE] = given.export, given.device
-    work = load(given.export)
-    server, actors = ServerApp(), processes(given.device)
+def main(arguments: Options) -> None:
+    """Run one simulation with as many actors as cores, one thread each."""
+    os.environ[EXPORT] = arguments.export
+    os.environ[DEVICE] = arguments.device
+    work = load(arguments.export)
+    server = ServerApp()
+    actors = processes(arguments.device)
     server.main()(Server(work).main)
     folder = tempfile.mkdtemp(prefix="ray")
     ray = {
@@ -79,8 +88,11 @@ def main(given: Options) -> None:
         "object_store_memory": 1 << 29,
         "_temp_dir": folder,
     }
-    share = 1 / actors if given.device == "cuda" else 0
-    backend = {"init_args": ray, "client_resources": {"num_cpus": 1, "num_gpus": share}}
+    share: float = 0
+    if arguments.device == "cuda":
+        share = 1 / actors
+    resources = {"num_cpus": 1, "num_gpus": share}
+    backend = {"init_args": ray, "client_resources": resources}
     run_simulation(server, app, work.clients, backend_config=backend)
 
 

@@ -24,14 +24,13 @@ from .work import NAMES, Options, Quit, Talk, Weights, Work, load, options
 
 
 class Ordered(LocalTrainer):
-    """A cohort that takes its mini-batches in the exported order, so that every worker does the
-    same steps.
-    """
+    """Clients that take their mini-batches in the exported order, as in every worker."""
 
     work: Work
 
-    def _batches(self, who: int, plan: LocalTraining, step: int) -> Iterator[NDArray[np.int64]]:
-        order = self.work.order[step - 1, self.ids[who]] + self._offsets[who]
+    def _batches(self, client: int, plan: LocalTraining, step: int) -> Iterator[NDArray[np.int64]]:
+        exported = self.work.order[step - 1, self.ids[client]]
+        order = exported + self._offsets[client]
         for first in range(0, len(order), plan.batch_size):
             yield order[first : first + plan.batch_size]
 
@@ -45,62 +44,71 @@ class Stepwise(FedAvg):
     looked: tuple[Any, Any] | None = None
 
     def build_client(
-        self, federation: Federation, settings: Settings, *rest: Any, **named: Any
+        self, federation: Federation, settings: Settings, *positional: Any, **named: Any
     ) -> Any:
-        """FedAvg's clients, their batches in the exported order."""
-        endpoint: Any = super().build_client(federation, settings, *rest, **named)
+        """Return FedAvg's clients, their batches in the exported order."""
+        endpoint: Any = super().build_client(federation, settings, *positional, **named)
         cohort = endpoint.client.cohort
-        if not np.array_equal(cohort.start.cpu().numpy(), self.work.start):
+        start = cohort.start.cpu().numpy()
+        if not np.array_equal(start, self.work.start):
             raise RuntimeError("the exported initial weights are not the ones this project draws")
-        cohort.__class__, cohort.work = Ordered, self.work
+        cohort.__class__ = Ordered
+        cohort.work = self.work
         return endpoint
 
     def run_server(self, net: ServerChannel, run: Run) -> AveragingState:
-        """As FedAvg, once the driver asks for the first round."""
+        """Run FedAvg's server once the driver asks for the first round."""
         self.pipe.begin()
         return super().run_server(net, run)
 
     def evaluate(self, client: Any, state: Any) -> NDArray[np.float64]:
-        """Nothing is evaluated; only where the global model is to be found is kept."""
+        """Evaluate nothing; store the client and the state that contain the global model."""
         self.looked = (client, state)
         return np.empty(0)
 
     def weights(self) -> Weights:
-        """The global model, as every client will have it."""
+        """Return the global model (d,), as every client will have it."""
         if self.looked is None:
             return self.work.start
-        return np.asarray(
-            self.models_after_round(*self.looked).select([0]).values[0].cpu().numpy(),
-            dtype=np.float32,
-        )
+        models = self.models_after_round(*self.looked)
+        # FedAvg has one global model, so that any client's will do
+        values = models.select([0]).values[0]
+        return np.asarray(values.cpu().numpy(), dtype=np.float32)
 
     def next(self, line: Line) -> None:
-        """The round is over, checkpoint and all."""
+        """End a round, checkpoint and all, and wait for the driver."""
         self.pipe.end()
         self.pipe.begin()
 
 
 def federation_of(work: Work) -> Federation:
-    """The same clients; nothing held out, since the driver tests on its own."""
-    clients = {str(i): (work.images(i), work.y[i]) for i in range(work.clients)}
-    nothing = (np.empty((0, *work.x.shape[2:]), np.float32), np.empty(0, np.int64))
-    return Federation.from_arrays(clients, test=dict.fromkeys(clients, nothing), seed=0)
+    """Return the same clients; nothing is held out, since the driver tests on its own."""
+    clients = {}
+    for i in range(work.clients):
+        clients[str(i)] = (work.images(i), work.y[i])
+    no_images = np.empty((0, *work.x.shape[2:]), np.float32)
+    no_labels = np.empty(0, np.int64)
+    no_tests = dict.fromkeys(clients, (no_images, no_labels))
+    return Federation.from_arrays(clients, test=no_tests, seed=0)
 
 
-def main(given: Options) -> None:
-    """Rounds until the driver quits."""
-    work = load(given.export)
+def main(arguments: Options) -> None:
+    """Train rounds until the driver quits."""
+    work = load(arguments.export)
     protocol = Stepwise(
-        rounds=len(work.order), model=NAMES[work.model], lr=work.lr, epochs=1, batch_size=work.batch
+        rounds=len(work.order),
+        model=NAMES[work.model],
+        lr=work.lr,
+        epochs=1,
+        batch_size=work.batch,
     )
-    federation, protocol.work = federation_of(work), work
-    protocol.pipe = Talk(protocol.weights, partial(accuracy, work), settle(given.device))
+    federation = federation_of(work)
+    protocol.work = work
+    settled = settle(arguments.device)
+    protocol.pipe = Talk(protocol.weights, partial(accuracy, work), settled)
+    settings = Settings(arguments.device, arguments.threads, transcript="none")
     with suppress(Quit):
-        protocol.fit(
-            federation,
-            Settings(given.device, given.threads, transcript="none"),
-            report=protocol.next,
-        )
+        protocol.fit(federation, settings, report=protocol.next)
 
 
 if __name__ == "__main__":

@@ -37,64 +37,78 @@ class Net(torch.nn.Module):
         self.layers = layers
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits."""
+        """Return logits."""
         logits: torch.Tensor = self.layers(x)
         return logits
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """What a local step minimises."""
+        """Return the cross-entropy that a local step minimises."""
         return torch.nn.functional.cross_entropy(self(x), y)
 
     def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
-        """What iteration 0 insists on."""
+        """Return the loss; pfl asks for metrics in iteration 0."""
+        count = len(y)
         with torch.no_grad():
-            return {"loss": Weighted(self.loss(x, y).item() * len(y), len(y))}
+            loss = self.loss(x, y).item()
+            return {"loss": Weighted(loss * count, count)}
 
 
 class Users:
-    """The clients' samples in this round's order; tensors on the device, as in pfl's own benchmarks
-    of small data sets.
+    """The clients' samples in this round's order.
+
+    They are tensors on the device, as in pfl's own benchmarks of small data sets.
+
+    Args:
+        work: holds the samples and the order.
+        device: "cpu" or "cuda".
     """
 
     def __init__(self, work: Work, device: str) -> None:
         self._work = work
-        self._x = [torch.as_tensor(work.images(i)).to(device) for i in range(work.clients)]
+        self._x: list[torch.Tensor] = []
+        for client in range(work.clients):
+            images = torch.as_tensor(work.images(client))
+            self._x.append(images.to(device))
         self._y = torch.as_tensor(work.y).to(device)
         self._device = device
         self._order = torch.empty(0)
 
     def turn(self, number: int) -> None:
-        """Round `number` starts."""
-        self._order = torch.as_tensor(self._work.turn(number)).to(self._device)
+        """Take the order of round `number`, counted from 0."""
+        order = torch.as_tensor(self._work.turn(number))
+        self._order = order.to(self._device)
 
     def __call__(self, user: int) -> Any:
-        """One client's samples, in order."""
+        """Return one client's samples, in order."""
         order = self._order[user]
-        return Dataset([self._x[user][order], self._y[user][order]], user_id=str(user))
+        x = self._x[user][order]
+        y = self._y[user][order]
+        return Dataset([x, y], user_id=str(user))
 
 
 class Steps(TrainingProcessCallback):  # type: ignore[misc]
     """Waits for the driver between central iterations."""
 
     def __init__(self, pipe: Talk | None, users: Users) -> None:
-        self._pipe, self._users = pipe, users
+        self._pipe = pipe
+        self._users = users
 
     def on_train_begin(self, *, model: Any) -> Any:
-        """Before iteration 0."""
+        """Wait for the driver before iteration 0."""
         self._next(0)
         return Metrics()
 
     def after_central_iteration(
         self, aggregate_metrics: Any, model: Any, *, central_iteration: int
     ) -> tuple[bool, Any]:
-        """The averaged update is applied."""
+        """End the round, whose averaged update has been applied, and wait for the driver."""
         if self._pipe is not None:
             self._pipe.end()
         self._next(central_iteration + 1)
         return False, Metrics()
 
     def _next(self, number: int) -> None:
-        """Rank 0 waits for the driver, the other processes for rank 0."""
+        """Wait for the driver in rank 0, and for rank 0 in the other processes."""
         if self._pipe is not None:
             self._pipe.begin()
         if torch.distributed.is_initialized():
@@ -105,16 +119,20 @@ class Steps(TrainingProcessCallback):  # type: ignore[misc]
         self._users.turn(number)
 
 
-def main(given: Options) -> None:
-    """Rounds until the driver quits."""
-    os.environ["PFL_PYTORCH_DEVICE"] = given.device
-    torch.set_num_threads(given.threads)
-    work = load(given.export)
-    net = build(work, given.device)
-    model = PyTorchModel(Net(net), torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
-    users = Users(work, given.device)
-    data = FederatedDataset(users, MinimizeReuseUserSampler(list(range(work.clients))))
-    pipe = talk(work, net, given) if os.environ.get("RANK", "0") == "0" else None
+def main(arguments: Options) -> None:
+    """Train rounds until the driver quits."""
+    os.environ["PFL_PYTORCH_DEVICE"] = arguments.device
+    torch.set_num_threads(arguments.threads)
+    work = load(arguments.export)
+    net = build(work, arguments.device)
+    central_optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    model = PyTorchModel(Net(net), torch.optim.SGD, central_optimizer)
+    users = Users(work, arguments.device)
+    sampler = MinimizeReuseUserSampler(list(range(work.clients)))
+    data = FederatedDataset(users, sampler)
+    pipe: Talk | None = None
+    if os.environ.get("RANK", "0") == "0":
+        pipe = talk(work, net, arguments)
     rounds = NNAlgorithmParams(
         central_num_iterations=len(work.order) + 1,
         evaluation_frequency=1 << 30,
@@ -122,15 +140,18 @@ def main(given: Options) -> None:
         val_cohort_size=0,
     )
     local = NNTrainHyperParams(
-        local_num_epochs=1, local_learning_rate=work.lr, local_batch_size=work.batch
+        local_num_epochs=1,
+        local_learning_rate=work.lr,
+        local_batch_size=work.batch,
     )
+    evaluation = NNEvalHyperParams(local_batch_size=None)
     with suppress(Quit):
         FederatedAveraging().run(
             rounds,
             SimulatedBackend(data, data),
             model,
             local,
-            NNEvalHyperParams(local_batch_size=None),
+            evaluation,
             callbacks=[Steps(pipe, users)],
         )
 

@@ -21,12 +21,17 @@ from .work import Options, options, processes
 MEETING = "SECURECLUSTER_PEERS_MEETING"
 
 
-def join(given: Options, rank: int) -> None:
+def join(arguments: Options, rank: int) -> None:
     """Run as one of the processes of a group.
 
     pfl joins the group when it is imported, if torchrun's variables are there.
+
+    Args:
+        arguments: of the worker.
+        rank: of this process; rank 0 has the pipe to the driver.
     """
-    size, meet = processes(given.device), torch.distributed.init_process_group
+    size = processes(arguments.device)
+    meet = torch.distributed.init_process_group
     os.environ.update(
         TORCHELASTIC_RUN_ID="peers",
         RANK=str(rank),
@@ -36,19 +41,21 @@ def join(given: Options, rank: int) -> None:
     )
 
     def group(backend: str) -> None:
-        """Always gloo: nccl refuses several processes on one GPU."""
-        meet("gloo", init_method=f"file://{os.environ[MEETING]}", rank=rank, world_size=size)
+        """Join by gloo, whatever the backend: nccl refuses several processes on one GPU."""
+        meeting = f"file://{os.environ[MEETING]}"
+        meet("gloo", init_method=meeting, rank=rank, world_size=size)
 
     torch.distributed.init_process_group = group  # type: ignore[assignment]
     from .work_pfl import main
 
-    main(given)
+    main(arguments)
 
 
-def lead(given: Options) -> None:
-    """Start the others, and be rank 0."""
-    os.environ[MEETING] = str(Path(tempfile.mkdtemp()) / "meeting")
-    for rank in range(1, processes(given.device)):
+def lead(arguments: Options) -> None:
+    """Start the other processes, and be rank 0."""
+    folder = Path(tempfile.mkdtemp())
+    os.environ[MEETING] = str(folder / "meeting")
+    for rank in range(1, processes(arguments.device)):
         command = [sys.executable, "-m", "peers.work_pfl_mp", *sys.argv[1:]]
         subprocess.Popen(
             command,
@@ -56,7 +63,7 @@ def lead(given: Options) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
-    join(given, 0)
+    join(arguments, 0)
 
 
 if __name__ == "__main__":

@@ -12,26 +12,31 @@ from .net import build, flat, put, sgd, talk
 from .work import Options, Quit, load, options
 
 
-def main(given: Options) -> None:
-    """Rounds until the driver quits."""
-    torch.set_num_threads(given.threads)
-    work = load(given.export)
-    net = build(work, given.device)
-    x = [torch.as_tensor(work.images(i)).to(given.device) for i in range(work.clients)]
-    y = torch.as_tensor(work.y).to(given.device)
+def main(arguments: Options) -> None:
+    """Train rounds until the driver quits."""
+    device = arguments.device
+    torch.set_num_threads(arguments.threads)
+    work = load(arguments.export)
+    net = build(work, device)
+    x = []
+    for client in range(work.clients):
+        images = torch.as_tensor(work.images(client))
+        x.append(images.to(device))
+    y = torch.as_tensor(work.y).to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=work.lr)
-    pipe = talk(work, net, given)
+    pipe = talk(work, net, arguments)
     with suppress(Quit):
         for number in range(len(work.order)):
             pipe.begin()
-            order = torch.as_tensor(work.turn(number)).to(given.device)
+            order = torch.as_tensor(work.turn(number)).to(device)
             start = flat(net)
-            total = torch.zeros_like(start)
-            for i in range(work.clients):
+            model_sum = torch.zeros_like(start)
+            for client in range(work.clients):
+                rows = order[client]
                 put(net, start)
-                sgd(net, optimizer, x[i][order[i]], y[i][order[i]], work.batch)
-                total += flat(net)
-            put(net, total / work.clients)
+                sgd(net, optimizer, x[client][rows], y[client][rows], work.batch)
+                model_sum += flat(net)
+            put(net, model_sum / work.clients)
             pipe.end()
         pipe.begin()
 
