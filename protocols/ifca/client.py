@@ -41,10 +41,7 @@ AVERAGES = Upto("moved", "ifca_averages")  # averages of all models in one frame
 class ModelAverages:
     """Server to client: the averages of each of the k models that it lacks, oldest first."""
 
-    means: Annotated[
-        Picks,
-        Real((AVERAGES, "dimension"), sent="delta"),
-    ]  # (r, d)
+    means: Annotated[Picks, Real((AVERAGES, "dimension"), sent="delta")]  # (r, d)
     # (r,) int64, the call whose updates each row averages: it names the mask
     steps: Annotated[Picks, Whole((AVERAGES,), maximum="steps")]
     # (r,) int64, the model that each average moves
@@ -74,10 +71,7 @@ class LowestLoss:
     # (b,) |D_i| times the lowest mean loss, float64, nats; without sizes the lowest mean loss
     loss: Annotated[Rows, Real()]
     # (b,) |D_i|, only where means are over samples
-    size: Annotated[
-        Rows | None,
-        Real(low=0, maximum=MOST_SAMPLES),
-    ]
+    size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)]
 
 
 ModelSet = list[UpdateClient]  # the k models of a start, each as all clients of a cohort hold it
@@ -94,7 +88,11 @@ class IFCAClient(TrainingClient):
     """
 
     def __init__(
-        self, cohort: LocalTrainer, training: LocalTraining, pipeline: Pipeline, weighted: bool
+        self,
+        cohort: LocalTrainer,
+        training: LocalTraining,
+        pipeline: Pipeline,
+        weighted: bool,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self.model_sets: dict[int, ModelSet] = {}  # by start
@@ -128,7 +126,8 @@ class IFCAClient(TrainingClient):
         if not offered:
             raise PolicyError("join brings models to choose from: without one there is no choice")
         exact = self._losses(context, query)
-        losses = np.full((len(context.positions), query.k), math.inf)
+        shape = (len(context.positions), query.k)
+        losses = np.full(shape, math.inf)
         losses[:, offered] = self._released(
             "join",
             context,
@@ -150,7 +149,8 @@ class IFCAClient(TrainingClient):
         picks = []
         for k in context.positions:
             start, j, _ = self._chosen[k]
-            picks.append((self.model_sets[start][j].models, k))
+            model = self.model_sets[start][j]
+            picks.append((model.models, k))
         models = _selected_rows(picks)
         # clipped updates count the same, so the numbers of samples stay at the clients
         weighted = not self._pipeline.clips
@@ -176,15 +176,12 @@ class IFCAClient(TrainingClient):
         lowest = self._losses(context, query).min(1, keepdims=True)
         # The minimum of k means moves by no more than each of them does, so its noise is that of a
         # single mean (not in the paper).
-        means = self._released(
-            "least",
-            context,
-            lowest,
-        )[:, 0]
+        means = self._released("least", context, lowest)[:, 0]
         if self._pipeline.clips:
             return LowestLoss(Rows(torch.as_tensor(means)), None)
-        sizes = np.array([self.cohort.sizes[k] for k in context.positions])
-        return LowestLoss(Rows(torch.as_tensor(means * sizes)), self._sizes(context))
+        sizes = [self.cohort.sizes[k] for k in context.positions]
+        sums = torch.as_tensor(means * np.array(sizes))
+        return LowestLoss(Rows(sums), self._sizes(context))
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def send_model(self, context: CallContext, query: ModelRequest) -> Update:
@@ -198,12 +195,7 @@ class IFCAClient(TrainingClient):
             # a client that was never asked has no models of this start yet
             models = self._first(query.start, 1 + max(requested))
         deltas = []
-        for j, i, k in zip(
-            requested,
-            context.ids,
-            context.positions,
-            strict=True,
-        ):
+        for j, i, k in zip(requested, context.ids, context.positions, strict=True):
             single = CallContext(
                 (i,),
                 (k,),
@@ -214,7 +206,12 @@ class IFCAClient(TrainingClient):
             deltas.append(reply.delta.values)
         return Update(Rows(torch.cat(deltas)), None)
 
-    def taken(self, query: ModelAverages, positions: Sequence[int], choice: Sequence[int]) -> Rows:
+    def taken(
+        self,
+        query: ModelAverages,
+        positions: Sequence[int],
+        choice: Sequence[int],
+    ) -> Rows:
         """Return every client's chosen model after the query's averages; nothing is stored.
 
         Args:
@@ -228,7 +225,8 @@ class IFCAClient(TrainingClient):
         advanced = []
         for model, averages in zip(models, _averages_by_model(query), strict=True):
             advanced.append(model.advanced(positions, averages))
-        return _selected_rows([(advanced[j], k) for k, j in enumerate(choice)])
+        picks = [(advanced[model], k) for k, model in enumerate(choice)]
+        return _selected_rows(picks)
 
     def _take(
         self,
@@ -244,13 +242,10 @@ class IFCAClient(TrainingClient):
             losses: (b, k) as released.
         """
         best = losses.argmin(1)
-        for k, model in zip(
-            context.positions,
-            best.tolist(),
-            strict=True,
-        ):
+        for k, model in zip(context.positions, best.tolist(), strict=True):
             # a late request does not replace a later choice
-            if k not in self._chosen or context.step >= self._chosen[k][2]:
+            _, _, last_choice = self._chosen.get(k, (0, 0, 0))
+            if context.step >= last_choice:
                 self._chosen[k] = (start, model, context.step)
         return ModelChoice(Rows(torch.as_tensor(best)))
 
@@ -301,13 +296,7 @@ class IFCAClient(TrainingClient):
         columns = []
         for model in models:
             rows = model.models.select(context.positions)
-            columns.append(
-                self.cohort.loss(
-                    rows,
-                    context.positions,
-                    clip,
-                )
-            )
+            columns.append(self.cohort.loss(rows, context.positions, clip))
         return np.nan_to_num(
             np.stack(columns, 1),
             nan=math.inf,
@@ -327,7 +316,10 @@ class IFCAClient(TrainingClient):
         return model_sets[query.start]
 
     def _released(
-        self, purpose: str, context: CallContext, losses: NDArray[np.float64]
+        self,
+        purpose: str,
+        context: CallContext,
+        losses: NDArray[np.float64],
     ) -> NDArray[np.float64]:
         """Return losses as they may leave their clients.
 
@@ -362,13 +354,7 @@ class IFCAClient(TrainingClient):
             else:
                 theta = self.cohort.drawn("start", start, j)
             models.append(
-                UpdateClient(
-                    self.cohort,
-                    self.training,
-                    self._pipeline,
-                    self._weighted,
-                    theta,
-                )
+                UpdateClient(self.cohort, self.training, self._pipeline, self._weighted, theta)
             )
         return models
 
@@ -428,31 +414,18 @@ class IFCAClient(TrainingClient):
         """Restore the clients' state from a checkpoint."""
         self.model_sets = {}
         if state.starts:
-            rows = Rows(state.table.to(self.cohort.start.device), tuple(state.index))
+            table = state.table.to(self.cohort.start.device)
+            rows = Rows(table, tuple(state.index))
             # (starts, k, clients), as `state` stacks them
-            positions = np.arange(len(rows)).reshape(
-                len(state.starts),
-                -1,
-                len(self.cohort.ids),
-            )
-            for start, models in zip(
-                state.starts,
-                positions.tolist(),
-                strict=True,
-            ):
+            shape = (len(state.starts), -1, len(self.cohort.ids))
+            positions = np.arange(len(rows)).reshape(shape)
+            for start, models in zip(state.starts, positions.tolist(), strict=True):
                 self.model_sets[start] = self._first(start, len(models))
-                for model, clients in zip(
-                    self.model_sets[start],
-                    models,
-                    strict=True,
-                ):
+                for model, clients in zip(self.model_sets[start], models, strict=True):
                     model.models = rows.select(clients)
         self.recall(state.extra)
-        for model, counts in zip(
-            self._all_models(),
-            state.extra["model_sets"],
-            strict=True,
-        ):
+        applied = state.extra["model_sets"]
+        for model, counts in zip(self._all_models(), applied, strict=True):
             TrainingClient.recall(model, {"had": counts})
 
 
@@ -489,7 +462,8 @@ def _averages_by_model(query: ModelAverages) -> list[AverageDeltas]:
     for j in range(query.k):
         rows = []
         for picks in query.means.picks:
-            rows.append(tuple(row for row in picks if model_of_row[row] == j))
+            rows_of_model = [row for row in picks if model_of_row[row] == j]
+            rows.append(tuple(rows_of_model))
         means = Picks(query.means.table, tuple(rows))
         steps = Picks(query.steps.table, tuple(rows))
         messages.append(

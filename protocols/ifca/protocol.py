@@ -100,12 +100,7 @@ class IFCA(ClusteringProtocol):
                 # checkpointed first
                 run.commit(
                     state,
-                    partial(
-                        self._average,
-                        net,
-                        state,
-                        t,
-                    ),
+                    partial(self._average, net, state, t),
                 )
                 loss = self._judge(net, state)
             else:
@@ -131,7 +126,10 @@ class IFCA(ClusteringProtocol):
         return collect_models(net, state.running, masked=self.mask != "none")
 
     def assign_newcomers(
-        self, net: ServerChannel, state: IFCAState, to: Sequence[int]
+        self,
+        net: ServerChannel,
+        state: IFCAState,
+        to: Sequence[int],
     ) -> list[int]:
         """Send newcomers the models in use, of which each chooses the best (not in the paper).
 
@@ -222,7 +220,8 @@ class IFCA(ClusteringProtocol):
         if rounds_since or not self._short or not 1 <= completed <= self.starts:
             return
         # the loss of a start is known once it is over
-        if state.best is None or state.running.loss < state.best.loss:
+        best = state.best
+        if best is None or state.running.loss < best.loss:
             state.best = state.running
         if completed < self.starts:
             state.running = self._begin(net, completed)
@@ -254,14 +253,14 @@ class IFCA(ClusteringProtocol):
         )
         # line 11: model averaging
         if sums.ids:
-            state.running.post(
-                sums.step,
-                sums.rows.delta.table,
-                total_weights(sums),
-            )
+            weights = total_weights(sums)
+            state.running.post(sums.step, sums.rows.delta.table, weights)
 
     def _choose(
-        self, net: ServerChannel, state: IFCAState, to: Sequence[int]
+        self,
+        net: ServerChannel,
+        state: IFCAState,
+        to: Sequence[int],
     ) -> Replies[ModelChoice]:
         """Send clients the averages that they lack, and receive their choices."""
         query = state.running.message_for(to, state.best)
@@ -275,7 +274,13 @@ class IFCA(ClusteringProtocol):
         None where no client replied.
         """
         # round number 0 in the draw: the same clients evaluate every start
-        clients = sample_clients(net, net.clients, self.participation, 0, minimum=MINIMUM)
+        clients = sample_clients(
+            net,
+            net.clients,
+            self.participation,
+            0,
+            minimum=MINIMUM,
+        )
         query = state.running.message_for(clients, state.best)
         sums = net.sum(IFCAClient.lowest_loss, query, to=clients)
         return state.running.judged(sums)
@@ -313,12 +318,8 @@ class IFCA(ClusteringProtocol):
         """
         # all but the first model of the first start are drawn by clients, and never sent
         if max(self.k, self.starts) > 1:
-            self.flat_model(federation).redrawn(
-                Randomness(federation.seed),
-                "start",
-                0,
-                1,
-            )
+            model = self.flat_model(federation)
+            model.redrawn(Randomness(federation.seed), "start", 0, 1)
         return super().config(federation, dtype)
 
     def check(self, clients: int) -> None:
@@ -376,11 +377,7 @@ class IFCA(ClusteringProtocol):
             client: an `IFCAClient`.
             state: the server's `IFCAState`.
         """
-        return self._held(
-            client,
-            state,
-            range(len(client.cohort.ids)),
-        )
+        return self._held(client, state, range(len(client.cohort.ids)))
 
     def final_models(self, client: Any, state: Any) -> Rows:
         """Return the model each client chose last.

@@ -119,12 +119,8 @@ class Restart:
             sizes: (k,) their weights.
         """
         one_cluster = [0] * len(self.choice)  # every client gets the averages of all models
-        for queue, weighted_sum, size in zip(
-            self.pending,
-            sums,
-            sizes.tolist(),
-            strict=True,
-        ):
+        weights = sizes.tolist()
+        for queue, weighted_sum, size in zip(self.pending, sums, weights, strict=True):
             if size:
                 mean = weighted_sum / size
                 queue.post(step, mean[None], one_cluster)
@@ -167,7 +163,10 @@ class OfferedModels:
 
 
 def collect_models(
-    net: ServerChannel, start: Restart, masked: bool, tries: int = 5
+    net: ServerChannel,
+    start: Restart,
+    masked: bool,
+    tries: int = 5,
 ) -> OfferedModels:
     """Return the models in use.
 
@@ -205,7 +204,9 @@ def _known_models(start: Restart) -> dict[int, tuple[int, torch.Tensor]]:
 
 
 def _request_models(
-    net: ServerChannel, start: Restart, tries: int
+    net: ServerChannel,
+    start: Restart,
+    tries: int,
 ) -> dict[int, tuple[int, torch.Tensor]]:
     """Return step and delta of each model in use, posted by one of the clients that chose it.
 
@@ -235,7 +236,9 @@ def _holders(start: Restart) -> dict[int, list[int]]:
     lagging: set[int] = set()
     for queue in start.pending:
         lagging.update(queue.lagging_clients())
-    holders: dict[int, list[int]] = {j: [] for j in sorted(set(start.choice))}
+    holders: dict[int, list[int]] = {}
+    for j in sorted(set(start.choice)):
+        holders[j] = []
     for i, j in enumerate(start.choice):
         if i not in lagging:
             holders[j].append(i)

@@ -125,7 +125,9 @@ def find_layer(flat: FlatModel, which: str) -> LayerSlice:
 
 
 def initial_models(
-    cohort: LocalTrainer, start: str, ids: Sequence[int] | None = None
+    cohort: LocalTrainer,
+    start: str,
+    ids: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Return the weights that clients begin with.
 
@@ -140,16 +142,7 @@ def initial_models(
     clients = cohort.ids if ids is None else ids
     if start == "common":
         return cohort.start.repeat(len(clients), 1)
-    return torch.stack(
-        [
-            cohort.drawn(
-                "client",
-                i,
-                "start",
-            )
-            for i in clients
-        ]
-    )
+    return torch.stack([cohort.drawn("client", i, "start") for i in clients])
 
 
 def check_layer_mask(mask: str) -> None:
@@ -243,7 +236,8 @@ class NSIMClient(LocalFirstClient):
         self._began = start
         if start != "common":
             # each client has a row of its own
-            self.models = Rows(initial_models(cohort, start), tuple(range(len(cohort.ids))))
+            positions = tuple(range(len(cohort.ids)))
+            self.models = Rows(initial_models(cohort, start), positions)
 
     @answers(GATHER, unmasked=("layer",))
     def send_model(self, context: CallContext, query: Empty) -> ClientLayer:
@@ -264,13 +258,8 @@ class NSIMClient(LocalFirstClient):
         if guard is None or guard.unit == "example":
             # a copy, since training alone changes the models in place
             return ClientLayer(Rows(rows.clone()))
-        initial = self._layer.rows(
-            initial_models(
-                self.cohort,
-                self._began,
-                context.ids,
-            )
-        )
+        first_models = initial_models(self.cohort, self._began, context.ids)
+        initial = self._layer.rows(first_models)
         noisy = noised_rows(
             guard,
             "layer",
@@ -295,5 +284,6 @@ class NSIMClient(LocalFirstClient):
             return update
         sizes = self._sizes(context)
         table = update.delta.table
-        table.mul_(sizes.table.to(table)[:, None])  # in place: there is one (m, d) matrix at most
+        # in place: there is one (m, d) matrix at most
+        table.mul_(sizes.table.to(table)[:, None])
         return Update(update.delta, sizes)

@@ -57,12 +57,7 @@ def similarities(
     for n, i in enumerate(order[:-1]):
         longer = order[n + 1 :]
         others = [points[j] for j in longer]
-        common = _against(
-            points[i],
-            others,
-            float(radius),
-            window,
-        )
+        common = _against(points[i], others, float(radius), window)
         similarity_of_longer = common / sizes[i]
         result[i, longer] = similarity_of_longer
         result[longer, i] = similarity_of_longer
@@ -93,7 +88,10 @@ def similarity(
 
 
 def _against(
-    shorter: Array, others: Sequence[Array], radius: float, window: int | None
+    shorter: Array,
+    others: Sequence[Array],
+    radius: float,
+    window: int | None,
 ) -> NDArray[np.int64]:
     """Return the length of the longest common subsequence with each of several sequences.
 
@@ -111,7 +109,8 @@ def _against(
     is_point = np.ones(separators[-1] + 1, bool)
     is_point[separators] = False
     # separators are infinitely far away, so that they match no point
-    points = np.full((shorter.shape[1], len(is_point)), np.inf)
+    shape = (shorter.shape[1], len(is_point))
+    points = np.full(shape, np.inf)
     points[:, is_point] = np.concatenate(others).T
     steps = np.zeros(len(is_point), np.int64)
     steps[is_point] = np.concatenate([np.arange(n) for n in sizes])
@@ -133,7 +132,11 @@ def _against(
 
 
 def _matches(
-    shorter: Array, points: Array, steps: NDArray[np.int64], radius: float, window: int | None
+    shorter: Array,
+    points: Array,
+    steps: NDArray[np.int64],
+    radius: float,
+    window: int | None,
 ) -> Iterator[int]:
     """Yield the matching points of each point of a sequence, as the bits of a number.
 
@@ -150,11 +153,13 @@ def _matches(
         block = shorter[start : start + height]
         square = _squared(block[:, :1], points[0])
         for c in range(1, len(points)):
-            square += _squared(block[:, c : c + 1], points[c])
+            coordinate = block[:, c : c + 1]
+            square += _squared(coordinate, points[c])
         match = square <= radius * radius
         if window is not None:
             positions = np.arange(start, start + len(block))
-            match &= np.abs(steps - positions[:, None]) <= window
+            shift = np.abs(steps - positions[:, None])
+            match &= shift <= window
         for row in np.packbits(match, axis=1, bitorder="little"):
             yield _number(row)
 
@@ -171,7 +176,9 @@ def _number(bits: NDArray[np.uint8]) -> int:
 
 
 def _checked(
-    sequences: Sequence[Any], radius: float, window: int | None
+    sequences: Sequence[Any],
+    radius: float,
+    window: int | None,
 ) -> tuple[list[Array], NDArray[np.int64]]:
     """Return the sequences in float64, and their lengths (m,).
 

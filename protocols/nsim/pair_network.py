@@ -154,7 +154,8 @@ def trained(
     best = network
     best_score = -math.inf
     for step in range(plan.steps):
-        optimizer.param_groups[0]["lr"] = plan.lr * _rate(step / plan.steps)
+        rate = plan.lr * _rate(step / plan.steps)
+        optimizer.param_groups[0]["lr"] = rate
         loss = _loss(PairNetwork(layers), pairs, plan, draw)
         gradients = torch.autograd.grad(loss, layers)
         for layer, gradient in zip(layers, gradients, strict=True):
@@ -183,11 +184,15 @@ def _rate(progress: float) -> float:
     """
     if progress < 0.1:
         return (progress + 0.01) / 0.11
-    return (1 + math.cos(math.pi * (progress - 0.1) / 0.9)) / 2
+    angle = math.pi * (progress - 0.1) / 0.9
+    return (1 + math.cos(angle)) / 2
 
 
 def _loss(
-    network: PairNetwork, pairs: TrainingPairs, plan: PairNetworkConfig, draw: torch.Generator
+    network: PairNetwork,
+    pairs: TrainingPairs,
+    plan: PairNetworkConfig,
+    draw: torch.Generator,
 ) -> torch.Tensor:
     """Return the mean squared error of all pairs of a mini-batch of users.
 
@@ -198,30 +203,26 @@ def _loss(
         draw: the source of random numbers.
     """
     users = torch.randperm(len(pairs.rows), generator=draw)[:USERS]
-    i, j = torch.triu_indices(
-        len(users),
-        len(users),
-        1,
-    )
+    i, j = torch.triu_indices(len(users), len(users), 1)
     x = pairs.rows[users]
     if plan.noise:
         x = x + plan.noise * torch.randn(x.shape, generator=draw)
     embeddings = _encode(network, x, plan.dropout, draw)
-    predicted = _pair(
-        network,
-        embeddings[i],
-        embeddings[j],
-        plan.dropout,
-        draw,
-    )
-    error = predicted - pairs.similarity[users[i], users[j]]
-    weight = pairs.weight[users[i], users[j]]
+    predicted = _pair(network, embeddings[i], embeddings[j], plan.dropout, draw)
+    first = users[i]
+    second = users[j]
+    error = predicted - pairs.similarity[first, second]
+    weight = pairs.weight[first, second]
     # a mini-batch may consist of held-out pairs only
-    return (error.square() * weight).sum() / weight.sum().clamp_min(1)
+    weighted = error.square() * weight
+    return weighted.sum() / weight.sum().clamp_min(1)
 
 
 def _encode(
-    network: PairNetwork, x: torch.Tensor, dropout: float = 0.0, draw: torch.Generator | None = None
+    network: PairNetwork,
+    x: torch.Tensor,
+    dropout: float = 0.0,
+    draw: torch.Generator | None = None,
 ) -> torch.Tensor:
     """Return the embeddings of standardised rows.
 
@@ -260,13 +261,18 @@ def _pair(
     """
     w1, b1, w2, b2 = network.layers[4:]
     # both features are the same for (a, b) and (b, a)
-    features = torch.cat([(a - b).abs(), a * b], -1)
+    distance = (a - b).abs()
+    features = torch.cat([distance, a * b], -1)
     hidden = _hidden(features, w1, b1, dropout, draw)
     return torch.sigmoid(hidden @ w2[0] + b2)
 
 
 def _hidden(
-    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, dropout: float, draw: torch.Generator | None
+    x: torch.Tensor,
+    w: torch.Tensor,
+    b: torch.Tensor,
+    dropout: float,
+    draw: torch.Generator | None,
 ) -> torch.Tensor:
     """Return a hidden layer of leaky ReLUs, with dropout in training.
 
@@ -288,7 +294,11 @@ def _hidden(
     return hidden
 
 
-def _one_way(network: PairNetwork, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def _one_way(
+    network: PairNetwork,
+    first: torch.Tensor,
+    second: torch.Tensor,
+) -> torch.Tensor:
     """Return the predictions for all pairs of embeddings, in one order.
 
     Args:

@@ -181,7 +181,10 @@ class NSIM(ClusteringProtocol):
         return min(self.local_rounds, self.rounds)
 
     def _train_alone(
-        self, net: ServerChannel, outbox: PendingUpdates, clients: Sequence[int]
+        self,
+        net: ServerChannel,
+        outbox: PendingUpdates,
+        clients: Sequence[int],
     ) -> None:
         """Let clients train their own models for a round."""
         query = outbox.message_for(clients)
@@ -199,7 +202,12 @@ class NSIM(ClusteringProtocol):
             config["seed"],
             objective(config["objective"]),
         )
-        return users.learned(architecture, self.training(config), config, draws)
+        return users.learned(
+            architecture,
+            self.training(config),
+            config,
+            draws,
+        )
 
     def _synthesis(self, shape: Sequence[int], noise: float = 0.0) -> SyntheticUsersConfig:
         """Return the configuration of synthetic users.
@@ -269,7 +277,10 @@ class NSIM(ClusteringProtocol):
         average_layers(net, state)
 
     def assign_newcomers(
-        self, net: ServerChannel, state: NSIMState, to: Sequence[int]
+        self,
+        net: ServerChannel,
+        state: NSIMState,
+        to: Sequence[int],
     ) -> list[int]:
         """Return the clusters to whose members newcomers are most similar (not in the paper).
 
@@ -292,7 +303,12 @@ class NSIM(ClusteringProtocol):
             )
         for _ in range(self._local):
             self._train_alone(net, PendingUpdates.start(0, fresh=False), to)
-        replies = net.gather(NSIMClient.send_model, Empty(), to=to, tries=TRIES)
+        replies = net.gather(
+            NSIMClient.send_model,
+            Empty(),
+            to=to,
+            tries=TRIES,
+        )
         check_newcomers(to, replies.ids)
         layers = replies.rows.layer.values.cpu()
         similarity = predict(state.known.fitted.estimator, layers, state.layers)
@@ -307,7 +323,10 @@ class NSIM(ClusteringProtocol):
         return True
 
     def make_client(
-        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
+        self,
+        cohort: LocalTrainer,
+        pipeline: Pipeline,
+        config: Mapping[str, Any],
     ) -> NSIMClient:
         """Return the clients, with the layer that they send and their initial weights.
 
@@ -367,7 +386,8 @@ class NSIM(ClusteringProtocol):
         Args:
             config: the run's configuration.
         """
-        return {**super().frame_sizes(config), "layer": int(config["layer_size"])}
+        sizes = super().frame_sizes(config)
+        return {**sizes, "layer": int(config["layer_size"])}
 
     def releases(self) -> ReleaseCounts:
         """Return how often a client releases updates.
@@ -395,7 +415,11 @@ class NSIM(ClusteringProtocol):
         return server_view(self.layer, self.init, unit, not self.per_client)
 
     def observe(
-        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
+        self,
+        federation: Federation,
+        client: Any,
+        state: Any,
+        scores: NDArray[np.float64],
     ) -> Line:
         """Return a history line; after the clustering, add the accuracy of NSIM on clients' data.
 
@@ -415,7 +439,8 @@ class NSIM(ClusteringProtocol):
         targets = [federation.shards[i].y for i in state.ids]
         true = true_similarity(targets, self.radius)
         predicted = state.similarity.numpy()
-        layers = find_layer(client.cohort.model, self.layer).weights(state.layers)
+        layer = find_layer(client.cohort.model, self.layer)
+        layers = layer.weights(state.layers)
         return {
             **line,
             **correlations(predicted, layers, true, "_real"),

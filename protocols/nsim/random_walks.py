@@ -120,14 +120,8 @@ class RandomWalk:
             draw: the source of all random numbers.
         """
         minimum, maximum = form.samples
-        sizes = np.exp(
-            draw.uniform(
-                np.log(minimum),
-                np.log(maximum),
-                users,
-            )
-        )
-        sizes = sizes.round().astype(int).clip(minimum, maximum)
+        logarithms = draw.uniform(np.log(minimum), np.log(maximum), users)
+        sizes = np.exp(logarithms).round().astype(int).clip(minimum, maximum)
         travels = draw.random(users) < self.between
         # all strolls are drawn at once, with as many positions as the longest sequence
         strollers = int((~travels).sum())
@@ -155,11 +149,7 @@ class RandomWalk:
     ) -> Array:
         """Draw the users' mean steps, (users,), log-uniform in units of the area."""
         slowest, fastest = self.pace
-        logarithms = draw.uniform(
-            math.log(slowest),
-            math.log(fastest),
-            users,
-        )
+        logarithms = draw.uniform(math.log(slowest), math.log(fastest), users)
         return np.asarray(form.step * np.exp(logarithms))
 
     def _strolls(
@@ -181,11 +171,7 @@ class RandomWalk:
             (users, steps, k)
         """
         shape = (users, form.coordinates)
-        pace = self._pace(
-            form,
-            users,
-            draw,
-        )[:, None]
+        pace = self._pace(form, users, draw)[:, None]
         memory = draw.uniform(*self.memory, users)[:, None]
         position = draw.random(shape)
         move = pace * draw.normal(size=shape)
@@ -196,7 +182,8 @@ class RandomWalk:
             path[:, t] = position
             move = memory * move + innovation * draw.normal(size=shape)
             length = np.linalg.norm(move, axis=1, keepdims=True)
-            move *= np.minimum(1, form.step / np.maximum(length, NEARLY))
+            shortening = form.step / np.maximum(length, NEARLY)
+            move *= np.minimum(1, shortening)
             target = position + move
             outside = (target < 0) | (target > 1)
             # a reflected walker continues in the mirrored direction
@@ -221,13 +208,7 @@ class RandomWalk:
             (size, k)
         """
         spots = self._spots(form.coordinates, draw)
-        pace = float(
-            self._pace(
-                form,
-                1,
-                draw,
-            )[0]
-        )
+        pace = float(self._pace(form, 1, draw)[0])
         segments: list[Array] = []
         positions = 0
         current = 0
@@ -238,14 +219,9 @@ class RandomWalk:
             else:
                 others = [spot for spot in range(len(spots)) if spot != current]
                 target = int(draw.choice(others))
-            trip = self._trip(
-                spots[current],
-                spots[target],
-                pace,
-                form.step,
-                draw,
-            )
-            stay = spots[target].repeat(draw.integers(0, self.stay + 1), 0)
+            trip = self._trip(spots[current], spots[target], pace, form.step, draw)
+            pause = draw.integers(0, self.stay + 1)
+            stay = spots[target].repeat(pause, 0)
             segments += [trip, stay]
             positions += len(trip) + len(stay)
             current = target
@@ -254,11 +230,7 @@ class RandomWalk:
     def _spots(self, k: int, draw: np.random.Generator) -> Array:
         """Draw a user's places, (places, 1, k), its home first."""
         if draw.random() < self.central:
-            home = draw.normal(
-                0.5,
-                0.2,
-                k,
-            ).clip(0, 1)
+            home = draw.normal(0.5, 0.2, k).clip(0, 1)
         else:
             home = draw.random(k)
         scale = draw.uniform(0.06, 1) * self.spread
@@ -269,7 +241,12 @@ class RandomWalk:
         return np.concatenate([home[None], others])[:, None]
 
     def _trip(
-        self, start: Array, end: Array, pace: float, longest: float, draw: np.random.Generator
+        self,
+        start: Array,
+        end: Array,
+        pace: float,
+        longest: float,
+        draw: np.random.Generator,
     ) -> Array:
         """Draw a bent path between two places at an uneven pace.
 
@@ -284,29 +261,23 @@ class RandomWalk:
             (n, k)
         """
         distance = float(np.linalg.norm(end - start))
-        steps = max(12, math.ceil(distance / (pace * math.exp(draw.normal(0, 0.3)))))
+        mean_step = pace * math.exp(draw.normal(0, 0.3))
+        steps = max(12, math.ceil(distance / mean_step))
         # share of the path at each step, from 0 to 1
-        progress = np.cumsum(
-            np.exp(
-                draw.normal(
-                    0,
-                    0.5,
-                    steps,
-                )
-            )
-        )
-        progress = ((progress - progress[0]) / (progress[-1] - progress[0]))[:, None]
+        travelled = np.cumsum(np.exp(draw.normal(0, 0.5, steps)))
+        first = travelled[0]
+        last = travelled[-1]
+        progress = ((travelled - first) / (last - first))[:, None]
 
         # one arc to a side
         arc = draw.normal(size=start.shape)
-        arc *= distance * draw.normal(0, self.bend) / max(float(np.linalg.norm(arc)), NEARLY)
+        height = distance * draw.normal(0, self.bend)
+        arc *= height / max(float(np.linalg.norm(arc)), NEARLY)
         # and a Brownian bridge, which is zero at both ends
-        drift = np.cumsum(draw.normal(size=(steps, start.shape[1])), axis=0) / math.sqrt(steps)
-        drift -= drift[0] + np.linspace(
-            0,
-            1,
-            steps,
-        )[:, None] * (drift[-1] - drift[0])
+        increments = draw.normal(size=(steps, start.shape[1]))
+        drift = np.cumsum(increments, axis=0) / math.sqrt(steps)
+        time = np.linspace(0, 1, steps)[:, None]
+        drift -= drift[0] + time * (drift[-1] - drift[0])
 
         path = start + progress * (end - start)
         path = path + arc * np.sin(np.pi * progress)
@@ -316,7 +287,8 @@ class RandomWalk:
 
 def _reflected(positions: Array) -> Array:
     """Return positions in [−1, 2] reflected at the borders 0 and 1."""
-    return np.asarray(1 - np.abs(1 - np.abs(positions)))
+    above_zero = np.abs(positions)
+    return np.asarray(1 - np.abs(1 - above_zero))
 
 
 def _resampled(path: Array, longest: float) -> Array:
@@ -334,27 +306,20 @@ def _resampled(path: Array, longest: float) -> Array:
     factor = float(lengths.max()) / longest
     if factor <= 1:
         return np.asarray(path)
-    finer = np.linspace(
-        0,
-        steps - 1,
-        math.ceil((steps - 1) * factor) + 1,
-    )
+    intervals = math.ceil((steps - 1) * factor)
+    finer = np.linspace(0, steps - 1, intervals + 1)
     columns = []
     for column in path.T:
-        columns.append(
-            np.asarray(
-                np.interp(
-                    finer,
-                    np.arange(steps),
-                    column,
-                )
-            )
-        )
+        resampled = np.interp(finer, np.arange(steps), column)
+        columns.append(np.asarray(resampled))
     return np.stack(columns, axis=1)
 
 
 def generated(
-    generator: Generator, form: Format, users: int, draw: np.random.Generator
+    generator: Generator,
+    form: Format,
+    users: int,
+    draw: np.random.Generator,
 ) -> list[Samples]:
     """Return the training samples of generated users.
 

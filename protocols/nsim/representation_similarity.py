@@ -101,10 +101,11 @@ def _mean_correlation(x: Array, variance: float) -> Array:
     in_basis = values > NOTHING * values[:, :1]
     if variance < 1:
         square = values**2
-        tiny = np.finfo(float).tiny
-        explained = np.cumsum(square, axis=1) / np.maximum(square.sum(1, keepdims=True), tiny)
+        variances = np.maximum(square.sum(1, keepdims=True), np.finfo(float).tiny)
+        explained = np.cumsum(square, axis=1) / variances
         # a direction is needed if those before it explain too little
-        before = np.concatenate([np.zeros((len(x), 1)), explained[:, :-1]], axis=1)
+        nothing = np.zeros((len(x), 1))
+        before = np.concatenate([nothing, explained[:, :-1]], axis=1)
         in_basis &= before < variance
     bases = bases * in_basis[:, None]
     ranks = in_basis.sum(1)
@@ -113,7 +114,8 @@ def _mean_correlation(x: Array, variance: float) -> Array:
     # orthonormal bases. One layer is compared with those after it, so memory stays at (m, q, q).
     result = np.zeros((len(x), len(x)))
     for i, basis in enumerate(bases):
-        correlations = np.linalg.svd(basis.T @ bases[i:], compute_uv=False)
+        products = basis.T @ bases[i:]
+        correlations = np.linalg.svd(products, compute_uv=False)
         lower_rank = np.minimum(ranks[i], ranks[i:])
         mean = correlations.sum(1) / np.maximum(lower_rank, 1)
         result[i, i:] = mean

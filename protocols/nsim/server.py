@@ -23,7 +23,11 @@ def average_layers(net: ServerChannel, state: AveragingState) -> None:
     averages: dict[int, torch.Tensor] = {}
     step = 0
     # a sum over one client would reveal its model
-    recipients = [i for i in net.clients if len(clusters[state.labels[i]]) > 1]
+    recipients = []
+    for i in net.clients:
+        peers = clusters[state.labels[i]]
+        if len(peers) > 1:
+            recipients.append(i)
     if recipients:
         sums = net.sum(
             NSIMClient.pool,
@@ -51,8 +55,4 @@ def average_layers(net: ServerChannel, state: AveragingState) -> None:
     table = []
     for label in sorted(old_label):
         table.append(averages.get(old_label[label], zeros))
-    state.outbox.post(
-        step,
-        torch.stack(table),
-        state.labels,
-    )
+    state.outbox.post(step, torch.stack(table), state.labels)

@@ -172,13 +172,7 @@ def fit(
     # the best architecture's first network is trained already
     members = [candidates[best]]
     for fold in range(1, networks):
-        network, _ = _member(
-            standardised,
-            fold,
-            trials[best].plan,
-            randomness,
-            best,
-        )
+        network, _ = _member(standardised, fold, trials[best].plan, randomness, best)
         members.append(network)
     return _evaluated(SimilarityModel(mean, scale, members), trials, users)
 
@@ -216,7 +210,11 @@ def predict(
 
 
 def _member(
-    users: _Users, fold: int, plan: PairNetworkConfig, randomness: Randomness, number: int
+    users: _Users,
+    fold: int,
+    plan: PairNetworkConfig,
+    randomness: Randomness,
+    number: int,
 ) -> tuple[PairNetwork, float]:
     """Train one network.
 
@@ -265,11 +263,8 @@ def _evaluated(
     split = users.split
     unseen = torch.as_tensor(split.unseen)
     true = _among(users.similarity, unseen)
-    predicted = predict(
-        estimator,
-        users.rows[unseen],
-        users.rows[unseen],
-    )
+    unseen_rows = users.rows[unseen]
+    predicted = predict(estimator, unseen_rows, unseen_rows)
 
     # pairs that were held out, of users that every network was trained on
     held_users = np.concatenate([split.unseen, *split.folds])
@@ -308,7 +303,10 @@ def _split(
     validation = max(2, round(VALIDATION * users))
     remaining = order[unseen:]
     # consecutive slices, which are disjoint as long as there are enough users
-    folds = [np.roll(remaining, -k * validation)[:validation] for k in range(networks)]
+    folds = []
+    for k in range(networks):
+        rotated = np.roll(remaining, -k * validation)
+        folds.append(rotated[:validation])
     return _Split(order[:unseen], folds)
 
 
@@ -330,7 +328,8 @@ def _standard(
 
 def _upper(square: torch.Tensor) -> NDArray[np.float32]:
     """Return the entries above the diagonal, one for each pair."""
-    pairs: NDArray[np.float32] = square.numpy()[np.triu_indices(len(square), 1)]
+    above_diagonal = np.triu_indices(len(square), 1)
+    pairs: NDArray[np.float32] = square.numpy()[above_diagonal]
     return pairs
 
 
@@ -340,7 +339,10 @@ def _among(square: torch.Tensor, users: torch.Tensor) -> torch.Tensor:
 
 
 def _check(
-    rows: torch.Tensor, similarity: torch.Tensor, grid: Sequence[PairNetworkConfig], networks: int
+    rows: torch.Tensor,
+    similarity: torch.Tensor,
+    grid: Sequence[PairNetworkConfig],
+    networks: int,
 ) -> None:
     """Check the arguments of `fit`.
 
@@ -372,7 +374,8 @@ def _check(
 
 def _check_finite(rows: torch.Tensor) -> None:
     """Raise UpdateError for rows that are not finite, by the users' numbers."""
-    bad = (~torch.isfinite(rows).all(1)).nonzero().flatten().tolist()
+    finite = torch.isfinite(rows).all(1)
+    bad = (~finite).nonzero().flatten().tolist()
     if bad:
         raise UpdateError(
             f"the layers of user(s) {', '.join(map(str, bad[:5]))} are not finite: lower the "

@@ -218,12 +218,8 @@ class SyntheticUsersConfig:
         # the same code, plan and number of calls as those of clients
         models = initial_models(cohort, self.start)
         for step in range(1, self.rounds + 1):
-            models = models + cohort.train(
-                Rows(models),
-                range(len(users)),
-                plan,
-                step,
-            )
+            updates = cohort.train(Rows(models), range(len(users)), plan, step)
+            models = models + updates
         if not bool(models.isfinite().all()):
             raise UpdateError(
                 "the models of synthetic users are not finite: lower the learning rate (--lr)"
@@ -236,18 +232,14 @@ class SyntheticUsersConfig:
             return flat.initial()[None]
         models = []
         for user in range(self.users):
-            models.append(
-                flat.redrawn(
-                    Randomness(seed),
-                    "client",
-                    user,
-                    "start",
-                )
-            )
+            models.append(flat.redrawn(Randomness(seed), "client", user, "start"))
         return torch.stack(models)
 
     def _released(
-        self, rows: torch.Tensor, initial: torch.Tensor, draws: Randomness
+        self,
+        rows: torch.Tensor,
+        initial: torch.Tensor,
+        draws: Randomness,
     ) -> torch.Tensor:
         """Return layers as real users send them: their change clipped, and with noise.
 
@@ -357,7 +349,9 @@ def correlations(
 
 
 def some_pairs(
-    predicted: NDArray[np.float64], true: NDArray[np.float64], maximum: int = 500
+    predicted: NDArray[np.float64],
+    true: NDArray[np.float64],
+    maximum: int = 500,
 ) -> list[list[float]]:
     """Return true and predicted similarity of some pairs of users, for a plot.
 

@@ -49,10 +49,7 @@ class Eigenvectors:
     """Client to server: the eigenvectors that the client shares."""
 
     # (b, p, D) unit eigenvectors v_k of G_i, or (b, n) uint8, sealed; zero beyond the rank
-    vectors: Annotated[
-        Rows,
-        Real(("vectors", "features"), squared=True),
-    ]
+    vectors: Annotated[Rows, Real(("vectors", "features"), squared=True)]
 
 
 OTHERS = Upto("others", "clients", minimum=1)
@@ -63,21 +60,11 @@ class OtherEigenvectors:
     """Server to client: other clients' eigenvectors as received, never the client's own."""
 
     # (r, p, D), or (r, n) uint8
-    vectors: Annotated[
-        Picks,
-        Real(
-            (OTHERS, "vectors", "features"),
-            sent="vectors",
-            sealed=True,
-        ),
-    ]
+    vectors: Annotated[Picks, Real((OTHERS, "vectors", "features"), sent="vectors", sealed=True)]
     # (r,) int64, the clients they belong to, ascending
     ids: Annotated[Picks, Whole((OTHERS,), below="clients")]
     # (r,) int64, these clients' clusters: for newcomers
-    labels: Annotated[
-        Picks | None,
-        Whole((OTHERS,), below="clients"),
-    ]
+    labels: Annotated[Picks | None, Whole((OTHERS,), below="clients")]
     step: Annotated[int, Between(maximum="steps")]  # the call in which they were received
 
 
@@ -86,14 +73,7 @@ class RelevanceRow:
     """Client to server: the relevance of all clients' data to the client's own."""
 
     # (b, m) r(i, j) for all clients j in ascending order, 1 for the client itself
-    row: Annotated[
-        Rows,
-        Real(
-            (Upto("compared", "clients"),),
-            low=-0.01,
-            maximum=1.01,
-        ),
-    ]
+    row: Annotated[Rows, Real((Upto("compared", "clients"),), low=-0.01, maximum=1.01)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,17 +153,15 @@ class OneShotClient(SumClient):
         """
         rows = []
         compared = self._compared(context, query)
-        for i, (others, relevances) in zip(
-            context.ids,
-            compared,
-            strict=True,
-        ):
+        for i, (others, relevances) in zip(context.ids, compared, strict=True):
             # r(i, i) = 1, in the client's own place
             position = bisect(others, i)
             before = relevances[:position]
             after = relevances[position:]
-            rows.append(torch.cat([before, relevances.new_ones(1), after]))
-        return RelevanceRow(Rows(torch.stack(rows).to(self.cohort.start)))
+            itself = relevances.new_ones(1)
+            rows.append(torch.cat([before, itself, after]))
+        table = torch.stack(rows).to(self.cohort.start)
+        return RelevanceRow(Rows(table))
 
     @answers(GATHER)
     def choose(self, context: CallContext, query: OtherEigenvectors) -> TaskChoice:
@@ -202,26 +180,18 @@ class OneShotClient(SumClient):
             )
         chosen = []
         compared = self._compared(context, query)
-        for picks, (_, relevances) in zip(
-            query.labels.picks,
-            compared,
-            strict=True,
-        ):
+        for picks, (_, relevances) in zip(query.labels.picks, compared, strict=True):
             # each newcomer receives the eigenvectors of all clients of the run
             labels = query.labels.table[list(picks)].to(relevances.device)
             clusters = sorted(set(labels.tolist()))
-            means = torch.stack([relevances[labels == c].mean() for c in clusters])
-            best = int(means.argmax())
-            chosen.append(best)
+            means = [relevances[labels == c].mean() for c in clusters]
+            best = torch.stack(means).argmax()
+            chosen.append(int(best))
         return TaskChoice(Rows(torch.as_tensor(chosen)))
 
     def _check_others(self, context: CallContext, query: OtherEigenvectors) -> None:
         """Raise FrameError unless each client receives vectors of others, in ascending order."""
-        for i, picks in zip(
-            context.ids,
-            query.ids.picks,
-            strict=True,
-        ):
+        for i, picks in zip(context.ids, query.ids.picks, strict=True):
             ids = query.ids.table[list(picks)].tolist()
             if ids != sorted(set(ids)) or i in ids:
                 raise FrameError(
@@ -240,14 +210,11 @@ class OneShotClient(SumClient):
         self._check_others(context, query)
         vectors = self._opened(query)
         compared = []
-        for k, picks in zip(
-            context.positions,
-            query.vectors.picks,
-            strict=True,
-        ):
+        for k, picks in zip(context.positions, query.vectors.picks, strict=True):
             rows = list(picks)
             others = query.ids.table[rows].tolist()
-            compared.append((others, self._relevant(k, vectors[rows])))
+            relevances = self._relevant(k, vectors[rows])
+            compared.append((others, relevances))
         return compared
 
     def _relevant(self, k: int, vectors: torch.Tensor) -> torch.Tensor:
@@ -268,16 +235,12 @@ class OneShotClient(SumClient):
             # λ̂_k = ‖G_i v_k‖, and the ratios of eq. 3 and 4
             image = projected(features, flat).view(shape)
             values, _ = self._spectrum(k)
-            return relevance(
-                values,
-                image,
-                self._floor,
-                vectors.any(-1),
-            )
+            return relevance(values, image, self._floor, vectors.any(-1))
         # In the ratios, noise that turns the first vector slightly changes ‖G v_k‖ of all later
         # ones by the first eigenvalue. The energy of a span does not depend on its basis.
         noisy = self._noisy(k, features, noise)
-        image = (flat.to(noisy) @ noisy).norm(dim=1).view(shape)
+        products = flat.to(noisy) @ noisy
+        image = products.norm(dim=1).view(shape)
         values, _ = self._spectrum(k)
         return span_relevance(values, image, self._floor, told_by_all(vectors))
 
@@ -287,7 +250,8 @@ class OneShotClient(SumClient):
         table = query.vectors.table
         seal = self._pipeline.seal
         if not seal:
-            return self._pipeline.of("vectors").inverse(table.to(start), query.step)
+            mask = self._pipeline.of("vectors")
+            return mask.inverse(table.to(start), query.step)
         template = start.new_empty(self._count, self._phi.dimension)
         owners = query.ids.table.tolist()
         return seal.open(table, owners, query.step, "eigen", "vectors", template)
@@ -334,7 +298,8 @@ class OneShotClient(SumClient):
     def memory(self) -> dict[str, torch.Tensor]:
         """Add digests of the noisy Gram matrices that were used, and their clients' positions."""
         positions = sorted(self._made)
-        digests = torch.tensor([list(self._made[k]) for k in positions], dtype=torch.uint8)
+        digests_as_bytes = [list(self._made[k]) for k in positions]
+        digests = torch.tensor(digests_as_bytes, dtype=torch.uint8)
         return {
             **super().memory(),
             "made": digests.view(len(positions), DIGEST),

@@ -82,14 +82,7 @@ class Features:
         batches = []
         for samples in torch.split(x, self.batch):
             # maps have float32 weights, also in runs in float64
-            batches.append(
-                _checked(
-                    self.name,
-                    self.function,
-                    samples.float(),
-                    self.dimension,
-                )
-            )
+            batches.append(_checked(self.name, self.function, samples.float(), self.dimension))
         rows = torch.cat(batches)
         if finite:
             _check_finite(self.name, rows)
@@ -218,7 +211,13 @@ def build(
     elif features == "identity":
         function, description = (lambda x: x.flatten(1)), "identity"
     elif features == "pca":
-        function, description = _pca(tuple(shape), randomness.seed, str(public), components, PUBLIC)
+        function, description = _pca(
+            tuple(shape),
+            randomness.seed,
+            str(public),
+            components,
+            PUBLIC,
+        )
     elif features == "dct":
         function, description = _dct(tuple(shape), components)
     elif features == "conv":
@@ -243,7 +242,11 @@ def build(
 # a run builds its map several times: for the server's facts, its clients, newcomers
 @lru_cache(maxsize=4)
 def _pca(
-    shape: tuple[int, ...], seed: int, public: str, dimension: int, count: int
+    shape: tuple[int, ...],
+    seed: int,
+    public: str,
+    dimension: int,
+    count: int,
 ) -> tuple[Map, Any]:
     """Return the projection on the leading principal components of public samples.
 
@@ -328,11 +331,7 @@ def _dct(shape: tuple[int, ...], dimension: int) -> tuple[Map, Any]:
         return (u / height) ** 2 + (v / width) ** 2, index
 
     order = sorted(
-        np.ndindex(
-            height,
-            width,
-            channels,
-        ),
+        np.ndindex(height, width, channels),
         key=by_frequency,
     )[:dimension]
     spectra = np.zeros((dimension, *shape))
@@ -403,7 +402,12 @@ def _conv(
     return function, {"conv": list(widths), "dimension": dimension}
 
 
-def _layer(randomness: Randomness, number: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+def _layer(
+    randomness: Randomness,
+    number: int,
+    inputs: int,
+    outputs: int,
+) -> tuple[Tensor, Tensor]:
     """Return the weights of a convolution, uniform in ± 1/√fan-in.
 
     Args:
@@ -468,7 +472,12 @@ def _tried(
         UsageError: the map draws random numbers, has a state, or mixes samples.
     """
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand(3, *shape, generator=generator, dtype=torch.float32)
+    x = torch.rand(
+        3,
+        *shape,
+        generator=generator,
+        dtype=torch.float32,
+    )
     features = _checked(name, function, x)
     _check_finite(name, features)
     again = _checked(name, function, x, features.shape[1])
@@ -590,11 +599,4 @@ def _reason(error: Exception) -> str:
     lines = str(error).splitlines()
     if not lines:
         return type(error).__name__
-    return (
-        textwrap.shorten(
-            lines[0],
-            200,
-            placeholder=" …",
-        )
-        or type(error).__name__
-    )
+    return textwrap.shorten(lines[0], 200, placeholder=" …") or type(error).__name__

@@ -64,7 +64,12 @@ def gram(features: torch.Tensor, mean: bool = False) -> torch.Tensor:
         (D, D) float64; zero without rows.
     """
     n, d = features.shape
-    matrix = torch.zeros(d, d, dtype=torch.float64, device=features.device)
+    matrix = torch.zeros(
+        d,
+        d,
+        dtype=torch.float64,
+        device=features.device,
+    )
     # by blocks of rows, so that the float64 copy of the features stays small
     for block in torch.split(features, max(1, BLOCK // d)):
         rows = clipped(block)
@@ -164,14 +169,7 @@ class GramNoise:
             (D, D) float64.
         """
         row = packed(gram(features, self.per_client))
-        noisy = self.draws.noised(
-            client,
-            "gram",
-            0,
-            row,
-            self.multiplier,
-            1.0,
-        )
+        noisy = self.draws.noised(client, "gram", 0, row, self.multiplier, 1.0)
         return unpacked(noisy, features.shape[1])
 
     def spectrum(self, matrix: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -256,7 +254,12 @@ def hidden(config: Mapping[str, Any], secret: object) -> GramNoise | None:
         return None
     assert isinstance(secret, NoiseStreams)
     per_client = config["dp_unit"] == "client"
-    return GramNoise(config["gram_noise"], config["gram_mechanism"], per_client, secret)
+    return GramNoise(
+        config["gram_noise"],
+        config["gram_mechanism"],
+        per_client,
+        secret,
+    )
 
 
 def multipliers(z: float, mechanism: str) -> dict[str, float]:

@@ -65,8 +65,10 @@ class GPS:
             samples,
             torch.ones_like(samples),
         )
-        mean = (share[..., None].to(deltas) * deltas).sum(0)
-        return CommonDeltas(Rows(mean[None], (0,) * len(deltas)), None)
+        weighted = share[..., None].to(deltas) * deltas
+        mean = weighted.sum(0)
+        same_for_all = (0,) * len(deltas)
+        return CommonDeltas(Rows(mean[None], same_for_all), None)
 
 
 @dataclass
@@ -90,7 +92,12 @@ class HierarchicalState(AveragingState):
 
 
 def average_in_layers(
-    net: ServerChannel, state: HierarchicalState, gps: GPS, share: float, t: int, mix: bool
+    net: ServerChannel,
+    state: HierarchicalState,
+    gps: GPS,
+    share: float,
+    t: int,
+    mix: bool,
 ) -> None:
     """Make round t of FedAvg at each LPS, and average the common layers at the GPS if asked to.
 
@@ -114,14 +121,7 @@ def average_in_layers(
     large_enough = torch.as_tensor(sums.counts) >= MINIMUM
     size = total_weights(sums).cpu() * large_enough
     common = means[:, : net.common].cpu()
-    state.pending.append(
-        ClusterDelta(
-            sums.step,
-            common,
-            size,
-            means.shape[1],
-        )
-    )
+    state.pending.append(ClusterDelta(sums.step, common, size, means.shape[1]))
     if mix:
         _mix(net, state, gps, sums.step, means)
     state.outbox.post(sums.step, means, state.labels)
@@ -164,12 +164,10 @@ def _mix(
             means[clusters, : net.common] = mixed[:, n].to(means)
         else:
             # masks are fresh each round, so each round's correction carries the mask of its step
-            correction = torch.zeros(
-                1 + max(state.labels),
-                cluster_delta.width,
-                dtype=mixed.dtype,
-            )
-            correction[clusters, : net.common] = mixed[:, n] - cluster_delta.deltas[clusters]
+            shape = (1 + max(state.labels), cluster_delta.width)
+            correction = torch.zeros(shape, dtype=mixed.dtype)
+            difference = mixed[:, n] - cluster_delta.deltas[clusters]
+            correction[clusters, : net.common] = difference
             state.outbox.post(cluster_delta.step, correction, state.labels)
 
 

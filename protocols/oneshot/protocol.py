@@ -174,18 +174,17 @@ class OneShot(ClusteringProtocol):
                 "it anew, with another seed"
             )
         vectors = shared.rows.vectors.values.cpu()
-        query = eigenvectors_of_others(shared.ids, vectors, shared.step, to=shared.ids)
+        query = eigenvectors_of_others(
+            shared.ids,
+            vectors,
+            shared.step,
+            to=shared.ids,
+        )
 
         # lines 6–19: clients compute relevance, and R is clustered
         seed = net.randomness.integer("server", "clusterer")
         noisy = net.agreed["gram_noise"] > 0
-        cluster = agglomerate(
-            self.tasks,
-            self.height,
-            self.clusterer,
-            seed,
-            noisy,
-        )
+        cluster = agglomerate(self.tasks, self.height, self.clusterer, seed, noisy)
         pairs = net.pairs(
             OneShotClient.relevance,
             query,
@@ -207,7 +206,10 @@ class OneShot(ClusteringProtocol):
         )
 
     def assign_newcomers(
-        self, net: ServerChannel, state: OneShotState, to: Sequence[int]
+        self,
+        net: ServerChannel,
+        state: OneShotState,
+        to: Sequence[int],
     ) -> list[int]:
         """Send newcomers all eigenvectors, and return the clusters they choose (not in the paper).
 
@@ -226,8 +228,19 @@ class OneShot(ClusteringProtocol):
         assert result is not None
         ids = result.linkage.ids
         labels = [result.labels[i] for i in ids]
-        query = eigenvectors_of_others(ids, result.vectors, result.step, to, labels)
-        replies = net.gather(OneShotClient.choose, query, to=to, tries=TRIES)
+        query = eigenvectors_of_others(
+            ids,
+            result.vectors,
+            result.step,
+            to,
+            labels,
+        )
+        replies = net.gather(
+            OneShotClient.choose,
+            query,
+            to=to,
+            tries=TRIES,
+        )
         check_newcomers(to, replies.ids)
         choices = replies.rows.cluster.values.tolist()
         cluster_of = check_offered(replies.ids, choices, result.labels)
@@ -347,7 +360,10 @@ class OneShot(ClusteringProtocol):
         return {"cluster": noisy_gram.REPLACE, "vectors": vectors}
 
     def make_client(
-        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
+        self,
+        cohort: LocalTrainer,
+        pipeline: Pipeline,
+        config: Mapping[str, Any],
     ) -> OneShotClient:
         """Return the clients, with Φ and the noise of Gram matrices.
 

@@ -167,18 +167,8 @@ def _map(module: nn.Module) -> Callable[[Tensor], Tensor]:
 
     def function(x: Tensor) -> Tensor:
         network = module.to(x.device)
-        mean = torch.tensor(MEAN, device=x.device).view(
-            1,
-            3,
-            1,
-            1,
-        )
-        deviation = torch.tensor(DEVIATION, device=x.device).view(
-            1,
-            3,
-            1,
-            1,
-        )
+        mean = torch.tensor(MEAN, device=x.device).view(1, 3, 1, 1)
+        deviation = torch.tensor(DEVIATION, device=x.device).view(1, 3, 1, 1)
         resized = torch.nn.functional.interpolate(
             x.expand(-1, 3, -1, -1),
             size=(SIDE, SIDE),

@@ -148,12 +148,7 @@ def agglomerate(
                 similarity = contrasted(distance.numpy())
             else:
                 similarity = 1 - distance.numpy()
-            labels = partition(
-                similarity,
-                clusterer,
-                1 + max(labels),
-                seed,
-            )
+            labels = partition(similarity, clusterer, 1 + max(labels), seed)
         return TaskClusters(
             labels=labels,
             merges=torch.from_numpy(tree),

@@ -32,6 +32,9 @@ LARGEST = 10 * WORST  # magnitude of a loss that leaves a client, noise included
 
 OWNERS = Upto("owners", "clients")
 EVALUATED = Upto("evaluated", "clients")
+ORDER = Upto("evaluated", "clients", minimum=1)
+OFFERED = Upto("offered", "clients")
+CLUSTERS = Upto("models", "clients", minimum=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,29 +43,10 @@ class RelayedModels:
 
     # (n − 1, d) deltas since θ_0, masked where updates are; or (n − 1, ·) uint8, sealed; n rows if
     # the client's own model is among them
-    models: Annotated[
-        Picks,
-        Real(
-            (OWNERS, "dimension"),
-            sent="delta",
-            sealed=True,
-        ),
-    ]
+    models: Annotated[Picks, Real((OWNERS, "dimension"), sent="delta", sealed=True)]
     owner: Annotated[Picks, Whole((OWNERS,), below="clients")]  # (n − 1,) int64, clients
     # (n,) int64, the clients in the order of the reply
-    order: Annotated[
-        Shared,
-        Whole(
-            (
-                Upto(
-                    "evaluated",
-                    "clients",
-                    minimum=1,
-                ),
-            ),
-            below="clients",
-        ),
-    ]
+    order: Annotated[Shared, Whole((ORDER,), below="clients")]
     clients: Annotated[int, Exactly("clients")]  # of the run
     step: Annotated[int, Between(maximum="steps")]  # the call whose mask the rows carry
 
@@ -72,14 +56,7 @@ class LossSums:
     """Client to server: mean training losses of several models."""
 
     # (b, n) float64, nats: mean training losses f_i of n models, with noise where the run adds some
-    loss: Annotated[
-        Rows,
-        Real(
-            (EVALUATED,),
-            low=-LARGEST,
-            maximum=LARGEST,
-        ),
-    ]
+    loss: Annotated[Rows, Real((EVALUATED,), low=-LARGEST, maximum=LARGEST)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,26 +64,11 @@ class OfferedClusters:
     """Server to client: the clusters' models, of which the client names the nearest to its own."""
 
     # (K, d) deltas since θ_0; none for a client that has evaluated them already
-    models: Annotated[
-        Picks,
-        Real((Upto("offered", "clients"), "dimension"), sent="delta"),
-    ]
+    models: Annotated[Picks, Real((OFFERED, "dimension"), sent="delta")]
     step: Annotated[int, Between(maximum="steps")]  # the call whose mask the rows carry
     # (b, K) float64, mean over the cluster's members of the loss of the client's model; NaN:
     # unknown; inf: not to be chosen
-    others: Annotated[
-        Rows,
-        Real(
-            (
-                Upto(
-                    "models",
-                    "clients",
-                    minimum=1,
-                ),
-            ),
-            finite=False,
-        ),
-    ]
+    others: Annotated[Rows, Real((CLUSTERS,), finite=False)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,11 +186,8 @@ class SRFCAClient(SumClient):
         column_of = {client: column for column, client in enumerate(order)}
         losses = np.zeros((len(context.positions), len(order)))
         clip = loss_clip(self._pipeline.guard)
-        own_losses = self.cohort.loss(
-            self._rows(context.positions),
-            context.positions,
-            clip,
-        )
+        own_models = self._rows(context.positions)
+        own_losses = self.cohort.loss(own_models, context.positions, clip)
         own_columns = [column_of[i] for i in context.ids]
         losses[range(len(own_losses)), own_columns] = own_losses
 
@@ -241,11 +200,8 @@ class SRFCAClient(SumClient):
             theta = self._relayed(query, row)
             positions = [context.positions[k] for k in clients]
             column = column_of[int(query.owner.table[row])]
-            losses[clients, column] = self.cohort.losses(
-                theta[None],
-                positions,
-                clip,
-            )[:, 0]
+            of_model = self.cohort.losses(theta[None], positions, clip)
+            losses[clients, column] = of_model[:, 0]
         return losses
 
     def _check_relay(self, context: CallContext, query: RelayedModels) -> None:
@@ -255,14 +211,16 @@ class SRFCAClient(SumClient):
         """
         order = query.order.value.tolist()
         clients = set(order)
-        if len(clients) < len(order) or not clients.issuperset(context.ids):
+        has_duplicates = len(clients) < len(order)
+        if has_duplicates or not clients.issuperset(context.ids):
             raise FrameError(
                 "RelayedModels.order has a client twice, or lacks the one that is asked: the "
                 "frame is refused"
             )
         for picks in query.owner.picks:
             owners = query.owner.table[list(picks)].tolist()
-            if len(set(owners)) < len(owners) or not clients.issuperset(owners):
+            has_duplicates = len(set(owners)) < len(owners)
+            if has_duplicates or not clients.issuperset(owners):
                 raise FrameError(
                     "RelayedModels.owner has a client twice, or one that is not in the order: the "
                     "frame is refused"
@@ -346,12 +304,10 @@ class SRFCAClient(SumClient):
                 f"OfferedClusters.others is about {others.shape[1]} clusters, and "
                 f"{losses.shape[1]} were evaluated: the frame is refused"
             )
-        cross = np.where(
-            np.isnan(others),
-            losses,
-            (losses + others) / 2,
-        )
-        return ModelChoice(Rows(torch.as_tensor(cross.argmin(1))))
+        mean = (losses + others) / 2
+        cross = np.where(np.isnan(others), losses, mean)
+        nearest = torch.as_tensor(cross.argmin(1))
+        return ModelChoice(Rows(nearest))
 
     @answers(GATHER)
     def join(self, context: CallContext, query: OfferedClusters) -> NearestCluster:
@@ -363,19 +319,22 @@ class SRFCAClient(SumClient):
             FrameError: the query lacks the model of some cluster.
         """
         self._check_all_offered(query)
-        models = torch.stack([self.model_at(row, query.step) for row in query.models.table])
+        table = query.models.table
+        models = torch.stack([self.model_at(row, query.step) for row in table])
         one_shot = self._rows(context.positions).values
         guard = self._pipeline.guard
         if guard is not None and guard.unit == "client":
             delta = one_shot - self._start
             delta = noised_rows(guard, "join", context.ids, context.step, delta)
             one_shot = self._start + delta
-        return NearestCluster(Rows(to_others(one_shot, models).argmin(1)))
+        distances = to_others(one_shot, models)
+        return NearestCluster(Rows(distances.argmin(1)))
 
     @answers(SUM, derived=True, unmasked=("loss",))
     def cluster_losses(self, context: CallContext, query: Empty) -> LossSums:
         """Return f_i of the clusters' models as evaluated last, which MERGE compares."""
-        return LossSums(Rows(torch.as_tensor(self._stored_losses(context))))
+        losses = torch.as_tensor(self._stored_losses(context))
+        return LossSums(Rows(losses))
 
     @answers(SUM, through=("delta",), fresh=True, trains="refine", unmasked=("size",))
     def contribute(self, context: CallContext, query: AverageDeltas) -> Update:
@@ -421,8 +380,9 @@ class SRFCAClient(SumClient):
     def take(self, positions: Sequence[int], query: AverageDeltas) -> None:
         """Apply averages, and store the restart that they belong to."""
         super().take(positions, query)
+        restart = query.restart or 0
         for k in positions:
-            self._restart[k] = max(self._restart[k], query.restart or 0)
+            self._restart[k] = max(self._restart[k], restart)
 
     def had(self, k: int, query: AverageDeltas) -> int:
         """Return how many averages of the query's restart the client at position k has applied.
@@ -468,13 +428,12 @@ class SRFCAClient(SumClient):
         losses = np.full((len(context.positions), len(table)), math.inf)
         for row in rows:
             theta = self.model_at(table[row], query.step)
-            losses[:, row] = self.cohort.losses(
-                theta[None],
-                context.positions,
-                clip,
-            )[:, 0]
+            of_model = self.cohort.losses(theta[None], context.positions, clip)
+            losses[:, row] = of_model[:, 0]
 
-        offered = [losses[n, list(picks)] for n, picks in enumerate(query.models.picks)]
+        offered = []
+        for n, picks in enumerate(query.models.picks):
+            offered.append(losses[n, list(picks)])
         released = self._released("choose", context, np.stack(offered))
         for k, row_of_client in zip(context.positions, released, strict=True):
             # a late request must not replace losses of models that were evaluated since
@@ -518,14 +477,7 @@ class SRFCAClient(SumClient):
         """
         sizes = [self.cohort.sizes[k] for k in context.positions]
         guard = self._pipeline.guard
-        released = noised(
-            guard,
-            purpose,
-            context.ids,
-            context.step,
-            losses,
-            sizes,
-        )
+        released = noised(guard, purpose, context.ids, context.step, losses, sizes)
         return np.nan_to_num(released, nan=WORST, posinf=WORST)
 
     def memory(self) -> dict[str, torch.Tensor]:

@@ -22,7 +22,10 @@ UNASSIGNED = -1  # the label of clients without a cluster
 
 
 def components(
-    distance: Array, threshold: float, minimum: int, sizes: Sequence[int] | None = None
+    distance: Array,
+    threshold: float,
+    minimum: int,
+    sizes: Sequence[int] | None = None,
 ) -> list[int]:
     """Return the connected components of a threshold graph.
 
@@ -187,7 +190,9 @@ def check_clustering(
 
 
 def trimmed_mean(
-    rows: torch.Tensor, trim: float, positions: Sequence[int] | None = None
+    rows: torch.Tensor,
+    trim: float,
+    positions: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Return the coordinate-wise trimmed mean TrMean_β of Algorithm 3.
 

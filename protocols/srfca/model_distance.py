@@ -57,7 +57,8 @@ def pairwise_l2(rows: torch.Tensor, noise: float) -> Array:
     if not noise:
         return distance
     # noise may make a squared distance smaller than its own expectation
-    return np.sqrt(np.maximum(distance**2 - 2 * noise, 0))
+    squared = distance**2 - 2 * noise
+    return np.sqrt(np.maximum(squared, 0))
 
 
 class ModelDistance(Protocol):
@@ -115,11 +116,13 @@ class WeightDistance:
         self._scattered = scattered
         self._noise = noise
         # (K,) noise of the clusters' models
-        self._model_noise = np.array(models.noise or [0.0] * len(models.table))
+        no_noise = [0.0] * len(models.table)
+        self._model_noise = np.array(models.noise or no_noise)
         # by client: (K,) squared distances to the clusters' models
         self._squared: dict[int, Array] = {}
         if ids:
-            squared = to_others(rows, models.table).numpy() ** 2 - self._model_noise
+            distance = to_others(rows, models.table).numpy()
+            squared = distance**2 - self._model_noise
             self._squared = dict(zip(ids, squared, strict=True))
 
     def nearest(self, clients: Sequence[int], candidates: Sequence[int]) -> dict[int, int]:
@@ -154,7 +157,8 @@ class WeightDistance:
         squared: dict[int, list[float]] = {}
         for i, label in enumerate(labels):
             if i in self._squared:
-                squared.setdefault(label, []).append(self._squared[i][label])
+                members = squared.setdefault(label, [])
+                members.append(self._squared[i][label])
         for c, members in squared.items():
             mean = float(np.mean(members))
             spread[c] = max(0.0, mean - self._noise)
@@ -195,7 +199,10 @@ class CrossClusterLoss:
         self._evaluated: set[int] = set()  # clients that have evaluated the clusters' models
 
     def _mean_losses(
-        self, ids: Sequence[int], evaluators: Sequence[int], old: Sequence[int]
+        self,
+        ids: Sequence[int],
+        evaluators: Sequence[int],
+        old: Sequence[int],
     ) -> Array:
         """Return mean_{j∈c} f_j(w_i), (m, K); NaN where it is unknown."""
         row_of = {label: row for row, label in enumerate(self._models.kept)}
@@ -206,7 +213,8 @@ class CrossClusterLoss:
         sums, counts = _sums(
             self._net, SRFCAClient.known_losses, cluster_of, len(row_of), width=len(old)
         )
-        means = np.full((len(old), len(row_of)), math.nan)
+        shape = (len(old), len(row_of))
+        means = np.full(shape, math.nan)
         clients = list(ids)
         for c, count in enumerate(counts):
             if count:
@@ -231,7 +239,13 @@ class CrossClusterLoss:
             if not recipients:
                 continue
             query = self._query(recipients, candidates)
-            replies = self._net.gather(method, query, to=recipients, step=step, tries=TRIES)
+            replies = self._net.gather(
+                method,
+                query,
+                to=recipients,
+                step=step,
+                tries=TRIES,
+            )
             step = replies.step
             if replies.ids:
                 choices = replies.rows.model.values.tolist()
@@ -248,12 +262,15 @@ class CrossClusterLoss:
         others = np.full((len(recipients), clusters), math.inf)  # inf: not a candidate
         rows = list(recipients)
         columns = list(candidates)
-        others[:, columns] = self._others[rows][:, columns]
+        losses = self._others[rows]
+        others[:, columns] = losses[:, columns]
         # a client evaluates the clusters' models once
         all_models = tuple(range(clusters))
-        picks = tuple(() if i in self._evaluated else all_models for i in recipients)
+        picks: list[tuple[int, ...]] = []
+        for i in recipients:
+            picks.append(() if i in self._evaluated else all_models)
         return OfferedClusters(
-            models=Picks(self._models.table, picks),
+            models=Picks(self._models.table, tuple(picks)),
             step=self._models.step,
             others=Rows(torch.as_tensor(others)),
         )
@@ -273,13 +290,10 @@ class CrossClusterLoss:
         )
         mean = np.full((clusters, clusters), math.nan)
         replied = [c for c, count in enumerate(counts) if count]
-        mean[replied] = sums[replied] / np.array(counts)[replied, None]
+        members = np.array(counts)[replied]
+        mean[replied] = sums[replied] / members[:, None]
 
-        half = np.where(
-            np.isnan(mean),
-            mean.T,
-            mean,
-        )
+        half = np.where(np.isnan(mean), mean.T, mean)
         distance = np.nan_to_num((half + half.T) / 2, nan=math.inf)
         # Averaging removes v_c, so a λ of one-shot models may exceed all losses of averages.
         spread = self._spread(labels, np.diag(mean))
@@ -303,12 +317,17 @@ class CrossClusterLoss:
             members = np.flatnonzero(label_of_evaluator == c)
             if len(members) >= MINIMUM:
                 distances = pairwise(self._one_shot[np.ix_(members, members)])
-                spread[c] = max(0.0, float(distances.mean()) - float(within[c]))
+                one_shot = float(distances.mean())
+                spread[c] = max(0.0, one_shot - float(within[c]))
         return spread
 
 
 def _sums(
-    net: ServerChannel, method: Any, cluster_of: Mapping[int, int], clusters: int, width: int
+    net: ServerChannel,
+    method: Any,
+    cluster_of: Mapping[int, int],
+    clusters: int,
+    width: int,
 ) -> tuple[Array, tuple[int, ...]]:
     """Return sums of clients' losses over clusters.
 

@@ -103,7 +103,8 @@ def cluster_without_threshold(
         distance = np.maximum(distance, LEAST_LOSS * unit)
         level = np.log(distance / unit)
 
-    lowest = fit_offsets(level, [0] * m).criterion - EVIDENCE * m
+    one_cluster = fit_offsets(level, [0] * m)
+    lowest = one_cluster.criterion - EVIDENCE * m
     for labels in _cuts(profile_distances(level), minimum):
         means = block_means(distance, labels)
         fit = fit_offsets(level, labels)
@@ -144,11 +145,8 @@ def profile_distances(level: Array) -> Array:
     m = len(level)
     off_diagonal = ~np.eye(m, dtype=bool)
     # centred first, so that sums of squares lose no digits
-    centred = np.where(
-        off_diagonal,
-        level - level[off_diagonal].mean(),
-        0.0,
-    )
+    mean = level[off_diagonal].mean()
+    centred = np.where(off_diagonal, level - mean, 0.0)
     row_sum = centred.sum(1)
     row_square = (centred**2).sum(1)
 
@@ -156,7 +154,8 @@ def profile_distances(level: Array) -> Array:
     # cancel in the first sum and are level_ij² each in the second
     difference = row_sum[:, None] - row_sum
     squares = row_square[:, None] + row_square
-    squares = squares - 2 * centred @ centred - 2 * centred**2
+    squares = squares - 2 * centred @ centred
+    squares = squares - 2 * centred**2
 
     # m − 2 third models, hence m − 3 degrees of freedom
     variance = (squares - difference**2 / (m - 2)) / (m - 3)
@@ -187,9 +186,12 @@ def fit_offsets(level: Array, labels: Sequence[int]) -> OffsetFit:
 
     # the criterion; RESOLUTION² bounds the likelihood of matrices that fit exactly
     pairs = m * (m - 1) // 2
-    variance = float((residual**2).sum()) / 2 / pairs
+    squares = float((residual**2).sum()) / 2  # the matrix has each pair twice
+    variance = squares / pairs
     offset_count = clusters * (clusters - 1) // 2
-    cost = (m + offset_count) * math.log(pairs) + 2 * m * math.log(clusters)
+    cost_of_parameters = (m + offset_count) * math.log(pairs)
+    cost_of_labels = 2 * m * math.log(clusters)
+    cost = cost_of_parameters + cost_of_labels
     criterion = pairs * math.log(variance + RESOLUTION**2) + cost
 
     within = np.diag(means)
@@ -209,12 +211,14 @@ def block_means(distance: Array, labels: Sequence[int]) -> Array:
     Returns:
         (K, K), symmetric.
     """
-    membership = np.eye(1 + max(labels))[list(labels)].T
+    one_hot = np.eye(1 + max(labels))
+    membership = one_hot[list(labels)].T
     sizes = membership.sum(1)
     diagonal = np.eye(len(distance), dtype=bool)
     between = np.where(diagonal, 0.0, distance)
     pairs = np.outer(sizes, sizes) - np.diag(sizes)
-    means: Array = membership @ between @ membership.T / np.maximum(pairs, 1)
+    sums = membership @ between @ membership.T
+    means: Array = sums / np.maximum(pairs, 1)
     return means
 
 
@@ -237,7 +241,8 @@ def _ratios(means: Array) -> Array:
     within = np.diag(means)
     within_pairs = (within[:, None] + within) / 2
     smallest = np.finfo(float).eps * means.max()  # equal models are at distance zero
-    ratios: Array = pairwise(means) / np.maximum(pairwise(within_pairs), smallest)
+    denominators = np.maximum(pairwise(within_pairs), smallest)
+    ratios: Array = pairwise(means) / denominators
     return ratios
 
 
@@ -266,13 +271,7 @@ def _cuts(distance: Array, minimum: int) -> Iterator[list[int]]:
         mean_distance = distance @ membership / sizes
         nearest = large[mean_distance[:, large].argmin(1)]
         is_large = sizes[cut] >= minimum
-        labels = renumbered(
-            np.where(
-                is_large,
-                cut,
-                nearest,
-            ).tolist()
-        )
+        labels = renumbered(np.where(is_large, cut, nearest).tolist())
 
         # different cuts may agree once small clusters have been joined to others
         if max(labels) and tuple(labels) not in yielded:

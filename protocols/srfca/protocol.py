@@ -141,12 +141,7 @@ class SRFCA(ClusteringProtocol):
                 # members post the models with this round's average, so it is checkpointed first
                 run.commit(
                     state,
-                    partial(
-                        self._average,
-                        net,
-                        state,
-                        t,
-                    ),
+                    partial(self._average, net, state, t),
                 )
                 self._refine(
                     net,
@@ -187,7 +182,13 @@ class SRFCA(ClusteringProtocol):
         refinement, step = self._refinement_of(t)
         if refinement < self.refine and step == 0:
             state.restart(self._fresh)
-        server.average_trimmed(net, state, self.participation, self.trim, t)
+        server.average_trimmed(
+            net,
+            state,
+            self.participation,
+            self.trim,
+            t,
+        )
 
     def _one_shot(
         self,
@@ -207,7 +208,13 @@ class SRFCA(ClusteringProtocol):
         )
         # under DP-SGD every round of training alone has added noise to the models
         noisy_trainings = self.local_rounds if self.per_example else 1
-        distance = server.one_shot_distances(net, state, replies, self.distance, noisy_trainings)
+        distance = server.one_shot_distances(
+            net,
+            state,
+            replies,
+            self.distance,
+            noisy_trainings,
+        )
         edges = first_clusters(state, distance, self._graphing)
         line = {
             "lambda": state.threshold,
@@ -245,11 +252,8 @@ class SRFCA(ClusteringProtocol):
             state.clusters, table = server.merge(
                 distance, assigned, models, state.threshold, self.size
             )
-            state.models = ClusterModels(
-                table,
-                models.step,
-                list(range(len(table))),
-            )
+            labels = list(range(len(table)))
+            state.models = ClusterModels(table, models.step, labels)
             run.note(reclustered=groups(assigned), clustered=groups(state.clusters))
         if models.kept or not state.outbox.number:
             state.hand_out(self._fresh)
@@ -257,7 +261,10 @@ class SRFCA(ClusteringProtocol):
             state.rows = empty_tensor()  # no later step compares one-shot models
 
     def assign_newcomers(
-        self, net: ServerChannel, state: SRFCAState, to: Sequence[int]
+        self,
+        net: ServerChannel,
+        state: SRFCAState,
+        to: Sequence[int],
     ) -> list[int]:
         """Return the cluster of each newcomer, as the newcomer chooses it (not in the paper).
 
@@ -283,23 +290,39 @@ class SRFCA(ClusteringProtocol):
             for _ in range(self.local_rounds):
                 nothing_pending = PendingUpdates.start(0, fresh=False).message_for(to)
                 net.gather(SumClient.train_locally, nothing_pending, to=to)
-            joined = net.gather(SRFCAClient.join, offer, to=to, tries=TRIES)
+            joined = net.gather(
+                SRFCAClient.join,
+                offer,
+                to=to,
+                tries=TRIES,
+            )
             check_newcomers(to, joined.ids)
             rows = joined.rows.nearest.values.tolist()
         else:
-            chosen = net.gather(SRFCAClient.choose, offer, to=to, tries=TRIES)
+            chosen = net.gather(
+                SRFCAClient.choose,
+                offer,
+                to=to,
+                tries=TRIES,
+            )
             check_newcomers(to, chosen.ids)
             rows = chosen.rows.model.values.tolist()
         return [state.models.kept[row] for row in rows]
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
         """Add the number of restarts from w_0: before and after each refinement."""
-        return {**super().frame_sizes(config), "restarts": 2 * int(self.refine) + 2}
+        sizes = super().frame_sizes(config)
+        return {**sizes, "restarts": 2 * int(self.refine) + 2}
 
     @property
     def _graphing(self) -> GraphOptions:
         """Return the options of ONE_SHOT(λ, t)."""
-        return GraphOptions(self.distance, self.size, self.threshold, self.quantile)
+        return GraphOptions(
+            self.distance,
+            self.size,
+            self.threshold,
+            self.quantile,
+        )
 
     @property
     def weighted(self) -> bool:
@@ -337,12 +360,16 @@ class SRFCA(ClusteringProtocol):
         Args:
             config: the run's configuration.
         """
-        stages = [*self.stages(config), *build(self.mask, config["dimension"])]
+        mask = build(self.mask, config["dimension"])
+        stages = [*self.stages(config), *mask]
         seal = Seal(config_hash(config)) if self.sealed else None
         return Pipeline(stages, seal)
 
     def make_client(
-        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
+        self,
+        cohort: LocalTrainer,
+        pipeline: Pipeline,
+        config: Mapping[str, Any],
     ) -> TrainingClient:
         """Return the clients, with their two kinds of training.
 
@@ -357,7 +384,13 @@ class SRFCA(ClusteringProtocol):
             trims=self.trim > 0,
             radius=self.radius,
         )
-        return SRFCAClient(cohort, plans["usual"], pipeline, self.weighted, refining)
+        return SRFCAClient(
+            cohort,
+            plans["usual"],
+            pipeline,
+            self.weighted,
+            refining,
+        )
 
     def trainings(
         self, usual: LocalTraining, config: Mapping[str, Any]
@@ -440,7 +473,12 @@ class SRFCA(ClusteringProtocol):
             UsageError: a hyper-parameter is out of range, or two of them contradict each other.
         """
         super().check(clients)
-        check_clustering(self.size, clients, self.threshold, self.quantile)
+        check_clustering(
+            self.size,
+            clients,
+            self.threshold,
+            self.quantile,
+        )
         check_choice(
             self,
             distance=("loss", "l2"),
@@ -460,7 +498,8 @@ class SRFCA(ClusteringProtocol):
                 f"the mask {self.mask!r} mixes coordinates, and each is trimmed apart: use a "
                 "permutation, or trim 0"
             )
-        if self.average == "weighted" and (self.trim or self.clip is not None):
+        unweighted = self.trim or self.clip is not None
+        if self.average == "weighted" and unweighted:
             raise UsageError(
                 "updates that are trimmed or clipped count the same: take average auto or uniform"
             )

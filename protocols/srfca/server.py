@@ -110,15 +110,15 @@ class SRFCAState:
         """
         if len(self.models.table):
             self.restart(fresh)
-            self.outbox.post(
-                self.models.step,
-                self.models.table,
-                self.clusters,
-            )
+            self.outbox.post(self.models.step, self.models.table, self.clusters)
 
 
 def one_shot_distances(
-    net: ServerChannel, state: SRFCAState, replies: Replies[Update], distance: str, trained: int
+    net: ServerChannel,
+    state: SRFCAState,
+    replies: Replies[Update],
+    distance: str,
+    trained: int,
 ) -> Array:
     """Return the distances of the one-shot models.
 
@@ -143,12 +143,7 @@ def one_shot_distances(
         state.rows = rows.cpu()
         state.noise_variance = net.noise("delta") * trained
         return pairwise_l2(rows, state.noise_variance)
-    state.judges, losses = cross_losses(
-        net,
-        replies.ids,
-        rows,
-        replies.step,
-    )
+    state.judges, losses = cross_losses(net, replies.ids, rows, replies.step)
     return losses
 
 
@@ -230,7 +225,10 @@ def first_clusters(
 
 
 def _warn_of_one_cluster(
-    labels: Sequence[int], edges: Array, threshold: float, graphing: GraphOptions
+    labels: Sequence[int],
+    edges: Array,
+    threshold: float,
+    graphing: GraphOptions,
 ) -> None:
     """Warn where a specified λ separates no clusters.
 
@@ -265,7 +263,11 @@ def _warn_of_one_cluster(
 
 
 def average_trimmed(
-    net: ServerChannel, state: SRFCAState, share: float, trim: float, t: int
+    net: ServerChannel,
+    state: SRFCAState,
+    share: float,
+    trim: float,
+    t: int,
 ) -> None:
     """Make one step of Algorithm 3 (TRIMMED_MEAN_GD) in every cluster.
 
@@ -315,7 +317,10 @@ def average_trimmed(
 
 
 def _trimmed_means(
-    replies: Replies[Update], labels: Sequence[int], clusters: int, trim: float
+    replies: Replies[Update],
+    labels: Sequence[int],
+    clusters: int,
+    trim: float,
 ) -> torch.Tensor:
     """Return each cluster's trimmed mean.
 
@@ -338,14 +343,17 @@ def _trimmed_means(
         device=rows.device,
     )
     for c in range(clusters):
-        members = [k for k, i in enumerate(replies.ids) if labels[i] == c]
-        if members:
-            means[c] = trimmed_mean(rows, trim, members)
+        positions = [k for k, i in enumerate(replies.ids) if labels[i] == c]
+        if positions:
+            means[c] = trimmed_mean(rows, trim, positions)
     return means
 
 
 def _add_noise_of_means(
-    net: ServerChannel, state: SRFCAState, replies: Sequence[int], summed: bool
+    net: ServerChannel,
+    state: SRFCAState,
+    replies: Sequence[int],
+    summed: bool,
 ) -> None:
     """Add the expected squared norm of the noise in the new means to that of the models.
 
@@ -361,11 +369,15 @@ def _add_noise_of_means(
     for c, members in enumerate(replies):
         # the mean divides the summed noise by the number of replies
         shares = 1 if once else members
-        state.noise[c] += noise * shares / max(members, 1) ** 2
+        replies_squared = max(members, 1) ** 2
+        state.noise[c] += noise * shares / replies_squared
 
 
 def cross_losses(
-    net: ServerChannel, ids: Sequence[int], rows: torch.Tensor, step: int
+    net: ServerChannel,
+    ids: Sequence[int],
+    rows: torch.Tensor,
+    step: int,
 ) -> tuple[tuple[int, ...], Array]:
     """Return the cross-losses ½(f_j(w_i) + f_i(w_j)) of one-shot models.
 
@@ -384,10 +396,12 @@ def cross_losses(
     n = len(ids)
     if n < 2:
         return tuple(ids), np.zeros((n, n))
-    noisy = net.noise("delta") > 0 and net.agreed.get("dp_unit") == "client"
+    per_client = net.agreed.get("dp_unit") == "client"
+    noisy = per_client and net.noise("delta") > 0
     picks = []
     for k in range(n):
-        picks.append(tuple(row for row in range(n) if row != k or noisy))
+        rows_for_k = [row for row in range(n) if row != k or noisy]
+        picks.append(tuple(rows_for_k))
     order = torch.as_tensor(ids)
     query = RelayedModels(
         models=Picks(rows, tuple(picks)),
@@ -426,13 +440,9 @@ def cluster_models(
         return ClusterModels()  # no client ever replied
     if not outbox.fresh:
         # without a mask the server has the model of any member
-        table = torch.stack([outbox.displacement(members[0], 0) for members in clusters])
-        return ClusterModels(
-            table,
-            0,
-            list(range(len(clusters))),
-            state.noise,
-        )
+        deltas = [outbox.displacement(members[0], 0) for members in clusters]
+        labels = list(range(len(clusters)))
+        return ClusterModels(torch.stack(deltas), 0, labels, state.noise)
 
     posted: dict[int, torch.Tensor] = {}
     for attempt in range(TRIES):
@@ -440,16 +450,23 @@ def cluster_models(
         if not missing:
             break
         # another member in each attempt, since the first ones may be offline
-        recipients = sorted(members[attempt % len(members)] for members in missing)
+        recipients = [members[attempt % len(members)] for members in missing]
+        recipients.sort()
         message = outbox.message_for(recipients)
         if step is None:
             replies = net.post(SRFCAClient.post, message, to=recipients)
         else:
-            replies = net.gather(SRFCAClient.post, message, to=recipients, step=step)
+            replies = net.gather(
+                SRFCAClient.post,
+                message,
+                to=recipients,
+                step=step,
+            )
         step = replies.step
         outbox.acknowledge(replies.ids)
         for k, i in enumerate(replies.ids):
-            posted[state.clusters[i]] = replies.rows.delta.row(k).cpu()
+            cluster = state.clusters[i]
+            posted[cluster] = replies.rows.delta.row(k).cpu()
     if not posted:
         return ClusterModels()
     labels = sorted(posted)
@@ -481,7 +498,11 @@ def offer_to_newcomers(models: ClusterModels, clients: int) -> OfferedClusters:
 
 
 def model_distance(
-    net: ServerChannel, state: SRFCAState, models: ClusterModels, distance: str, scattered: bool
+    net: ServerChannel,
+    state: SRFCAState,
+    models: ClusterModels,
+    distance: str,
+    scattered: bool,
 ) -> ModelDistance:
     """Return the distance of models by its name, before clients are reassigned.
 
@@ -493,7 +514,13 @@ def model_distance(
         scattered: whether MERGE compares clusters as two of their clients would be compared.
     """
     if distance == "l2":
-        return WeightDistance(state.ids, state.rows, models, scattered, state.noise_variance)
+        return WeightDistance(
+            state.ids,
+            state.rows,
+            models,
+            scattered,
+            state.noise_variance,
+        )
     one_shot = None
     if scattered and state.graph is not None:
         one_shot = state.graph.distance.numpy()
@@ -537,7 +564,10 @@ def recluster(
             remaining = [max(offered, key=lambda c: sizes[c])]
         if remaining == offered:
             break
-        homeless = [i for i, c in enumerate(labels) if c not in remaining and c != UNASSIGNED]
+        homeless = []
+        for i, c in enumerate(labels):
+            if c not in remaining and c != UNASSIGNED:
+                homeless.append(i)
         offered = remaining
         nearest = distance.nearest(homeless, offered)
         for i in homeless:
