@@ -57,12 +57,10 @@ def cohort(network: str, device: torch.device, dtype: torch.dtype) -> LocalTrain
             x = text[:, :-1]
             y = text[:, 1:]
             return x, y
-        x = draw.random((count, *shape))
+        images = draw.random((count, *shape))
         if task == "trajectory":
-            y = draw.random((count, classes))
-        else:
-            y = draw.integers(classes, size=count)
-        return x, y
+            return images, draw.random((count, classes))
+        return images, draw.integers(classes, size=count)
 
     arrays = {f"c{k}": samples(count) for k, count in enumerate(SIZES)}
     no_tests: dict[str, Any] = {name: ([], []) for name in arrays}

@@ -136,7 +136,7 @@ def _updates(cell: Cell) -> dict[str, Any]:
     cluster = _flhc
     if cell["method"] == "cfl":
         cluster = _cfl
-    sigmas = SIGMAS
+    sigmas: tuple[float, ...] = SIGMAS
     if cell["compress"] != "none":
         sigmas = SIGMAS[:1]
     results: dict[str, Any] = {}

@@ -222,11 +222,12 @@ class IFCA(ClusteringProtocol):
         # the loss of a start is known once it is over
         best = state.best
         if best is None or state.running.loss < best.loss:
-            state.best = state.running
+            best = state.running
+        state.best = best
         if completed < self.starts:
             state.running = self._begin(net, completed)
         else:
-            state.running = state.best
+            state.running = best
             state.best = None
 
     def _average(
