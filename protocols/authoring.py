@@ -3,11 +3,18 @@
     from securecluster.protocols.authoring import ClusteringProtocol, SumClient, protocol
 
 A protocol is a class with `@protocol`, its hyper-parameters as fields, `client` (what clients
-answer), `run_server` (the server's loop) and `assign_newcomers`. CONTRIBUTING.md has the steps.
+answer), `run_server` (the server's loop) and `assign_newcomers`; `ClusterOnce` has the loop of
+methods that cluster before any training. docs/add-a-protocol.md has the steps.
 """
 
 from __future__ import annotations
 
+from securecluster.clustering.agglomerative import linkage_clusters, nearest
+from securecluster.clustering.labels import check_number as check_clusters
+from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import check_choice, check_number, check_whole
+from securecluster.errors import UsageError
+from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
 from securecluster.messaging.replies import Pairs, Replies, Sums
 from securecluster.protocols.common.averaging import (
@@ -18,17 +25,30 @@ from securecluster.protocols.common.averaging import (
 )
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient, UpdateClient
+from securecluster.protocols.common.cluster_once import ClusterOnce, ClusterOnceState
 from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.dp_options import ReleaseCounts
+from securecluster.protocols.common.eigenvectors import (
+    EigenvectorClient,
+    EigenvectorProtocol,
+    Eigenvectors,
+)
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.privacy_spec import (
+    FOLLOWS,
+    Disclosures,
+    PrivacySpec,
+    ReleaseCounts,
+)
 from securecluster.protocols.common.sampling import TRIES, sample_clients
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, CallContext, answers
+from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
 __all__ = [
+    "FOLLOWS",
     "GATHER",
     "PAIRS",
     "SUM",
@@ -37,12 +57,21 @@ __all__ = [
     "AverageDeltas",
     "AveragingState",
     "CallContext",
+    "ClusterOnce",
+    "ClusterOnceState",
     "ClusteringProtocol",
+    "Disclosures",
+    "EigenvectorClient",
+    "EigenvectorProtocol",
+    "Eigenvectors",
     "Empty",
+    "FieldNoise",
     "LocalFirstClient",
     "Pairs",
     "PendingUpdates",
     "Picks",
+    "PrivacySpec",
+    "Real",
     "ReleaseCounts",
     "Replies",
     "Rows",
@@ -54,10 +83,18 @@ __all__ = [
     "TrainingClient",
     "Update",
     "UpdateClient",
+    "UsageError",
     "answers",
     "average_clusters",
+    "check_choice",
+    "check_clusters",
     "check_newcomers",
+    "check_number",
+    "check_whole",
     "flush",
+    "linkage_clusters",
+    "nearest",
     "protocol",
     "sample_clients",
+    "torch",
 ]

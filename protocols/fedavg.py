@@ -19,6 +19,7 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.privacy_spec import Disclosures
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -45,6 +46,6 @@ class FedAvg(ClusteringProtocol):
         """Return cluster 0 for every newcomer."""
         return [0] * len(to)
 
-    def server_view(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Return what the weights of the average show."""
-        return visible_sample_counts(weighted=not self.per_client)
+        return Disclosures(server=visible_sample_counts(weighted=not self.per_client))

@@ -25,11 +25,12 @@ from securecluster.protocols.common.averaging import (
     select_context,
     visible_sample_counts,
 )
-from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -146,9 +147,15 @@ class FineTune(ClusteringProtocol):
         super().check(clients)
         check_whole(self, tune_rounds=0)
 
-    def releases(self) -> ReleaseCounts:
-        """Return the releases of FedAvg: fine-tuning releases nothing."""
-        return ReleaseCounts(updates=self._shared_rounds, trainings=self._shared_rounds)
+    def privacy_spec(self, noise: float) -> PrivacySpec:
+        """Count the releases of FedAvg: fine-tuning releases nothing.
+
+        Args:
+            noise: Z.
+        """
+        rounds = self._shared_rounds
+        releases = ReleaseCounts(updates=rounds, trainings=rounds)
+        return super().privacy_spec(noise).with_releases(releases)
 
     def shared_models(self, client: Any) -> Any:
         """Return FedAvg's model, (1, d), once clients have fine-tuned it.
@@ -159,6 +166,6 @@ class FineTune(ClusteringProtocol):
             return None
         return client.shared[None]
 
-    def server_view(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Return what the weights of the average show."""
-        return visible_sample_counts(weighted=not self.per_client)
+        return Disclosures(server=visible_sample_counts(weighted=not self.per_client))

@@ -46,7 +46,6 @@ from securecluster.protocols.common.averaging import (
     average_clusters,
     visible_sample_counts,
 )
-from securecluster.protocols.common.base import ReleaseCounts
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compressed_updates import (
     CompressedUpdateClient,
@@ -58,6 +57,7 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, Update
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_model
+from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.runtime.endpoint import GATHER, CallContext, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -284,7 +284,7 @@ class FLHC(CompressionOptions):
         rows = torch.cat([references, updates])
         distance = distances(rows, self.metric, noise).cpu().numpy()
         r = len(references)
-        clusters = nearest(distance[r:, :r], reference.labels, reference.sizes, reference.linkage)
+        clusters = nearest(distance[r:, :r], reference.labels, reference.linkage, reference.sizes)
         cluster_of = dict(zip(replies.ids, clusters, strict=True))
         return [cluster_of[i] for i in to]
 
@@ -341,19 +341,26 @@ class FLHC(CompressionOptions):
                 "none: leave one of them out"
             )
 
-    def releases(self) -> ReleaseCounts:
-        """Return the releases: an update a round, and one more in the clustering round."""
-        return ReleaseCounts(updates=self.rounds + 1, trainings=self.rounds + 1)
+    def privacy_spec(self, noise: float) -> PrivacySpec:
+        """Count an update a round, and one more in the clustering round.
 
-    def server_view(self) -> list[str]:
+        Args:
+            noise: Z.
+        """
+        updates = self.rounds + 1
+        releases = ReleaseCounts(updates=updates, trainings=updates)
+        return super().privacy_spec(noise).with_releases(releases)
+
+    def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask."""
-        return [
+        views = [
             "pairwise distances, norms and inner products of all clients' updates of the "
             "clustering round",
             "how far the model of the clustering round has moved from the first one",
             "the clusters, and each client's cluster",
             *visible_sample_counts(weighted=not self.per_client),
         ]
+        return Disclosures(server=views)
 
 
 def _joint_model_message(joint: ModelDelta, newcomers: int) -> AverageDeltas:

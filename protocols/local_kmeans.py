@@ -32,12 +32,13 @@ from securecluster.protocols.common.averaging import (
     average_clusters,
     visible_sample_counts,
 )
-from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.runtime.endpoint import GATHER, CallContext, answers
 from securecluster.runtime.run import Run
@@ -200,18 +201,24 @@ class LocalKMeans(ClusteringProtocol):
         check_number(self.k, clients)
         check_whole(self, local_rounds=1)
 
-    def releases(self) -> ReleaseCounts:
-        """Return the releases: the local model, and an update in each round after it."""
-        averaged_rounds = self.rounds - self._local
-        return ReleaseCounts(updates=1 + averaged_rounds, trainings=self.rounds)
+    def privacy_spec(self, noise: float) -> PrivacySpec:
+        """Count the local model, and an update in each round after it.
 
-    def server_view(self) -> list[str]:
+        Args:
+            noise: Z.
+        """
+        averaged_rounds = self.rounds - self._local
+        releases = ReleaseCounts(updates=1 + averaged_rounds, trainings=self.rounds)
+        return super().privacy_spec(noise).with_releases(releases)
+
+    def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask."""
         models = "norms and inner products of what each client learned alone"
         if self.noisy:
             models = f"with noise, {models}"
-        return [
+        views = [
             models,
             "each client's cluster",
             *visible_sample_counts(weighted=not self.per_client),
         ]
+        return Disclosures(server=views)

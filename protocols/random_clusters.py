@@ -20,6 +20,7 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.privacy_spec import Disclosures
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -68,6 +69,6 @@ class RandomClusters(ClusteringProtocol):
         super().check(clients)
         check_number(self.k, clients)
 
-    def server_view(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Return what the weights of the average show."""
-        return visible_sample_counts(weighted=not self.per_client)
+        return Disclosures(server=visible_sample_counts(weighted=not self.per_client))

@@ -225,7 +225,7 @@ def curated(rows: torch.Tensor) -> torch.Tensor:
 
 def gram_noise(rows: torch.Tensor) -> torch.Tensor:
     """Return a Gram matrix of clipped rows with noise."""
-    from securecluster.protocols.oneshot.gram_mechanism import gram, packed, unpacked
+    from securecluster.protocols.common.gram_mechanism import gram, packed, unpacked
 
     row = packed(gram(rows))
     # the noise belongs to the very bits of a row

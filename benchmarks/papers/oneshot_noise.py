@@ -44,8 +44,8 @@ from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import Iid, Tasks
 from securecluster.privacy.dp.accounting import epsilon, find_noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.protocols.common.gram_mechanism import GramNoise, told_by_all
 from securecluster.protocols.oneshot.feature_maps import Features, build
-from securecluster.protocols.oneshot.gram_mechanism import GramNoise, told_by_all
 from securecluster.protocols.oneshot.server import agglomerate
 
 Array = NDArray[np.float64]

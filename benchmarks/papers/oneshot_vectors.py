@@ -35,8 +35,8 @@ from securecluster.clustering.eigenvectors import relevance, span_relevance
 from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import Iid, Tasks
 from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.protocols.common.gram_mechanism import GramNoise, told_by_all
 from securecluster.protocols.oneshot.feature_maps import Features, build
-from securecluster.protocols.oneshot.gram_mechanism import GramNoise, told_by_all
 
 FIRST = 10  # seed
 DEALT = 1000  # samples of a client, of which a cell uses the first ones

@@ -55,11 +55,12 @@ from securecluster.protocols.cfl.split_test import (
     split_cluster,
     split_statistics,
 )
-from securecluster.protocols.common.base import FittedState, ReleaseCounts, opened
+from securecluster.protocols.common.base import FittedState, opened
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compression_options import CompressionOptions
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -387,11 +388,14 @@ class CFL(CompressionOptions):
             invited += sample_clients(net, members, share, t, c, minimum=minimum)
         return sorted(invited)
 
-    def releases(self) -> ReleaseCounts:
-        """Return the numbers of updates, full gradients and losses that a client releases.
+    def privacy_spec(self, noise: float) -> PrivacySpec:
+        """Count the updates, full gradients and losses that a client releases.
 
         A client releases an update a round, a compressed one too with compression, and a full
         gradient where α compares gradients. The fallback needs one row of losses.
+
+        Args:
+            noise: Z.
         """
         updates = self.rounds
         gradients = 0
@@ -399,12 +403,13 @@ class CFL(CompressionOptions):
             updates += self.rounds
         if self.similarity == "gradient":
             gradients = self.rounds
-        return ReleaseCounts(
+        releases = ReleaseCounts(
             updates=updates + gradients,
             losses=int(self.fallback > 0),
             trainings=self.rounds,
             full=gradients,
         )
+        return super().privacy_spec(noise).with_releases(releases)
 
     @property
     def weighted(self) -> bool:
@@ -434,9 +439,10 @@ class CFL(CompressionOptions):
         if self.fallback and not self.tree:
             raise UsageError("the fallback judges the models in the tree: leave tree on")
 
-    def server_view(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask."""
-        return server_view(self.weighted, self.compresses, self.tree, self.fallback > 0)
+        views = server_view(self.weighted, self.compresses, self.tree, self.fallback > 0)
+        return Disclosures(server=views)
 
     def observe(
         self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]

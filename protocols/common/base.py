@@ -40,7 +40,7 @@ from securecluster.privacy.row_layout import layout
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.config import check_kind, known, numbers
 from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.dp_options import DPOptions, ReleaseCounts
+from securecluster.protocols.common.dp_options import DPOptions
 from securecluster.protocols.common.execution import (
     Joined,
     KeySource,
@@ -401,7 +401,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
             return state
         members = [i for i, cluster in enumerate(learned.labels) if cluster == label]
         # Noise is to cover the results, and models that were trained alone have none.
-        if self.keeps_local_models(learned.config):
+        spec = self.with_fitted_params().privacy_spec(learned.config["noise"])
+        if spec.keeps_local_models:
             members = [i for i in members if i not in learned.local]
         if not members:
             return None
@@ -758,4 +759,4 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         return replace(describe(self.mask, d, itemsize), padding_bytes=padding * itemsize)
 
 
-__all__ = ["ClusteringProtocol", "FittedState", "Joined", "ReleaseCounts", "opened"]
+__all__ = ["ClusteringProtocol", "FittedState", "Joined", "opened"]

@@ -13,7 +13,9 @@ from securecluster.protocols.common.compressed_updates import (
     uses_compression,
     with_compression,
 )
+from securecluster.protocols.common.privacy_spec import PrivacySpec
 from securecluster.runtime.endpoint import MINIMUM
+from securecluster.runtime.release_accounting import FieldNoise
 
 
 @dataclass(kw_only=True)
@@ -53,20 +55,17 @@ class CompressionOptions(ClusteringProtocol):
         """Return the pipeline with that of compressed updates."""
         return with_compression(super().pipeline(config), self.stages(config), config)
 
-    def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Add the multipliers of compressed updates and of losses."""
-        multipliers = super().multipliers(config)
-        # Compressed updates are derived from the same updates, so they need the same multiplier.
-        if "delta" in multipliers:
-            multipliers["compressed"] = multipliers["delta"]
-        noise = float(config["noise"])
-        if noise:
-            multipliers["loss"] = noise
-        return multipliers
+    def privacy_spec(self, noise: float) -> PrivacySpec:
+        """Add the noise of compressed updates, and of losses, which are clipped to [0, B].
 
-    def replacement_factors(self) -> dict[str, float]:
-        """Add losses, whose rows are clipped to [0, B].
-
-        Replacing a row moves it as far as adding or removing it does.
+        Args:
+            noise: Z.
         """
-        return {"loss": 1.0}
+        spec = super().privacy_spec(noise)
+        # Compressed updates are derived from the same updates, so they need the same noise.
+        if "delta" in spec.fields:
+            spec = spec.with_fields(compressed=spec.fields["delta"])
+        if noise:
+            # Replacing a row of losses moves it as far as adding or removing it does.
+            spec = spec.with_fields(loss=FieldNoise(noise, replacement=1.0))
+        return spec

@@ -2,7 +2,7 @@
 
 Unit "client": each update is clipped and gets noise before it leaves, and updates have equal
 weights. Unit "example": local training is DP-SGD, and clients release its results without further
-noise. The noise of losses, Gram matrices and single layers differs by method (`multipliers`).
+noise. The noise of losses, Gram matrices and single layers differs by method (`privacy_spec`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCurator
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.pipeline import Pipeline, Stage
+from securecluster.protocols.common.privacy_spec import FOLLOWS, PrivacySpec, ReleaseCounts
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.training.config import FULL_GRADIENT
 from securecluster.training.local_trainer import LocalTraining
@@ -31,22 +32,6 @@ BOUNDS = (1e-12, 1e9)
 # Releases of one client, as (noise multiplier, sampling rate, steps).
 Releases = tuple[float, float, int]
 History = list[Releases]
-
-
-@dataclass(frozen=True)
-class ReleaseCounts:
-    """Largest numbers of releases of one client in a whole run."""
-
-    updates: int = 0
-    """rows that are clipped and noised before they leave"""
-    losses: int = 0
-    """rows of losses"""
-    gram: int = 0
-    """Gram matrices"""
-    trainings: int = 0
-    """local trainings in mini-batches, for DP-SGD"""
-    full: int = 0
-    """gradients over all samples, for DP-SGD"""
 
 
 @dataclass(kw_only=True)
@@ -140,32 +125,24 @@ class DPOptions(ABC):
         """Return whether updates are clipped before they leave."""
         return self.dp_unit == "client" and self.clip is not None
 
-    def releases(self) -> ReleaseCounts:
-        """Return upper bounds of a client's releases, by which `target_epsilon` finds the noise."""
-        return ReleaseCounts(updates=self.rounds, trainings=self.rounds)
+    def privacy_spec(self, noise: float) -> PrivacySpec:
+        """Return a client's releases, and the noise of fields that the pipeline does not add.
 
-    def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Return noise multipliers of reply fields that do not go through the pipeline's noise.
+        A method that releases more than an update a round extends it:
+        `super().privacy_spec(noise).with_releases(...)`.
 
         Args:
-            config: what clients and server agreed on.
-
-        Returns:
-            The multipliers by field; infinite for a field that contains nothing new, or something
-            public.
+            noise: Z, the run's noise multiplier, which `target_epsilon` may have found; 0 without
+                noise.
         """
-        if self.per_example and config["noise"] > 0:
+        spec = PrivacySpec(
+            ReleaseCounts(updates=self.rounds, trainings=self.rounds),
+            keeps_local_models=noise > 0,
+        )
+        if self.per_example and noise > 0:
             # Updates result from DP-SGD, which the ledger counts already, and sizes are public.
-            return {"delta": math.inf, "size": math.inf}
-        return {}
-
-    def replacement_factors(self) -> dict[str, float]:
-        """Return the sensitivity to replacing the unit of privacy, by reply field.
-
-        The value is the ratio to the sensitivity to adding or removing the unit. Fields for which
-        it is 2 are left out.
-        """
-        return {}
+            return spec.with_fields(delta=FOLLOWS, size=FOLLOWS)
+        return spec
 
     def stages(self, config: Mapping[str, Any]) -> tuple[Stage, ...]:
         """Return the stages that an update passes before its mask.
@@ -181,16 +158,6 @@ class DPOptions(ABC):
         if noise and config["placement"] == "local":
             return (clip, Noise(config["clip"], noise))
         return (clip,)
-
-    def keeps_local_models(self, config: Mapping[str, Any]) -> bool:
-        """Return whether models that clients trained alone stay out of the results.
-
-        They do in a run with noise, since no noise covers them.
-
-        Args:
-            config: what clients and server agreed on.
-        """
-        return float(config["noise"]) > 0
 
     def guard(self, config: Mapping[str, Any], draws: NoiseStreams) -> ClientNoise | None:
         """Return what clients need for noise outside the pipeline; None in a run without noise.
@@ -247,11 +214,16 @@ class DPOptions(ABC):
             usual: the training of a round.
             config: what clients and server agreed on.
         """
-        return {
+        full = self.private_training(FULL_GRADIENT, config)
+        plans = {
             "usual": usual,
             "refine": usual,
-            "full": self.private_training(FULL_GRADIENT, config),
+            "full": full,
         }
+        spec = self.privacy_spec(float(config["noise"]))
+        for kind in spec.gradient_trainings:
+            plans[kind] = replace(full, lr=config["lr"])
+        return plans
 
     def costs(
         self, pipeline: Pipeline, config: Mapping[str, Any], draws: NoiseStreams
@@ -273,10 +245,10 @@ class DPOptions(ABC):
         variances = {}
         for name, plan in private_trainings.items():
             variances[name] = mean([plan.variance(n) for n in config["sizes"]])
+        fields = self.privacy_spec(float(config["noise"])).fields
         return ReleaseAccounting(
             pipeline,
-            self.multipliers(config),
-            self.replacement_factors(),
+            fields,
             private_trainings,
             curator,
             variances,
@@ -293,7 +265,7 @@ class DPOptions(ABC):
         Returns:
             Releases as (noise multiplier, sampling rate, steps).
         """
-        counts = self.releases()
+        counts = self.privacy_spec(z).releases
         if self.dp_unit == "client":
             releases = [
                 (z, 1.0, counts.updates),

@@ -126,7 +126,7 @@ def build_client(
     noise_streams = NoiseStreams(keys.noise, run)
     pipeline.arm(noise_streams)
     pipeline.guard = protocol.guard(config, noise_streams)
-    pipeline.private = protocol.keeps_local_models(config)
+    pipeline.private = protocol.privacy_spec(config["noise"]).keeps_local_models
     dtypes = {"float32": torch.float32, "float64": torch.float64}
     cohort = LocalTrainer(
         federation,
@@ -567,7 +567,8 @@ def _opened_record(protocol: ClusteringProtocol) -> NewcomerRecord | None:
         record.check_writable()
     except RunFolderError:
         # Updates, training or Gram matrices have noise, so ε has to be complete.
-        if protocol.keeps_local_models(protocol.kept_.learned.config):
+        noise = protocol.kept_.learned.config["noise"]
+        if protocol.privacy_spec(noise).keeps_local_models:
             raise
         # Without noise every release of newcomers has an infinite ε, recorded or not.
         return None

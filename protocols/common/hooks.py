@@ -14,6 +14,7 @@ from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Rows
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.privacy_spec import Disclosures
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -71,24 +72,9 @@ class ProtocolHooks(ABC):
             to: the newcomers' numbers.
         """
 
-    def server_view(self) -> list[str]:
-        """Return what the server sees beyond the values of single replies."""
-        return []
-
-    def lps_view(self) -> list[str]:
-        """Return what a local parameter server sees beyond the values of single replies.
-
-        This is for methods that have local parameter servers.
-        """
-        return []
-
-    def client_view(self) -> list[str]:
-        """Return what clients see of other clients, beside averages."""
-        return []
-
-    def not_covered(self) -> list[str]:
-        """Return what ε does not cover, beyond what holds for every method."""
-        return []
+    def disclosures(self) -> Disclosures:
+        """Return what each party sees beyond the values of single replies, for the report."""
+        return Disclosures()
 
     def state_class(self) -> type:
         """Return the class of the final state, from the annotation of `run_server`.

@@ -30,15 +30,17 @@ from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.messaging.replies import Replies
 from securecluster.protocols.common.averaging import total_weights
-from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import ModelChoice
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
+from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.protocols.ifca.client import IFCAClient, server_view
 from securecluster.protocols.ifca.server import OfferedModels, Restart, collect_models
 from securecluster.runtime.endpoint import MINIMUM
+from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -336,40 +338,33 @@ class IFCA(ClusteringProtocol):
         check_number(self.k, clients)
         check_whole(self, starts=1, start_rounds=1)
 
-    def releases(self) -> ReleaseCounts:
-        """Return how often a client releases updates and losses.
+    def privacy_spec(self, noise: float) -> PrivacySpec:
+        """Count a client's updates and losses, and add the noise of losses.
 
         In every round it releases a choice, which follows from a row of k losses, and an update;
         a choice at the end; and its lowest loss in each short start.
+
+        Args:
+            noise: Z.
         """
         loss_rows = self.total_rounds + 1
         if self._short:
             loss_rows += self.starts
-        return ReleaseCounts(
+        releases = ReleaseCounts(
             updates=self.total_rounds,
             losses=loss_rows,
             trainings=self.total_rounds,
         )
+        spec = super().privacy_spec(noise).with_releases(releases)
+        if not noise:
+            return spec
+        # replacing a sample or client moves a row of losses as far as adding one
+        losses = FieldNoise(noise, replacement=1.0)
+        return spec.with_fields(loss=losses, model=losses)
 
-    def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Add the noise of losses, and of the choices that follow from them.
-
-        Args:
-            config: the run's configuration, with the noise multiplier z.
-        """
-        multipliers = super().multipliers(config)
-        z = float(config["noise"])
-        if not z:
-            return multipliers
-        return multipliers | {"loss": z, "model": z}
-
-    def replacement_factors(self) -> dict[str, float]:
-        """Return 1 for losses: replacing a sample or client moves a row as far as adding one."""
-        return {"loss": 1.0, "model": 1.0}
-
-    def server_view(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""
-        return server_view(self.noisy, self.per_client)
+        return Disclosures(server=server_view(self.noisy, self.per_client))
 
     def models_after_round(self, client: Any, state: Any) -> Rows:
         """Return the model each client chose last, after the averages it has yet to receive.

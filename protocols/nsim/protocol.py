@@ -18,7 +18,6 @@ must be served; and FedAvg continues in each cluster after the one average of th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -36,12 +35,18 @@ from securecluster.messaging.messages import Empty
 from securecluster.models.objectives import objective
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
-from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.privacy_spec import (
+    FOLLOWS,
+    Disclosures,
+    PrivacySpec,
+    ReleaseCounts,
+)
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.nsim.client import (
     NSIMClient,
@@ -60,6 +65,7 @@ from securecluster.protocols.nsim.synthetic_users import (
     some_pairs,
     true_similarity,
 )
+from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
@@ -389,30 +395,28 @@ class NSIM(ClusteringProtocol):
         sizes = super().frame_sizes(config)
         return {**sizes, "layer": int(config["layer_size"])}
 
-    def releases(self) -> ReleaseCounts:
-        """Return how often a client releases updates.
+    def privacy_spec(self, noise: float) -> PrivacySpec:
+        """Count a client's updates, and add the noise of its layer.
 
         It releases its layer, its model after training alone, and an update in each later round.
-        """
-        return ReleaseCounts(updates=2 + self.rounds - self._local, trainings=self.rounds)
-
-    def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Add the noise of the layer.
 
         Args:
-            config: the run's configuration.
+            noise: Z.
         """
-        multipliers = super().multipliers(config)
-        if not config["noise"]:
-            return multipliers
+        updates = 2 + self.rounds - self._local
+        releases = ReleaseCounts(updates=updates, trainings=self.rounds)
+        spec = super().privacy_spec(noise).with_releases(releases)
+        if not noise:
+            return spec
         # clipped and noised by its client; under DP-SGD the noise is in the training
-        z = math.inf if self.per_example else float(config["noise"])
-        return multipliers | {"layer": z}
+        layer = FOLLOWS if self.per_example else FieldNoise(noise)
+        return spec.with_fields(layer=layer)
 
-    def server_view(self) -> list[str]:
+    def disclosures(self) -> Disclosures:
         """Return what the server sees of the layers, and computes from them."""
         unit = self.dp_unit if self.noisy else ""
-        return server_view(self.layer, self.init, unit, not self.per_client)
+        views = server_view(self.layer, self.init, unit, not self.per_client)
+        return Disclosures(server=views)
 
     def observe(
         self,

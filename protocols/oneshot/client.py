@@ -6,24 +6,19 @@ The comparison is that of Ali & Arafa 2024, Algorithm 2.
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from securecluster.clustering.eigenvectors import projected, relevance, span_relevance, top
+from securecluster.clustering.eigenvectors import projected, relevance, span_relevance
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Between, Real, Upto, Whole
-from securecluster.messaging.messages import Empty, Picks, Rows
-from securecluster.privacy.dp.noise_streams import digest
+from securecluster.messaging.messages import Picks, Rows
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.averaging import SumClient
-from securecluster.protocols.oneshot.feature_maps import Features
-from securecluster.protocols.oneshot.gram_mechanism import GramNoise, told_by_all
+from securecluster.protocols.common.eigenvectors import EigenvectorClient, EigenvectorOptions
+from securecluster.protocols.common.gram_mechanism import told_by_all
 from securecluster.runtime.endpoint import GATHER, PAIRS, CallContext, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
-
-DIGEST = 32  # bytes of the digest of a noisy matrix
 
 VIEWS = {
     "gps": (
@@ -42,14 +37,6 @@ VIEWS = {
         "up to their samples",
     ),
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Eigenvectors:
-    """Client to server: the eigenvectors that the client shares."""
-
-    # (b, p, D) unit eigenvectors v_k of G_i, or (b, n) uint8, sealed; zero beyond the rank
-    vectors: Annotated[Rows, Real(("vectors", "features"), squared=True)]
 
 
 OTHERS = Upto("others", "clients", minimum=1)
@@ -84,23 +71,17 @@ class TaskChoice:
 
 
 @dataclass(frozen=True)
-class EigenvectorOptions:
+class RelevanceOptions(EigenvectorOptions):
     """Options of the comparison of clients' data.
 
     Args:
-        features: Φ.
-        count: p, the eigenvectors that are shared.
         floor: a client's own eigenvalues below this share of its largest are left out.
-        noise: of Gram matrices; None leaves them exact.
     """
 
-    features: Features
-    count: int
-    floor: float
-    noise: GramNoise | None = None
+    floor: float = 0.0
 
 
-class OneShotClient(SumClient):
+class OneShotClient(EigenvectorClient):
     """Clients that share eigenvectors, compute relevance, and then contribute to averages.
 
     Args:
@@ -117,32 +98,10 @@ class OneShotClient(SumClient):
         training: LocalTraining,
         pipeline: Pipeline,
         weighted: bool,
-        options: EigenvectorOptions,
+        options: RelevanceOptions,
     ) -> None:
-        super().__init__(cohort, training, pipeline, weighted)
-        self._phi = options.features
-        self._count = options.count
+        super().__init__(cohort, training, pipeline, weighted, options)
         self._floor = options.floor
-        self._noise = options.noise
-        # by position: eigenvalues and eigenvectors of the client's own data
-        self._spectra: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._made: dict[int, bytes] = {}  # by position: the digest of its noisy matrix, once used
-
-    @property
-    def _gram_noise(self) -> GramNoise | None:
-        """Return the noise of Gram matrices; None where the mechanism is naive."""
-        if self._noise is None or self._noise.naive:
-            return None
-        return self._noise
-
-    @answers(GATHER, through=("vectors",), sealed=("vectors",), fresh=True)
-    def eigen(self, context: CallContext, query: Empty) -> Eigenvectors:
-        """Return the first p eigenvectors of G_i = Φ(X_i)ᵀΦ(X_i)/n_i (lines 2 to 5).
-
-        They are those of a noisy matrix where the run adds noise. Eigenvalues stay at the client.
-        """
-        vectors = torch.stack([self._released(k) for k in context.positions])
-        return Eigenvectors(Rows(vectors.to(self.cohort.start)))
 
     @answers(PAIRS, unmasked=("row",))
     def relevance(self, context: CallContext, query: OtherEigenvectors) -> RelevanceRow:
@@ -255,80 +214,3 @@ class OneShotClient(SumClient):
         template = start.new_empty(self._count, self._phi.dimension)
         owners = query.ids.table.tolist()
         return seal.open(table, owners, query.step, "eigen", "vectors", template)
-
-    def _features(self, k: int) -> torch.Tensor:
-        """Return Φ of the samples of the client at position k, (n, D)."""
-        # under noise, rows that are not finite count as zeros: an error would be a release
-        refuse_nonfinite = self._gram_noise is None
-        return self._phi(self.cohort.inputs(k), finite=refuse_nonfinite)
-
-    def _noisy(
-        self,
-        k: int,
-        features: torch.Tensor,
-        noise: GramNoise,
-    ) -> torch.Tensor:
-        """Return the one noisy Gram matrix of a client.
-
-        Args:
-            k: the client's position.
-            features: (n, D) of its samples.
-            noise: of Gram matrices.
-
-        Returns:
-            (D, D) float64.
-
-        Raises:
-            PolicyError: the matrix differs from the one that was used before.
-        """
-        client = self.cohort.ids[k]
-        matrix = noise.matrix(features, client)
-        # The noise depends on every bit of the exact matrix. If that is rounded differently, the
-        # noisy matrix is a new one, and everything computed from it is a second release.
-        current = digest(matrix)
-        if self._made.setdefault(k, current) != current:
-            raise PolicyError(
-                f"client {client}'s noisy Gram matrix came out otherwise than when it was first "
-                "used, as on a machine that rounds otherwise, and its noise covers one matrix "
-                "only: answer with the data, hardware, software and number of threads of before, "
-                "or start a new run"
-            )
-        return matrix
-
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Add digests of the noisy Gram matrices that were used, and their clients' positions."""
-        positions = sorted(self._made)
-        digests_as_bytes = [list(self._made[k]) for k in positions]
-        digests = torch.tensor(digests_as_bytes, dtype=torch.uint8)
-        return {
-            **super().memory(),
-            "made": digests.view(len(positions), DIGEST),
-            "made_at": torch.tensor(positions, dtype=torch.int64),
-        }
-
-    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `memory` returned; spectra of other matrices are computed again."""
-        super().recall(memory)
-        digests = [bytes(row) for row in memory["made"].tolist()]
-        positions = memory["made_at"].tolist()
-        self._made = dict(zip(positions, digests, strict=True))
-        self._spectra = {}  # they may be of other matrices
-
-    def _released(self, k: int) -> torch.Tensor:
-        """Return the eigenvectors (p, D) that leave the client at position k."""
-        _, vectors = self._spectrum(k)
-        if self._noise and self._noise.naive:
-            return self._noise.blurred(vectors, self.cohort.ids[k])
-        return vectors
-
-    def _spectrum(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return eigenvalues (p,) and eigenvectors (p, D) of the client at position k."""
-        if k not in self._spectra:
-            features = self._features(k)
-            noise = self._gram_noise
-            if noise is None:
-                self._spectra[k] = top(features, self._count)
-            else:
-                matrix = self._noisy(k, features, noise)
-                self._spectra[k] = noise.spectrum(matrix, self._count)
-        return self._spectra[k]

@@ -23,7 +23,6 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import SOURCES, source
 from securecluster.errors import UsageError, unknown
-from securecluster.models.objectives import Language, Objective
 from securecluster.protocols.oneshot.resnet18 import resnet18
 
 if TYPE_CHECKING:
@@ -164,13 +163,26 @@ def _check_dimension(features: Any, dimension: int | None) -> None:
         raise UsageError(f"components = {dimension!r} is not possible: it is a whole number from 1")
 
 
-def check_objective(objective: Objective) -> None:
-    """Raise UsageError for text: a Gram matrix of token numbers means nothing."""
-    if isinstance(objective, Language):
-        raise UsageError(
-            "one-shot similarity compares samples that are numbers, and text is not: choose "
-            "another protocol, cfl say"
-        )
+def assumptions(features: object, public: str | None) -> list[str]:
+    """Return what ε assumes of the feature map.
+
+    Args:
+        features: the name of the map, or a user's own.
+        public: the public data set of principal components.
+
+    Returns:
+        One sentence, or none for maps that no data determine.
+    """
+    if features == "pca":
+        return [
+            f"the features are principal components of {public}, taken as public: clients' samples "
+            "that are among these are not covered"
+        ]
+    if isinstance(features, str):
+        return []
+    return [
+        "features of your own are taken as made without any client's data, one sample at a time"
+    ]
 
 
 def build(

@@ -21,7 +21,6 @@ only; the GPS sees none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
 from typing import Any, ClassVar, Self
 
 from securecluster.clustering.labels import largest
@@ -34,15 +33,16 @@ from securecluster.privacy.masking.block_mask import Blocks
 from securecluster.privacy.masking.masks import build, width
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.base import ClusteringProtocol, FittedState, ReleaseCounts
+from securecluster.protocols.common.base import FittedState
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.eigenvectors import EigenvectorProtocol, check_objective
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.privacy_spec import FOLLOWS, Disclosures, PrivacySpec
 from securecluster.protocols.common.sampling import TRIES
-from securecluster.protocols.oneshot import feature_maps
-from securecluster.protocols.oneshot import gram_mechanism as noisy_gram
-from securecluster.protocols.oneshot.client import VIEWS, EigenvectorOptions, OneShotClient
+from securecluster.protocols.oneshot import feature_maps, naive_mechanism
+from securecluster.protocols.oneshot.client import VIEWS, OneShotClient, RelevanceOptions
 from securecluster.protocols.oneshot.hierarchical_averaging import (
     GPS,
     average_in_layers,
@@ -57,13 +57,14 @@ from securecluster.protocols.oneshot.server import (
     eigenvectors_of_others,
 )
 from securecluster.runtime.endpoint import config_hash
+from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
 
 
 @protocol
-class OneShot(ClusteringProtocol):
+class OneShot(EigenvectorProtocol):
     """Clusters from eigenvectors of clients' data, trained hierarchically with common layers."""
 
     mask: str = "permutation"
@@ -76,8 +77,6 @@ class OneShot(ClusteringProtocol):
     """merges are made up to this value of 1 - R; None makes them until `tasks` are left, or to the
     largest gap
     """
-    vectors: int = 5
-    """p, eigenvectors that each client shares"""
     features: Any = "identity"
     """public feature map Φ: identity, pca, dct, conv or resnet18; in Python also a callable or
     nn.Module of (n, ...)
@@ -98,19 +97,15 @@ class OneShot(ClusteringProtocol):
     """eigenvectors can be read by the run's clients only; otherwise the GPS sees them under the
     mask
     """
-    clusterer: str = field(default="paper", kw_only=True)
+    clusterer: str = "paper"
     """method that clusters R: paper (average linkage), average (the same), spectral or kmeans;
     without T into as many clusters as the paper's has
     """
-    dp_unit: str = field(default="example", kw_only=True)
-    """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in
-    local training)
-    """
-    gram_noise: float = field(default=0.0, kw_only=True)
+    gram_noise: float = 0.0
     """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its
     dp_unit; relevance is then of spans
     """
-    gram_mechanism: str = field(default="gram", kw_only=True)
+    gram_mechanism: str = "gram"
     """gram, or naive: noise on unit eigenvectors by their trivial sensitivity 2√p, for research;
     relevance is exact, and ε infinite
     """
@@ -260,7 +255,7 @@ class OneShot(ClusteringProtocol):
         Raises:
             UsageError: the data are text, or the layers or the feature map do not fit.
         """
-        feature_maps.check_objective(federation.objective)
+        check_objective(federation)
         phi = self._phi(federation.shape, federation.seed)
         return {
             "shared": common_layers(self.flat_model(federation), self.common),
@@ -304,90 +299,48 @@ class OneShot(ClusteringProtocol):
             width(self.mask, shared) if shared else 0,
         )
 
-    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
-        """Add the number of eigenvectors that a client shares, and their length.
+    def privacy_spec(self, noise: float) -> PrivacySpec:
+        """Add the noise of replies that follow from the Gram matrix.
+
+        Updates that the GPS averages have been released to the LPSs.
 
         Args:
-            config: the run's configuration.
+            noise: Z.
         """
-        width = int(config["width"])
-        return {
-            **super().frame_sizes(config),
-            "vectors": min(int(self.vectors), width),
-            "features": width,
-        }
-
-    def releases(self) -> ReleaseCounts:
-        """Add the Gram matrix; updates that the GPS averages have been released to the LPSs."""
-        return replace(super().releases(), gram=1)
-
-    def keeps_local_models(self, config: Mapping[str, Any]) -> bool:
-        """Return whether models that clients trained alone stay out of the results.
-
-        They do also where only Gram matrices have noise.
-
-        Args:
-            config: the run's configuration.
-        """
-        return super().keeps_local_models(config) or float(config["gram_noise"]) > 0
-
-    def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
-        """Add the noise of Gram matrices; with a `target_epsilon` it is that of all releases.
-
-        Args:
-            federation: the clients and their data.
-        """
-        resolved = super().resolve_defaults(federation)
-        gram_noise = self.gram_noise
-        if self.target_epsilon is not None:
-            gram_noise = resolved["noise"]
-        return resolved | {"gram_noise": float(gram_noise)}
-
-    def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Add the noise of eigenvectors, and of replies that follow from the same matrix.
-
-        Args:
-            config: the run's configuration.
-        """
-        of_gram = noisy_gram.multipliers(config["gram_noise"], self.gram_mechanism)
-        return super().multipliers(config) | of_gram
-
-    def replacement_factors(self) -> dict[str, float]:
-        """Return how much farther replacing a sample or client moves a field than adding one."""
-        vectors = noisy_gram.REPLACE
+        spec = super().privacy_spec(noise)
+        gram = spec.fields.get("vectors")
+        if gram is None:
+            return spec
         if self.gram_mechanism == "naive":
-            vectors = 1.0  # the bound 2√p holds for any change of unit eigenvectors
-        return {"cluster": noisy_gram.REPLACE, "vectors": vectors}
+            # this noise is in the eigenvectors only, and the bound 2√p holds for any change of them
+            return spec.with_fields(vectors=FieldNoise(gram.multiplier, replacement=1.0))
+        # Rows of relevance follow from the matrix whose eigenvectors were released. A newcomer
+        # releases only the cluster that it chooses.
+        return spec.with_fields(row=FOLLOWS, cluster=gram)
 
-    def make_client(
-        self,
-        cohort: LocalTrainer,
-        pipeline: Pipeline,
-        config: Mapping[str, Any],
-    ) -> OneShotClient:
-        """Return the clients, with Φ and the noise of Gram matrices.
+    @property
+    def mechanism(self) -> str:
+        """Return the mechanism of the noise, "gram" or "naive"."""
+        return self.gram_mechanism
+
+    def eigenvector_options(
+        self, cohort: LocalTrainer, config: Mapping[str, Any]
+    ) -> RelevanceOptions:
+        """Return the clients' options, with Φ and the noise of Gram matrices.
 
         Args:
             cohort: the clients' data and local training.
-            pipeline: the stages between a client's reply and the wire.
             config: the run's configuration.
 
         Raises:
             UsageError: the feature map differs from the run's.
         """
         phi = self._phi(config["shape"], config["seed"]).agreed(config["phi"])
-        options = EigenvectorOptions(
+        return RelevanceOptions(
             features=phi,
             count=min(int(self.vectors), phi.dimension),
+            noise=self.gram_noise_of(cohort, config),
             floor=self.floor,
-            noise=noisy_gram.hidden(config, cohort.secret),
-        )
-        return OneShotClient(
-            cohort,
-            self.training(config),
-            pipeline,
-            self.weighted,
-            options,
         )
 
     def _phi(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
@@ -413,32 +366,22 @@ class OneShot(ClusteringProtocol):
         feature_maps.check(self.features, self.public, self.components)
         check_options(self, clients)
 
-    def server_view(self) -> list[str]:
-        """Return what the GPS sees under every mask."""
-        return list(VIEWS["gps"])
-
-    def not_covered(self) -> list[str]:
-        """Add what is assumed of features, and the separate price of naive noise."""
-        sentences = [*super().not_covered()]
-        if self.gram_noise or self.target_epsilon:
-            sentences += noisy_gram.trusted(self.features, self.public)
-        vectors = int(self.vectors)
-        price = noisy_gram.said(
-            self.gram_noise,
-            self.gram_mechanism,
-            vectors,
-            self.delta,
-        )
-        return sentences + price
-
-    def client_view(self) -> list[str]:
-        """Return what clients see of each other."""
-        return list(VIEWS["client"])
-
-    def lps_view(self) -> list[str]:
-        """Return what an LPS sees of its own cluster."""
-        views = list(VIEWS["lps"])
+    def disclosures(self) -> Disclosures:
+        """Return what the servers and clients see, and what ε assumes of features."""
+        lps = list(VIEWS["lps"])
         if self.per_client:
             # clipped updates count the same, so clients do not send their numbers of samples
-            return views[1:]
-        return views
+            lps = lps[1:]
+        not_covered = []
+        if self.gram_noise or self.target_epsilon:
+            not_covered += feature_maps.assumptions(self.features, self.public)
+        if self.gram_noise and self.gram_mechanism == "naive":
+            not_covered.append(
+                naive_mechanism.price(self.gram_noise, int(self.vectors), self.delta)
+            )
+        return Disclosures(
+            server=VIEWS["gps"],
+            lps=lps,
+            clients=VIEWS["client"],
+            not_covered=not_covered,
+        )

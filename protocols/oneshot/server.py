@@ -13,7 +13,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Picks
-from securecluster.protocols.oneshot import gram_mechanism
+from securecluster.protocols.oneshot import naive_mechanism
 from securecluster.protocols.oneshot.client import OtherEigenvectors
 from securecluster.protocols.oneshot.hierarchical_averaging import HierarchicalState
 
@@ -181,6 +181,6 @@ def check_options(options: Any, clients: int) -> None:
             f"a height cuts merges, and the clusterer {options.clusterer} makes none of its own: "
             "give tasks, or neither"
         )
-    check_whole(options, vectors=1, gps_every=1)
+    check_whole(options, gps_every=1)
     check_number(options, "floor", 0, 1)
-    gram_mechanism.check(options)
+    naive_mechanism.check(options)

@@ -16,7 +16,6 @@ The number of clusters is not an input. What the paper leaves open is marked "no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,12 +28,18 @@ from securecluster.privacy.masking.masks import ENTRYWISE, build
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
-from securecluster.protocols.common.base import ClusteringProtocol, ReleaseCounts
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.privacy_spec import (
+    FOLLOWS,
+    Disclosures,
+    PrivacySpec,
+    ReleaseCounts,
+)
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.srfca import server
 from securecluster.protocols.srfca.client import (
@@ -52,9 +57,10 @@ from securecluster.protocols.srfca.server import (
     model_distance,
 )
 from securecluster.runtime.endpoint import config_hash
+from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+from securecluster.training.local_trainer import LocalTrainer
 
 
 @protocol
@@ -392,27 +398,14 @@ class SRFCA(ClusteringProtocol):
             refining,
         )
 
-    def trainings(
-        self, usual: LocalTraining, config: Mapping[str, Any]
-    ) -> dict[str, LocalTraining]:
-        """Add the training between two averages, as "refine".
-
-        Args:
-            usual: the training that the hyper-parameters describe.
-            config: the run's configuration.
-        """
-        plans = super().trainings(usual, config)
-        refine = usual
-        if self.variant == "gradient":
-            # one step of lr along the full gradient, as Algorithm 3 prints
-            refine = replace(plans["full"], lr=config["lr"])
-        return plans | {"refine": refine}
-
-    def releases(self) -> ReleaseCounts:
-        """Return how often a client releases its model, updates and losses.
+    def privacy_spec(self, noise: float) -> PrivacySpec:
+        """Count a client's models, updates and losses, and add the noise of losses.
 
         It releases its one-shot model once, an update in each round of averaging, and a row of
         losses for the models of ONE_SHOT and for those of each refinement.
+
+        Args:
+            noise: Z.
         """
         averaged = self.refine * self.rounds + self.retrain
         full = 0
@@ -421,30 +414,23 @@ class SRFCA(ClusteringProtocol):
         losses = 0
         if self.distance == "loss":
             losses = 1 + self.refine
-        return ReleaseCounts(
+        releases = ReleaseCounts(
             updates=1 + averaged,
             losses=losses,
             trainings=self.local_rounds + averaged - full,
             full=full,
         )
-
-    def multipliers(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Add the noise of losses, and of the choices that follow from them.
-
-        Args:
-            config: the run's configuration, with the noise multiplier z.
-        """
-        multipliers = super().multipliers(config)
-        z = float(config["noise"])
-        if not z:
-            return multipliers
+        spec = super().privacy_spec(noise).with_releases(releases)
+        if self.variant == "gradient":
+            # one step of lr along the full gradient, as Algorithm 3 prints
+            spec = replace(spec, gradient_trainings=("refine",))
+        if not noise:
+            return spec
+        # replacing a sample or client moves a row of losses as far as adding one
+        losses_noise = FieldNoise(noise, replacement=1.0)
         # under DP-SGD the noise is in a newcomer's training, so its choice adds no release
-        nearest = math.inf if self.per_example else z
-        return multipliers | {"loss": z, "model": z, "nearest": nearest}
-
-    def replacement_factors(self) -> dict[str, float]:
-        """Return 1 for losses: replacing a sample or client moves a row as far as adding one."""
-        return {"loss": 1.0, "model": 1.0}
+        nearest = FOLLOWS if self.per_example else FieldNoise(noise)
+        return spec.with_fields(loss=losses_noise, model=losses_noise, nearest=nearest)
 
     def models_after_round(self, client: Any, state: Any) -> Rows:
         """Return all clients' models after the averages that they have yet to receive.
@@ -517,16 +503,14 @@ class SRFCA(ClusteringProtocol):
                 "sealed=False"
             )
 
-    def server_view(self) -> list[str]:
-        """Return what stays visible to the server under every mask."""
-        return server_view(
+    def disclosures(self) -> Disclosures:
+        """Return what stays visible under every mask, and what clients see of others' models."""
+        to_server = server_view(
             self.distance,
             self.sealed,
             self.trim > 0,
             self.noisy,
             self.weighted,
         )
-
-    def client_view(self) -> list[str]:
-        """Return what clients see of other clients' models."""
-        return client_view(self.distance)
+        to_clients = client_view(self.distance)
+        return Disclosures(server=to_server, clients=to_clients)

@@ -119,10 +119,11 @@ def disclosures(fitted: ClusteringProtocol) -> list[Disclosure]:
         fitted: the protocol after the run.
     """
     config = fitted.kept_.learned.config
-    pipeline = fitted.with_fitted_params().pipeline(config)
+    protocol = fitted.with_fitted_params()
+    pipeline = protocol.pipeline(config)
     central = fitted.per_client and config["placement"] == "central"
     # clients add the noise of these fields even where the server adds that of updates
-    noised_by_clients = set(fitted.multipliers(config))
+    noised_by_clients = set(protocol.privacy_spec(config["noise"]).fields)
     disclosed: dict[Disclosure, None] = {}  # a set that keeps its order
     for event in fitted.ledger_.events:
         noised_centrally = central and event.mechanism == "gaussian"
@@ -321,7 +322,8 @@ def _shown_alone(fitted: ClusteringProtocol) -> list[int]:
     """
     learned = fitted.kept_.learned
     # such models stay with their clients, or the protocol has a shared model of each cluster
-    if fitted.keeps_local_models(learned.config) or SHARED in fitted.kept_.clients.extra:
+    spec = fitted.with_fitted_params().privacy_spec(learned.config["noise"])
+    if spec.keeps_local_models or SHARED in fitted.kept_.clients.extra:
         return []
     # the results show each cluster by the model of its first client
     first_client: dict[int, int] = {}

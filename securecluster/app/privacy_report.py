@@ -127,18 +127,19 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
         disclosed: all disclosures of the run.
     """
     info = fitted.mask_info()
+    declared = fitted.disclosures()
 
     def sentences(reader: str) -> list[str]:
         return [field.sentence(info.shows) for field in disclosed if field.reader == reader]
 
     views: Section = {
         "masks": _masks(fitted.mask, info.padding_bytes),
-        "server_view": sentences("server") + fitted.server_view(),
+        "server_view": [*sentences("server"), *declared.server],
     }
-    lps_view = sentences("lps") + fitted.lps_view()
+    lps_view = [*sentences("lps"), *declared.lps]
     if lps_view:
         views["lps_view"] = lps_view
-    client_view = sentences(CLIENT) + fitted.client_view()
+    client_view = [*sentences(CLIENT), *declared.clients]
     if client_view:
         views["client_view"] = client_view
     views["unseen"] = unseen(fitted, disclosed)
@@ -231,7 +232,7 @@ def _not_covered(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
     mask_limits = fitted.mask_info().not_covered
     if mask_limits:
         limits.append(mask_limits)
-    limits += fitted.not_covered()
+    limits += fitted.disclosures().not_covered
     if ledger.exact() or not rows:
         limits.append(EXACT)
     if noised:

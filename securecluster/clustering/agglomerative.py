@@ -174,6 +174,32 @@ def into(tree: Array, count: int) -> list[int]:
     return _labels_after(tree, clients - count)
 
 
+def linkage_clusters(
+    distance: Array,
+    linkage: str,
+    count: int | None = None,
+    height: float | None = None,
+) -> list[int]:
+    """Return the clusters of a distance matrix by agglomerative clustering.
+
+    Args:
+        distance: (m, m), symmetric, with zeros on the diagonal.
+        linkage: one of `LINKAGES`.
+        count: number of clusters; more than m are m.
+        height: largest distance at which clusters are merged. Without a count or a height the cut
+            is at the largest relative gap (`threshold`).
+
+    Returns:
+        Labels (m,), numbered from 0 in the order of first members.
+    """
+    tree = merges(distance, linkage)
+    if count is not None:
+        return into(tree, min(count, len(distance)))
+    if height is None:
+        height = threshold(tree, GAPS[linkage])
+    return cut(tree, height)
+
+
 def between(tree: Array, count: int) -> float:
     """Return a height at which `count` clusters are left, as `into` makes them.
 
@@ -267,15 +293,15 @@ def representatives(
 
 
 def nearest(
-    distance: Array, labels: Sequence[int], sizes: Sequence[int], linkage: str
+    distance: Array, labels: Sequence[int], linkage: str, sizes: Sequence[int] | None = None
 ) -> list[int]:
     """Return the cluster that each new client would be merged with first (not in the paper).
 
     Args:
         distance: from n new clients to r `representatives`, (n, r).
         labels: cluster of each representative, (r,).
-        sizes: number of clients that each representative stands for, (r,).
         linkage: one of `LINKAGES`.
+        sizes: number of clients that each representative stands for, (r,), for ward; None is one.
 
     Returns:
         Clusters (n,); ties go to the first one.
@@ -289,7 +315,8 @@ def nearest(
     height = np.stack(columns, axis=1)
     if linkage == "ward":
         # Clusters of 1 and s clients with centres at distance x merge at x·sqrt(2s / (s + 1)).
-        size = np.asarray(sizes, dtype=np.float64)
+        counts = [1] * len(labels) if sizes is None else sizes
+        size = np.asarray(counts, dtype=np.float64)
         ratio = 2 * size / (size + 1)
         height = height * np.sqrt(ratio)
     return [int(cluster) for cluster in height.argmin(1)]

@@ -20,15 +20,27 @@ A = TypeVar("A")
 
 
 @dataclass(frozen=True)
+class FieldNoise:
+    """Noise of one field of clients' replies that the client's method adds, or inherits.
+
+    Args:
+        multiplier: standard deviation over the sensitivity to adding or removing the unit of
+            privacy; infinite for a field that follows from other releases, or that is public.
+        replacement: sensitivity to replacing the unit over that to adding or removing it.
+    """
+
+    multiplier: float
+    replacement: float = REPLACE
+
+
+@dataclass(frozen=True)
 class ReleaseAccounting:
     """Noise of a run's replies, by field.
 
     Args:
         pipeline: stages that clients' replies pass through.
-        multipliers: by field of a reply, the noise multiplier of noise that the client's method
-            adds itself; infinite for post-processing of other releases, and for public fields.
-            Fields that are neither here nor noised by the pipeline are exact.
-        replace: by field, the sensitivity to replacing a record over that to adding or removing it.
+        fields: by field of a reply, the noise that the client's method adds itself. Fields that
+            are neither here nor noised by the pipeline are exact.
         training: DP-SGD plan by kind of training (`ReleasePolicy.trains`); empty without any.
         curator: the noise of a trusted server, or None.
         trained: by kind of training, the variance that DP-SGD's noise adds to each coordinate of a
@@ -36,8 +48,7 @@ class ReleaseAccounting:
     """
 
     pipeline: Pipeline
-    multipliers: Mapping[str, float] = field(default_factory=dict)
-    replace: Mapping[str, float] = field(default_factory=dict)
+    fields: Mapping[str, FieldNoise] = field(default_factory=dict)
     training: Mapping[str, LocalTraining] = field(default_factory=dict)
     curator: TrustedCurator | None = None
     trained: Mapping[str, float] = field(default_factory=dict)
@@ -185,7 +196,7 @@ class ReleaseAccounting:
         and not to fields that clients noise themselves.
         """
         pipeline = self.pipeline.of(name)
-        if not pipeline.clips or name in self.multipliers:
+        if not pipeline.clips or name in self.fields:
             return None
         return self.curator
 
@@ -200,8 +211,9 @@ class ReleaseAccounting:
         """
         if release.derived:  # post-processing of earlier releases costs nothing
             return math.inf, 1.0
-        if name in self.multipliers:
-            return self.multipliers[name], self.replace.get(name, REPLACE)
+        if name in self.fields:
+            noise = self.fields[name]
+            return noise.multiplier, noise.replacement
         if name not in release.through:  # it passes no stage that could add noise
             return None, REPLACE
         curator = self._curator(name)

@@ -15,6 +15,7 @@ from securecluster.app.cli import main
 from securecluster.app.options import Simulation
 from securecluster.data import Federation, LabelSwap, Tasks
 from securecluster.protocols import FedAvg
+from securecluster.protocols.authoring import Disclosures
 
 FAST = ["--samples", "20", "--rounds", "2", "--epochs", "1", "--threads", "1", "--quiet"]
 
@@ -25,9 +26,9 @@ class Grouped(FedAvg):
     name: ClassVar[str] = "grouped"
     scenario: ClassVar[str | None] = "tasks"
 
-    def lps_view(self) -> list[str]:
-        """What the result must repeat."""
-        return ["updates of its clients"]
+    def disclosures(self) -> Disclosures:
+        """Return what the result must repeat."""
+        return Disclosures(lps=["updates of its clients"])
 
 
 @pytest.fixture(autouse=True)

@@ -252,3 +252,35 @@ def check_priced(make: Make, federation: Federation, **params: Any) -> None:
     assert events_written(fitted) == events_owed(fitted)
     assert fitted.ledger_.exact() == []
     assert 0 < fitted.ledger_.price(1e-5).epsilon < float("inf")
+
+
+def check_protocol(
+    make: Make,
+    federation: Federation,
+    newcomers: Federation,
+    mask: str,
+    folder: Path,
+    **noise: Any,
+) -> None:
+    """Run every check on a protocol under one mask.
+
+    Args:
+        make: makes the protocol from hyper-parameters.
+        federation: clients with known clusters.
+        newcomers: clients of the same kinds.
+        mask: name of a mask.
+        folder: empty, for runs that are stopped and resumed.
+        noise: hyper-parameters by which no release is exact.
+    """
+    run = example(make, federation, mask=mask)
+    check_frames(run.fitted)
+    check_replay(run)
+    check_repeats(run)
+    check_resume(run, folder)
+    check_masked_round(make, federation, mask)
+    check_nodes(make, federation, mask=mask)
+    check_everyone_catches_up(make, federation, mask=mask)
+    check_free_replies(make, federation, mask=mask)
+    check_newcomers(make, federation, newcomers, ("none", mask))
+    for placement in ("local", "central"):
+        check_priced(make, federation, mask=mask, placement=placement, **noise)

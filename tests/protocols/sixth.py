@@ -29,7 +29,7 @@ from securecluster.protocols.authoring import (
     ClusteringProtocol,
     Empty,
     PendingUpdates,
-    ReleaseCounts,
+    PrivacySpec,
     Rows,
     Run,
     ServerChannel,
@@ -143,6 +143,7 @@ class Sixth(ClusteringProtocol):
         means = Pipeline([*stages, *build(self.mask, config["width"])])
         return Pipeline([*stages, *build(self.mask, config["dimension"])], fields={"mean": means})
 
-    def releases(self) -> ReleaseCounts:
+    def privacy_spec(self, noise: float) -> PrivacySpec:
         """Add the mean."""
-        return replace(super().releases(), updates=self.rounds + 1)
+        spec = super().privacy_spec(noise)
+        return spec.with_releases(replace(spec.releases, updates=self.rounds + 1))

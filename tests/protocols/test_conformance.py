@@ -452,7 +452,7 @@ def test_what_the_plain_sum_reads_of_each_client_is_said(protocol: Protocol, tol
     made = protocol(**({"fallback": 0.2} if protocol is CFL else {}))  # type: ignore[arg-type]
     assert any(
         told in text and text.startswith("each client's") and "plain sum" in text
-        for text in made.server_view()
+        for text in made.disclosures().server
     )
 
 

@@ -371,7 +371,7 @@ def test_the_nearest_cluster_by_brute_force(seed: int, m: int, clusters: int) ->
         assert len(kept) == (clusters if linkage in ("centroid", "ward") else m)
         distance = np.linalg.norm(new[:, None] - kept.numpy()[None], axis=2)
         expected = [int(np.argmin([height(x, c, linkage) for c in range(clusters)])) for x in new]
-        assert nearest(distance, of, sizes, linkage) == expected
+        assert nearest(distance, of, linkage, sizes) == expected
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_what_the_run_says_of_itself(small: Federation) -> None:
     ] == [False, False, True, False]
     assert fitted.history_[2]["clustered"] == [[i] for i in range(6)]
     assert len(fitted.history_[2]["merges"]) == 5
-    assert any("distances" in seen for seen in fitted.server_view())
+    assert any("distances" in seen for seen in fitted.disclosures().server)
     linkage = unpack(fitted.server_state_, FLHCState).linkage
     assert (
         linkage is not None

@@ -168,7 +168,7 @@ def counts(fitted: Any) -> tuple[int, int]:
 
 def bounds(made: Any, way: str) -> tuple[int, int]:
     """Return the upper bounds of `counts` from which `target_epsilon` is found."""
-    foreseen = made.releases()
+    foreseen = made.privacy_spec(made.noise).releases
     if way == "example":
         return foreseen.losses, foreseen.trainings + foreseen.full
     return foreseen.losses + foreseen.updates, 0
@@ -411,18 +411,18 @@ def test_what_has_been_judged_is_told_again_without_new_noise_and_nothing_else_i
 
 def test_what_the_server_sees_is_said_with_its_noise() -> None:
     for name in ("srfca", "srfca l2", "ifca", "local-kmeans"):
-        assert any("with noise" in text for text in method(name).server_view())
+        assert any("with noise" in text for text in method(name).disclosures().server)
         assert not any(
-            "with noise" in text for text in method(name, clip=None, noise=0.0).server_view()
+            "with noise" in text for text in method(name, clip=None, noise=0.0).disclosures().server
         )
     for name in ("ifca", "nsim", "local-kmeans"):
         sizes = [
-            any("number of samples" in text for text in method(name, way).server_view())
+            any("number of samples" in text for text in method(name, way).disclosures().server)
             for way in ("client", "example")
         ]
         assert sizes == [False, True]
-    layers = [method("nsim", way).server_view()[0] for way in ("client", "example")] + [
-        method("nsim", clip=None, noise=0.0).server_view()[0]
+    layers = [method("nsim", way).disclosures().server[0] for way in ("client", "example")] + [
+        method("nsim", clip=None, noise=0.0).disclosures().server[0]
     ]
     assert [
         "clipped and with noise" in layers[0],

@@ -70,18 +70,7 @@ def test_without_a_mistake_the_sixth_protocol_passes_every_check(
     mask: str, clients: Federation, newcomers: Federation, tmp_path: Path
 ) -> None:
     make = partial(made, Sixth)
-    run = conformance.example(make, clients, mask=mask)
-    conformance.check_frames(run.fitted)
-    conformance.check_replay(run)
-    conformance.check_repeats(run)
-    conformance.check_resume(run, tmp_path)
-    conformance.check_masked_round(make, clients, mask)
-    conformance.check_nodes(make, clients, mask=mask)
-    conformance.check_everyone_catches_up(make, clients, mask=mask)
-    conformance.check_free_replies(make, clients, mask=mask)
-    conformance.check_newcomers(make, clients, newcomers, ("none", mask))
-    for placement in ("local", "central"):
-        conformance.check_priced(make, clients, mask=mask, placement=placement, **cases.NOISE)
+    conformance.check_protocol(make, clients, newcomers, mask, tmp_path, **cases.NOISE)
     fitted = made(Sixth, rounds=1, mask=mask).fit(clients)
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
 

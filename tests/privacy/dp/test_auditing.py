@@ -28,7 +28,7 @@ from securecluster.privacy.dp.loss_mechanism import noised
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline, Stage
-from securecluster.protocols.oneshot.gram_mechanism import GramNoise
+from securecluster.protocols.common.gram_mechanism import GramNoise
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext, Endpoint, answers
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.server_channel import ServerChannel

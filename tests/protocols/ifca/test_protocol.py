@@ -304,7 +304,7 @@ def test_updates_leave_in_sums_by_choice_and_choices_one_by_one(small: Federatio
         if entry.method == "contribute":
             choice = transcript.content(n - 1)[1].reply.model.values.tolist()
             assert list(transcript.content(n)[0].members) == [choice.count(j) for j in choice]
-    assert any("cluster of one" in line for line in IFCA().server_view())
+    assert any("cluster of one" in line for line in IFCA().disclosures().server)
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])

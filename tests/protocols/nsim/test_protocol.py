@@ -384,11 +384,15 @@ def test_correlations_are_numpys_and_none_where_nothing_is_told() -> None:
 
 def test_what_the_server_sees_is_said() -> None:
     assert any(
-        "last hidden layer" in text and "in the clear" in text for text in NSIM().server_view()
+        "last hidden layer" in text and "in the clear" in text
+        for text in NSIM().disclosures().server
     )
     assert any(
-        text.startswith("each client's last layer") for text in NSIM(layer="last").server_view()
+        text.startswith("each client's last layer")
+        for text in NSIM(layer="last").disclosures().server
     )
-    assert "much of the rest of that model, whatever the mask" in " ".join(NSIM().server_view())
-    assert "each client's first weights" in " ".join(NSIM(init="independent").server_view())
+    assert "much of the rest of that model, whatever the mask" in " ".join(
+        NSIM().disclosures().server
+    )
+    assert "each client's first weights" in " ".join(NSIM(init="independent").disclosures().server)
     assert NSIMClient.send_model.__release__.through == ()  # type: ignore[attr-defined]

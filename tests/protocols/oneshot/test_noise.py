@@ -21,10 +21,10 @@ from securecluster.messaging.messages import Call, Empty, Response, reply_header
 from securecluster.messaging.parties import SERVER
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import OneShot, Settings
+from securecluster.protocols.common import gram_mechanism
 from securecluster.protocols.common.client import ClientState
-from securecluster.protocols.oneshot import gram_mechanism
+from securecluster.protocols.common.gram_mechanism import gram, packed
 from securecluster.protocols.oneshot.client import OneShotClient
-from securecluster.protocols.oneshot.gram_mechanism import gram, packed
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
 from securecluster.runtime.endpoint import CallContext, Endpoint
 from securecluster.runtime.transport import InProcess
@@ -253,7 +253,7 @@ def test_naive_noise_says_what_it_is_worth(tasks: Federation) -> None:
         gram_mechanism="naive",
         sealed=False,
     ).fit(tasks, FULL)
-    (text,) = [line for line in fitted.not_covered() if "naive" in line]
+    (text,) = [line for line in fitted.disclosures().not_covered if "naive" in line]
     assert "std 0.05" in text and "released is infinite" in text
     alone = float(text.split("ε = ")[1].split()[0])
     assert alone == pytest.approx(4400, rel=0.01)  # at s = 0.05, p = 5, δ = 1e-5
@@ -266,14 +266,18 @@ def test_naive_noise_says_what_it_is_worth(tasks: Federation) -> None:
         ]
     )
     torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(10, 5))
-    assert not [line for line in OneShot(gram_noise=1.0).not_covered() if "naive" in line]
+    assert not [
+        line for line in OneShot(gram_noise=1.0).disclosures().not_covered if "naive" in line
+    ]
 
 
 def test_numbers_of_samples_are_not_said_to_be_seen_where_they_are_not_told() -> None:
-    assert any("number of samples" in text for text in OneShot(clip=1.0, noise=1.0).lps_view())
+    assert any(
+        "number of samples" in text for text in OneShot(clip=1.0, noise=1.0).disclosures().lps
+    )
     assert not any(
         "number of samples" in text
-        for text in OneShot(clip=1.0, noise=1.0, dp_unit="client").lps_view()
+        for text in OneShot(clip=1.0, noise=1.0, dp_unit="client").disclosures().lps
     )
 
 
@@ -388,14 +392,16 @@ def test_what_cannot_work_is_refused(params: dict[str, Any], word: str, tasks: F
 
 def test_what_features_are_made_of_is_told() -> None:
     pca = OneShot(gram_noise=1.0, features="pca", public="digits")
-    assert any("principal components of digits" in text for text in pca.not_covered())
+    assert any("principal components of digits" in text for text in pca.disclosures().not_covered)
     assert any(
         "features of your own" in text
-        for text in OneShot(clip=1.0, target_epsilon=1.0, features=torch.nn.Flatten()).not_covered()
+        for text in OneShot(clip=1.0, target_epsilon=1.0, features=torch.nn.Flatten())
+        .disclosures()
+        .not_covered
     )
     assert (
-        OneShot(gram_noise=1.0).not_covered()
-        == OneShot(features="pca", public="digits").not_covered()
+        OneShot(gram_noise=1.0).disclosures().not_covered
+        == OneShot(features="pca", public="digits").disclosures().not_covered
         == []
     )
 

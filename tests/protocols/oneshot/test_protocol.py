@@ -265,10 +265,11 @@ def test_what_a_single_member_sent_stays_with_its_lps(
 
 
 def test_what_is_read_beside_replies_is_said() -> None:
-    assert any("over how many samples" in text for text in OneShot().server_view())
-    assert any("the other's" in text for text in OneShot().lps_view())
+    assert any("over how many samples" in text for text in OneShot().disclosures().server)
+    assert any("the other's" in text for text in OneShot().disclosures().lps)
     assert any(
-        "newcomers" in text and "each client's cluster" in text for text in OneShot().client_view()
+        "newcomers" in text and "each client's cluster" in text
+        for text in OneShot().disclosures().clients
     )
 
 

@@ -185,7 +185,7 @@ def test_clients_with_more_samples_count_more_unless_the_average_is_uniform(
     torch.testing.assert_close(
         fitted.client_models_.values, mean[None].repeat(8, 1), rtol=0, atol=1e-9
     )
-    told = "each client's number of samples" in fitted.server_view()
+    told = "each client's number of samples" in fitted.disclosures().server
     assert told == (average != "uniform")
 
 
@@ -311,7 +311,7 @@ def test_sealed_models_are_no_models_to_the_server(two: Federation) -> None:
     ]
     assert [answer.reply.delta.values.dtype for answer in sent] == [torch.float64, torch.uint8]
     assert [
-        any("inner products" in text for text in short(sealed=s).server_view())
+        any("inner products" in text for text in short(sealed=s).disclosures().server)
         for s in (False, True)
     ] == [True, False]
 
@@ -513,12 +513,12 @@ def test_what_is_not_possible_is_refused_in_one_sentence(
 
 
 def test_what_the_plain_sum_and_the_relay_show_is_said() -> None:
-    assert any("plain sum" in text and "losses" in text for text in SRFCA().server_view())
-    assert any("goes to every client" in text for text in SRFCA().server_view())
-    assert any("one mask" in text for text in SRFCA(distance="l2").server_view())
-    assert any("one by one" in text for text in SRFCA(trim=0.1).server_view())
-    assert any("how well its own" in text for text in SRFCA().client_view())
-    assert SRFCA(distance="l2").client_view() == ["newcomers only: all clusters' models"]
+    assert any("plain sum" in text and "losses" in text for text in SRFCA().disclosures().server)
+    assert any("goes to every client" in text for text in SRFCA().disclosures().server)
+    assert any("one mask" in text for text in SRFCA(distance="l2").disclosures().server)
+    assert any("one by one" in text for text in SRFCA(trim=0.1).disclosures().server)
+    assert any("how well its own" in text for text in SRFCA().disclosures().clients)
+    assert SRFCA(distance="l2").disclosures().clients == ["newcomers only: all clusters' models"]
 
 
 NODES: list[dict[str, Any]] = [

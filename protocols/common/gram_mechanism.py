@@ -1,6 +1,6 @@
 """Gram matrices with noise, from which a client's eigenvectors and relevance values follow.
 
-None of this is in Ali & Arafa 2024.
+None of this is in the papers of the methods that cluster clients by eigenvectors.
 
 A = XᵀX of features whose rows are clipped to norm 1, a rule that considers one sample at a time.
 Neither eigenvectors nor relevance, which is made of ratios, require the division by n. So for the
@@ -18,15 +18,11 @@ tends to s·√(2D) instead of s·√(4D).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from securecluster.clustering.eigenvectors import leading
 from securecluster.clustering.similarity import BLOCK
 from securecluster.core.lazy_torch import torch
-from securecluster.core.validation import check_choice, check_noise
-from securecluster.errors import UsageError
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 
 # ‖xxᵀ − yyᵀ‖ ≤ √2 where ‖x‖, ‖y‖ ≤ 1; so do two positive semidefinite matrices of norm 1 differ
@@ -241,119 +237,3 @@ def told_by_all(vectors: torch.Tensor) -> torch.Tensor:
     by_all = released.all(0)
     by_all[:1] = True
     return released & by_all
-
-
-def hidden(config: Mapping[str, Any], secret: object) -> GramNoise | None:
-    """Return the noise of Gram matrices that a configuration specifies, or None.
-
-    Args:
-        config: the run's configuration.
-        secret: the clients' source of noise.
-    """
-    if not config["gram_noise"]:
-        return None
-    assert isinstance(secret, NoiseStreams)
-    per_client = config["dp_unit"] == "client"
-    return GramNoise(
-        config["gram_noise"],
-        config["gram_mechanism"],
-        per_client,
-        secret,
-    )
-
-
-def multipliers(z: float, mechanism: str) -> dict[str, float]:
-    """Return the noise multipliers of one-shot clustering's replies, by field.
-
-    Args:
-        z: the noise multiplier of Gram matrices; 0 means no noise.
-        mechanism: "gram" or "naive".
-    """
-    if not z:
-        return {}
-    if mechanism == "naive":
-        # this noise is in the eigenvectors only
-        return {"vectors": z}
-    # Rows of relevance follow from the matrix whose eigenvectors were released (inf: no cost). A
-    # newcomer releases only the cluster that it chooses.
-    return {"vectors": z, "row": math.inf, "cluster": z}
-
-
-def check(options: Any) -> None:
-    """Check the noise of Gram matrices.
-
-    Args:
-        options: a protocol with the options of one-shot clustering.
-
-    Raises:
-        UsageError: the noise is out of range, or specified twice.
-    """
-    check_choice(options, gram_mechanism=("gram", "naive"))
-    check_noise(options, "gram_noise")
-    naive = options.gram_mechanism == "naive"
-    if naive and options.target_epsilon is not None:
-        raise UsageError(
-            "naive noise leaves relevance exact, so no noise reaches a target_epsilon: use the "
-            "gram mechanism"
-        )
-    if naive and not options.gram_noise:
-        raise UsageError(
-            "the naive mechanism is noise on eigenvectors: say how much (gram_noise), or leave it "
-            "out"
-        )
-    if options.gram_noise and options.target_epsilon is not None:
-        raise UsageError(
-            "gram_noise and target_epsilon both say how much noise there is: give one of them"
-        )
-
-
-def said(
-    z: float,
-    mechanism: str,
-    p: int,
-    delta: float,
-) -> list[str]:
-    """Return a sentence on the price of the naive mechanism, which is not the run's.
-
-    Args:
-        z: the noise multiplier of Gram matrices.
-        mechanism: "gram" or "naive".
-        p: eigenvectors that each client shares.
-        delta: δ.
-
-    Returns:
-        One sentence, or none for the gram mechanism.
-    """
-    if not (z and mechanism == "naive"):
-        return []
-    from securecluster.privacy.dp.accounting import epsilon
-
-    price = epsilon([(z, 1.0, 1)], delta).epsilon
-    deviation = z * 2 * math.sqrt(p)
-    return [
-        f"naive noise of std {deviation:.3g} is on eigenvectors alone: by their trivial "
-        "sensitivity 2√p, whoever is protected,"
-        f" ε = {price:.3g} for them; relevance is exact, so ε of all that is released is infinite"
-    ]
-
-
-def trusted(features: object, public: str | None) -> list[str]:
-    """Return what is assumed of the feature map where Gram matrices have noise.
-
-    Args:
-        features: the name of the map, or a user's own.
-        public: the public data set of principal components.
-
-    Returns:
-        One sentence, or none for maps that no data determine.
-    """
-    if features == "pca":
-        return [
-            f"the features are principal components of {public}, taken as public: clients' samples "
-            "that are among these are not covered"
-        ]
-    if isinstance(features, str):
-        return []
-    return [
-        "features of your own are taken as made without any client's data, one sample at a time"
-    ]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from securecluster.clustering import eigenvectors
-from securecluster.protocols.oneshot import gram_mechanism
-from securecluster.protocols.oneshot.gram_mechanism import (
+from securecluster.protocols.common import gram_mechanism
+from securecluster.protocols.common.gram_mechanism import (
     APART,
     REPLACE,
     GramNoise,

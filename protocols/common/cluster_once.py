@@ -1,0 +1,293 @@
+"""Clustering once, by a signature that each client sends before any training, then FedAvg.
+
+The server collects the signatures, clusters the clients, and averages within clusters in all
+rounds. Newcomers send a signature under the mask of the others', and join the cluster that the
+method assigns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from securecluster.clustering.labels import largest
+from securecluster.clustering.labels import members as clusters_of
+from securecluster.core.lazy_torch import torch
+from securecluster.data import Federation
+from securecluster.errors import UsageError
+from securecluster.messaging.messages import Empty
+from securecluster.privacy.masking.masks import build
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.averaging import (
+    AveragingState,
+    average_clusters,
+    visible_sample_counts,
+)
+from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec
+from securecluster.protocols.common.sampling import TRIES
+from securecluster.runtime.endpoint import message_types
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import ServerChannel
+
+
+@dataclass
+class Signatures:
+    """The signatures of a run's clients, and the clusters that follow from them."""
+
+    labels: list[int]  # (m,) each client's cluster
+    ids: list[int]  # the r clients that sent a signature, in the order of the rows
+    rows: torch.Tensor  # (r, ...) the signatures, under the mask of their call
+    step: int  # the call in which they were received, which determines the mask
+
+
+@dataclass
+class ClusterOnceState(AveragingState):
+    """The state of the server's loop, with the signatures for newcomers."""
+
+    signatures: Signatures | None = None
+
+
+@dataclass(kw_only=True)
+class ClusterOnce(ClusteringProtocol):
+    """Base class of methods that cluster once and then average within clusters.
+
+    A method defines `signature`, `cluster` and `assign_signatures`.
+    """
+
+    signature: ClassVar[Callable[..., Any] | None] = None
+    """Client method that returns the signature: gathered, with `Empty` as query, and a reply of one
+    tensor, which is named in `through`."""
+    noises_signatures: ClassVar[bool] = True
+    """Whether signatures are clipped, and get noise, as updates do."""
+
+    @abstractmethod
+    def cluster(self, signatures: torch.Tensor, seed: int) -> Sequence[int]:
+        """Return the cluster of each signature, numbered from 0.
+
+        Args:
+            signatures: (r, ...) of the clients that replied, under one mask.
+            seed: for clusterings that draw random numbers.
+
+        Returns:
+            (r,)
+        """
+
+    @abstractmethod
+    def assign_signatures(
+        self, newcomers: torch.Tensor, signatures: torch.Tensor, labels: Sequence[int]
+    ) -> Sequence[int]:
+        """Return the cluster of each newcomer.
+
+        Args:
+            newcomers: (n, ...) their signatures, under the mask of the run's.
+            signatures: (r, ...) of the run's clients.
+            labels: (r,) their clusters.
+
+        Returns:
+            (n,)
+        """
+
+    def run_server(self, net: ServerChannel, run: Run) -> ClusterOnceState:
+        """Cluster the clients, then run FedAvg in each cluster.
+
+        Args:
+            net: client ids and the verbs by which the server calls clients.
+            run: gives the numbers of rounds, and stores checkpoints and history.
+        """
+        signatures = run.once("cluster", partial(self._cluster_clients, net), Signatures)
+        outbox = PendingUpdates.start(len(net.clients), fresh=self.mask != "none")
+        state = ClusterOnceState(signatures.labels, outbox, signatures)
+        for t in run.rounds("train", state, self.rounds):
+            average_clusters(net, state, self.participation, t)
+            if t == 1:
+                run.note(clustered=clusters_of(signatures.labels))
+        flush(net, run, state)
+        return state
+
+    def _cluster_clients(self, net: ServerChannel) -> Signatures:
+        """Collect signatures and cluster them; silent clients join the largest cluster.
+
+        Raises:
+            UsageError: fewer than two clients sent a signature, or `cluster` returned labels that
+                are none.
+        """
+        replies = net.gather(self._method(), Empty(), to=net.clients, tries=TRIES)
+        if len(replies) < 2:
+            raise UsageError(
+                f"{len(replies)} client(s) sent a signature, and clustering needs two or more: run "
+                "it anew, with another seed"
+            )
+        rows = getattr(replies.rows, self.signature_field).values.cpu()
+        seed = net.randomness.integer("server", "clusterer")
+        name = f"{type(self).__name__}.cluster"
+        labels = checked_labels(name, self.cluster(rows, seed), len(rows))
+        label_of = dict(zip(replies.ids, labels, strict=True))
+        default = largest(labels)
+        all_labels = [label_of.get(i, default) for i in net.clients]
+        return Signatures(all_labels, list(replies.ids), rows, replies.step)
+
+    def assign_newcomers(
+        self, net: ServerChannel, state: ClusterOnceState, to: Sequence[int]
+    ) -> list[int]:
+        """Return the clusters of newcomers, from their signatures under the run's mask.
+
+        Args:
+            net: a channel to the newcomers.
+            state: the final state of the run.
+            to: the newcomers' numbers.
+
+        Raises:
+            UpdateError: a newcomer does not reply.
+        """
+        known = state.signatures
+        assert known is not None
+        replies = net.gather(self._method(), Empty(), to=to, step=known.step, tries=TRIES)
+        check_newcomers(to, replies.ids)
+        rows = getattr(replies.rows, self.signature_field).values.cpu()
+        labels = [known.labels[i] for i in known.ids]
+        assigned = self.assign_signatures(rows, known.rows, labels)
+        name = f"{type(self).__name__}.assign_signatures"
+        clusters = checked_labels(name, assigned, len(rows), existing=max(labels) + 1)
+        cluster_of = dict(zip(replies.ids, clusters, strict=True))
+        return [cluster_of[i] for i in to]
+
+    def _method(self) -> Callable[..., Any]:
+        """Return the client method of the signature.
+
+        Raises:
+            UsageError: the class names none, or one that its clients do not have.
+        """
+        method = type(self).signature
+        name = type(self).__name__
+        if method is None:
+            raise UsageError(
+                f"{name} names no signature: set `signature` to the client method that returns "
+                "what clients are clustered by"
+            )
+        if getattr(self.client, method.__name__, None) is None:
+            raise UsageError(
+                f"{name}.signature is {method.__qualname__}, which {self.client.__name__} lacks: "
+                "set `client` to the class that has it"
+            )
+        return method
+
+    @property
+    def signature_field(self) -> str:
+        """Return the name of the signature in its message.
+
+        Raises:
+            UsageError: the reply has no field, or several.
+        """
+        method = self._method()
+        _, reply = message_types(self.client, method.__name__)
+        names = [field.name for field in dataclasses.fields(reply)]
+        if len(names) != 1:
+            raise UsageError(
+                f"{reply.__name__} has {len(names)} fields ({', '.join(names)}): a signature is "
+                "one tensor"
+            )
+        return names[0]
+
+    def signature_width(self, federation: Federation) -> int:
+        """Return the length of a signature's last axis, along which it is masked.
+
+        By default it is the number of values in a sample.
+
+        Args:
+            federation: the clients and their data.
+        """
+        return int(np.prod(federation.shape))
+
+    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+        """Add the length of signatures.
+
+        Args:
+            federation: the clients and their data.
+        """
+        return {**super().shared_facts(federation), "width": self.signature_width(federation)}
+
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Add the length of signatures, as "width".
+
+        Args:
+            config: the run's configuration.
+        """
+        return {**super().frame_sizes(config), "width": int(config["width"])}
+
+    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
+        """Return the stages of updates, and of signatures, whose mask has their own length.
+
+        Args:
+            config: the run's configuration.
+        """
+        updates = super().pipeline(config)
+        mask = build(self.mask, config["width"])
+        signatures = Pipeline(mask)
+        if self.noises_signatures:
+            signatures = Pipeline([*self.stages(config), *mask])
+        fields = {**updates.fields, self.signature_field: signatures}
+        return Pipeline(updates.stages, updates.seal, fields, updates.common)
+
+    def privacy_spec(self, noise: float) -> PrivacySpec:
+        """Count the signature, where it has the noise of an update.
+
+        Args:
+            noise: Z.
+        """
+        spec = super().privacy_spec(noise)
+        if not self.noises_signatures:
+            return spec
+        releases = replace(spec.releases, updates=spec.releases.updates + 1)
+        return spec.with_releases(releases)
+
+    def disclosures(self) -> Disclosures:
+        """Return what the server sees of all signatures together, and of averages."""
+        inner_products = f"norms and inner products of all clients' {self.signature_field}"
+        return Disclosures(
+            server=[
+                inner_products,
+                "the clusters, and each client's cluster",
+                *visible_sample_counts(weighted=not self.per_client),
+            ]
+        )
+
+
+def checked_labels(
+    name: str, labels: Sequence[int], count: int, existing: int | None = None
+) -> list[int]:
+    """Return labels as a list of ints, after a check of what an author's method returned.
+
+    Args:
+        name: of the method, for errors.
+        labels: one for each signature.
+        count: number of signatures.
+        existing: number of clusters that labels may name; None takes all that the labels name.
+
+    Raises:
+        UsageError: another number of labels, or labels that do not number clusters from 0.
+    """
+    values = np.asarray(labels)
+    if values.shape != (count,) or not np.issubdtype(values.dtype, np.integer):
+        raise UsageError(
+            f"{name} returns one label for each of {count} signatures: return a list of {count} "
+            "whole numbers"
+        )
+    numbers: list[int] = values.tolist()
+    used = set(numbers)
+    if existing is None and used != set(range(len(used))):
+        raise UsageError(f"{name} returns {numbers}: number the clusters from 0 without gaps")
+    if existing is not None and not used <= set(range(existing)):
+        raise UsageError(
+            f"{name} returns {numbers}: the run has the clusters 0 to {existing - 1}, and "
+            "newcomers join one of these"
+        )
+    return numbers
