@@ -1,6 +1,7 @@
 """Shared code of the scripts for Pacheco et al. 2021.
 
-It trains synthetic and real users, computes their true similarity, and correlates that with layers."""
+It trains synthetic and real users, computes their true similarity, and correlates layers of their
+models with it."""
 
 from __future__ import annotations
 

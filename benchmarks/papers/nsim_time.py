@@ -5,8 +5,8 @@ python -m securecluster.benchmarks.papers.nsim_time [--seeds 1] [--full] [--minu
 The paper: its score "is achieved with significantly less computing cost than directly comparing
 user datasets with the LCSS algorithm"; it prints no times.
 
-Here all times are processor seconds of one process with one thread: `lcss` and `predict` are of all pairs
-of real users, `ratio` is the first by the second. LCSS is computed by bits
+Here all times are processor seconds of one process with one thread: `lcss` and `predict` are of all
+pairs of real users, `ratio` is the first by the second. LCSS is computed by bits
 (`securecluster.protocols.nsim.lcss`), and not by a plain dynamic programme, which takes much
 longer. The steps that have to come before a prediction are beside it: synthetic users, their LCSS,
 their training, the grid search and fit, and clients' own training.
