@@ -29,6 +29,7 @@ from securecluster.clustering.bipartition import bipartition
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.cfl.separation import guaranteed_noise, is_correct, separation_gap
 
+# both beyond the paper's k = 10 and γ = 1
 KS = (2, 3, 4, 6, 8, 10, 12, 16, 20, 30)
 GAMMAS = (
     0.05,

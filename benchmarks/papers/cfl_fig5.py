@@ -30,6 +30,7 @@ from securecluster.benchmarks.papers.sheet import (
     summarise,
 )
 
+# learning rate and batch sizes are not in the paper
 COMMON = {"clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}
 SCALES: dict[str, list[dict[str, Any]]] = {
     "cpu": [

@@ -39,14 +39,15 @@ from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import source
 from securecluster.protocols import CFL
 
+# learning rate and batch size are not in the paper
 COMMON = {"data": "mnist", "epochs": 3, "lr": 0.05, "batch_size": 100}
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"model": "cnn-ali", "samples": 2000, "rounds": 100},
     "full": {
         "model": "cnn-briggs",
-        "samples": 20000,
+        "samples": 20000,  # of the 30,000 a client has in the paper, some are held out
         "rounds": 1000,
-    },  # of the 30,000 a client has in the paper; a fifth as many is held out
+    },
 }
 PAPER = {
     "congruent": "max norm falls along with the mean's",

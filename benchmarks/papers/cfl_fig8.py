@@ -53,7 +53,7 @@ COMMON = {
     "clients": 20,
     "clusters": 4,
     "epochs": 3,
-    "lr": 0.1,
+    "lr": 0.1,  # not in the paper
 }
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"model": "cnn-ali", "samples": 300, "batch_size": 20, "rounds": 60},
@@ -75,6 +75,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 def splits(rounds: int) -> list[int]:
     """Return the rounds in which clusters may split: after a quarter, a half and three quarters."""
+    # 50, 100 and 150 of 200 rounds, as in the paper
     return [rounds * quarter // 4 for quarter in (1, 2, 3)]
 
 
@@ -188,8 +189,10 @@ def draw(rows: Sequence[Row]) -> Any:
     picture, axes = figure(4.2 * columns, 5.6, rows=2, columns=columns)
     for (top, bottom), row in zip(axes.T, measured, strict=False):
         for c in range(int(row["clusters"])):
-            curve(top, numbers(row[f"accuracy_{c}"]), f"C{c}", f"accuracy of cluster {c}")
-            curve(bottom, numbers(row[f"gap_{c}"]), f"C{c}", f"gap of cluster {c}")
+            accuracy = numbers(row[f"accuracy_{c}"])
+            gap = numbers(row[f"gap_{c}"])
+            curve(top, accuracy, f"C{c}", f"accuracy of cluster {c}")
+            curve(bottom, gap, f"C{c}", f"gap of cluster {c}")
         mark_splits((top, bottom), row)
         title = f"{row['data']}, seed {row['seed']}"
         top.set(title=title, ylabel="test accuracy (true clusters)")

@@ -54,7 +54,7 @@ COMMON = {
     "clients": 20,
     "clusters": 4,
     "model": "lstm-words",
-    "lr": 5.0,
+    "lr": 5.0,  # not in the paper
 }
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"samples": 300, "epochs": 1, "batch_size": 10, "rounds": 24},
@@ -76,6 +76,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 def splits(rounds: int) -> list[int]:
     """Return the rounds in which clusters may split: after 30, 60 and 90 %."""
+    # 30, 60 and 90 of the paper's 100 rounds
     return [rounds * share // 10 for share in (3, 6, 9)]
 
 

@@ -43,6 +43,7 @@ from securecluster.benchmarks.papers.sheet import (
 from securecluster.protocols import NSIM, FedAvg, Local
 from securecluster.runtime.run import Line
 
+# the paper prints no rounds, rates or optimizer
 TRAINING: dict[str, Any] = {
     "local_rounds": 4,
     "rounds": 30,

@@ -35,6 +35,7 @@ Users = list[tuple[Any, Any]]
 RADIUS = 0.2  # within which LCSS matches two positions; not in the paper
 STRIDE = 2  # of synthetic users' LCSS
 POINTS = 300  # pairs of a scatter plot
+# not in the paper
 TRAINED: dict[str, Any] = {"local_rounds": 4, "epochs": 5, "batch_size": 32, "lr": 0.05}
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"synthetic": 1000, "clients": 400},

@@ -65,6 +65,7 @@ class Figure:
         return cells
 
 
+# samples, rounds, learning rate and batch size are not in the paper
 FIGURES = {
     2: Figure(
         common={

@@ -35,8 +35,9 @@ from securecluster.benchmarks.papers.sheet import (
 )
 from securecluster.data.scenarios import Tasks
 
+# not in the paper
 SAMPLES = {"cpu": 1200, "full": None}
-VECTORS = range(1, 51)
+VECTORS = range(1, 51)  # as many as in the paper's figure
 SHOWN = {"3": "user 3: clothes", "6": "user 6: shoes", "9": "user 9: bag"}
 PRINTED = (1, 5, 10, 50)  # numbers of eigenvectors
 

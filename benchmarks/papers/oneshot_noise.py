@@ -57,9 +57,9 @@ from securecluster.protocols.oneshot.server import agglomerate
 
 Array = NDArray[np.float64]
 DELTA = 1e-5
-VECTORS = 5
+VECTORS = 5  # enough for Fashion-MNIST in the paper
 CLIENTS = 10
-FIRST = 20  # seed
+FIRST = 20  # seed; constants were chosen on lower ones
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
 # of the naive mechanism, in each coordinate of a unit vector
 DEVIATIONS = (

@@ -32,9 +32,10 @@ from securecluster.benchmarks.papers.oneshot_runs import (
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
 from securecluster.data.scenarios import Tasks
 
-SAMPLES = {"cpu": 1000, "full": 5000}
+SAMPLES = {"cpu": 1000, "full": 5000}  # not in the paper
 USERS = (2, 3)  # of each task
-VECTORS = 5
+VECTORS = 5  # not in the paper
+# resnet18 is the paper's
 FEATURES = ("identity", "pca", "conv", "resnet18")
 
 

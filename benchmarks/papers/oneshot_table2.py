@@ -28,8 +28,10 @@ from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import source
 from securecluster.errors import UsageError
 
+# 5000 are all samples of vehicles in CIFAR-100
 SAMPLES = {"cpu": 250, "full": 5000}
 USERS = (("cifar10", "vehicles"), ("cifar100", "vehicles"), ("cifar100", "rest"))
+# without pca, whose public data would be the users' own
 FEATURES = ("identity", "conv", "resnet18")
 
 

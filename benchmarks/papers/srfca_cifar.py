@@ -42,6 +42,7 @@ OWN: dict[str, dict[str, dict[str, int]]] = {
         "rotation": {"samples": 300, "rounds": 20},
         "label-split": {"samples": 300, "rounds": 20},
     },
+    # about the paper's 2400 iterations
     "full": {
         "rotation": {"samples": 3125, "rounds": 38},
         "label-split": {"samples": 4375, "rounds": 27},

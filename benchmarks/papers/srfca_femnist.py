@@ -34,9 +34,9 @@ COMMON: dict[str, Any] = {
     "samples": None,
     "overlap": False,
     "optimizer": "sgd",
-    "lr": 0.03,
+    "lr": 0.03,  # at 0.2, the default for images, nothing is learned
     "batch_size": 10,
-    "rounds": 60,
+    "rounds": 60,  # about the paper's 1000 iterations of a writer of middle size
     "epochs": 1,
     "participation": 1.0,
 }

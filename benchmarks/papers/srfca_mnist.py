@@ -35,10 +35,12 @@ SCALES: dict[str, dict[str, Any]] = {
     "full": {"samples": 600, "optimizer": "adam", "batch_size": 50},
 }
 OWN: dict[str, dict[str, dict[str, Any]]] = {
+    # rounds of ten iterations, 250 and 280 in all as in the paper
     "cpu": {
         "rotation": {"clusters": 4, "lr": 0.1, "rounds": 25},
         "inversion": {"clusters": 2, "lr": 0.03, "rounds": 28},
     },
+    # rounds of twelve iterations
     "full": {
         "rotation": {"clusters": 4, "lr": 2e-4, "rounds": 21},
         "inversion": {"clusters": 2, "lr": 2e-4, "rounds": 23},

@@ -48,7 +48,7 @@ from securecluster.protocols import (
 TRAINING = ("model", "optimizer", "lr", "batch_size", "epochs", "participation")
 # beside the settings of all methods
 OWN: dict[str, dict[str, Any]] = {
-    "ifca": {"starts": 10},
+    "ifca": {"starts": 10},  # of which the best is taken
     "srfca": {
         "distance": "loss",
         "trim": 0.15,  # β of the authors' code
