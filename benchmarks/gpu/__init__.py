@@ -7,8 +7,8 @@ on the CPU; its bound and the reason for it stand beside its error. Timings of a
 a plain loop and one centralised model. What does not fit into the time, or lacks an optional
 package, is skipped and listed with the reason.
 
-DIR gets `checks.csv`, `timings.csv`, `skipped.csv` and `summary.md`, complete at any moment. The exit
-code is 0 where all checks that ran passed, 1 where one failed, and 2 where the command cannot
+DIR gets `checks.csv`, `timings.csv`, `skipped.csv` and `summary.md`, complete at any moment. The
+exit code is 0 where all checks that ran passed, 1 where one failed, and 2 where the command cannot
 start. The default device is the GPU where there is one; else the CPU, which checks the same code
 against plain PyTorch and says so. No network is used.
 

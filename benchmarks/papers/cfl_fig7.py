@@ -45,7 +45,7 @@ SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"model": "cnn-ali", "samples": 2000, "rounds": 100},
     "full": {
         "model": "cnn-briggs",
-        "samples": 20000,  # of the 30,000 a client has in the paper, some are held out
+        "samples": 20000,  # 30,000 in the paper, but here a fifth of a client's is held out
         "rounds": 1000,
     },
 }
