@@ -86,7 +86,12 @@ class Watched(CFL):
 
 
 def _correct(alpha: NDArray[np.float64], truth: Sequence[int]) -> bool:
-    """Return true where the bipartition by α (m, m) splits no true cluster."""
+    """Return true where the bipartition by α splits no true cluster.
+
+    Args:
+        alpha: similarities, (m, m).
+        truth: the clients' true clusters, (m,).
+    """
     first, second, *_ = bipartition(alpha)
     return is_correct(first, second, truth)
 

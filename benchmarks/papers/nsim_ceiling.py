@@ -49,7 +49,12 @@ LEARNS = ("synthetic", "real")
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Return what is read, and whom is learned from, by seed."""
+    """Return the inputs and the training users of the pair network, by seed.
+
+    Args:
+        scale: "cpu" or "full".
+        seeds: the number of seeds.
+    """
     fixed = {"scale": scale, **SCALES[scale], **TRAINED, "init": "common"}
     return [
         {**fixed, "reads": reads, "learns": learns, "seed": seed}

@@ -214,12 +214,20 @@ def _naive_results(
 
 
 def multiplier(e: float) -> float:
-    """Return the noise multiplier with which one release costs ε."""
+    """Return the noise multiplier with which one release costs ε.
+
+    Args:
+        e: ε at δ = 1e-5.
+    """
     return float(find_noise(lambda z: [(z, 1.0, 1)], e, DELTA))
 
 
 def priced(z: float) -> float:
-    """Return ε of one release."""
+    """Return ε of one release, at δ = 1e-5.
+
+    Args:
+        z: the noise multiplier.
+    """
     return float(epsilon([(z, 1.0, 1)], DELTA).epsilon)
 
 

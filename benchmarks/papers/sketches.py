@@ -375,7 +375,7 @@ def main(argv: Sequence[str] | None = None) -> Sheet:
 
 
 def _print_updates(updates: Sequence[Row], uncompressed: Sequence[Row]) -> None:
-    """Print the noise that clusters of recorded updates bear, and their ARI by compression.
+    """Print the noise up to which clusters of updates are found, and their ARI by compression.
 
     Args:
         updates: the rows of recorded updates.
