@@ -117,6 +117,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     positive = 0
     correct = 0
     for trial in range(trials):
+        # a trial is drawn anew from its number, so that more trials do not change the first ones
         rng = randomness.generator("benchmark", "fig3", k, str(gamma), trial)
         r, truth = vectors(k, cell["clients_each"], cell["d"], gamma, rng)
         norms = np.linalg.norm(r, axis=1, keepdims=True)

@@ -93,6 +93,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     Args:
         cell: the setting of one run.
     """
+    # the figure needs the gap of full gradients in the last round alone
     history = watched(cell, since=cell["rounds"])
     last = history[-1]
     results = {

@@ -86,6 +86,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     Args:
         cell: the setting of one run.
     """
+    # the figure has both gaps in every round
     history = watched(cell, since=1)
     last = history[-1]
     results: dict[str, Any] = {}

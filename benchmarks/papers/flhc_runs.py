@@ -341,6 +341,7 @@ def _clients(cell: Cell) -> Federation:
     return _dealt(*(cell[name] for name in names))
 
 
+# the cells of one seed follow each other, and share their clients
 @lru_cache(maxsize=1)
 def _dealt(data: str, name: str, clients: int, samples: int | None, seed: int) -> Federation:
     return Federation.simulate(

@@ -174,6 +174,7 @@ def usable(cells: Sequence[Cell]) -> list[Cell]:
     pretrained = [cell for cell in cells if cell["features"] == "resnet18"]
     try:
         if pretrained:
+            # of CIFAR-10's shape
             build("resnet18", (3, 32, 32), Randomness(0))
     except UsageError as error:
         print(error)

@@ -64,7 +64,9 @@ SCALES: dict[str, dict[str, Any]] = {
 MADE: dict[str, Callable[[dict[str, Any]], ClusteringProtocol]] = {
     "global": lambda params: FedAvg(**params),
     "local": lambda params: Local(**params),
+    # no newcomer needs the parameter tree
     "cfl": lambda params: CFL(**params, tree=False),
+    # the round of the clustering is not in the paper
     "flhc": lambda params: FLHC(**params, pre_rounds=params["rounds"] // 3),
     "srfca": lambda params: SRFCA(**params, local_rounds=params["rounds"], refine=1),
 }

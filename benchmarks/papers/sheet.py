@@ -27,6 +27,7 @@ Cell = Mapping[str, Any]
 Row = dict[str, str]  # as in the file; "" where there is no value
 NOT_RUN = "not run"
 DONE = "done"
+# columns to the right of all parameters and results
 _LAST = ("paper", "status", "seconds")
 
 
@@ -89,6 +90,7 @@ class Sheet:
                 continue
             try:
                 results = measure(cell)
+            # without a traceback, since the sentence says what is missing
             except SecureClusterError as error:
                 raise SystemExit(f"{self.path.stem}: {error}") from None
             self._complete(row, results, clock() - began)

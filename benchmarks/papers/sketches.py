@@ -119,6 +119,7 @@ def _run(cell: Cell) -> dict[str, Any]:
     method = METHODS[cell["method"]](rounds=ROUNDS, **params)
     federation = _federation(cell["seed"])
     fitted = method.fit(federation, Settings(transcript="sizes"))
+    # whole updates are replies of training; compressed ones have a method of their own
     uploads = ("train", "send_compressed_update")
     sizes = [entry.up for entry in fitted.transcript_.entries if entry.method in uploads]
     return {

@@ -93,6 +93,7 @@ MADE: dict[str, Callable[[Cell, dict[str, Any]], ClusteringProtocol]] = {
     "finetune": lambda cell, params: FineTune(**params, rounds=cell["rounds"]),
     "local": _local,
     "ifca": _ifca,
+    # no newcomer needs the parameter tree
     "cfl": lambda cell, params: CFL(**params, rounds=cell["rounds"], tree=False),
     "local-kmeans": _local_kmeans,
     "srfca": _srfca,
