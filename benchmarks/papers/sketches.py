@@ -1,5 +1,4 @@
-"""Measure the noise up to which CFL and FL+HC still find the clusters of digits, and the effect of
-compression.
+"""Measure how noise, sketches and compression affect the clusters of CFL and FL+HC on digits.
 
 python -m securecluster.benchmarks.papers.sketches [--seeds 3] [--minutes 10]
 

@@ -1,4 +1,6 @@
-"""The data of every worker, and its pipe to the driver: one line in, one line of JSON out.
+"""The data of every worker, and its pipe to the driver.
+
+A request is one line, and its answer is one line of JSON.
 
 `round` trains one round of all clients and answers {"seconds", "peak_rss_bytes",
 "peak_device_bytes"}; `accuracy` answers {"accuracy"}; `weights PATH` saves the global model there;
