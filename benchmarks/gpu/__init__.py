@@ -7,12 +7,12 @@ on the CPU; its bound and the reason for it stand beside its error. Timings of a
 a plain loop and one centralised model. What does not fit into the time, or lacks an optional
 package, is skipped and listed with the reason.
 
-DIR gets `checks.csv`, `timings.csv`, `skipped.csv` and `summary.md`, whole at any moment. The exit
-code is 0 where all checks that ran passed, 1 where one failed, and 2 where the command cannot
+DIR gets `checks.csv`, `timings.csv`, `skipped.csv` and `summary.md`, complete at any moment. The
+exit code is 0 where all checks that ran passed, 1 where one failed, and 2 where the command cannot
 start. The default device is the GPU where there is one; else the CPU, which checks the same code
 against plain PyTorch and says so. No network is used.
 
-Modules: `pieces` (what there is to do), `checks` and `timings` (the pieces), `worker` (does them,
-    within a budget), `watchdog`
-(starts the worker, ends it in time, keeps its results), `report` (the files).
+Modules: `pieces` (the kinds of work), `checks` and `timings` (the pieces), `worker` (does them,
+within a budget), `watchdog` (starts the worker, ends it in time, keeps its results), `report` (the
+files).
 """

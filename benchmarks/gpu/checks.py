@@ -88,7 +88,13 @@ def unlocked(mask: str, width: int) -> Stage:
 
 
 def masked(mask: str, dtype: torch.dtype, device: torch.device) -> float:
-    """Return how far rows masked on the device are from those masked on the CPU."""
+    """Return how far rows masked on the device are from those masked on the CPU.
+
+    Args:
+        mask: its name.
+        dtype: of the rows.
+        device: the one that is checked.
+    """
     rows = rows_of(dtype)
     width = rows.shape[1]
     expected = unlocked(mask, width).forward(rows, 1)
@@ -110,7 +116,13 @@ def overwritten(mask: str, device: torch.device) -> float:
 
 
 def unmasked(mask: str, dtype: torch.dtype, device: torch.device) -> float:
-    """Return how far rows are from themselves after they were masked and unmasked on the device."""
+    """Return how far rows are from themselves after they were masked and unmasked on the device.
+
+    Args:
+        mask: its name.
+        dtype: of the rows.
+        device: the one that is checked.
+    """
     rows = rows_of(dtype)
     stage = unlocked(mask, 50)
     hidden = stage.forward(rows.to(device), 1)
@@ -375,7 +387,14 @@ def wanted_updates(network: str, plan: LocalTraining) -> torch.Tensor:
 
 
 def trained(network: str, plan: LocalTraining, dtype: torch.dtype, device: torch.device) -> float:
-    """Return how far updates made on the device are from a plain loop's."""
+    """Return how far updates made on the device are from a plain loop's.
+
+    Args:
+        network: name of an architecture.
+        plan: of local training, without dropout.
+        dtype: of the training on the device; the loop is in float64.
+        device: the one that is checked.
+    """
     result = updates(cohort(network, device, dtype), plan)
     return apart(result, wanted_updates(network, plan))
 

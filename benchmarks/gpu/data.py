@@ -17,12 +17,13 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.training.local_trainer import LocalTrainer
 
 CPU = torch.device("cpu")
-SHAPES: dict[str, tuple[tuple[int, ...], int]] = {  # of a sample, and classes, by kind of objective
+# of a sample, and classes, by kind of objective
+SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "classification": ((1, 16, 16), 4),
     "trajectory": ((5, 2), 2),
     "language": ((6,), 12),
 }
-SMALLER = {"resnet9": (1, 8, 8)}
+SMALLER = {"resnet9": (1, 8, 8)}  # the most expensive network
 SIZES = (3, 5)  # samples by client, so that clients take different numbers of steps
 SECRET = NoiseStreams(lambda client: bytes([client] * 32), "run")
 

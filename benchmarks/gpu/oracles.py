@@ -1,4 +1,4 @@
-"""Plain PyTorch on the CPU in float64: what checks of networks compare with."""
+"""References for the checks of networks: plain PyTorch on the CPU in float64."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ def gradient(cohort: LocalTrainer, client: int) -> torch.Tensor:
         cohort: on the CPU, in float64.
         client: its position in the cohort.
     """
+    objective = cohort.model.objective
     module = plain_module(cohort.model.module, seeded=True)
     load(module, cohort.start)
+    # the cohort concatenates its clients' samples
     first, end = cohort._offsets[client : client + 2]
     rows = slice(int(first), int(end))
     outputs = module(cohort._x[rows])
-    losses = cohort.model.objective.losses(outputs, cohort._y[rows])
+    losses = objective.losses(outputs, cohort._y[rows])
     parameters = list(module.parameters())
     gradients = torch.autograd.grad(losses.mean(), parameters)
     return torch.cat([gradient.flatten() for gradient in gradients])
@@ -56,10 +58,21 @@ def private_updates(cohort: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
 
 
 def _private_update(
-    cohort: LocalTrainer, module: nn.Module, plan: LocalTraining, client: int
+    cohort: LocalTrainer,
+    module: nn.Module,
+    plan: LocalTraining,
+    client: int,
 ) -> torch.Tensor:
-    """Return the update (d,) of one client."""
+    """Return the update (d,) of one client.
+
+    Args:
+        cohort: on the CPU, in float64.
+        module: the network; its weights change in place.
+        plan: of local training by DP-SGD.
+        client: its position in the cohort.
+    """
     assert cohort.secret is not None
+    objective = cohort.model.objective
     size = cohort.sizes[client]
     offset = int(cohort._offsets[client])
     start = cohort.start[None]
@@ -77,14 +90,16 @@ def _private_update(
             row = offset + int(position)
             example = slice(row, row + 1)
             outputs = module(cohort._x[example])
-            loss = cohort.model.objective.losses(outputs, cohort._y[example]).sum()
+            loss = objective.losses(outputs, cohort._y[example]).sum()
             gradients = torch.autograd.grad(loss, parameters)
             flat_gradient = torch.cat([gradient.flatten() for gradient in gradients])
             ratio = plan.clip / flat_gradient.norm()
+            # a gradient within the bound is not scaled up
             factor = float(ratio.clamp(max=1))
             for clipped_sum, gradient in zip(sums, gradients, strict=True):
                 clipped_sum += factor * gradient
         for parameter, clipped_sum in zip(parameters, sums, strict=True):
+            # over the expected size: the size of a random batch would depend on the draw
             parameter.grad = clipped_sum / expected_size
         optimizer.step()
     trained = nn.utils.parameters_to_vector(parameters).detach()

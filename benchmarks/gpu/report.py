@@ -1,4 +1,4 @@
-"""The results, as files that are whole at any moment."""
+"""The results, as files that are complete at any moment."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Whole runs of every protocol, and of each mechanism, on the device.
 
-They stand beside the CPU's, are stopped and resumed, and replayed.
+They are compared with the CPU's, stopped and resumed, and replayed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Seconds a round of batched training beside a plain PyTorch loop and one centralised model."""
+"""Timings: seconds a round of batched training, a plain PyTorch loop and one centralised model."""
 
 from __future__ import annotations
 
@@ -198,10 +198,21 @@ def measure(network: str, clients: int, device: torch.device, budget: Budget) ->
 
 
 def _check_budget(network: str, clients: int, device: torch.device, budget: Budget) -> None:
-    """Raise `Skipped` where the fewest turns, with their warm-up, would not fit into the budget."""
+    """Check that the fewest turns, with their warm-up, fit into the budget.
+
+    Args:
+        network: one of `PROBES`.
+        clients: how many.
+        device: of the training.
+        budget: the remaining time, and what a turn of this network took.
+
+    Raises:
+        Skipped: they do not.
+    """
     needed = budget.known.get(network)
     if needed is None:
         needed = probe(network, device, budget)
+    # a turn's work is proportional to its clients
     turn = needed * clients / PROBED
     expected = turn * (1 + FEWEST)
     remaining = budget.left()

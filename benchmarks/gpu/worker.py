@@ -1,7 +1,7 @@
 """Do the pieces in order, within a budget, and send the watchdog each beginning and each result.
 
 An event is one line of JSON on standard output. The watchdog may end this process at any moment: it
-has all that was told.
+has received all events until then.
 """
 
 from __future__ import annotations
@@ -52,16 +52,24 @@ def work(pieces: Sequence[Piece], device: torch.device, budget: Budget, tell: Te
 
 
 def _done(piece: Piece, device: torch.device, budget: Budget) -> list[dict[str, Any]]:
-    """Return the events that a piece ends with."""
+    """Return the events that a piece ends with.
+
+    Args:
+        piece: a check or a timing.
+        device: the one that is checked or timed.
+        budget: the remaining time, and this machine's pace.
+    """
     try:
         rows = piece.run(device, budget)
         return [{"event": piece.category, "piece": piece.name, "rows": rows}]
     except Skipped as reason:
         return [_skipped(piece, str(reason))]
     except ImportError as error:
-        return [_skipped(piece, f"the package {error.name or error} cannot be imported")]
+        package = error.name or error
+        return [_skipped(piece, f"the package {package} cannot be imported")]
     except Exception as error:
-        sentence = " ".join(str(error).split())  # on one line, for the CSV
+        # on one line, for the CSV
+        sentence = " ".join(str(error).split())
         message = f"{type(error).__name__}: {sentence[:300]}"
         _forget_memory(device)
         if isinstance(piece, Check):

@@ -1,13 +1,16 @@
-"""The separation gap over the number of points per client (Sattler et al. 2019, Fig. 5), from
-updates and from full gradients.
+"""Measure the separation gap over the number of points per client (Sattler et al. 2019, Fig. 5).
 
 python -m securecluster.benchmarks.papers.cfl_fig5 [--seeds 3] [--full] [--minutes 10]
 
-The paper: label swap, 20 clients, 4 clusters, a convolutional network, 3 local epochs, g in round
-    50; 10 to 200 points on MNIST, positive
-from 20 with updates; 100 to 2400 on CIFAR-10, positive from about 500. `--full` has these numbers
-of points, with cnn-briggs and cnn-cifar; the scale for a CPU has cnn-ali for both, fewer points
-and, on CIFAR-10, 20 rounds. Images are read from SECURECLUSTER_DATA or the hub.
+The gap g is computed from updates and from full gradients.
+
+The paper: label swap, 20 clients in 4 clusters, a convolutional network, 3 local epochs, and g in
+round 50. MNIST has 10 to 200 points a client, and g from updates is positive from 20 on; CIFAR-10
+has 100 to 2400, and g is positive from about 500 on.
+
+`--full` has these numbers of points, with cnn-briggs and cnn-cifar. The scale for a CPU has cnn-ali
+for both, fewer points and, on CIFAR-10, 20 rounds. Images are read from SECURECLUSTER_DATA or the
+hub.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from securecluster.benchmarks.papers.sheet import (
     summarise,
 )
 
+# learning rate and batch sizes are not in the paper
 COMMON = {"clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}
 SCALES: dict[str, list[dict[str, Any]]] = {
     "cpu": [
@@ -85,8 +89,13 @@ def measure(cell: Cell) -> dict[str, Any]:
     """Return both gaps in the last round, and the accuracy of the one model.
 
     Beside each gap is whether its bipartition is correct.
+
+    Args:
+        cell: the setting of one run.
     """
-    last = watched(cell, since=cell["rounds"])[-1]
+    # the figure needs the gap of full gradients in the last round alone
+    history = watched(cell, since=cell["rounds"])
+    last = history[-1]
     results = {
         "updates": last["gap"],
         "gradients": last["gap_gradients"],
@@ -109,7 +118,8 @@ def positive_from(rows: Sequence[Row], value: str) -> dict[str, int | None]:
     """
     minima: dict[str, dict[int, float]] = {}
     for (data, points), (_, minimum, *_) in spread(rows, ["data", "points"], value).items():
-        minima.setdefault(data, {})[int(points)] = minimum
+        by_points = minima.setdefault(data, {})
+        by_points[int(points)] = minimum
     first: dict[str, int | None] = {}
     for data, by_points in minima.items():
         first[data] = None
@@ -127,23 +137,43 @@ def draw(rows: Sequence[Row]) -> Any:
     for axis, data in zip(axes.flat, sets, strict=True):
         selected = [row for row in rows if row["data"] == data]
         for k, (value, label) in enumerate(CURVES.items()):
-            points = []
-            for (count,), statistics in spread(selected, ["points"], value).items():
-                points.append((int(count), *statistics[:3]))
-            if points:
-                x, mean, minimum, maximum = zip(*sorted(points), strict=True)
-                axis.plot(x, mean, marker=".", color=f"C{k}", label=label)
-                axis.fill_between(x, minimum, maximum, color=f"C{k}", alpha=0.2)
+            _band(axis, selected, value, f"C{k}", label)
         axis.axhline(0, color="grey", linewidth=0.8)
         if data in PAPER:
             limit, text = PAPER[data]
             axis.axvline(limit, color="grey", linestyle=":", label=f"paper: {text}")
-        axis.set(title=data, xlabel="points per client", ylabel="separation gap g", xscale="log")
+        axis.set(
+            title=data,
+            xlabel="points per client",
+            ylabel="separation gap g",
+            xscale="log",
+        )
         ticks = sorted({int(row["points"]) for row in selected})
         axis.set_xticks(ticks, [str(tick) for tick in ticks])
         axis.minorticks_off()
         axis.legend(fontsize=8)
     return picture
+
+
+def _band(axis: Any, rows: Sequence[Row], value: str, color: str, label: str) -> None:
+    """Draw a gap's mean and range over the number of points.
+
+    Args:
+        axis: the panel.
+        rows: the rows of one data set.
+        value: the column of the gap.
+        color: the curve's color.
+        label: the legend's text.
+    """
+    points = []
+    for (count,), (mean, minimum, maximum, _) in spread(rows, ["points"], value).items():
+        points.append((int(count), mean, minimum, maximum))
+    if not points:
+        return
+    points.sort()
+    counts, means, minima, maxima = zip(*points, strict=True)
+    axis.plot(counts, means, marker=".", color=color, label=label)
+    axis.fill_between(counts, minima, maxima, color=color, alpha=0.2)
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
@@ -153,9 +183,9 @@ def main(argv: Sequence[str] | None = None) -> Path:
     requested = cells(chosen.scale, chosen.seeds)
     rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise(
-        rows, ["data", "points"], [*CURVES, *(f"correct_{name}" for name in CURVES), "accuracy"]
-    )
+    correct = [f"correct_{name}" for name in CURVES]
+    values = [*CURVES, *correct, "accuracy"]
+    summarise(rows, ["data", "points"], values)
     for value, label in CURVES.items():
         print(f"{label}: g is positive with every seed from", positive_from(rows, value))
     return sheet.save(draw(rows), chosen.scale)

@@ -1,13 +1,14 @@
-"""The separation gap over communication rounds (Sattler et al. 2019, Fig. 6), from updates and from
-full gradients.
+"""Measure the separation gap over communication rounds (Sattler et al. 2019, Fig. 6).
 
 python -m securecluster.benchmarks.papers.cfl_fig6 [--seeds 3] [--full] [--minutes 10]
 
-The paper: as Fig. 5, with 100 points per client on MNIST and 1500 on CIFAR-10, g in each of the
-    rounds 1 to 50; with updates positive by
-about round 10 on both. `--full` has these numbers, with cnn-briggs and cnn-cifar; the scale for a
-CPU has cnn-ali for both and, on CIFAR-10, 500 points and 25 rounds. Images are read from
-SECURECLUSTER_DATA or the hub.
+The gap g is computed from updates and from full gradients.
+
+The paper: the setting of Fig. 5 with 100 points per client on MNIST and 1500 on CIFAR-10, and g in
+each of the rounds 1 to 50. With updates it is positive by about round 10 on both.
+
+`--full` has these numbers, with cnn-briggs and cnn-cifar. The scale for a CPU has cnn-ali for both
+and, on CIFAR-10, 500 points and 25 rounds. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -27,15 +28,40 @@ from securecluster.benchmarks.papers.sheet import (
     summarise,
 )
 
+# learning rate and batch sizes are not in the paper
 COMMON = {"clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}
 SCALES: dict[str, list[dict[str, Any]]] = {
     "cpu": [
-        {"data": "mnist", "model": "cnn-ali", "batch_size": 10, "rounds": 50, "points": 100},
-        {"data": "cifar10", "model": "cnn-ali", "batch_size": 20, "rounds": 25, "points": 500},
+        {
+            "data": "mnist",
+            "model": "cnn-ali",
+            "batch_size": 10,
+            "rounds": 50,
+            "points": 100,
+        },
+        {
+            "data": "cifar10",
+            "model": "cnn-ali",
+            "batch_size": 20,
+            "rounds": 25,
+            "points": 500,
+        },
     ],
     "full": [
-        {"data": "mnist", "model": "cnn-briggs", "batch_size": 10, "rounds": 50, "points": 100},
-        {"data": "cifar10", "model": "cnn-cifar", "batch_size": 20, "rounds": 50, "points": 1500},
+        {
+            "data": "mnist",
+            "model": "cnn-briggs",
+            "batch_size": 10,
+            "rounds": 50,
+            "points": 100,
+        },
+        {
+            "data": "cifar10",
+            "model": "cnn-cifar",
+            "batch_size": 20,
+            "rounds": 50,
+            "points": 1500,
+        },
     ],
 }
 CURVES = {"updates": "gap", "gradients": "gap_gradients"}
@@ -56,19 +82,31 @@ def measure(cell: Cell) -> dict[str, Any]:
 
     These are for each gap the first round with g > 0, that with a correct bipartition, and g in the
     last round.
+
+    Args:
+        cell: the setting of one run.
     """
+    # the figure has both gaps in every round
     history = watched(cell, since=1)
     last = history[-1]
     results: dict[str, Any] = {}
     for name, gap in CURVES.items():
-        positive = (line["round"] for line in history if line[gap] > 0)
-        correct = (line["round"] for line in history if line[f"correct_{name}"])
-        results[f"{name}_positive_from"] = next(positive, None)
-        results[f"{name}_correct_from"] = next(correct, None)
+        curve = [line[gap] for line in history]
+        correct = [line[f"correct_{name}"] for line in history]
+        results[f"{name}_positive_from"] = _first_round([value > 0 for value in curve])
+        results[f"{name}_correct_from"] = _first_round(correct)
         results[f"{name}_last"] = last[gap]
-        results[name] = [line[gap] for line in history]
+        results[name] = curve
     results["accuracy"] = last["accuracy"]
     return results
+
+
+def _first_round(conditions: Sequence[bool]) -> int | None:
+    """Return the first round, counted from one, in which a condition holds."""
+    for number, condition in enumerate(conditions, start=1):
+        if condition:
+            return number
+    return None
 
 
 def draw(rows: Sequence[Row]) -> Any:
@@ -77,21 +115,47 @@ def draw(rows: Sequence[Row]) -> Any:
     sets = list(dict.fromkeys(row["data"] for row in rows))
     picture, axes = figure(4.8 * len(sets), 3.8, columns=len(sets))
     for axis, data in zip(axes.flat, sets, strict=True):
+        selected = [row for row in rows if row["data"] == data]
         for k, (name, label) in enumerate(labels.items()):
-            legend: str | None = label
-            for row in rows:
-                curve = numbers(row.get(name, ""))
-                if row["data"] != data or not curve:
-                    continue
-                rounds = range(1, len(curve) + 1)
-                axis.plot(rounds, curve, color=f"C{k}", linewidth=1, alpha=0.8, label=legend)
-                legend = None  # one entry for all seeds
+            _lines(axis, selected, name, f"C{k}", label)
         axis.axhline(0, color="grey", linewidth=0.8)
-        paper = "paper: updates positive by about here"
-        axis.axvline(10, color="grey", linestyle=":", label=paper)
+        axis.axvline(
+            10,
+            color="grey",
+            linestyle=":",
+            label="paper: updates positive by about here",
+        )
         axis.set(title=data, xlabel="round", ylabel="separation gap g")
         axis.legend(fontsize=8)
     return picture
+
+
+def _lines(axis: Any, rows: Sequence[Row], name: str, color: str, label: str) -> None:
+    """Draw one gap over rounds, with a line for each seed.
+
+    Args:
+        axis: the panel.
+        rows: the rows of one data set.
+        name: the column of the gap.
+        color: the lines' color.
+        label: the legend's text.
+    """
+    legend: str | None = label
+    for row in rows:
+        curve = numbers(row.get(name, ""))
+        if not curve:
+            continue
+        rounds = range(1, len(curve) + 1)
+        axis.plot(
+            rounds,
+            curve,
+            color=color,
+            linewidth=1,
+            alpha=0.8,
+            label=legend,
+        )
+        # one entry of the legend for all seeds
+        legend = None
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

@@ -1,19 +1,23 @@
-"""CFL on CIFAR-10 with permuted labels (Sattler et al. 2019, Fig. 8): accuracy and separation gap
-per cluster over rounds.
+"""Measure accuracy and separation gaps of CFL on CIFAR-10 with permuted labels.
+
+This is Fig. 8 of Sattler et al. 2019.
 
 python -m securecluster.benchmarks.papers.cfl_fig8 [--seeds 3] [--full] [--minutes 10]
 
-The paper: the training data split evenly among 20 clients in 4 clusters, each with one random
-    permutation of the labels (test labels too),
-a 5-layer convolutional network, 3 local epochs at batch 100; splits in rounds 50, 100 and 150;
-accuracy stagnates at about 20 % before the first and is close to 60 % after the last; g is large
-before a split and below zero in every cluster at the end. `--full` has this setting with cnn-cifar
-and 200 rounds, and needs a GPU; the scale for a CPU has cnn-ali, 300 samples a client, batch 20 and
-60 rounds. Ours: the learning rate; and, since ε1 and ε2 are not printed, the rounds of splits are
-given: clusters may split in 50, 100, 150 of 200 alone (in proportion where there are fewer), and do
-so where CFL's default significance test and γ_max say so. The rows have the true g of those rounds,
-so a correct split that was refused shows. A client is tested on its share of the test set, not on
-all of it. Images are read from SECURECLUSTER_DATA or the hub.
+The paper: the training data are split evenly among 20 clients in 4 clusters, each with one random
+permutation of the labels (test labels too); a 5-layer convolutional network trains for 3 local
+epochs at batch 100; clusters split in rounds 50, 100 and 150. Accuracy stagnates at about 20 %
+before the first split and is close to 60 % after the last; g is large before a split and below zero
+in every cluster at the end.
+
+`--full` has this setting with cnn-cifar and 200 rounds, and needs a GPU. The scale for a CPU has
+cnn-ali, 300 samples a client, batch 20 and 60 rounds.
+
+The learning rate is not in the paper. Neither are ε1 and ε2, so the rounds of splits are given:
+clusters may split only in rounds 50, 100 and 150 of 200 (in proportion where there are fewer), and
+do so where CFL's default significance test and γ_max allow it. The rows have the true g of those
+rounds, so a correct split that was refused shows. A client is tested on its share of the test set,
+not on all of it. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -44,7 +48,13 @@ from securecluster.protocols.cfl.split_test import SplitStatistics
 from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import ServerChannel
 
-COMMON = {"data": "cifar10", "clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}
+COMMON = {
+    "data": "cifar10",
+    "clients": 20,
+    "clusters": 4,
+    "epochs": 3,
+    "lr": 0.1,  # not in the paper
+}
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"model": "cnn-ali", "samples": 300, "batch_size": 20, "rounds": 60},
     "full": {"model": "cnn-cifar", "samples": None, "batch_size": 100, "rounds": 200},
@@ -65,6 +75,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 def splits(rounds: int) -> list[int]:
     """Return the rounds in which clusters may split: after a quarter, a half and three quarters."""
+    # 50, 100 and 150 of 200 rounds, as in the paper
     return [rounds * quarter // 4 for quarter in (1, 2, 3)]
 
 
@@ -75,21 +86,35 @@ class Watched(CFL):
     The observer adds the true gap of each cluster and the accuracy of each true cluster.
     """
 
-    # of this round, and rounds so far; without annotations, so no hyper-parameters
-    split_tests = tuple[SplitStatistics, ...]()
-    seen = 0  # rounds
+    # without annotations, so that the data class does not take them for hyper-parameters
+    split_tests = tuple[SplitStatistics, ...]()  # of this round
+    seen = 0  # rounds so far
 
     def _test(self, net: ServerChannel, state: Any, statistics: SplitStatistics) -> None:
         super()._test(net, state, statistics)
         self.split_tests = (*self.split_tests, statistics)
 
     def _incongruent(self, state: Any, statistics: SplitStatistics) -> bool:
-        return self.seen + 1 in splits(self.rounds) and super()._incongruent(state, statistics)
+        # ε1 and ε2 are not printed, so the figure's rounds take the place of the first test
+        if self.seen + 1 not in splits(self.rounds):
+            return False
+        return super()._incongruent(state, statistics)
 
     def observe(
-        self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
+        self,
+        federation: Federation,
+        client: Any,
+        state: Any,
+        accuracy: NDArray[np.float64],
     ) -> Line:
-        """Add `gaps`, (cluster, g) pairs, and `by_truth`, a list over true clusters."""
+        """Add `gaps`, (cluster, g) pairs, and `by_truth`, a list over true clusters.
+
+        Args:
+            federation: the clients' data and their true clusters.
+            client: the clients' side of the run.
+            state: the server's state.
+            accuracy: each client's test accuracy, (m,).
+        """
         line = super().observe(federation, client, state, accuracy)
         truth = federation.truth
         assert truth is not None
@@ -97,11 +122,13 @@ class Watched(CFL):
         for statistics in self.split_tests:
             alpha = cosine(statistics.inner).cpu().numpy()
             clusters = [truth[i] for i in statistics.replied]
-            gaps.append((statistics.cluster, separation_gap(alpha, clusters)))
+            gap = separation_gap(alpha, clusters)
+            gaps.append((statistics.cluster, gap))
         by_truth = []
         for c in sorted(set(truth)):
             members = np.equal(truth, c)
-            by_truth.append(float(np.nanmean(accuracy[members])))
+            mean = np.nanmean(accuracy[members])
+            by_truth.append(float(mean))
         self.split_tests = ()
         self.seen += 1
         return {**line, "gaps": gaps, "by_truth": by_truth}
@@ -111,11 +138,13 @@ def measure(cell: Cell) -> dict[str, Any]:
     """Return splits, accuracy in the round of the first split and at the end, and gaps then.
 
     Beside them are the curves that the picture needs.
+
+    Args:
+        cell: the setting of the run.
     """
-    scenario = LabelPermutation(clusters=cell["clusters"])
     federation = Federation.simulate(
         cell["data"],
-        scenario=scenario,
+        scenario=LabelPermutation(clusters=cell["clusters"]),
         clients=cell["clients"],
         samples=cell["samples"],
         seed=cell["seed"],
@@ -124,42 +153,73 @@ def measure(cell: Cell) -> dict[str, Any]:
     history = fitted.history_
     agreement = fitted.agreement_
     assert agreement is not None
-    gaps_by_round = [dict(line["gaps"]) for line in history]
-    last_gaps = [gap for _, gap in history[-1]["gaps"] if gap is not None]
-    first = next((line for line in history if line["splits"]), None)
-    results = {
-        "splits": [line["round"] for line in history if line["splits"]],
+    split_lines = [line for line in history if line["splits"]]
+    results: dict[str, Any] = {
+        "splits": [line["round"] for line in split_lines],
         "exact": agreement["exact"],
-        "accuracy_before": first and first["accuracy"],
+        "accuracy_before": None,
         "accuracy_after": history[-1]["accuracy"],
-        "gap_at_first_split": first and first["gaps"][0][1],
-        "largest_gap_at_end": max(last_gaps, default=None),
+        "gap_at_first_split": None,
+        "largest_gap_at_end": largest_gap(history[-1]),
     }
+    if split_lines:
+        first = split_lines[0]
+        results["accuracy_before"] = first["accuracy"]
+        results["gap_at_first_split"] = first["gaps"][0][1]
+    gaps_by_round = [dict(line["gaps"]) for line in history]
     for c in range(cell["clusters"]):
         results[f"accuracy_{c}"] = [line["by_truth"][c] for line in history]
         results[f"gap_{c}"] = [gaps.get(c) for gaps in gaps_by_round]
     return results
 
 
+def largest_gap(line: Line) -> float | None:
+    """Return the largest defined gap over the clusters of one round."""
+    gaps = [gap for _, gap in line["gaps"] if gap is not None]
+    return max(gaps, default=None)
+
+
 def draw(rows: Sequence[Row]) -> Any:
-    """Draw accuracy by true cluster above and g by found cluster below.
+    """Draw accuracy by true cluster above and g by predicted cluster below.
 
     There is a column for each seed.
     """
-    done = [row for row in rows if row.get("exact")]
-    columns = max(1, len(done))
+    measured = [row for row in rows if row.get("exact")]
+    columns = max(1, len(measured))
     picture, axes = figure(4.2 * columns, 5.6, rows=2, columns=columns)
-    for (top, bottom), row in zip(axes.T, done, strict=False):
+    for (top, bottom), row in zip(axes.T, measured, strict=False):
         for c in range(int(row["clusters"])):
-            for axis, name in ((top, f"accuracy_{c}"), (bottom, f"gap_{c}")):
-                curve = numbers(row[name])
-                rounds = range(1, len(curve) + 1)
-                label = name.replace("_", " of cluster ")
-                axis.plot(rounds, curve, color=f"C{c}", linewidth=1, label=label)
+            accuracy = numbers(row[f"accuracy_{c}"])
+            gap = numbers(row[f"gap_{c}"])
+            curve(top, accuracy, f"C{c}", f"accuracy of cluster {c}")
+            curve(bottom, gap, f"C{c}", f"gap of cluster {c}")
         mark_splits((top, bottom), row)
-        top.set(title=f"{row['data']}, seed {row['seed']}", ylabel="test accuracy (true clusters)")
+        title = f"{row['data']}, seed {row['seed']}"
+        top.set(title=title, ylabel="test accuracy (true clusters)")
         bottom.set(xlabel="round", ylabel="separation gap g (found clusters)")
     return picture
+
+
+def curve(
+    axis: Any,
+    values: Any,
+    color: str,
+    label: str,
+    style: str = "-",
+    width: float = 1.0,
+) -> None:
+    """Draw values over rounds, which count from one.
+
+    Args:
+        axis: the panel.
+        values: a value for each round.
+        color: the line's color.
+        label: the legend's text.
+        style: the line's style.
+        width: the line's width, in points.
+    """
+    rounds = range(1, len(values) + 1)
+    axis.plot(rounds, values, color=color, linestyle=style, linewidth=width, label=label)
 
 
 def mark_splits(axes: Sequence[Any], row: Row) -> None:
@@ -183,11 +243,14 @@ def main(argv: Sequence[str] | None = None) -> Path:
     requested = cells(chosen.scale, chosen.seeds)
     rows = sheet.fill(requested, measure, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise(
-        rows,
-        ["data", "samples"],
-        ["exact", "accuracy_before", "accuracy_after", "gap_at_first_split", "largest_gap_at_end"],
-    )
+    values = [
+        "exact",
+        "accuracy_before",
+        "accuracy_after",
+        "gap_at_first_split",
+        "largest_gap_at_end",
+    ]
+    summarise(rows, ["data", "samples"], values)
     for row in rows:
         print(f"seed {row['seed']}: {row['status']}, splits in rounds {row.get('splits')}")
     return sheet.save(draw(rows), chosen.scale)

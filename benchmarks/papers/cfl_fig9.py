@@ -1,19 +1,23 @@
-"""CFL on AG-News (Sattler et al. 2019, Fig. 9): perplexity of clusters' models and of the shared
-model over rounds.
+"""Measure perplexity of CFL's clusters and of the shared model on AG-News.
+
+This is Fig. 9 of Sattler et al. 2019.
 
 python -m securecluster.benchmarks.papers.cfl_fig9 [--seeds 3] [--full] [--minutes 25]
 
 The paper: 120,000 articles in 20 corpora of one size, each of one of four topics; a two-layer LSTM
-    predicts the next word; 100 rounds of 3
-local epochs at batch 100; clients are separated in rounds 30, 60 and 90; the shared model stagnates
-at a perplexity of 42 to 43, and after the last separation every client is below 36. `--full` has
-these with all articles at hand, and needs a GPU; the scale for a CPU has 300 windows of 20 words a
-client, one epoch at batch 10 and 24 rounds. Ours, since the paper prints none of it: the vocabulary
-of 2000 words (so perplexities cannot be compared with the paper's), the widths of lstm-words and
-the learning rate. ε1 and ε2 are not printed either: after 30 %, 60 % and 90 % of the rounds one
-cluster splits, the one whose halves are the least alike (the smallest α_cross^max), where γ_max
-allows it. So three splits are given, and which clients part is found. A client is tested on windows
-of its own topic. Articles are read from SECURECLUSTER_DATA or the hub.
+predicts the next word; 100 rounds of 3 local epochs at batch 100. Clients are separated in rounds
+30, 60 and 90. The shared model stagnates at a perplexity of 42 to 43, and after the last separation
+every client is below 36.
+
+`--full` has these with all articles at hand, and needs a GPU. The scale for a CPU has 300 windows
+of 20 words a client, one epoch at batch 10 and 24 rounds.
+
+Not in the paper: the vocabulary of 2000 words (so perplexities cannot be compared with the
+paper's), the widths of lstm-words and the learning rate. ε1 and ε2 are not printed either: after
+30 %, 60 % and 90 % of the rounds one cluster splits, the one whose halves are the least similar
+(the smallest α_cross^max), where γ_max allows it. So three splits are given, and the members of
+each half are found. A client is tested on windows of its own topic. Articles are read from
+SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import numpy as np
 
 from securecluster import Federation
 from securecluster.benchmarks.papers import cfl_fig8
+from securecluster.benchmarks.papers.cfl_fig8 import curve, mark_splits
 from securecluster.benchmarks.papers.cfl_runs import training
 from securecluster.benchmarks.papers.sheet import (
     Cell,
@@ -44,7 +49,13 @@ from securecluster.protocols import FedAvg
 from securecluster.protocols.cfl.split_test import SplitStatistics
 from securecluster.runtime.server_channel import ServerChannel
 
-COMMON = {"data": "ag_news", "clients": 20, "clusters": 4, "model": "lstm-words", "lr": 5.0}
+COMMON = {
+    "data": "ag_news",
+    "clients": 20,
+    "clusters": 4,
+    "model": "lstm-words",
+    "lr": 5.0,  # not in the paper
+}
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"samples": 300, "epochs": 1, "batch_size": 10, "rounds": 24},
     "full": {"samples": None, "epochs": 3, "batch_size": 100, "rounds": 100},
@@ -65,6 +76,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 def splits(rounds: int) -> list[int]:
     """Return the rounds in which clusters may split: after 30, 60 and 90 %."""
+    # 30, 60 and 90 of the paper's 100 rounds
     return [rounds * share // 10 for share in (3, 6, 9)]
 
 
@@ -75,27 +87,38 @@ class Watched(cfl_fig8.Watched):
     def _test(self, net: ServerChannel, state: Any, statistics: SplitStatistics) -> None:
         super()._test(net, state, statistics)
         rivals = [other for other in self.split_tests if other.halves]
-        for other in sorted(rivals, key=alike)[1:]:
+        rivals.sort(key=alike)
+        # only the cluster with the least similar halves splits
+        for other in rivals[1:]:
             other.halves = None
 
     def _incongruent(self, state: Any, statistics: SplitStatistics) -> bool:
         return self.seen + 1 in splits(self.rounds)
 
     def _significant(self, *_: Any) -> bool:
+        # three splits are given, so no test decides whether there is one
         return True
 
 
 def alike(statistics: SplitStatistics) -> float:
-    """Return α_cross^max of a cluster's bipartition."""
-    return bipartition(cosine(statistics.inner).cpu().numpy()).cross_max
+    """Return α_cross^max of a cluster's bipartition.
+
+    Args:
+        statistics: of the cluster's split test.
+    """
+    alpha = cosine(statistics.inner).cpu().numpy()
+    return bipartition(alpha).cross_max
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Return splits, perplexities and ARI of both methods, and the curves of the picture."""
-    scenario = Topics(clusters=cell["clusters"])
+    """Return splits, perplexities and ARI of both methods, and the curves of the picture.
+
+    Args:
+        cell: the setting of both runs.
+    """
     federation = Federation.simulate(
         cell["data"],
-        scenario=scenario,
+        scenario=Topics(clusters=cell["clusters"]),
         clients=cell["clients"],
         samples=cell["samples"],
         seed=cell["seed"],
@@ -104,20 +127,23 @@ def measure(cell: Cell) -> dict[str, Any]:
     baseline = FedAvg(**training(cell)).fit(federation)
     shared = [line["perplexity"] for line in baseline.history_]
     history = fitted.history_
-    gaps_by_round = [dict(line["gaps"]) for line in history]
-    last_gaps = [gap for _, gap in history[-1]["gaps"] if gap is not None]
-    first = next((line for line in history if line["splits"]), None)
-    results = {
-        "splits": [line["round"] for line in history if line["splits"]],
-        "perplexity_before": first and first["perplexity"],
+    split_lines = [line for line in history if line["splits"]]
+    results: dict[str, Any] = {
+        "splits": [line["round"] for line in split_lines],
+        "perplexity_before": None,
         "perplexity_after": history[-1]["perplexity"],
         "perplexity_shared": shared[-1],
         "exact": fitted.agreement_ and fitted.agreement_["exact"],
         "ari": [line["ari"] for line in history],
-        "gap_at_first_split": first and first["gaps"][0][1],
-        "largest_gap_at_end": max(last_gaps, default=None),
+        "gap_at_first_split": None,
+        "largest_gap_at_end": cfl_fig8.largest_gap(history[-1]),
         "shared": shared,
     }
+    if split_lines:
+        first = split_lines[0]
+        results["perplexity_before"] = first["perplexity"]
+        results["gap_at_first_split"] = first["gaps"][0][1]
+    gaps_by_round = [dict(line["gaps"]) for line in history]
     for c in range(cell["clusters"]):
         results[f"perplexity_{c}"] = [line["by_truth"][c] for line in history]
         results[f"gap_{c}"] = [gaps.get(c) for gaps in gaps_by_round]
@@ -125,34 +151,30 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def draw(rows: Sequence[Row]) -> Any:
-    """Draw perplexity above and g by found cluster below, with a column for each seed.
+    """Draw perplexity above and g by predicted cluster below, with a column for each seed.
 
     Perplexity is that of each topic and of the shared model.
     """
-    done = [row for row in rows if row.get("exact")]
-    columns = max(1, len(done))
+    measured = [row for row in rows if row.get("exact")]
+    columns = max(1, len(measured))
     picture, axes = figure(4.2 * columns, 5.6, rows=2, columns=columns)
-    for (top, bottom), row in zip(axes.T, done, strict=False):
+    for (top, bottom), row in zip(axes.T, measured, strict=False):
         topics = []
         for c in range(int(row["clusters"])):
             perplexity = numbers(row[f"perplexity_{c}"])
             gap = numbers(row[f"gap_{c}"])
-            colour = f"C{c}"
-            _curve(top, perplexity, color=colour, linewidth=1, label=f"topic {c}")
-            _curve(bottom, gap, color=colour, linewidth=1, label=f"found cluster {c}")
+            curve(top, perplexity, f"C{c}", f"topic {c}")
+            curve(bottom, gap, f"C{c}", f"found cluster {c}")
             topics.append(perplexity)
-        bold = {"color": "black", "linewidth": 1.6}
-        _curve(top, np.mean(topics, axis=0), linestyle="-", label="clusters, mean", **bold)
-        _curve(top, numbers(row["shared"]), linestyle=":", label="shared model, mean", **bold)
-        cfl_fig8.mark_splits((top, bottom), row)
-        top.set(title=f"{row['data']}, seed {row['seed']}", ylabel="perplexity on held-out text")
+        mean = np.mean(topics, axis=0)
+        shared = numbers(row["shared"])
+        curve(top, mean, "black", "clusters, mean", width=1.6)
+        curve(top, shared, "black", "shared model, mean", style=":", width=1.6)
+        mark_splits((top, bottom), row)
+        title = f"{row['data']}, seed {row['seed']}"
+        top.set(title=title, ylabel="perplexity on held-out text")
         bottom.set(xlabel="round", ylabel="separation gap g (found clusters)")
     return picture
-
-
-def _curve(axis: Any, values: Any, **style: Any) -> None:
-    """Draw values over rounds, which count from one."""
-    axis.plot(range(1, len(values) + 1), values, **style)
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

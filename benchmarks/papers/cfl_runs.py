@@ -1,13 +1,13 @@
-"""What the scripts for Figures 5 to 8 of Sattler et al. 2019 share: runs that never split, and g
-from updates and from full gradients.
+"""Shared code of the scripts for Figures 5 to 8 of Sattler et al. 2019.
 
-Ours, since the paper prints neither: learning rates, and batch sizes but for Fig. 8. Gradients and
-    updates are compared at the same point:
-the model θ that the round's updates start from.
+It runs CFL so that it never splits, and computes g from updates and from full gradients, which are
+compared at the same point: the model θ that the round's updates start from. Learning rates, and
+batch sizes but for Fig. 8, are not in the paper.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from securecluster.protocols.cfl.separation import is_correct, separation_gap
 from securecluster.runtime.run import Line
 from securecluster.training.config import FULL_GRADIENT
 
-# one model for all
+# no norm of a mean update falls below this ε1, so all clients share one model to the end
 NEVER: dict[str, Any] = {
     "criterion": "absolute",
     "eps1": 1e-9,
@@ -34,8 +34,13 @@ NEVER: dict[str, Any] = {
 
 
 def training(cell: Cell) -> dict[str, Any]:
-    """Return a cell's hyper-parameters of federated learning."""
-    return {name: cell[name] for name in ("rounds", "model", "lr", "epochs", "batch_size")}
+    """Return a cell's hyper-parameters of federated learning.
+
+    Args:
+        cell: the setting of a run, which may have other keys too.
+    """
+    names = ("rounds", "model", "lr", "epochs", "batch_size")
+    return {name: cell[name] for name in names}
 
 
 @dataclass
@@ -43,12 +48,24 @@ class Watched(CFL):
     """CFL whose observer also compares full gradients (eq. 50), from round `since` on."""
 
     since: int = 1
-    seen = 0  # rounds; without an annotation, so no hyper-parameter
+    # rounds so far; without an annotation, so that it is no hyper-parameter
+    seen = 0
 
     def observe(
-        self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
+        self,
+        federation: Federation,
+        client: Any,
+        state: Any,
+        accuracy: NDArray[np.float64],
     ) -> Line:
-        """Add g and the bipartition's correctness for gradients, and the latter for updates."""
+        """Add g and the bipartition's correctness for gradients, and the latter for updates.
+
+        Args:
+            federation: the clients' data and their true clusters.
+            client: the clients' side of the run.
+            state: the server's state.
+            accuracy: each client's test accuracy, (m,).
+        """
         line = super().observe(federation, client, state, accuracy)
         self.seen += 1
         truth = federation.truth
@@ -59,25 +76,39 @@ class Watched(CFL):
         updates = client.cohort.train(client.models, clients, FULL_GRADIENT, self.seen)
         by_gradient = cosine(gram(-updates)).cpu().numpy()
         by_update = state.alpha.numpy()
+        gap_gradients = separation_gap(by_gradient, truth)
         return {
             **line,
-            "gap_gradients": separation_gap(by_gradient, truth),
-            "correct_gradients": is_correct(*bipartition(by_gradient)[:2], truth),
-            "correct_updates": is_correct(*bipartition(by_update)[:2], truth),
+            "gap_gradients": gap_gradients,
+            "correct_gradients": _correct(by_gradient, truth),
+            "correct_updates": _correct(by_update, truth),
         }
 
 
-def watched(cell: Cell, since: int) -> list[Line]:
-    """Return the history of a cell's run, with gradients from round `since` on.
+def _correct(alpha: NDArray[np.float64], truth: Sequence[int]) -> bool:
+    """Return true where the bipartition by α splits no true cluster.
 
-    The run has label swap and one model for all.
+    Args:
+        alpha: similarities, (m, m).
+        truth: the clients' true clusters, (m,).
     """
-    scenario = LabelSwap(clusters=cell["clusters"])
+    first, second, *_ = bipartition(alpha)
+    return is_correct(first, second, truth)
+
+
+def watched(cell: Cell, since: int) -> list[Line]:
+    """Return the history of a cell's run, with label swap and one model for all.
+
+    Args:
+        cell: the setting of the run.
+        since: the round from which on full gradients are compared.
+    """
     federation = Federation.simulate(
         cell["data"],
-        scenario=scenario,
+        scenario=LabelSwap(clusters=cell["clusters"]),
         clients=cell["clients"],
         samples=cell["points"],
         seed=cell["seed"],
     )
-    return Watched(**NEVER, **training(cell), since=since).fit(federation).history_
+    protocol = Watched(**NEVER, **training(cell), since=since)
+    return protocol.fit(federation).history_

@@ -1,12 +1,15 @@
-"""IID MNIST (Briggs et al. 2020, III-A and III-B): clients that should stay one cluster, over cf
-and n, and over metric and linkage.
+"""Measure FL+HC on IID MNIST, whose clients should stay one cluster.
+
+This is in Sections III-A and III-B of Briggs et al. 2020.
 
 python -m securecluster.benchmarks.papers.flhc_iid [--seeds 3] [--full] [--minutes 10]
 
-The paper, in words: with l2, ward and the threshold 3.0 one cluster but for n = 1; with l2 and
-    cosine one cluster whatever the linkage,
-with l1 several. Here the pairs of metric and linkage are cut by our default rule. Scales and
-columns are `flhc_runs`'s. Images are read from SECURECLUSTER_DATA or the hub.
+Clusters are counted over cf and n, and over metric and linkage.
+
+The paper, in words: with l2, ward and the threshold 3.0 there is one cluster but for n = 1; with l2
+and cosine there is one cluster whatever the linkage, with l1 there are several. Here the pairs of
+metric and linkage are cut by the default rule (not in the paper). Scales and columns are
+`flhc_runs`'s. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -28,23 +31,25 @@ for _metric, _linkage in PAIRS:
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Return FL, FL+HC with the paper's threshold over cf and n, and with our default rule by pair.
+    """Return FL, FL+HC with the paper's threshold over cf and n, and with the default rule by pair.
 
     A pair is one of metric and linkage.
+
+    Args:
+        scale: "cpu" or "full".
+        seeds: the number of seeds.
     """
-    by_pair = [
-        cell
-        for cell in pairs("mnist", "iid", scale, seeds, "gap", BY_PAIR)
-        if cell["method"] == "flhc"
-    ]
-    return [*grid("mnist", "iid", scale, seeds, 3.0, PAPER), *by_pair]
+    over_rounds = grid("mnist", "iid", scale, seeds, 3.0, PAPER)
+    by_pair = pairs("mnist", "iid", scale, seeds, "gap", BY_PAIR)
+    # the cells of FL are in the grid already
+    clustered = [cell for cell in by_pair if cell["method"] == "flhc"]
+    return [*over_rounds, *clustered]
 
 
 def main(argv: Sequence[str] | None = None) -> Sheet:
     """Measure, print."""
-    return table(
-        "flhc_iid", cells, ("cf", "n", "metric", "linkage", "threshold"), options(__doc__, argv)
-    )
+    by = ("cf", "n", "metric", "linkage", "threshold")
+    return table("flhc_iid", cells, by, options(__doc__, argv))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,30 @@
-"""What the scripts for the tables of Briggs et al. 2020 share: plain FL and FL+HC on the same
-clients, seeds and rounds.
+"""Shared code of the scripts for the tables of Briggs et al. 2020.
+
+It runs plain FL and FL+HC on the same clients, seeds and rounds.
 
 The paper: 100 clients with 600 MNIST samples (FEMNIST: 367 writers; the stored set has 100),
-    cnn-briggs, batch 10, 3 epochs, learning rate
-0.1, 50 rounds; accuracy and the share of clients at 99 % (FEMNIST 80 %) in the round after the
-clustering and in the last, as ratios to FL. `--full` runs these. The scale for a CPU is ours:
-mlp-200, 30 rounds, 100 samples (FEMNIST: all, learning rate 0.03); its targets, 92 % and 50 %, are
-near what FL reaches there on IID MNIST and on FEMNIST. Updates are not masked, which changes no
-result. Ratios are to FL with the same seed and share of clients, measured once. Beside the clusters
-of the given threshold stand those of our default rule on the same merges (`rule_…`).
+cnn-briggs, batch 10, 3 epochs, learning rate 0.1, 50 rounds; accuracy and the share of clients at
+99 % (FEMNIST 80 %) in the round after the clustering and in the last, as ratios to FL. `--full`
+runs these.
+
+The scale for a CPU is not in the paper: mlp-200, 30 rounds, 100 samples (FEMNIST: all, learning
+rate 0.03). Its targets, 92 % and 50 %, are near the accuracy of FL there on IID MNIST and on
+FEMNIST. Updates are not masked, which changes no result. Ratios are to FL with the same seed and
+share of clients, measured once. Beside the clusters of the given threshold stand those of the
+default rule on the same merges (`rule_…`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from securecluster import Federation
+from securecluster.benchmarks.papers.cfl_runs import training
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, numbers, spread
 from securecluster.clustering.agglomerative import cut, gap_of, threshold
 from securecluster.clustering.metrics import agreement
@@ -33,7 +38,7 @@ SCALES: dict[tuple[str, str], dict[str, Any]] = {
         "model": "mlp-200",
         "lr": 0.1,
         "rounds": 30,
-        "target": 0.92,
+        "target": 0.92,  # near the accuracy of FL on IID MNIST
     },
     ("mnist", "full"): {
         "clients": 100,
@@ -49,7 +54,7 @@ SCALES: dict[tuple[str, str], dict[str, Any]] = {
         "model": "mlp-200",
         "lr": 0.03,
         "rounds": 30,
-        "target": 0.5,
+        "target": 0.5,  # near the accuracy of FL
     },
     ("femnist", "full"): {
         "clients": 100,
@@ -62,6 +67,7 @@ SCALES: dict[tuple[str, str], dict[str, Any]] = {
 }
 SHARES = (0.1, 0.2, 0.5, 1.0)  # cf of Tables I to III
 BEFORE = (1, 3, 5, 10)  # n of Tables I to III
+# ward linkage is defined for l2 alone
 PAIRS = [
     ("cosine", "average"),
     ("cosine", "complete"),
@@ -76,11 +82,8 @@ PAIRS = [
 ]
 PAIRS_BEFORE = 10  # n of Tables IV to VI
 PAIRS_SHARE = 0.2  # cf of Tables IV to VI
-# of the merges' heights, where "best threshold" is looked for: 21 and 4 clusters of 100 clients
-QUANTILES = (
-    0.8,
-    0.97,
-)
+# of the merges' heights, among which the best threshold is: 21 and 4 clusters of 100 clients
+QUANTILES = (0.8, 0.97)
 FOUR = ("post_accuracy", "last_accuracy", "post_share", "last_share")
 OWN = ("n", "metric", "linkage", "threshold", "paper")  # a cell's keys that plain FL does not have
 
@@ -129,17 +132,22 @@ def grid(
         Each cf begins with its FL; the costly ones come last.
     """
     cells: list[Cell] = []
-    for cf in SHARES:
-        for seed in range(seeds):
-            fl = plain(data, name, scale, seed, cf)
-            cells.append(fl)
-            for n in BEFORE:
-                cells.append({**fl, **clustering(n, "l2", "ward", cut_at), "paper": paper[cf, n]})
+    for cf, seed in product(SHARES, range(seeds)):
+        fl = plain(data, name, scale, seed, cf)
+        cells.append(fl)
+        for n in BEFORE:
+            keys = clustering(n, "l2", "ward", cut_at)
+            cells.append({**fl, **keys, "paper": paper[cf, n]})
     return cells
 
 
 def pairs(
-    data: str, name: str, scale: str, seeds: int, cut_at: str, paper: Mapping[tuple[str, str], str]
+    data: str,
+    name: str,
+    scale: str,
+    seeds: int,
+    cut_at: str,
+    paper: Mapping[tuple[str, str], str],
 ) -> list[Cell]:
     """Return the cells of a table over metric and linkage, at n = 10 and cf = 0.2.
 
@@ -168,21 +176,31 @@ def clustering(n: int, metric: str, linkage: str, cut_at: float | str) -> dict[s
         n: the round of the clustering.
         metric: the distance between updates.
         linkage: the linkage of the merges.
-        cut_at: a threshold, "gap" for our default rule, or "best" for the best of that and
+        cut_at: a threshold, "gap" for the default rule, or "best" for the best of that and
             QUANTILES.
     """
-    return {"method": "flhc", "n": n, "metric": metric, "linkage": linkage, "threshold": cut_at}
+    return {
+        "method": "flhc",
+        "n": n,
+        "metric": metric,
+        "linkage": linkage,
+        "threshold": cut_at,
+    }
 
 
 def measured(sheet: Sheet) -> Callable[[Cell], dict[str, Any]]:
     """Return the function that measures a sheet's cells.
 
     It returns FL's curves, or FL+HC's figures beside those of its FL.
+
+    Args:
+        sheet: the sheet, which has the row of each cell's FL.
     """
 
     def measure(cell: Cell) -> dict[str, Any]:
         if cell["method"] == "fl":
-            lines = FedAvg(**_training(cell)).fit(_clients(cell), _settings(cell)).history_
+            fitted = FedAvg(**_training(cell)).fit(_clients(cell), _settings(cell))
+            lines = fitted.history_
             return {
                 "accuracies": [line["accuracy"] for line in lines],
                 "shares": [line["at_target"] for line in lines],
@@ -206,7 +224,10 @@ def _clustered(cell: Cell) -> dict[str, Any]:
 
 
 def _beside(
-    results: Mapping[str, Any], accuracies: Sequence[float], shares: Sequence[float], n: int
+    results: Mapping[str, Any],
+    accuracies: Sequence[float],
+    shares: Sequence[float],
+    n: int,
 ) -> dict[str, Any]:
     """Return FL's four figures in the same rounds, and the ratios to them.
 
@@ -219,70 +240,95 @@ def _beside(
     Returns:
         `fl_NAME` and `NAME_x` for each of `FOUR`; the ratio to 0 is "–".
     """
-    fl = dict(zip(FOUR, (accuracies[n], accuracies[-1], shares[n], shares[-1]), strict=True))
+    fl = {
+        "post_accuracy": accuracies[n],
+        "last_accuracy": accuracies[-1],
+        "post_share": shares[n],
+        "last_share": shares[-1],
+    }
     figures: dict[str, Any] = {f"fl_{name}": value for name, value in fl.items()}
-    for name in FOUR:
+    for name, value in fl.items():
+        # the paper's tables have no ratio to 0 either
         ratio = "–"
-        if fl[name]:
-            ratio = f"{results[name] / fl[name]:.2f}"
+        if value:
+            ratio = f"{results[name] / value:.2f}"
         figures[f"{name}_x"] = ratio
     return figures
 
 
 def _run(cell: Cell, cut_at: float | str) -> dict[str, Any]:
-    """Return one run's four figures, its clusters, and those of our default rule."""
+    """Return one run's four figures, its clusters, and those of the default rule.
+
+    Args:
+        cell: the clustering, and the setting of the run.
+        cut_at: a threshold, or "gap" for the default rule.
+    """
+    metric = cell["metric"]
+    linkage = cell["linkage"]
     federation = _clients(cell)
     method = FLHC(
-        **_training(cell), pre_rounds=cell["n"], metric=cell["metric"], linkage=cell["linkage"]
+        **_training(cell),
+        pre_rounds=cell["n"],
+        metric=metric,
+        linkage=linkage,
     )
-    method.set_params(threshold=None if cut_at == "gap" else cut_at)
+    if cut_at != "gap":
+        method.set_params(threshold=cut_at)
     lines = method.fit(federation, _settings(cell)).history_
+    # lines are numbered from zero, so this is the round after the first n
     line = lines[cell["n"]]
+    last = lines[-1]
+    clusters = line["clustered"]
     tree = np.array(line["merges"])
-    gap = gap_of(cell["metric"], cell["linkage"])
-    by_rule = cut(tree, threshold(tree, gap))
+    by_rule = cut(tree, threshold(tree, gap_of(metric, linkage)))
     rule_ari = None
     if federation.truth is not None:
         rule_ari = agreement(by_rule, federation.truth)["ari"]
+    heights = tree[:, 2]
     return {
         "post_accuracy": line["accuracy"],
-        "last_accuracy": lines[-1]["accuracy"],
+        "last_accuracy": last["accuracy"],
         "post_share": line["at_target"],
-        "last_share": lines[-1]["at_target"],
-        "clusters": len(line["clustered"]),
-        "singles": sum(len(cluster) == 1 for cluster in line["clustered"]),
+        "last_share": last["at_target"],
+        "clusters": len(clusters),
+        "singles": sum(len(cluster) == 1 for cluster in clusters),
         "ari": line.get("ari"),
         "cut_at": line["threshold"],
         "rule_clusters": 1 + max(by_rule),
         "rule_ari": rule_ari,
-        "heights": np.quantile(tree[:, 2], QUANTILES),
+        "heights": np.quantile(heights, QUANTILES),
     }
 
 
 def _best(cell: Cell) -> dict[str, Any]:
     """Return the run with the best test accuracy in the last round.
 
-    The runs are our default rule's, whose figures stand beside the best ones, and those of a few
+    The runs are the default rule's, whose figures stand beside the best ones, and those of a few
     thresholds.
+
+    Args:
+        cell: the clustering, and the setting of the runs.
     """
+    merges = cell["clients"] - 1
     rule = _run(cell, "gap")
     runs = [rule]
     counts = {rule["clusters"]}
     for height, quantile in zip(rule["heights"], QUANTILES, strict=True):
-        expected = 1 + round((1 - quantile) * (cell["clients"] - 1))
+        expected = 1 + round((1 - quantile) * merges)
         # a number of clusters that a run has had would give the same run again
         if expected not in counts:
             run = _run(cell, float(height))
             runs.append(run)
             counts |= {expected, run["clusters"]}
     best = max(runs, key=lambda run: run["last_accuracy"])
-    return {**best, **{f"rule_{name}": rule[name] for name in FOUR}}
+    rule_figures = {f"rule_{name}": rule[name] for name in FOUR}
+    return {**best, **rule_figures}
 
 
 def _training(cell: Cell) -> dict[str, Any]:
     """Return a cell's hyper-parameters of federated learning."""
-    names = ("rounds", "model", "lr", "epochs", "batch_size")
-    params = {name: cell[name] for name in names}
+    params = training(cell)
+    # averages of masked updates are the same, so masks would only cost time
     return {**params, "participation": cell["cf"], "mask": "none"}
 
 
@@ -291,9 +337,11 @@ def _settings(cell: Cell) -> Settings:
 
 
 def _clients(cell: Cell) -> Federation:
-    return _dealt(*(cell[name] for name in ("data", "scenario", "clients", "samples", "seed")))
+    names = ("data", "scenario", "clients", "samples", "seed")
+    return _dealt(*(cell[name] for name in names))
 
 
+# the cells of one seed follow each other, and share their clients
 @lru_cache(maxsize=1)
 def _dealt(data: str, name: str, clients: int, samples: int | None, seed: int) -> Federation:
     return Federation.simulate(
@@ -312,24 +360,25 @@ def report(rows: Sequence[Row], by: Sequence[str]) -> None:
         by: the columns that tell settings apart.
     """
     clustered = [row for row in rows if row["method"] == "flhc"]
-    extra = ("clusters", "ari", "rule_clusters", "rule_ari", "rule_last_accuracy")
-    names = (*FOUR, *(f"fl_{name}" for name in FOUR), *extra)
-    statistics = {name: spread(clustered, by, name) for name in names}
     paper: dict[tuple[str, ...], str] = {}
     for row in clustered:
         key = tuple(row[column] for column in by)
         paper[key] = row["paper"]
-    for key in statistics["last_accuracy"]:
-        means = {}
-        for name, groups in statistics.items():
-            if key in groups:
-                mean, *_ = groups[key]
-                means[name] = mean
-        figures = [_with_ratio(means[name], means[f"fl_{name}"]) for name in FOUR]
-        clusters = [f"{name} {means[name]:.3g}" for name in extra if name in means]
+    extra = ("clusters", "ari", "rule_clusters", "rule_ari", "rule_last_accuracy")
+    of_fl = [f"fl_{name}" for name in FOUR]
+    # a value that no row of a setting has is left out of its means
+    means: dict[tuple[str, ...], dict[str, float]] = {}
+    for name in (*FOUR, *of_fl, *extra):
+        for key, (mean, *_) in spread(clustered, by, name).items():
+            means.setdefault(key, {})[name] = mean
+    for key in spread(clustered, by, "last_accuracy"):
+        values = means[key]
+        figures = [_with_ratio(values[name], values[f"fl_{name}"]) for name in FOUR]
+        clusters = [f"{name} {values[name]:.3g}" for name in extra if name in values]
         setting = " ".join(key)
-        shown = "  ".join(figures) + "; " + ", ".join(clusters)
-        print(f"{setting:18} {shown}; paper: {paper[key]}")
+        shown = "  ".join(figures)
+        counts = ", ".join(clusters)
+        print(f"{setting:18} {shown}; {counts}; paper: {paper[key]}")
 
 
 def _with_ratio(mean: float, fl: float) -> str:
@@ -341,7 +390,10 @@ def _with_ratio(mean: float, fl: float) -> str:
 
 
 def table(
-    name: str, cells: Callable[[str, int], Sequence[Cell]], by: Sequence[str], options: Any
+    name: str,
+    cells: Callable[[str, int], Sequence[Cell]],
+    by: Sequence[str],
+    options: Any,
 ) -> Sheet:
     """Fill and report a sheet at the chosen scale.
 
@@ -355,6 +407,7 @@ def table(
     """
     sheet = Sheet(name)
     sheet.expect(cells("full", options.seeds))
-    rows = sheet.fill(cells(options.scale, options.seeds), measured(sheet), options.minutes)
+    requested = cells(options.scale, options.seeds)
+    rows = sheet.fill(requested, measured(sheet), options.minutes)
     report(rows, by)
     return sheet

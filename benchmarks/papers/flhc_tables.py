@@ -1,16 +1,18 @@
-"""The tables of Briggs et al. 2020: FL+HC over client fraction and rounds before the clustering
-(Tables I to III), and over metric and linkage (Tables IV to VI).
+"""Measure the tables of Briggs et al. 2020.
 
 python -m securecluster.benchmarks.papers.flhc_tables --table 2 [--seeds 3] [--full] [--minutes 10]
 
-Tables I and IV are of pathological MNIST (each client holds two labels), II and V of MNIST with
-swapped labels (four groups of 25 clients), III and VI of FEMNIST by writers.
+They have FL+HC over client fraction and rounds before the clustering (Tables I to III), and over
+metric and linkage (Tables IV to VI). Tables I and IV are of pathological MNIST (each client holds
+two labels), II and V of MNIST with swapped labels (four groups of 25 clients), III and VI of
+FEMNIST by writers.
 
-Tables I to III have ward linkage, l2 and the paper's threshold: 3.0, and for FEMNIST 10.0. That one
-belongs to the paper's network; at the scale for a CPU, whose updates are shorter, it is 0.75 here.
+Tables I to III have ward linkage, l2 and the paper's threshold: 3.0, and for FEMNIST 10.0. The
+latter belongs to the paper's network; at the scale for a CPU, whose updates are shorter, it is 0.75
+here.
 
 Tables IV to VI are at n = 10 and cf = 0.2. The paper reports the best of thresholds it does not
-print. Here the best is by test accuracy in the last round, so test samples choose it, among our
+print. Here the best is by test accuracy in the last round, so test samples choose it, among the
 default rule's cut and those into 21 and into 4 clusters (4 is the true number in Table V). The
 default rule's own figures, which nothing was chosen for, stand beside (`rule_…`).
 
@@ -47,7 +49,12 @@ class Table:
     thresholds: Mapping[str, float] | None = None
 
     def cells(self, scale: str, seeds: int) -> list[Cell]:
-        """Return the cells of FL, and of FL+HC on the same clients."""
+        """Return the cells of FL, and of FL+HC on the same clients.
+
+        Args:
+            scale: "cpu" or "full".
+            seeds: the number of seeds.
+        """
         if self.thresholds is None:
             return pairs(self.data, self.scenario, scale, seeds, "best", self.paper)
         threshold = self.thresholds[scale]
@@ -57,6 +64,7 @@ class Table:
 FRACTION_AND_ROUNDS = ("cf", "n")
 METRIC_AND_LINKAGE = ("metric", "linkage")
 MNIST_THRESHOLDS = {"cpu": 3.0, "full": 3.0}
+# the network for a CPU has shorter updates than the paper's
 FEMNIST_THRESHOLDS = {"cpu": 0.75, "full": 10.0}
 TABLE_1 = {
     (0.1, 1): "91.1 (1.9x) 98.5 (1.0x) 62.0 (20.7x) 83.0 (1.8x)",

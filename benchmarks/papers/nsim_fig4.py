@@ -1,22 +1,27 @@
-"""Errors of models averaged in NSIM's clusters, against FedAvg and training alone, on Monaco's
-traces (Pacheco et al. 2021, Fig. 4).
+"""Measure errors of models averaged in NSIM's clusters on Monaco's traces.
+
+This is Fig. 4 of Pacheco et al. 2021.
 
 python -m securecluster.benchmarks.papers.nsim_fig4 [--seeds 2] [--full] [--minutes 20]
 
+They are compared with FedAvg and with training alone.
+
 The paper: "the error distribution on a validation set of the Monaco mobility trace in which each
-    user trains a local model and models are
-aggregated based on NSIM clustering results or based on traditional FedAvg"; it prints no numbers,
-rounds or rates. Here an error is the mean distance, in metres, of a user's predicted next positions
-from the true ones on its held-out windows, the last fifth. `once` is the paper's experiment:
-everyone trains alone, and models are averaged once, by clusters or all together. `last` goes on
-(ours): FedAvg in each cluster for the rounds that remain, against FedAvg of everyone for as many
-rounds, and training alone; beside them what is not learned at all, the last position again, ten
-seconds later. Optimizer, rates and rounds are ours. Traces are read from SECURECLUSTER_DATA.
+user trains a local model and models are aggregated based on NSIM clustering results or based on
+traditional FedAvg". It prints no numbers, rounds or rates.
+
+Here an error is the mean distance, in metres, of a user's predicted next positions from the true
+ones on its held-out windows, the last fifth. `once` is the paper's experiment: all users train
+alone, and models are averaged once, by clusters or all together. `last` continues it (not in the
+paper): FedAvg in each cluster for the rounds that remain, against FedAvg of all users for as many
+rounds, and training alone. Beside them is a prediction that nothing is learned for: the last
+position again, ten seconds later. Optimizer, rates and rounds are not in the paper. Traces are read
+from SECURECLUSTER_DATA.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +43,7 @@ from securecluster.benchmarks.papers.sheet import (
 from securecluster.protocols import NSIM, FedAvg, Local
 from securecluster.runtime.run import Line
 
+# the paper prints no rounds, rates or optimizer
 TRAINING: dict[str, Any] = {
     "local_rounds": 4,
     "rounds": 30,
@@ -66,9 +72,20 @@ class Watched(NSIM):
     """NSIM whose observer also keeps each user's error at the clustering."""
 
     def observe(
-        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
+        self,
+        federation: Federation,
+        client: Any,
+        state: Any,
+        scores: NDArray[np.float64],
     ) -> Line:
-        """Add `errors`, (m,), in that round."""
+        """Add `errors`, (m,), in that round.
+
+        Args:
+            federation: the clients' data.
+            client: the clients' side of the run.
+            state: the server's state.
+            scores: each client's error, (m,).
+        """
         line = super().observe(federation, client, state, scores)
         if state.round == self.local_rounds:
             return line | {"errors": scores.tolist()}
@@ -85,7 +102,11 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    """Return errors after one average (`once`) and at the end (`last`), and numbers of clusters."""
+    """Return errors after one average (`once`) and at the end (`last`), and numbers of clusters.
+
+    Args:
+        cell: the method, and the setting of its run.
+    """
     users = federation(cell)
     names = ("rounds", "epochs", "batch_size", "lr", "optimizer")
     plan = {name: cell[name] for name in names}
@@ -93,26 +114,41 @@ def measured(cell: Cell) -> dict[str, Any]:
     if method == "repeat":
         return _repeated(users)
     if method == "fedavg":
-        return _spread("last", FedAvg(**plan).fit(users).scores_)
+        fitted = FedAvg(**plan).fit(users)
+        return _spread("last", fitted.scores_)
     if method == "local":
         short = plan | {"rounds": cell["local_rounds"]}
-        once = _spread("once", Local(**short).fit(users).scores_)
-        last = _spread("last", Local(**plan).fit(users).scores_)
+        at_clustering = Local(**short).fit(users)
+        at_end = Local(**plan).fit(users)
+        once = _spread("once", at_clustering.scores_)
+        last = _spread("last", at_end.scores_)
         return {**once, **last}
+    return _clustered(cell, users, plan)
+
+
+def _clustered(cell: Cell, users: Federation, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return errors and clusters of NSIM, or of one cluster of all users.
+
+    Args:
+        cell: the method, "nsim" or "together", and its setting.
+        users: the users' data.
+        plan: the hyper-parameters of training.
+    """
     # all users in one cluster; a small grid and few synthetic users, since nobody reads the scores
     params: dict[str, Any] = {"synthetic": 8, "grid": 1, "eps": 1.0, "min_samples": 1}
-    if method == "nsim":
+    if cell["method"] == "nsim":
         params = {"synthetic": cell["synthetic"]}
-    protocol = Watched(**plan, local_rounds=cell["local_rounds"], mask="none", **params)
+    local_rounds = cell["local_rounds"]
+    protocol = Watched(**plan, local_rounds=local_rounds, mask="none", **params)
     fitted = protocol.fit(users)
-    line = fitted.history_[cell["local_rounds"] - 1]
+    line = fitted.history_[local_rounds - 1]
     sizes = sorted(np.bincount(fitted.labels_), reverse=True)
     results: dict[str, Any] = {
         "clusters": sum(n > 1 for n in sizes),
         "lone": sum(n == 1 for n in sizes),
         "largest": sizes[0],
     }
-    if method == "nsim":
+    if cell["method"] == "nsim":
         results["pearson"] = line["pearson"]
         results["pearson_real"] = line["pearson_real"]
     results |= _spread("once", line["errors"])
@@ -122,16 +158,24 @@ def measured(cell: Cell) -> dict[str, Any]:
 
 def _repeated(users: Federation) -> dict[str, Any]:
     """Return errors of the last position again, ten seconds later."""
+    # metres in one unit of each coordinate
     metres = np.asarray(users.objective.as_json()["metres"])
     errors = []
     for shard in users.shards:
-        differences = (shard.x_test[:, -1] - shard.y_test) * metres
-        errors.append(np.linalg.norm(differences, axis=1).mean())
+        last_positions = shard.x_test[:, -1]
+        differences = (last_positions - shard.y_test) * metres
+        distances = np.linalg.norm(differences, axis=1)
+        errors.append(distances.mean())
     return _spread("last", errors)
 
 
 def _spread(stage: str, errors: Any) -> dict[str, Any]:
-    """Return the mean, three quantiles and the errors themselves, in metres, of one stage."""
+    """Return the mean, three quantiles and the errors themselves, in metres, of one stage.
+
+    Args:
+        stage: "once" or "last".
+        errors: each user's error, (m,).
+    """
     low, median, high = np.quantile(errors, (0.1, 0.5, 0.9))
     return {
         f"mean_{stage}": np.mean(errors),
@@ -147,15 +191,18 @@ def pictures(rows: Sequence[Row]) -> Any:
     titles = {"once": "averaged once", "last": "in the end"}
     picture, axes = figure(9.6, 4, columns=2)
     for axis, (stage, methods) in zip(axes.flat, STAGES.items(), strict=True):
-        for n, method in enumerate(METHODS):
+        for method in methods:
             values: list[float] = []
             for row in rows:
                 if row["method"] == method:
                     values += numbers(row.get(f"errors_{stage}", ""))
+            if not values:
+                continue
             errors = np.sort(values)
-            if len(errors) and method in methods:
-                shares = np.arange(1, 1 + len(errors)) / len(errors)
-                axis.plot(errors, shares, color=f"C{n}", label=NAMES[method])
+            shares = np.arange(1, 1 + len(errors)) / len(errors)
+            # a method has one colour in both panels
+            color = f"C{METHODS.index(method)}"
+            axis.plot(errors, shares, color=color, label=NAMES[method])
         axis.set(title=titles[stage], xlabel="error of a user, m", ylabel="share of users")
         axis.legend(fontsize=8)
     return picture
@@ -168,11 +215,16 @@ def main(argv: Sequence[str] | None = None) -> Path:
     requested = cells(chosen.scale, chosen.seeds)
     rows = sheet.fill(requested, measured, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    summarise(
-        rows,
-        ("method",),
-        ("mean_once", "mean_last", "median_last", "q90_last", "clusters", "lone", "largest"),
+    values = (
+        "mean_once",
+        "mean_last",
+        "median_last",
+        "q90_last",
+        "clusters",
+        "lone",
+        "largest",
     )
+    summarise(rows, ("method",), values)
     return sheet.save(pictures(rows), chosen.scale)
 
 

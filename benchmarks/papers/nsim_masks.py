@@ -1,25 +1,33 @@
-"""What NSIM's masks still hide, since the server has one layer in the clear and synthetic models
-from the same start (ours).
+"""Measure what NSIM's masks still hide (not in the paper).
+
+The server has one layer in the clear, and synthetic models from the same start.
 
 python -m securecluster.benchmarks.papers.nsim_masks [--seeds 3] [--full] [--minutes 10]
 
 After training alone each client sends its layer as it is, and then n_i·P(θ_i − θ_0) and n_i for its
-cluster's first average; the plain sum reads every reply. The server knows θ_0 and what its
-synthetic users learned from there. A ridge regression over these users predicts the other d − q
-coordinates of a client's displacement from its layer. Figures are relative errors of these
-coordinates, over all real users at once, of what the server makes of: `by_mean`, the mean of its
-synthetic users, without any client; `by_layer`, the layer, whatever the mask; `by_gram`, the layer
-and the inner products that every orthonormal mask leaves as they were, rotation and haar too;
-`by_signed` and `by_permuted`, the layer and displacements under these masks, whose columns are
-assigned to predicted ones. `placed` and `placed_signed` are the shares of columns assigned right;
-`seeded` is that of all columns by clients' starts alone, where these are their own and drawn from a
-seed that the server knows. In none of this does a client help. Traces are read from
-SECURECLUSTER_DATA.
+cluster's first average; a server that adds replies up itself reads each of them. The server knows
+θ_0 and what its synthetic users learned from there. A ridge regression over these users predicts
+the other d − q coordinates of a client's displacement from its layer. No client helps the server.
+
+Figures are relative errors of these coordinates, over all real users at once, of the server's
+estimate from
+
+- `by_mean`: the mean of its synthetic users, without any client;
+- `by_layer`: the layer, whatever the mask;
+- `by_gram`: the layer and the inner products that every orthonormal mask preserves, rotation and
+  haar too;
+- `by_signed` and `by_permuted`: the layer and displacements under these masks, whose columns are
+  assigned to predicted ones.
+
+`placed` and `placed_signed` are the shares of columns assigned right; `seeded` is that of all
+columns by clients' starts alone, where these are their own and drawn from a seed that the server
+knows. Traces are read from SECURECLUSTER_DATA.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +36,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from securecluster.benchmarks.papers.nsim_runs import TRAINED, both, federation, network
+from securecluster.benchmarks.papers.nsim_runs import TRAINED, federation, network, trained_models
 from securecluster.benchmarks.papers.sheet import (
     Cell,
     Row,
@@ -56,10 +64,8 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     """Return every layer and start, by seed."""
     fixed = {"scale": scale, **SCALES[scale], **TRAINED}
     settings: list[Cell] = []
-    for seed in range(seeds):
-        for init in INITIALIZATIONS:
-            for layer in LAYERS:
-                settings.append({**fixed, "init": init, "layer": layer, "seed": seed})
+    for seed, init, layer in product(range(seeds), INITIALIZATIONS, LAYERS):
+        settings.append({**fixed, "init": init, "layer": layer, "seed": seed})
     return settings
 
 
@@ -78,11 +84,13 @@ def regressed(layers: Array, others: Array, observed: Array) -> Array:
     # a constant coordinate has no deviation to divide by
     scale = layers.std(0) + 1e-9
     mean = others.mean(0)
-    x = (layers - centre) / scale
-    new = (observed - centre) / scale
-    penalised = x.T @ x + RIDGE * np.eye(x.shape[1])
-    weights = np.linalg.solve(penalised, x.T @ (others - mean))
-    return np.asarray(new @ weights + mean)
+    inputs = (layers - centre) / scale
+    targets = others - mean
+    penalty = RIDGE * np.eye(inputs.shape[1])
+    covariance = inputs.T @ inputs + penalty
+    weights = np.linalg.solve(covariance, inputs.T @ targets)
+    standardised = (observed - centre) / scale
+    return np.asarray(standardised @ weights + mean)
 
 
 def assigned(columns: Array, guess: Array, signed: bool = False) -> tuple[Array, float]:
@@ -97,16 +105,18 @@ def assigned(columns: Array, guess: Array, signed: bool = False) -> tuple[Array,
         The columns in their assigned order, and the share that is right.
     """
     inner = columns.T @ guess
-    # both norms are the same in every assignment
+    # both norms are the same in every assignment, so the inner products decide
     cost = -inner
     if signed:
         cost = -np.abs(inner)
     sources, targets = linear_sum_assignment(cost)
     flips = np.ones(len(sources))
     if signed:
-        flips = np.sign(inner[sources, targets])
+        matched = inner[sources, targets]
+        flips = np.sign(matched)
     ordered = np.empty_like(guess)
     ordered[:, targets] = columns[:, sources] * flips
+    # the columns are given in their true order and with their true signs
     right = (sources == targets) & (flips > 0)
     return ordered, float(right.mean())
 
@@ -118,41 +128,50 @@ def turned(inner: Array, guess: Array) -> Array:
 
     Args:
         inner: the inner products, (m, m).
-        guess: the rows to come near to, (m, r).
+        guess: the rows to approximate, (m, r).
 
     Returns:
         The rows, (m, r).
     """
     values, vectors = np.linalg.eigh(inner)
-    root = vectors * np.sqrt(values.clip(0)) @ vectors.T
+    # rounding makes some eigenvalues slightly negative
+    deviations = np.sqrt(values.clip(0))
+    root = vectors * deviations @ vectors.T
     rotation_in, _, rotation_out = np.linalg.svd(root @ guess, full_matrices=False)
     return np.asarray(root @ rotation_in @ rotation_out)
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Return relative errors, and shares of coordinates that are placed right."""
+    """Return relative errors, and shares of coordinates that are placed right.
+
+    Args:
+        cell: the layer, the start, and the training of users.
+    """
     flat = network(cell)
     begin = flat.initial().double().numpy()
-    synthetic, real = (models.double().numpy() - begin for models in both(cell))
+    synthetic, real = (models.double().numpy() - begin for models in trained_models(cell))
     layer = find_layer(flat, cell["layer"])
-    coordinates = np.arange(len(begin))
-    public = layer.rows(torch.arange(len(begin))[None])[0].numpy()
-    hidden = np.setdiff1d(coordinates, public)
+    # the layer's rows of a model whose weights are their own positions
+    positions = torch.arange(len(begin))
+    public = layer.rows(positions[None])[0].numpy()
+    hidden = np.setdiff1d(positions.numpy(), public)
     true = real[:, hidden]
-    guess = regressed(synthetic[:, public], synthetic[:, hidden], real[:, public])
+    others = synthetic[:, hidden]
+    guess = regressed(synthetic[:, public], others, real[:, public])
     permuted, placed = assigned(true, guess)
     signed, placed_signed = assigned(true, guess, signed=True)
     estimates = {
-        "by_mean": synthetic[:, hidden].mean(0),
+        "by_mean": others.mean(0),
         "by_layer": guess,
         "by_gram": turned(true @ true.T, guess),
         "by_signed": signed,
         "by_permuted": permuted,
     }
+    size = np.linalg.norm(true)
     results: dict[str, Any] = {}
     for name in ERRORS:
         error = np.linalg.norm(estimates[name] - true)
-        results[name] = float(error / np.linalg.norm(true))
+        results[name] = float(error / size)
     results["placed_signed"] = placed_signed
     results["placed"] = placed
     results["seeded"] = seeded(cell, real, begin)
@@ -173,26 +192,32 @@ def seeded(cell: Cell, real: Array, begin: Array) -> float | None:
     if cell["init"] == "common":
         return None
     device = torch.device("cpu")
-    cohort = LocalTrainer(federation(cell), network(cell), Randomness(cell["seed"]), device)
-    starts = initial_models(cohort, cell["init"]).double().numpy() - begin
-    return assigned(real, starts)[1]
+    randomness = Randomness(cell["seed"])
+    cohort = LocalTrainer(federation(cell), network(cell), randomness, device)
+    starts = initial_models(cohort, cell["init"])
+    guess = starts.double().numpy() - begin
+    _, share = assigned(real, guess)
+    return share
 
 
 def picture(rows: Sequence[Row]) -> Any:
     """Draw relative errors by layer and start, as means over seeds."""
     drawing, axes = figure(6.4, 3.8)
     axis = axes[0, 0]
-    groups = []
-    for init in INITIALIZATIONS:
-        groups += [(init, layer) for layer in LAYERS]
+    groups = list(product(INITIALIZATIONS, LAYERS))
     for k, name in enumerate(ERRORS):
         means = spread(rows, ("init", "layer"), name)
-        present = [n for n, group in enumerate(groups) if group in means]
-        x = [n + 0.15 * k for n in present]
-        heights = [means[groups[n]][0] for n in present]
+        x = []
+        heights = []
+        for n, group in enumerate(groups):
+            if group in means:
+                mean, *_ = means[group]
+                x.append(n + 0.15 * k)
+                heights.append(mean)
         axis.bar(x, heights, 0.14, label=name)
     ticks = [n + 0.3 for n in range(len(groups))]
-    axis.set_xticks(ticks, [f"{init},\n{layer} layer" for init, layer in groups])
+    labels = [f"{init},\n{layer} layer" for init, layer in groups]
+    axis.set_xticks(ticks, labels)
     axis.set(ylabel="relative error of the other coordinates")
     drawing.legend(loc="outside upper center", ncols=len(ERRORS), fontsize=7)
     return drawing

@@ -1,17 +1,22 @@
-"""How well a layer tells the similarity of users' data (Pacheco et al. 2021, Figures 1 to 3): NSIM,
-CCA and CKA against LCSS.
+"""Measure how well a layer predicts the similarity of users' data.
+
+These are Figures 1 to 3 of Pacheco et al. 2021.
 
 python -m securecluster.benchmarks.papers.nsim_pearson [--seeds 3] [--full] [--minutes 10]
 
-The paper: 100 synthetic users by random walks, an LSTM of four cells and three layers of 20 on
-    Monaco's traces, the weights of the last
-hidden layer; Pearson's correlation with LCSS is 0.96 for NSIM and low for CCA and CKA. It does not
-say whether its pairs were seen in training, prints neither radius nor training, and shows no
-numbers for CCA and CKA. Ours: `pearson` is over pairs of synthetic users that no part of the fit
-has seen, `pearson_pairs` over pairs left out between users that were seen, `pearson_real` over real
-users, whose data only this script compares. Mean CCA of a square layer is 1 for every pair, so for
-the hidden layer it has no correlation; SVCCA, which drops weak directions, has one. Common and
-independent initial weights, hidden and last layer. Traces are read from SECURECLUSTER_DATA.
+NSIM, CCA and CKA are compared with LCSS.
+
+The paper: 100 synthetic users by random walks; an LSTM of four cells and three layers of 20 on
+Monaco's traces; the weights of the last hidden layer. Pearson's correlation with LCSS is 0.96 for
+NSIM and low for CCA and CKA. The paper does not say whether its pairs were seen in training, prints
+neither radius nor training, and shows no numbers for CCA and CKA.
+
+Measured here: `pearson` is over pairs of synthetic users that no step of the fit has seen,
+`pearson_pairs` over pairs left out between users that were seen, `pearson_real` over real users,
+whose data only this script compares. Mean CCA of a square layer is 1 for every pair, so for the
+hidden layer it has no correlation; SVCCA, which drops weak directions, has one. There are common
+and independent initial weights, and the hidden and the last layer. Traces are read from
+SECURECLUSTER_DATA.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from securecluster.benchmarks.papers.nsim_runs import SCALES, TRAINED, told
+from securecluster.benchmarks.papers.nsim_runs import SCALES, TRAINED, layer_correlations
 from securecluster.benchmarks.papers.sheet import (
     Cell,
     Row,
@@ -51,6 +56,10 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     """Return every layer and start, by seed.
 
     The hidden layer and one start have cells with twice as many synthetic users, too.
+
+    Args:
+        scale: "cpu" or "full".
+        seeds: the number of seeds.
     """
     fixed = {"scale": scale, **SCALES[scale], **TRAINED}
     settings: list[Cell] = []
@@ -63,7 +72,9 @@ def cells(scale: str, seeds: int) -> list[Cell]:
         "layer": "hidden",
         "paper": PAPER["hidden"],
     }
-    return [*settings, *({**fixed, **more, "seed": seed} for seed in range(seeds))]
+    for seed in range(seeds):
+        settings.append({**fixed, **more, "seed": seed})
+    return settings
 
 
 def pictures(rows: Sequence[Row]) -> Any:
@@ -73,7 +84,9 @@ def pictures(rows: Sequence[Row]) -> Any:
     """
     picture, axes = figure(11.4, 7.4, rows=2, columns=3)
     for row in rows:
-        if row.get("points_nsim") and row["layer"] == "hidden" and row["init"] == "common":
+        if row["layer"] != "hidden" or row["init"] != "common":
+            continue
+        if row.get("points_nsim"):
             _scatter(axes[0], row, "", "synthetic, unseen")
             _scatter(axes[1], row, "_real", "real")
             break
@@ -108,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     chosen = options(__doc__, argv)
     sheet = Sheet("nsim_pearson")
     requested = cells(chosen.scale, chosen.seeds)
-    rows = sheet.fill(requested, told, chosen.minutes)
+    rows = sheet.fill(requested, layer_correlations, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
     summarise(rows, ("synthetic", "init", "layer"), VALUES)
     return sheet.save(pictures(rows), chosen.scale)

@@ -1,6 +1,7 @@
-"""What the scripts for Pacheco et al. 2021 share: synthetic and real users' models and true
-similarity, and what the layers tell of it.
-"""
+"""Shared code of the scripts for Pacheco et al. 2021.
+
+It trains synthetic and real users, computes their true similarity, and correlates layers of their
+models with it."""
 
 from __future__ import annotations
 
@@ -31,9 +32,10 @@ from securecluster.training.local_trainer import LocalTraining
 T = TypeVar("T")
 Array = NDArray[np.float64]
 Users = list[tuple[Any, Any]]
-RADIUS = 0.2
+RADIUS = 0.2  # within which LCSS matches two positions; not in the paper
 STRIDE = 2  # of synthetic users' LCSS
 POINTS = 300  # pairs of a scatter plot
+# not in the paper
 TRAINED: dict[str, Any] = {"local_rounds": 4, "epochs": 5, "batch_size": 32, "lr": 0.05}
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"synthetic": 1000, "clients": 400},
@@ -44,39 +46,67 @@ SCALES: dict[str, dict[str, Any]] = {
 def federation(cell: Cell) -> Federation:
     """Return persons in Monaco.
 
-    With all 400 the seed changes nothing but the draws of training.
+    Args:
+        cell: the number of clients, and the seed. With all 400 the seed changes nothing but the
+            draws of training.
     """
     return Federation.simulate("mobility", clients=cell["clients"], seed=cell["seed"])
 
 
 @lru_cache(maxsize=4)
 def real_users(clients: int, seed: int) -> tuple[Users, Array]:
-    """Return real users' training samples, and the true similarity of all pairs, (m, m)."""
-    users = [(s.x, s.y) for s in federation({"clients": clients, "seed": seed}).shards]
-    return users, true_similarity([y for _, y in users], RADIUS)
+    """Return real users' training samples, and the true similarity of all pairs, (m, m).
+
+    Args:
+        clients: the number of users.
+        seed: the seed of the federation.
+    """
+    persons = federation({"clients": clients, "seed": seed})
+    users = [(shard.x, shard.y) for shard in persons.shards]
+    positions = [y for _, y in users]
+    return users, true_similarity(positions, RADIUS)
 
 
 @lru_cache(maxsize=4)
 def synthetic_users(number: int, seed: int) -> tuple[Users, Array]:
-    """Return synthetic users' samples, and the true similarity of all pairs, (u, u)."""
-    users = generated(RandomWalk(), Format(), number, Randomness(seed).generator("walks"))
-    return users, true_similarity([y for _, y in users], RADIUS, STRIDE)
+    """Return synthetic users' samples, and the true similarity of all pairs, (u, u).
+
+    Args:
+        number: the number of users.
+        seed: the seed of their random walks.
+    """
+    draws = Randomness(seed).generator("walks")
+    users = generated(RandomWalk(), Format(), number, draws)
+    positions = [y for _, y in users]
+    return users, true_similarity(positions, RADIUS, STRIDE)
 
 
 def network(cell: Cell) -> FlatModel:
-    """Return the trajectory network with the θ_0 of a run."""
-    persons = federation({"clients": 2, "seed": cell["seed"]})
+    """Return the trajectory network with the θ_0 of a run.
+
+    Args:
+        cell: the seed of the run.
+    """
+    seed = cell["seed"]
+    # two persons are enough to read the shapes of samples and predictions
+    persons = federation({"clients": 2, "seed": seed})
     return build(
         "lstm-trajectory",
         persons.shape,
         persons.classes,
-        Randomness(cell["seed"]),
+        Randomness(seed),
         persons.objective,
     )
 
 
 def synthesis(cell: Cell, layer: str = "hidden", init: str = "common") -> SyntheticUsersConfig:
-    """Return the synthetic users that a run's server would make."""
+    """Return the synthetic users that a run's server would make.
+
+    Args:
+        cell: the number of users, and their rounds of training.
+        layer: the layer that the pair network reads.
+        init: a start of `INITIALIZATIONS`.
+    """
     return SyntheticUsersConfig(
         cell["synthetic"],
         RandomWalk(),
@@ -103,41 +133,52 @@ def models(cell: Cell, users: Users, init: str, seed: int) -> torch.Tensor:
         The models, (u, d).
     """
     plan = LocalTraining(cell["lr"], cell["epochs"], cell["batch_size"])
-    return synthesis(cell, init=init).trained(users, network(cell), plan, 2, "float32", seed)
+    config = synthesis(cell, init=init)
+    return config.trained(users, network(cell), plan, 2, "float32", seed)
 
 
 _kept: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
-def both(cell: Cell) -> tuple[torch.Tensor, torch.Tensor]:
+def trained_models(cell: Cell) -> tuple[torch.Tensor, torch.Tensor]:
     """Return models of synthetic and of real users, (u, d) and (m, d).
 
     The last ones are cached, since several layers are compared.
+
+    Args:
+        cell: numbers of users, their start and training, and the seed.
     """
     names = (*TRAINED, "synthetic", "clients", "init", "seed")
     key = tuple(cell[name] for name in names)
-    if key not in _kept:
-        _kept.clear()
-        seed = cell["seed"]
-        synthetic, _ = synthetic_users(cell["synthetic"], seed)
-        real, _ = real_users(cell["clients"], seed)
-        _kept[key] = (
-            models(cell, synthetic, cell["init"], seed + 1),
-            models(cell, real, cell["init"], seed),
-        )
+    if key in _kept:
+        return _kept[key]
+    _kept.clear()
+    seed = cell["seed"]
+    init = cell["init"]
+    synthetic, _ = synthetic_users(cell["synthetic"], seed)
+    real, _ = real_users(cell["clients"], seed)
+    # another seed than real users', so that their draws are independent
+    of_synthetic = models(cell, synthetic, init, seed + 1)
+    of_real = models(cell, real, init, seed)
+    _kept[key] = (of_synthetic, of_real)
     return _kept[key]
 
 
-def told(cell: Cell) -> dict[str, Any]:
+def layer_correlations(cell: Cell) -> dict[str, Any]:
     """Return Pearson's correlations of NSIM and of kernels, and some pairs to draw.
 
     They are over unseen synthetic users and over real ones.
+
+    Args:
+        cell: the layer, numbers of users, their start and training, and the seed.
     """
+    seed = cell["seed"]
     layer = find_layer(network(cell), cell["layer"])
-    synthetic, real = (layer.rows(rows) for rows in both(cell))
-    _, true = synthetic_users(cell["synthetic"], cell["seed"])
-    _, true_real = real_users(cell["clients"], cell["seed"])
-    fitted = fit(synthetic, torch.from_numpy(true), Randomness(cell["seed"]))
+    synthetic, real = (layer.rows(models) for models in trained_models(cell))
+    _, true = synthetic_users(cell["synthetic"], seed)
+    _, true_real = real_users(cell["clients"], seed)
+    fitted = fit(synthetic, torch.from_numpy(true), Randomness(seed))
+    # correlations over users that the fit has seen would be too high
     unseen = fitted.unseen
     predicted_real = predict(fitted.estimator, real, real)
     groups = {
@@ -146,39 +187,49 @@ def told(cell: Cell) -> dict[str, Any]:
             layer.weights(synthetic[unseen]),
             true[np.ix_(unseen, unseen)],
         ),
-        "_real": (predicted_real.double().numpy(), layer.weights(real), true_real),
+        "_real": (
+            predicted_real.double().numpy(),
+            layer.weights(real),
+            true_real,
+        ),
     }
     results: dict[str, Any] = {"pearson_pairs": fitted.pearson_pairs}
     for name, (predicted, weights, similarity) in groups.items():
         results |= correlations(predicted, weights, similarity, name)
     for name, (predicted, weights, similarity) in groups.items():
-        results[f"points_true{name}"] = some(similarity)
-        results[f"points_nsim{name}"] = some(predicted)
+        results[f"points_true{name}"] = spaced_pairs(similarity)
+        results[f"points_nsim{name}"] = spaced_pairs(predicted)
         for kernel in ("cca", "cka"):
-            results[f"points_{kernel}{name}"] = some(KERNELS[kernel](weights))
+            scores = KERNELS[kernel](weights)
+            results[f"points_{kernel}{name}"] = spaced_pairs(scores)
     return results
 
 
-def some(matrix: Array) -> Array:
-    """Return some of the pairs of a matrix (m, m), evenly spread over all."""
+def spaced_pairs(matrix: Array) -> Array:
+    """Return at most POINTS of the pairs of a matrix, evenly spread over all.
+
+    Args:
+        matrix: a value for each pair of users, (m, m).
+    """
     first, second = np.triu_indices(len(matrix), 1)
     count = len(first)
-    spaced = np.linspace(0, count - 1, min(POINTS, count))
+    number = min(POINTS, count)
+    spaced = np.linspace(0, count - 1, number)
     chosen = np.unique(spaced.astype(int))
     pairs = matrix[first[chosen], second[chosen]]
     return np.asarray(pairs, dtype=np.float64)
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """Do a piece of work, and measure the processor seconds it takes.
-
-    On a shared machine wall time would depend on its other users.
+    """Call a function, and measure the processor seconds it takes.
 
     Args:
-        work: the piece of work.
+        work: the function.
 
     Returns:
         Its result, and the seconds.
     """
+    # on a shared machine wall time would depend on its other users
     began = time.process_time()
-    return work(), time.process_time() - began
+    result = work()
+    return result, time.process_time() - began

@@ -1,20 +1,21 @@
-"""What each step of NSIM costs, and prediction against LCSS on raw data (Pacheco et al. 2021,
-Section 3.1), in one run.
+"""Measure what each step of NSIM costs in one run (Pacheco et al. 2021, Section 3.1).
 
 python -m securecluster.benchmarks.papers.nsim_time [--seeds 1] [--full] [--minutes 10]
 
 The paper: its score "is achieved with significantly less computing cost than directly comparing
-    user datasets with the LCSS algorithm";
-it prints no times. Here all are processor seconds of one process with one thread: `lcss` and
-`predict` are of all pairs of real users, `ratio` is the first by the second. LCSS is ours, by bits
-(`securecluster.protocols.nsim.lcss`), and no plain dynamic programme, which takes much longer. What
-has to come before a prediction is beside it: synthetic users, their LCSS, their training, the grid
-search and fit, and clients' own training.
+user datasets with the LCSS algorithm"; it prints no times.
+
+Here all times are processor seconds of one process with one thread: `lcss` and `predict` are of all
+pairs of real users, `ratio` is the first by the second. LCSS is computed by bits
+(`securecluster.protocols.nsim.lcss`), and not by a plain dynamic programme, which takes much
+longer. The steps that have to come before a prediction are beside it: synthetic users, their LCSS,
+their training, the grid search and fit, and clients' own training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ from securecluster.benchmarks.papers.sheet import (
     Row,
     Sheet,
     figure,
-    numbers,
     options,
     summarise,
 )
@@ -42,7 +42,7 @@ from securecluster.core.devices import cpu_threads
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.nsim.client import find_layer
 from securecluster.protocols.nsim.random_walks import Format, RandomWalk, generated
-from securecluster.protocols.nsim.similarity_model import fit, predict
+from securecluster.protocols.nsim.similarity_model import Fitted, fit, predict
 from securecluster.protocols.nsim.synthetic_users import true_similarity
 
 STEPS = ("walks", "lcss_synthetic", "train_synthetic", "fit")
@@ -64,24 +64,32 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    """Return processor seconds by step; those of real users for some numbers of them."""
+    """Return processor seconds by step; those of real users for some numbers of them.
+
+    Args:
+        cell: numbers of users, their training, and the seed.
+    """
     seed = cell["seed"]
     results: dict[str, Any] = {}
+    # threads would add up in processor seconds, and differ from machine to machine
     with cpu_threads(1):
-        real = [(s.x, s.y) for s in federation(cell).shards]
-        draw = Randomness(seed).generator("walks")
-        users, results["walks"] = timed(
-            lambda: generated(RandomWalk(), Format(), cell["synthetic"], draw)
-        )
-        true, results["lcss_synthetic"] = timed(
-            lambda: true_similarity([y for _, y in users], RADIUS, STRIDE)
-        )
-        trained, results["train_synthetic"] = timed(lambda: models(cell, users, "common", seed + 1))
+        real = [(shard.x, shard.y) for shard in federation(cell).shards]
+        draws = Randomness(seed).generator("walks")
+        make = partial(generated, RandomWalk(), Format(), cell["synthetic"], draws)
+        users, results["walks"] = timed(make)
+        positions = [y for _, y in users]
+        compare = partial(true_similarity, positions, RADIUS, STRIDE)
+        true, results["lcss_synthetic"] = timed(compare)
+        train = partial(models, cell, users, "common", seed + 1)
+        trained, results["train_synthetic"] = timed(train)
         layer = find_layer(network(cell), "hidden")
-        fitted, results["fit"] = timed(
-            lambda: fit(layer.rows(trained), torch.from_numpy(true), Randomness(seed))
-        )
-        for m in sorted({min(m, len(real)) for m in CLIENTS}):
+
+        def fitting() -> Fitted:
+            return fit(layer.rows(trained), torch.from_numpy(true), Randomness(seed))
+
+        fitted, results["fit"] = timed(fitting)
+        counts = {min(m, len(real)) for m in CLIENTS}
+        for m in sorted(counts):
             results |= _of_clients(cell, real[:m], layer, fitted.estimator)
     return results
 
@@ -96,14 +104,17 @@ def _of_clients(cell: Cell, real: list[Any], layer: Any, estimator: Any) -> dict
         estimator: the fitted pair network.
     """
     m = len(real)
-    trained, train_clients = timed(lambda: models(cell, real, "common", cell["seed"]))
+    positions = [y for _, y in real]
+    trained, training = timed(partial(models, cell, real, "common", cell["seed"]))
     rows = layer.rows(trained)
-    _, predicting = timed(lambda: predict(estimator, rows, rows))
-    _, lcss = timed(lambda: true_similarity([y for _, y in real], RADIUS))
-    seconds = dict(zip(REAL, (train_clients, predicting, lcss), strict=True))
-    results = {f"{step}_{m}": value for step, value in seconds.items()}
-    results[f"ratio_{m}"] = lcss / predicting
-    return results
+    _, prediction = timed(partial(predict, estimator, rows, rows))
+    _, lcss = timed(partial(true_similarity, positions, RADIUS))
+    return {
+        f"train_clients_{m}": training,
+        f"predict_{m}": prediction,
+        f"lcss_{m}": lcss,
+        f"ratio_{m}": lcss / prediction,
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
@@ -129,11 +140,16 @@ def draw(rows: Sequence[Row]) -> Any:
             users = [m for m in CLIENTS if row.get(f"{step}_{m}")]
             if not users:
                 continue
-            seconds = [numbers(row[f"{step}_{m}"])[0] for m in users]
-            label = step if row is rows[0] else None
+            seconds = [float(row[f"{step}_{m}"]) for m in users]
+            label = None
+            if row is rows[0]:
+                label = step
             axis.plot(users, seconds, color=f"C{n}", marker=".", label=label)
     axis.set(
-        title="all pairs of real users", xlabel="users", ylabel="processor seconds", yscale="log"
+        title="all pairs of real users",
+        xlabel="users",
+        ylabel="processor seconds",
+        yscale="log",
     )
     axis.legend(fontsize=8)
     return picture

@@ -1,11 +1,12 @@
-"""Accuracy by task over rounds (Ali & Arafa 2024, Figs. 2 and 3): one-shot clusters against random
-clusters.
+"""Measure accuracy by task over rounds in one-shot and in random clusters.
+
+These are Figures 2 and 3 of Ali & Arafa 2024.
 
 python -m securecluster.benchmarks.papers.oneshot_accuracy --figure 2 [--seeds 6] [--full]
     [--minutes 10]
 
 Figure 2: CIFAR-10 with two tasks. The paper: five users with vehicles and five with animals, 10 %
-of each one's labels from the other task; a network of two 5×5 convolutions, two pools and dense
+of each user's labels from the other task; a network of two 5×5 convolutions, two pools and dense
 layers of 120 and 84, whose convolutions are the common layers. Φ is here the untrained network
 "conv", since ImageNet weights are not at hand.
 
@@ -14,11 +15,12 @@ with shoes, two with bags, and a minority of the others' labels; fewer samples f
 784-32-10 network, pixels as features. The common layers are here the first one.
 
 In both, six runs are averaged, and one-shot clusters reach a higher accuracy with less variance
-than random ones, in Fig. 3 above all for the third task. The paper prints no numbers, nor samples,
-rounds, learning rate and batch size: these are ours. Random clusters are as large as the tasks and
-train in the same way. Accuracy is the mean over a task's users, each on test samples dealt as its
-training ones. `--full` deals all of CIFAR-10, or as many samples of Fashion-MNIST as the tasks
-allow; the former needs a GPU. Images are read from SECURECLUSTER_DATA or the hub.
+than random ones, in Fig. 3 above all for the third task. The paper prints no numbers, and neither
+samples, rounds, learning rate nor batch size. Random clusters are as large as the tasks and train
+in the same way. Accuracy is the mean over a task's users, each on test samples with the
+distribution of its training ones. `--full` distributes all of CIFAR-10, or as many samples of
+Fashion-MNIST as the tasks allow; the former needs a GPU. Images are read from SECURECLUSTER_DATA or
+the hub.
 """
 
 from __future__ import annotations
@@ -49,14 +51,21 @@ class Figure:
     tasks: tuple[str, ...]
 
     def cells(self, scale: str, seeds: int) -> list[Cell]:
-        """Return the cells of one-shot and random clusters, by seed."""
+        """Return the cells of one-shot and random clusters, by seed.
+
+        Args:
+            scale: "cpu" or "full".
+            seeds: the number of seeds.
+        """
         shared = {"scale": scale, **self.common, **self.scales[scale], "paper": self.paper}
         cells: list[Cell] = []
         for seed in range(seeds):
-            cells += [{**shared, "clusters": clusters, "seed": seed} for clusters in CLUSTERS]
+            for clusters in CLUSTERS:
+                cells.append({**shared, "clusters": clusters, "seed": seed})
         return cells
 
 
+# samples, rounds, learning rate and batch size are not in the paper
 FIGURES = {
     2: Figure(
         common={

@@ -1,18 +1,25 @@
-"""One-shot clusters from noisy Gram matrices over ε, which Ali & Arafa 2024 leave open: digits (two
-tasks) and Fashion-MNIST (three).
+"""Measure one-shot clusters from noisy Gram matrices over ε, which Ali & Arafa 2024 leave open.
 
 python -m securecluster.benchmarks.papers.oneshot_noise [--seeds 5] [--full] [--minutes 30]
 
-Ten clients (`--full` 100) of 100, 300 and 1000 samples, 10 % of them of other tasks; of the digits
-700, which is about what their tasks have, and clients share samples from 300 on. p = 5; the unit of
-privacy is one sample, added or removed; δ = 1e-5 (at ε = ∞ neither clip nor noise); one release of
-each client's Gram matrix, which is all that it releases before training. Features: pixels; "dct",
-the 16 lowest frequencies, which need no data; "pca", 16 components of public MNIST. Mechanisms:
-"gram"; "all", the same with every eigenvector counted, whether or not it stands out of the noise;
-"naive", noise of std s on the eigenvectors alone, whose ε (`alone`) is by their trivial sensitivity
-2√p, while a run's is infinite, since relevance stays exact. ARI with T given, and (`found`)
-without, where clients of one distribution (iid) should be one cluster; and with T given where
-`spectral` clustering or `kmeans` part R. Seeds are from 20 on: no constant was chosen on them.
+The data are digits (two tasks) and Fashion-MNIST (three). Ten clients (`--full` 100) have 100, 300
+or 1000 samples, 10 % of them of other tasks. Of the digits there are 700 in place of 1000, which is
+about what their tasks have, and clients share samples from 300 on. p = 5.
+
+The unit of privacy is one sample, added or removed, and δ = 1e-5; at ε = ∞ rows are neither clipped
+nor noised. There is one release of each client's Gram matrix, which is all that it releases before
+training.
+
+Features: pixels; "dct", the 16 lowest frequencies, which need no data; "pca", 16 components of
+public MNIST.
+
+Mechanisms: "gram"; "all", the same with every eigenvector counted, whether or not it is larger than
+the noise; "naive", noise of std s on the eigenvectors alone, whose ε (`alone`) is by their trivial
+sensitivity 2√p, while a run's is infinite, since relevance stays exact.
+
+The ARI is measured with T given, and (`found`) without, where clients of one distribution (iid)
+should be one cluster; and with T given where `spectral` clustering or `kmeans` clusters R. Seeds
+are from 20 on, since no constant was chosen on them.
 """
 
 from __future__ import annotations
@@ -50,9 +57,9 @@ from securecluster.protocols.oneshot.server import agglomerate
 
 Array = NDArray[np.float64]
 DELTA = 1e-5
-VECTORS = 5
+VECTORS = 5  # enough for Fashion-MNIST in the paper
 CLIENTS = 10
-FIRST = 20  # seed
+FIRST = 20  # seed; constants were chosen on lower ones
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
 # of the naive mechanism, in each coordinate of a unit vector
 DEVIATIONS = (
@@ -71,7 +78,25 @@ OVERLAP = 200  # clients with more samples of the digits than this share some
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Return data by features by samples by mechanism by seed."""
+    """Return data by features by samples by mechanism by seed.
+
+    Args:
+        scale: "cpu" or "full".
+        seeds: the number of seeds.
+    """
+    clients = CLIENTS
+    if scale != "cpu":
+        clients = 10 * CLIENTS
+    fixed = {"scale": scale, "clients": clients}
+    settings = _settings()
+    all_cells: list[Cell] = []
+    for seed in range(FIRST, FIRST + seeds):
+        all_cells += [{**setting, **fixed, "seed": seed} for setting in settings]
+    return all_cells
+
+
+def _settings() -> list[dict[str, Any]]:
+    """Return the settings of one seed: those of tasks, then those of one distribution."""
     settings: list[dict[str, Any]] = []
     for data, feature_maps in FEATURES.items():
         mechanisms = ("gram", "all", "naive")
@@ -96,41 +121,27 @@ def cells(scale: str, seeds: int) -> list[Cell]:
                     "scenario": "iid",
                 }
             )
-    clients = CLIENTS
-    if scale != "cpu":
-        clients = 10 * CLIENTS
-    fixed = {"scale": scale, "clients": clients}
-    all_cells: list[Cell] = []
-    for seed in range(FIRST, FIRST + seeds):
-        all_cells += [{**setting, **fixed, "seed": seed} for setting in settings]
-    return all_cells
+    return settings
 
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Return the ARI for each ε, or, of the naive mechanism, for each s.
 
     Beside the latter is the ε that its eigenvectors alone would have.
+
+    Args:
+        cell: data, scenario, features, mechanism and seed.
     """
-    seed = cell["seed"]
-    shared = cell["data"] == "digits" and cell["samples"] > OVERLAP
-    scenario: Tasks | Iid = Iid(overlap=shared)
-    if cell["scenario"] == "tasks":
-        scenario = Tasks(minority=0.1, overlap=shared)
-    federation = Federation.simulate(
-        cell["data"],
-        scenario=scenario,
-        clients=cell["clients"],
-        samples=cell["samples"],
-        seed=seed,
-    )
+    federation = _federation(cell)
     truth = federation.truth
     assert truth is not None
     phi = _feature_map(cell, federation)
     features = [phi(torch.from_numpy(shard.x)) for shard in federation.shards]
-    draws = NoiseStreams.derived(Randomness(seed), "oneshot_noise")
+    draws = NoiseStreams.derived(Randomness(cell["seed"]), "oneshot_noise")
     results: dict[str, Any] = {"dimension": phi.dimension}
     if cell["mechanism"] == "naive":
-        return results | _naive_results(features, truth, GramNoise(1.0, "naive", False, draws))
+        mechanism = GramNoise(1.0, "naive", False, draws)
+        return results | _naive_results(features, truth, mechanism)
     mechanism = GramNoise(1.0, "gram", False, draws)
     if cell["mechanism"] == "all":
         mechanism = replace(mechanism, separation=0.0)
@@ -140,10 +151,30 @@ def measure(cell: Cell) -> dict[str, Any]:
             r = noisy(features, replace(mechanism, multiplier=multiplier(e)))
         else:
             r = exact(features)
-        results[f"ari_{e:g}"], results[f"found_{e:g}"] = scored(r, truth, noised=noised)
+        with_count, without = scored(r, truth, noised=noised)
+        results[f"ari_{e:g}"] = with_count
+        results[f"found_{e:g}"] = without
+        # the clusterer "paper" is average linkage here, so spectral clustering and k-means remain
         for name in CLUSTERERS[2:]:
-            results[f"{name}_{e:g}"] = scored(r, truth, name)[0]
+            with_count, _ = scored(r, truth, name)
+            results[f"{name}_{e:g}"] = with_count
     return results
+
+
+def _federation(cell: Cell) -> Federation:
+    """Return the clients of a cell."""
+    # the digits have too few samples of a task for many clients
+    shared = cell["data"] == "digits" and cell["samples"] > OVERLAP
+    scenario: Tasks | Iid = Iid(overlap=shared)
+    if cell["scenario"] == "tasks":
+        scenario = Tasks(minority=0.1, overlap=shared)
+    return Federation.simulate(
+        cell["data"],
+        scenario=scenario,
+        clients=cell["clients"],
+        samples=cell["samples"],
+        seed=cell["seed"],
+    )
 
 
 def _feature_map(cell: Cell, federation: Federation) -> Features:
@@ -159,31 +190,54 @@ def _feature_map(cell: Cell, federation: Federation) -> Features:
 
 
 def _naive_results(
-    features: Sequence[torch.Tensor], truth: Sequence[int], mechanism: GramNoise
+    features: Sequence[torch.Tensor],
+    truth: Sequence[int],
+    mechanism: GramNoise,
 ) -> dict[str, Any]:
-    """Return ARI and ε of the naive mechanism for each s."""
+    """Return ARI and ε of the naive mechanism for each s.
+
+    Args:
+        features: clients' features, (n_i, D) each.
+        truth: the clients' tasks, (m,).
+        mechanism: the noise, whose multiplier is replaced.
+    """
+    # the trivial sensitivity of p unit vectors is 2√p
+    sensitivity = 2 * VECTORS**0.5
     results: dict[str, Any] = {}
     for s in DEVIATIONS:
-        # the trivial sensitivity of p unit vectors is 2√p
-        z = s / (2 * VECTORS**0.5)
+        z = s / sensitivity
         r = naive(features, replace(mechanism, multiplier=z))
-        results[f"s_{s:g}"] = scored(r, truth)[0]
+        with_count, _ = scored(r, truth)
+        results[f"s_{s:g}"] = with_count
         results[f"alone_{s:g}"] = priced(z)
     return results
 
 
 def multiplier(e: float) -> float:
-    """Return the noise multiplier with which one release costs ε."""
+    """Return the noise multiplier with which one release costs ε.
+
+    Args:
+        e: ε at δ = 1e-5.
+    """
     return float(find_noise(lambda z: [(z, 1.0, 1)], e, DELTA))
 
 
 def priced(z: float) -> float:
-    """Return ε of one release."""
+    """Return ε of one release, at δ = 1e-5.
+
+    Args:
+        z: the noise multiplier.
+    """
     return float(epsilon([(z, 1.0, 1)], DELTA).epsilon)
 
 
 def noisy(features: Sequence[torch.Tensor], noise: GramNoise) -> Array:
-    """Return R (m, m) from clients' noisy Gram matrices."""
+    """Return R (m, m) from clients' noisy Gram matrices.
+
+    Args:
+        features: clients' features, (n_i, D) each.
+        noise: the mechanism, which clips features and adds noise.
+    """
     matrices = [noise.matrix(x, i) for i, x in enumerate(features)]
     spectra = [noise.spectrum(matrix, VECTORS) for matrix in matrices]
     vectors = torch.stack([basis for _, basis in spectra])
@@ -191,45 +245,67 @@ def noisy(features: Sequence[torch.Tensor], noise: GramNoise) -> Array:
     shared = told_by_all(vectors)
     rows = []
     for matrix, (values, _) in zip(matrices, spectra, strict=True):
-        image = (flat @ matrix).norm(dim=1).view(len(matrices), -1)
-        rows.append(span_relevance(values, image, shared=shared).numpy())
+        # from the same noisy matrix, so that it is post-processing
+        norms = (flat @ matrix).norm(dim=1)
+        image = norms.view(len(matrices), -1)
+        row = span_relevance(values, image, shared=shared)
+        rows.append(row.numpy())
     return symmetric(np.stack(rows))
 
 
 def naive(features: Sequence[torch.Tensor], noise: GramNoise) -> Array:
-    """Return R (m, m) from exact Gram matrices and noisy eigenvectors."""
+    """Return R (m, m) from exact Gram matrices and noisy eigenvectors.
+
+    Args:
+        features: clients' features, (n_i, D) each.
+        noise: the mechanism, which adds noise to eigenvectors.
+    """
     spectra = [top(x, VECTORS) for x in features]
     bases = [noise.blurred(basis, i) for i, (_, basis) in enumerate(spectra)]
     flat = torch.stack(bases).flatten(0, 1)
-    images = [projected(x, flat).view(len(features), -1) for x in features]
     rows = []
-    for (values, _), image in zip(spectra, images, strict=True):
-        rows.append(relevance(values, image).numpy())
+    for x, (values, _) in zip(features, spectra, strict=True):
+        image = projected(x, flat).view(len(features), -1)
+        row = relevance(values, image)
+        rows.append(row.numpy())
     return symmetric(np.stack(rows))
 
 
 def exact(features: Sequence[torch.Tensor]) -> Array:
-    """Return R (m, m) without noise."""
+    """Return R (m, m) without noise.
+
+    Args:
+        features: clients' features, (n_i, D) each.
+    """
     spectra = [top(x, VECTORS) for x in features]
     vectors = torch.stack([basis for _, basis in spectra])
     flat = vectors.flatten(0, 1)
-    images = [projected(x, flat).view(len(features), -1) for x in features]
+    # eigenvectors beyond a client's rank are zero, and are not compared
     shared = vectors.any(-1)
     rows = []
-    for (values, _), image in zip(spectra, images, strict=True):
-        rows.append(relevance(values, image, shared=shared).numpy())
+    for x, (values, _) in zip(features, spectra, strict=True):
+        image = projected(x, flat).view(len(features), -1)
+        row = relevance(values, image, shared=shared)
+        rows.append(row.numpy())
     return symmetric(np.stack(rows))
 
 
 def symmetric(r: Array) -> Array:
-    """Return (r + rᵀ)/2 with ones on the diagonal."""
+    """Return (r + rᵀ)/2 with ones on the diagonal.
+
+    Args:
+        r: relevance, (m, m), by row of the client that computes it.
+    """
     out = (r + r.T) / 2
     np.fill_diagonal(out, 1)
     return np.asarray(out, dtype=np.float64)
 
 
 def scored(
-    r: Array, truth: Sequence[int], clusterer: str = "paper", noised: bool = True
+    r: Array,
+    truth: Sequence[int],
+    clusterer: str = "paper",
+    noised: bool = True,
 ) -> tuple[float, float]:
     """Return the ARI with T given, and without.
 
@@ -240,9 +316,13 @@ def scored(
         noised: R was computed from noisy Gram matrices.
     """
     matrix = torch.from_numpy(r)
-    with_count = agglomerate(len(set(truth)), None, clusterer, noisy=noised)(matrix).labels
-    without = agglomerate(None, None, clusterer, noisy=noised)(matrix).labels
-    return float(agreement(with_count, truth)["ari"]), float(agreement(without, truth)["ari"])
+    scores = []
+    for count in (len(set(truth)), None):
+        cluster = agglomerate(count, None, clusterer, noisy=noised)
+        labels = cluster(matrix).labels
+        scores.append(float(agreement(labels, truth)["ari"]))
+    with_count, without = scores
+    return with_count, without
 
 
 def draw(rows: Sequence[Row]) -> Any:
@@ -259,17 +339,26 @@ def draw(rows: Sequence[Row]) -> Any:
 
 def _panel(axis: Any, rows: Sequence[Row], data: str, n: int) -> None:
     """Draw the features of one data set with n samples a client."""
-    x = [*EPSILONS[:-1], 2 * EPSILONS[-2]]  # ∞ stands one step beyond the largest
+    # ∞ stands one step beyond the largest
+    x = [*EPSILONS[:-1], 2 * EPSILONS[-2]]
     for k, features in enumerate(FEATURES[data]):
         colour = f"C{k}"
         gram = _statistics(rows, data, n, features, "gram")
         if gram is not None:
             mean, minimum, maximum = gram
             axis.plot(x, mean, "-", color=colour, label=NAMES[features])
-            axis.fill_between(x, minimum, maximum, color=colour, alpha=0.15, linewidth=0)
+            axis.fill_between(
+                x,
+                minimum,
+                maximum,
+                color=colour,
+                alpha=0.15,
+                linewidth=0,
+            )
         every_vector = _statistics(rows, data, n, features, "all")
         if every_vector is not None:
-            axis.plot(x, every_vector[0], ":", color=colour)
+            mean, *_ = every_vector
+            axis.plot(x, mean, ":", color=colour)
     axis.plot([], [], ":", color="grey", label="every eigenvector counts")
     axis.set(
         xscale="log",
@@ -278,15 +367,28 @@ def _panel(axis: Any, rows: Sequence[Row], data: str, n: int) -> None:
         ylabel="ARI",
         ylim=(-0.15, 1.05),
     )
-    axis.set_xticks(x, [f"{e:g}" for e in EPSILONS[:-1]] + ["∞"])
+    labels = [f"{e:g}" for e in EPSILONS[:-1]]
+    axis.set_xticks(x, [*labels, "∞"])
     axis.minorticks_off()
     axis.legend(fontsize=8, loc="lower right")
 
 
 def _statistics(
-    rows: Sequence[Row], data: str, n: int, features: str, mechanism: str
+    rows: Sequence[Row],
+    data: str,
+    n: int,
+    features: str,
+    mechanism: str,
 ) -> Array | None:
-    """Return mean, minimum and maximum of ARI by ε, (3, ε), or None where one is missing."""
+    """Return mean, minimum and maximum of ARI by ε, (3, ε), or None where one is missing.
+
+    Args:
+        rows: the rows.
+        data: the data set.
+        n: samples of a client.
+        features: the feature map.
+        mechanism: "gram" or "all".
+    """
     setting = ["tasks", data, str(n), features, mechanism]
     selected = [row for row in rows if [row[key] for key in KEYS] == setting]
     statistics = []
@@ -312,10 +414,12 @@ def main(argv: Sequence[str] | None = None) -> Path:
     sheet.expect(cells("full", chosen.seeds))
     of_runs = [row for row in rows if row["mechanism"] != "naive"]
     for value in ("ari", "found", "spectral", "kmeans"):
-        summarise(of_runs, KEYS, [f"{value}_{e:g}" for e in EPSILONS])
+        values = [f"{value}_{e:g}" for e in EPSILONS]
+        summarise(of_runs, KEYS, values)
     of_naive = [row for row in rows if row["mechanism"] == "naive"]
     for s in DEVIATIONS:
-        summarise(of_naive, KEYS, [f"s_{s:g}", f"alone_{s:g}"])
+        values = [f"s_{s:g}", f"alone_{s:g}"]
+        summarise(of_naive, KEYS, values)
     return sheet.save(draw(rows), chosen.scale)
 
 

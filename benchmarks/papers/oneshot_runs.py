@@ -1,5 +1,6 @@
-"""What the scripts for Ali & Arafa 2024 share: R from clients' features, and training in one-shot
-or random clusters.
+"""Shared code of the scripts for Ali & Arafa 2024.
+
+It computes R from clients' features, and trains in one-shot or random clusters.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from securecluster.clustering.eigenvectors import projected, relevance, top
 from securecluster.clustering.metrics import agreement
 from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import Source, source
+from securecluster.data.federation import Shard
 from securecluster.data.scenarios import Tasks
 from securecluster.errors import UsageError
 from securecluster.protocols import OneShot
@@ -28,7 +30,7 @@ from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
-# of one shape, for pca
+# public data of the same shape as the clients', for pca
 PUBLIC = {
     "cifar10": "cifar100",
     "fashion_mnist": "mnist",
@@ -53,7 +55,10 @@ def dealt(data: str, users: Sequence[int] | None = None) -> Source:
 
 
 def mapped(
-    clients: Sequence[NDArray[np.float32]], features: str, data: str, seed: int
+    clients: Sequence[NDArray[np.float32]],
+    features: str,
+    data: str,
+    seed: int,
 ) -> list[torch.Tensor]:
     """Apply a feature map Φ to each client's samples.
 
@@ -69,8 +74,23 @@ def mapped(
     public = None
     if features == "pca":
         public = PUBLIC[data]
-    phi = build(features, clients[0].shape[1:], Randomness(seed), public)
+    shape = clients[0].shape[1:]
+    phi = build(features, shape, Randomness(seed), public)
     return [phi(torch.from_numpy(x)) for x in clients]
+
+
+def by_task(federation: Federation) -> tuple[list[Shard], list[int]]:
+    """Return the clients' data and their tasks, with the clients of one task in a row.
+
+    Args:
+        federation: with true clusters, which are the tasks.
+    """
+    truth = federation.truth
+    assert truth is not None
+    order = sorted(range(len(federation)), key=truth.__getitem__)
+    shards = [federation.shards[i] for i in order]
+    tasks = [truth[i] for i in order]
+    return shards, tasks
 
 
 def matrices(features: Sequence[torch.Tensor], counts: Sequence[int]) -> Array:
@@ -93,11 +113,12 @@ def matrices(features: Sequence[torch.Tensor], counts: Sequence[int]) -> Array:
     images = [projected(x, flat).view(m, largest) for x in features]
     r = np.empty((len(counts), m, m))
     for n, p in enumerate(counts):
+        shared = present[:, :p]
         for i, (values, _) in enumerate(spectra):
-            row = relevance(values[:p], images[i][:, :p], shared=present[:, :p])
-            r[n, i] = row.numpy()
-    symmetric = (r + r.transpose(0, 2, 1)) / 2
-    return np.asarray(symmetric, dtype=np.float64)
+            image = images[i][:, :p]
+            r[n, i] = relevance(values[:p], image, shared=shared).numpy()
+    transposed = r.transpose(0, 2, 1)
+    return np.asarray((r + transposed) / 2, dtype=np.float64)
 
 
 def parts(r: Array, truth: Sequence[int]) -> tuple[Array, Array]:
@@ -108,11 +129,11 @@ def parts(r: Array, truth: Sequence[int]) -> tuple[Array, Array]:
         truth: the clients' tasks, (m,).
     """
     tasks = np.array(truth)
+    # each pair once, without the diagonal
     first, second = np.triu_indices(len(truth), 1)
+    pairs = r[..., first, second]
     same = np.equal(tasks[first], tasks[second])
-    within = r[..., first[same], second[same]]
-    across = r[..., first[~same], second[~same]]
-    return within, across
+    return pairs[..., same], pairs[..., ~same]
 
 
 def judged(r: Array, truth: Sequence[int]) -> dict[str, Any]:
@@ -132,11 +153,14 @@ def judged(r: Array, truth: Sequence[int]) -> dict[str, Any]:
         "across": None,
         "across_max": None,
     }
+    # with one task there are no pairs across
     if across.size:
         results["across"] = across.mean()
         results["across_max"] = across.max()
-    for name, count in (("exact", len(set(truth))), ("exact_without_T", None)):
-        labels = agglomerate(count, None)(torch.from_numpy(r)).labels
+    matrix = torch.from_numpy(r)
+    counts = {"exact": len(set(truth)), "exact_without_T": None}
+    for name, count in counts.items():
+        labels = agglomerate(count, None)(matrix).labels
         results[name] = agreement(labels, truth)["exact"]
     return results
 
@@ -144,14 +168,17 @@ def judged(r: Array, truth: Sequence[int]) -> dict[str, Any]:
 def usable(cells: Sequence[Cell]) -> list[Cell]:
     """Return the cells whose features can be made here, and print what is missing.
 
-    resnet18 needs weights.
+    Args:
+        cells: the cells; resnet18 needs weights.
     """
+    pretrained = [cell for cell in cells if cell["features"] == "resnet18"]
     try:
-        if any(cell["features"] == "resnet18" for cell in cells):
+        if pretrained:
+            # of CIFAR-10's shape
             build("resnet18", (3, 32, 32), Randomness(0))
     except UsageError as error:
         print(error)
-        return [cell for cell in cells if cell["features"] != "resnet18"]
+        return [cell for cell in cells if cell not in pretrained]
     return list(cells)
 
 
@@ -160,28 +187,47 @@ class Watched(OneShot):
     """One-shot clustering whose observer adds the mean accuracy of each task's users."""
 
     def observe(
-        self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
+        self,
+        federation: Federation,
+        client: Any,
+        state: Any,
+        accuracy: NDArray[np.float64],
     ) -> Line:
-        """Add `by_truth`, a list over tasks."""
+        """Add `by_truth`, a list over tasks.
+
+        Args:
+            federation: the clients' data and their tasks.
+            client: the clients' side of the run.
+            state: the server's state.
+            accuracy: each client's test accuracy, (m,).
+        """
+        line = super().observe(federation, client, state, accuracy)
         truth = federation.truth
         assert truth is not None
-        by_truth = [float(np.nanmean(accuracy[np.equal(truth, c)])) for c in sorted(set(truth))]
-        return {**super().observe(federation, client, state, accuracy), "by_truth": by_truth}
+        by_truth = []
+        for c in sorted(set(truth)):
+            members = np.equal(truth, c)
+            # a client without test samples has no accuracy
+            mean = np.nanmean(accuracy[members])
+            by_truth.append(float(mean))
+        return {**line, "by_truth": by_truth}
 
 
 @dataclass
 class RandomTasks(Watched):
-    """The paper's baseline: clusters as large as the tasks that pay no heed to R, and the same
+    """The paper's baseline: clusters as large as the tasks that do not depend on R, and the same
     hierarchical training.
     """
 
-    sizes = tuple[int, ...]()  # without an annotation, so no hyper-parameter
+    # without an annotation, so that it is no hyper-parameter
+    sizes = tuple[int, ...]()
 
     def _cluster(self, net: ServerChannel) -> ClusteringResult:
         clustering = super()._cluster(net)
         labels = np.repeat(np.arange(len(self.sizes)), self.sizes)
-        drawn = net.randomness.generator("server", "clusters").permutation(labels)
-        return replace(clustering, labels=[int(c) for c in drawn])
+        rng = net.randomness.generator("server", "clusters")
+        drawn = [int(c) for c in rng.permutation(labels)]
+        return replace(clustering, labels=drawn)
 
 
 CLUSTERS: dict[str, type[Watched]] = {"one-shot": Watched, "random": RandomTasks}
@@ -191,11 +237,13 @@ def trained(cell: Cell) -> dict[str, Any]:
     """Return accuracy by task over rounds (`task_0` …) and in the last round (`last_0` …).
 
     `exact` and `ari` compare the clusters with the tasks.
+
+    Args:
+        cell: the kind of clusters, and the setting of the run.
     """
-    scenario = Tasks(minority=cell["minority"])
     federation = Federation.simulate(
         cell["data"],
-        scenario=scenario,
+        scenario=Tasks(minority=cell["minority"]),
         clients=cell["clients"],
         samples=cell["samples"],
         seed=cell["seed"],
@@ -212,14 +260,18 @@ def trained(cell: Cell) -> dict[str, Any]:
     if isinstance(protocol, RandomTasks):
         protocol.sizes = sizes
     fitted = protocol.fit(federation)
-    assert fitted.agreement_ is not None
-    over = np.array([line["by_truth"] for line in fitted.history_])
-    return {
-        "exact": fitted.agreement_["exact"],
-        "ari": fitted.agreement_["ari"],
-        **{f"last_{k}": curve[-1] for k, curve in enumerate(over.T)},
-        **{f"task_{k}": curve for k, curve in enumerate(over.T)},
+    agreement_with_tasks = fitted.agreement_
+    assert agreement_with_tasks is not None
+    results: dict[str, Any] = {
+        "exact": agreement_with_tasks["exact"],
+        "ari": agreement_with_tasks["ari"],
     }
+    accuracies = np.array([line["by_truth"] for line in fitted.history_])
+    for k, curve in enumerate(accuracies.T):
+        results[f"last_{k}"] = curve[-1]
+    for k, curve in enumerate(accuracies.T):
+        results[f"task_{k}"] = curve
+    return results
 
 
 def compared(rows: Sequence[Row], tasks: Sequence[str]) -> list[str]:
@@ -236,13 +288,27 @@ def compared(rows: Sequence[Row], tasks: Sequence[str]) -> list[str]:
     for k, task in enumerate(tasks):
         texts = []
         for name in CLUSTERS:
-            finished = [row for row in rows if row["clusters"] == name and row.get(f"last_{k}")]
-            last = [float(row[f"last_{k}"]) for row in finished]
-            if last:
-                variance = f"variance {np.var(last):.1e}, {len(last)} runs"
-                texts.append(f"{name} {np.mean(last):.3f} ({variance})")
+            finished = _finished(rows, name, f"last_{k}")
+            accuracies = [float(row[f"last_{k}"]) for row in finished]
+            if not accuracies:
+                continue
+            mean = np.mean(accuracies)
+            variance = np.var(accuracies)
+            runs = len(accuracies)
+            texts.append(f"{name} {mean:.3f} (variance {variance:.1e}, {runs} runs)")
         lines.append(f"{task}: {', '.join(texts)}")
     return lines
+
+
+def _finished(rows: Sequence[Row], clusters: str, value: str) -> list[Row]:
+    """Return the rows of one kind of clusters that have a value.
+
+    Args:
+        rows: the rows.
+        clusters: a name of `CLUSTERS`.
+        value: the value's column.
+    """
+    return [row for row in rows if row["clusters"] == clusters and row.get(value)]
 
 
 def curves(rows: Sequence[Row], tasks: Sequence[str]) -> Any:
@@ -255,7 +321,7 @@ def curves(rows: Sequence[Row], tasks: Sequence[str]) -> Any:
     picture, axes = figure(4.2 * len(tasks), 3.6, columns=len(tasks))
     for k, (axis, task) in enumerate(zip(axes.flat, tasks, strict=True)):
         for n, name in enumerate(CLUSTERS):
-            finished = [row for row in rows if row["clusters"] == name and row.get(f"task_{k}")]
+            finished = _finished(rows, name, f"task_{k}")
             if not finished:
                 continue
             lines = np.array([numbers(row[f"task_{k}"]) for row in finished])
@@ -271,6 +337,10 @@ def curves(rows: Sequence[Row], tasks: Sequence[str]) -> Any:
                 alpha=0.2,
                 linewidth=0,
             )
-        axis.set(title=task, xlabel="global round", ylabel="accuracy of the task's users")
+        axis.set(
+            title=task,
+            xlabel="global round",
+            ylabel="accuracy of the task's users",
+        )
         axis.legend(fontsize=8)
     return picture

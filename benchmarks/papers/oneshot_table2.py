@@ -1,16 +1,17 @@
-"""R between users of two data sets (Ali & Arafa 2024, Table II): vehicles of CIFAR-10, vehicles of
-CIFAR-100, and the rest of CIFAR-100.
+"""Measure R between users of two data sets (Ali & Arafa 2024, Table II).
 
 python -m securecluster.benchmarks.papers.oneshot_table2 [--seeds 6] [--full] [--minutes 10]
 
+The users have vehicles of CIFAR-10, vehicles of CIFAR-100, and the other classes of CIFAR-100.
+
 The paper: R of user 1 (CIFAR-10 vehicles) is 0.62 with user 2 (CIFAR-100 vehicles) and 0.39 with
-    user 3 (its other classes), with an
-ImageNet ResNet-18 as Φ. Ours: vehicles of CIFAR-100 are the fine labels of its two coarse classes
-    of that name; 250 samples a user
-(`--full` 5000, all there are of user 2's) and p = 5. pca is left out, for its public data,
-CIFAR-100, are the users' own here. resnet18 runs where torchvision and its weights are at hand.
-Images are read from SECURECLUSTER_DATA or the hub; the scale for a CPU needs a subset of CIFAR-100
-alone, 25 images a class.
+user 3 (its other classes), with an ImageNet ResNet-18 as Φ.
+
+Not in the paper: vehicles of CIFAR-100 are the fine labels of its two coarse classes of that name;
+users have 250 samples (`--full` 5000, all there are of user 2's) and share p = 5 eigenvectors. pca
+is left out, since its public data, CIFAR-100, are the users' own here. resnet18 runs where
+torchvision and its weights are at hand. Images are read from SECURECLUSTER_DATA or the hub; the
+scale for a CPU needs only a subset of CIFAR-100, 25 images a class.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import source
 from securecluster.errors import UsageError
 
+# 5000 are all samples of vehicles in CIFAR-100
 SAMPLES = {"cpu": 250, "full": 5000}
 USERS = (("cifar10", "vehicles"), ("cifar100", "vehicles"), ("cifar100", "rest"))
+# without pca, whose public data would be the users' own
 FEATURES = ("identity", "conv", "resnet18")
 
 
@@ -59,19 +62,25 @@ def samples(data: str, task: str, count: int, seed: int) -> NDArray[np.float32]:
         UsageError: the data set has fewer samples of this task.
     """
     data_set = source(data)
-    labels = next(t.labels for t in data_set.tasks if t.name == task)
-    rows = np.flatnonzero(np.isin(data_set.train.y, labels))
+    labels_of = {t.name: t.labels for t in data_set.tasks}
+    in_task = np.isin(data_set.train.y, labels_of[task])
+    rows = np.flatnonzero(in_task)
     if len(rows) < count:
         raise UsageError(
             f"{data} here has {len(rows)} training samples of {task}, and {count} are wanted: use "
             "the whole data set"
         )
-    drawn = Randomness(seed).generator("table2", data, task).permutation(rows)[:count]
+    rng = Randomness(seed).generator("table2", data, task)
+    drawn = rng.permutation(rows)[:count]
     return data_set.train.read(np.sort(drawn))
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Return R of the three pairs of users; user 1 should be nearer to user 2 than to user 3."""
+    """Return R of the three pairs of users; user 1 should be nearer to user 2 than to user 3.
+
+    Args:
+        cell: the feature map, samples, eigenvectors and seed.
+    """
     seed = cell["seed"]
     count = cell["samples"]
     users = [samples(data, task, count, seed) for data, task in USERS]

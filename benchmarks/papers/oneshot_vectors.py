@@ -1,13 +1,15 @@
-"""One-shot clusters from noisy Gram matrices over ε, for p = 1, 2, 5 and 10 shared eigenvectors.
+"""Measure one-shot clusters from noisy Gram matrices over ε and the number of eigenvectors.
 
 python -m securecluster.benchmarks.papers.oneshot_vectors [--seeds 4] [--minutes 30]
 
 Rotations: 21 clients in four clusters of 3, 6, 6 and 6, whose images are turned by 0, 90, 180 and
 270 degrees. Tasks: ten clients in three tasks, 10 % of the samples of other tasks. The unit of
-privacy is one sample, added or removed; δ = 1e-5; each client releases its Gram matrix once. ARI of
-the same noisy matrices: `alone` compares each eigenvector on its own, as eq. 3 and 4 do without
-noise; `span` is what runs with noise do (`spectra.span_relevance`), both with T given; `found` is
-`span` without T. The constants were chosen on seeds 0 to 2, so seeds are from 10 on.
+privacy is one sample, added or removed; δ = 1e-5; each client releases its Gram matrix once.
+
+The ARI is of the same noisy matrices: p = 1, 2, 5 or 10 eigenvectors are shared. `alone` compares
+each eigenvector on its own, as eq. 3 and 4 do without noise; `span` is what runs with noise do
+(`eigenvectors.span_relevance`), both with T given; `found` is `span` without T. The constants were
+chosen on seeds 0 to 2, so seeds are from 10 on.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols.common.gram_mechanism import GramNoise, told_by_all
 from securecluster.protocols.oneshot.feature_maps import Features, build
 
-FIRST = 10  # seed
+FIRST = 10  # seed; constants were chosen on 0 to 2
 DEALT = 1000  # samples of a client, of which a cell uses the first ones
 COMPONENTS = 16
 SIZES = (3, 6, 6, 6)  # clients of each rotation
@@ -69,20 +71,27 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Return the ARI for each p and ε."""
+    """Return the ARI for each p and ε.
+
+    Args:
+        cell: its scenario, data set, samples, features and seed.
+    """
     inputs, truth, phi = dealt(cell)
+    # turned images are views with negative strides, which torch does not read
     features = [phi(torch.from_numpy(np.ascontiguousarray(x))) for x in inputs]
+    randomness = Randomness(cell["seed"])
     results: dict[str, Any] = {}
     for e in EPSILONS:
-        draws = NoiseStreams.derived(Randomness(cell["seed"]), "oneshot_vectors")
+        draws = NoiseStreams.derived(randomness, "oneshot_vectors")
         noise = GramNoise(multiplier(e), "gram", False, draws)
         matrices = [noise.matrix(x, i) for i, x in enumerate(features)]
         spectra = [noise.spectrum(matrix, max(VECTORS)) for matrix in matrices]
         for p in VECTORS:
             largest = [(values[:p], basis[:p]) for values, basis in spectra]
             alone, span = compared(matrices, largest)
-            results[f"alone_{p}_{e:g}"] = scored(alone, truth)[0]
+            alone_ari, _ = scored(alone, truth)
             with_count, without = scored(span, truth)
+            results[f"alone_{p}_{e:g}"] = alone_ari
             results[f"span_{p}_{e:g}"] = with_count
             results[f"found_{p}_{e:g}"] = without
     return results
@@ -98,29 +107,42 @@ def dealt(cell: Cell) -> tuple[list[NDArray[np.float32]], list[int], Features]:
     seed = cell["seed"]
     n = cell["samples"]
     if cell["scenario"] == "tasks":
-        scenario = Tasks(minority=0.1)
-        federation = Federation.simulate(data, scenario=scenario, clients=10, samples=n, seed=seed)
+        federation = Federation.simulate(
+            data,
+            scenario=Tasks(minority=0.1),
+            clients=10,
+            samples=n,
+            seed=seed,
+        )
         inputs = [shard.x for shard in federation.shards]
         truth = list(federation.truth or ())
     else:
-        clients = sum(SIZES)
         federation = Federation.simulate(
             data,
             scenario=Iid(overlap=False),
-            clients=clients,
+            clients=sum(SIZES),
             samples=DEALT,
             seed=seed,
         )
-        truth = np.repeat(np.arange(len(SIZES)), SIZES).tolist()
-        pairs = zip(federation.shards, truth, strict=True)
-        inputs = [np.rot90(shard.x[:n], turns, axes=(-2, -1)) for shard, turns in pairs]
+        rotations = np.arange(len(SIZES))
+        truth = np.repeat(rotations, SIZES).tolist()
+        inputs = []
+        for shard, turns in zip(federation.shards, truth, strict=True):
+            # of the two axes of an image, behind that of its channels
+            inputs.append(np.rot90(shard.x[:n], turns, axes=(-2, -1)))
     public = None
     if cell["features"] == "pca":
         public = PUBLIC[data]
     dimension = None
     if cell["features"] != "identity":
         dimension = COMPONENTS
-    phi = build(cell["features"], federation.shape, Randomness(seed), public, dimension)
+    phi = build(
+        cell["features"],
+        federation.shape,
+        Randomness(seed),
+        public,
+        dimension,
+    )
     return inputs, truth, phi
 
 
@@ -142,8 +164,10 @@ def compared(
     for matrix, (values, _) in zip(matrices, spectra, strict=True):
         norms = (flat @ matrix).norm(dim=1)
         image = norms.view(vectors.shape[:2])
-        alone.append(relevance(values, image, shared=shared).numpy())
-        span.append(span_relevance(values, image, shared=shared).numpy())
+        by_vector = relevance(values, image, shared=shared)
+        by_span = span_relevance(values, image, shared=shared)
+        alone.append(by_vector.numpy())
+        span.append(by_span.numpy())
     return symmetric(np.stack(alone)), symmetric(np.stack(span))
 
 
@@ -154,9 +178,15 @@ def draw(rows: Sequence[Row]) -> Any:
         texts = [str(value) for value in setting]
         selected = [row for row in rows if [row[key] for key in KEYS] == texts]
         for k, p in enumerate(VECTORS):
-            _curve(axis, selected, f"span_{p}", "-", f"C{k}", f"p = {p}")
-            _curve(axis, selected, f"alone_{p}", ":", f"C{k}", None)
-        axis.set(xscale="log", title=", ".join(texts), xlabel="ε of one sample", ylabel="ARI")
+            colour = f"C{k}"
+            _curve(axis, selected, f"span_{p}", "-", colour, f"p = {p}")
+            _curve(axis, selected, f"alone_{p}", ":", colour, None)
+        axis.set(
+            xscale="log",
+            title=", ".join(texts),
+            xlabel="ε of one sample",
+            ylabel="ARI",
+        )
         axis.set(ylim=(-0.05, 1.05))
         axis.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
         axis.minorticks_off()
@@ -166,7 +196,12 @@ def draw(rows: Sequence[Row]) -> Any:
 
 
 def _curve(
-    axis: Any, rows: Sequence[Row], value: str, style: str, colour: str, label: str | None
+    axis: Any,
+    rows: Sequence[Row],
+    value: str,
+    style: str,
+    colour: str,
+    label: str | None,
 ) -> None:
     """Draw the mean of a value over ε, where every ε was measured.
 
@@ -180,8 +215,8 @@ def _curve(
     """
     means = []
     for e in EPSILONS:
-        for mean, *_ in spread(rows, KEYS, f"{value}_{e:g}").values():
-            means.append(mean)
+        statistics = spread(rows, KEYS, f"{value}_{e:g}")
+        means += [mean for mean, *_ in statistics.values()]
     if len(means) == len(EPSILONS):
         axis.plot(EPSILONS, means, style, color=colour, label=label)
 
@@ -194,7 +229,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     rows = sheet.fill(requested, measure, chosen.minutes)
     for value in ("alone", "span", "found"):
         for p in VECTORS:
-            summarise(rows, KEYS, [f"{value}_{p}_{e:g}" for e in EPSILONS])
+            columns = [f"{value}_{p}_{e:g}" for e in EPSILONS]
+            summarise(rows, KEYS, columns)
     return sheet.save(draw(rows), chosen.scale)
 
 

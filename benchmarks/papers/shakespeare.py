@@ -1,18 +1,22 @@
-"""Shakespeare's roles as clients: perplexity of the next character under CFL, FL+HC and SR-FCA, one
-shared model, and local ones.
+"""Measure perplexity of the next character with Shakespeare's roles as clients.
 
 python -m securecluster.benchmarks.papers.shakespeare [--seeds 3] [--full] [--minutes 25]
 
+The methods are CFL, FL+HC and SR-FCA, one shared model, and local ones.
+
 Vardhan et al. 2024 train a two-layer LSTM on Shakespeare (Caldas et al. 2018, LEAF) for 2400
-iterations with one REFINE step and t = 2; the part of the paper that was at hand prints no
+iterations with one REFINE step and t = 2. The excerpt of the paper that was at hand prints no
 accuracies, and says that SR-FCA outperforms all its baselines on real data. CFL and FL+HC were not
-tried on it by their authors. `--full` has 100 roles with all their text, 256 cells and 2400
-iterations of a role of middle length, and needs a GPU; the scale for a CPU has 20 roles with at
-most 100 windows of 80 characters, 96 cells and 25 rounds of one epoch. Ours: roles, batches of 10,
-learning rates and optimizer, the rounds before FL+HC's clustering (a third), λ by default. Every
-model a method ends with has had as many rounds; SR-FCA trains alone that long, and then as long in
-its REFINE. True clusters are not known. A client is tested on the last part of its role. Text is
-read from SECURECLUSTER_DATA or the hub.
+tried on it by their authors.
+
+`--full` has 100 roles with all their text, 256 cells and 2400 iterations of a role of middle
+length, and needs a GPU. The scale for a CPU has 20 roles with at most 100 windows of 80 characters,
+96 cells and 25 rounds of one epoch.
+
+Not in the paper: roles, batches of 10, learning rates and optimizer, the rounds before FL+HC's
+clustering (a third), and λ by default. Every final model of a method has had as many rounds; SR-FCA
+trains alone that long, and then as long in its REFINE. True clusters are not known. A client is
+tested on the end of its role. Text is read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -54,13 +58,15 @@ SCALES: dict[str, dict[str, Any]] = {
         "model": "lstm-chars-256",
         "optimizer": "adam",
         "lr": 0.003,
-        "rounds": 600,
+        "rounds": 600,  # 2400 iterations of a role of middle length
     },
 }
 MADE: dict[str, Callable[[dict[str, Any]], ClusteringProtocol]] = {
     "global": lambda params: FedAvg(**params),
     "local": lambda params: Local(**params),
+    # no newcomer needs the parameter tree
     "cfl": lambda params: CFL(**params, tree=False),
+    # the round of the clustering is not in the paper
     "flhc": lambda params: FLHC(**params, pre_rounds=params["rounds"] // 3),
     "srfca": lambda params: SRFCA(**params, local_rounds=params["rounds"], refine=1),
 }
@@ -70,7 +76,12 @@ FIGURES = ("perplexity", "worst", "found", "bytes")
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Return methods by seed."""
+    """Return methods by seed.
+
+    Args:
+        scale: "cpu" or "full".
+        seeds: the number of seeds.
+    """
     common = {"scale": scale, **COMMON, **SCALES[scale]}
     settings: list[Cell] = []
     for seed in range(seeds):
@@ -81,9 +92,12 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Return mean and largest test perplexity over clients, clusters found, and bytes.
+    """Return mean and largest test perplexity over clients, number of clusters, and bytes.
 
     `curve` is the mean perplexity after each round.
+
+    Args:
+        cell: the method, and the setting of its run.
     """
     federation = Federation.simulate(
         cell["data"],
@@ -92,12 +106,16 @@ def measure(cell: Cell) -> dict[str, Any]:
         samples=cell["samples"],
         seed=cell["seed"],
     )
-    params = {name: cell[name] for name in TRAINING} | {"mask": "none"}
-    fitted = MADE[cell["method"]](params).fit(federation, Settings(transcript="none"))
+    params = {name: cell[name] for name in TRAINING}
+    # masks change no result
+    params["mask"] = "none"
+    protocol = MADE[cell["method"]](params)
+    fitted = protocol.fit(federation, Settings(transcript="none"))
+    labels = set(fitted.labels_.tolist())
     return {
         "perplexity": float(np.nanmean(fitted.scores_)),
         "worst": float(np.nanmax(fitted.scores_)),
-        "found": len(set(fitted.labels_.tolist())),
+        "found": len(labels),
         "bytes": fitted.bytes_["up"] + fitted.bytes_["down"],
         "curve": [line.get("perplexity") for line in fitted.history_],
     }
@@ -110,34 +128,51 @@ def draw(rows: Sequence[Row]) -> Any:
     """
     picture, ((final, over_rounds),) = figure(9.0, 3.8, columns=2)
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    for (method,), (middle, *_) in spread(rows, ["method"], "perplexity").items():
+    _final(final, rows, methods)
+    for row in rows:
+        curve = numbers(row.get("curve", ""))
+        if row["seed"] == "0" and curve:
+            x = methods.index(row["method"])
+            rounds = range(1, len(curve) + 1)
+            over_rounds.plot(
+                rounds,
+                curve,
+                f"C{x}{STYLES[x]}",
+                linewidth=2.4 - 0.3 * x,  # curves of equal models lie on each other
+                label=row["method"],
+            )
+    over_rounds.set(xlabel="round", title="seed 0")
+    over_rounds.legend(fontsize=7)
+    return picture
+
+
+def _final(axis: Any, rows: Sequence[Row], methods: Sequence[str]) -> None:
+    """Draw perplexity at the end.
+
+    Args:
+        axis: the panel.
+        rows: the rows.
+        methods: the methods, from left to right.
+    """
+    for (method,), (mean, *_) in spread(rows, ["method"], "perplexity").items():
         x = methods.index(method)
         colour = f"C{x}"
         points: list[float] = []
         for row in rows:
             if row["method"] == method:
                 points += numbers(row.get("perplexity", ""))
-        final.plot([x - 0.3, x + 0.3], [middle, middle], color=colour, linewidth=1.6)
-        final.plot(
-            [x] * len(points), points, color=colour, linestyle="none", marker="o", markersize=4
+        axis.plot([x - 0.3, x + 0.3], [mean, mean], color=colour, linewidth=1.6)
+        axis.plot(
+            [x] * len(points),
+            points,
+            color=colour,
+            linestyle="none",
+            marker="o",
+            markersize=4,
         )
-    for row in rows:
-        curve = numbers(row.get("curve", ""))
-        if row["seed"] == "0" and curve:
-            x = methods.index(row["method"])
-            over_rounds.plot(
-                range(1, len(curve) + 1),
-                curve,
-                f"C{x}{STYLES[x]}",
-                linewidth=2.4 - 0.3 * x,  # curves of equal models lie on each other
-                label=row["method"],
-            )
-    final.set_xticks(range(len(methods)), methods)
-    final.set(ylabel="mean test perplexity over clients", title="at the end, all seeds")
-    over_rounds.set(xlabel="round", title="seed 0")
-    over_rounds.legend(fontsize=7)
-    final.grid(axis="y", alpha=0.25)
-    return picture
+    axis.set_xticks(range(len(methods)), methods)
+    axis.set(ylabel="mean test perplexity over clients", title="at the end, all seeds")
+    axis.grid(axis="y", alpha=0.25)
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

@@ -1,11 +1,10 @@
-"""A sheet: the measurements of one figure or table, kept in a CSV file that is whole at every
-moment.
+"""Sheets: the measurements of one figure or table in a CSV file that is complete at every moment.
 
-A cell is one measurement: its parameters by name, which shape it completely (put all of them in,
-    the seed too), so that they identify its
-row. The key `scale` ("cpu" or "full") tells reduced cells from the paper's own; the key `paper`,
-what the paper says of this cell, is written beside ours and identifies nothing. A sheet that is
-filled again goes on with the cells that are missing. One script at a time.
+A cell is one measurement: its parameters by name. They determine it completely (put all of them in,
+the seed too), so that they identify its row. The key `scale` ("cpu" or "full") distinguishes
+reduced cells from the paper's own; the key `paper`, which is the paper's statement about this cell,
+is written beside the results and identifies nothing. A sheet that is filled again goes on with the
+cells that are missing. Only one script may fill a sheet at a time.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ Cell = Mapping[str, Any]
 Row = dict[str, str]  # as in the file; "" where there is no value
 NOT_RUN = "not run"
 DONE = "done"
+# columns to the right of all parameters and results
 _LAST = ("paper", "status", "seconds")
 
 
@@ -40,13 +40,19 @@ class Sheet:
         self.path = folder / f"{name}.csv"
         self._machines: list[str] = []
         self._rows: list[Row] = []
-        if self.path.exists():
-            first, _, table = atomic_files.read(self.path).decode().partition("\n")
-            self._machines = first.removeprefix("# ").split(" | ")
-            self._rows = list(csv.DictReader(io.StringIO(table)))
+        if not self.path.exists():
+            return
+        text = atomic_files.read(self.path).decode()
+        first, _, table = text.partition("\n")
+        self._machines = first.removeprefix("# ").split(" | ")
+        self._rows = list(csv.DictReader(io.StringIO(table)))
 
     def expect(self, cells: Sequence[Cell]) -> list[Row]:
-        """Return the rows of these cells; a missing one is added with status "not run"."""
+        """Return the rows of these cells; a missing one is added with status "not run".
+
+        Args:
+            cells: the cells, each with all of its parameters.
+        """
         rows = [self._row(cell) for cell in cells]
         self._write()
         return rows
@@ -84,6 +90,7 @@ class Sheet:
                 continue
             try:
                 results = measure(cell)
+            # without a traceback, since the sentence says what is missing
             except SecureClusterError as error:
                 raise SystemExit(f"{self.path.stem}: {error}") from None
             self._complete(row, results, clock() - began)
@@ -93,7 +100,13 @@ class Sheet:
         return rows
 
     def _complete(self, row: Row, results: Mapping[str, Any], seconds: float) -> None:
-        """Enter a cell's results into its row, write the file and print the row."""
+        """Enter a cell's results into its row, write the file and print the row.
+
+        Args:
+            row: the row, which changes in place.
+            results: by name, as `fill` describes them.
+            seconds: the time that the measurement took.
+        """
         for name, value in results.items():
             row[name] = _text(value)
         row["status"] = DONE
@@ -131,6 +144,7 @@ class Sheet:
         paper = _text(cell.get("paper"))
         for row in self._rows:
             if all(row.get(name) == value for name, value in key.items()):
+                # its wording may have changed since the row was written
                 row["paper"] = paper
                 return row
         row = {**key, "paper": paper, "status": NOT_RUN, "seconds": ""}
@@ -193,7 +207,7 @@ def spread(
 
 
 def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> None:
-    """Print mean and range over seeds, with the paper's word beside it.
+    """Print mean and range over seeds, with the paper's statement beside them.
 
     Args:
         rows: the rows.
@@ -206,8 +220,8 @@ def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> 
         paper[key] = row["paper"]
     for value in values:
         for key, (mean, minimum, maximum, count) in spread(rows, by, value).items():
-            parameters = zip(by, key, strict=True)
-            group = ", ".join(f"{name} {text}" for name, text in parameters)
+            parameters = [f"{name} {text}" for name, text in zip(by, key, strict=True)]
+            group = ", ".join(parameters)
             extremes = f"{minimum:.4g} – {maximum:.4g}"
             line = f"{group}: {value} {mean:.4g} ({extremes}; {count})"
             if paper[key]:
@@ -216,7 +230,9 @@ def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> 
 
 
 def parser_of(
-    description: str | None, seeds: int = 3, minutes: float = 10.0
+    description: str | None,
+    seeds: int = 3,
+    minutes: float = 10.0,
 ) -> argparse.ArgumentParser:
     """Return the parser of a script of this folder, which has `--seeds`, `--full`, `--minutes`.
 
@@ -225,12 +241,16 @@ def parser_of(
         seeds: the default of `--seeds`.
         minutes: the default of `--minutes`.
     """
+    # the docstrings' line breaks are kept
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seeds", type=int, default=seeds)
     parser.add_argument(
-        "--full", action="store_true", help="the paper's own scale, meant for a GPU"
+        "--full",
+        action="store_true",
+        help="the paper's own scale, meant for a GPU",
     )
     parser.add_argument(
         "--minutes",
@@ -242,13 +262,22 @@ def parser_of(
 
 
 def read_options(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None = None,
 ) -> argparse.Namespace:
-    """Return a script's options, and `scale`, which is "full" or "cpu"."""
+    """Return a script's options, and `scale`, which is "full" or "cpu".
+
+    Args:
+        parser: made by `parser_of`, perhaps with more options.
+        argv: the arguments; those of the command line by default.
+    """
     options = parser.parse_args(argv)
+    # written so that NaN minutes are refused too
     if options.seeds < 1 or not options.minutes >= 0:
         parser.error("--seeds is at least 1, and --minutes at least 0")
-    options.scale = "full" if options.full else "cpu"
+    options.scale = "cpu"
+    if options.full:
+        options.scale = "full"
     return options
 
 
@@ -269,8 +298,13 @@ def options(
     return read_options(parser_of(description, seeds, minutes), argv)
 
 
-def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
-    """Return a new matplotlib figure, which is not part of pyplot's state, and its axes.
+def figure(
+    width: float,
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
+) -> tuple[Any, Any]:
+    """Return a new matplotlib figure and its axes.
 
     Args:
         width: in inches.
@@ -283,8 +317,10 @@ def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tupl
     """
     from matplotlib.figure import Figure
 
+    # not by pyplot, which would keep the figure in its global state
     picture = Figure(figsize=(width, height), layout="constrained")
-    return picture, picture.subplots(rows, columns, squeeze=False)
+    axes = picture.subplots(rows, columns, squeeze=False)
+    return picture, axes
 
 
 def _text(value: Any) -> str:
@@ -292,10 +328,8 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, list | tuple | np.ndarray):
-        words = []
-        for item in value:
-            # an empty word would be lost when the text is split again
-            words.append("nan" if item is None else _text(item))
+        # an empty word would be lost when the text is split again
+        words = [_text(np.nan if item is None else item) for item in value]
         return " ".join(words)
     if isinstance(value, float | np.floating):
         return f"{value:.6g}"

@@ -1,15 +1,19 @@
-"""How much noise clusters bear, from whole updates and from sketches of them, and what compression
-leaves: CFL and FL+HC on digits.
+"""Measure how noise, sketches and compression affect the clusters of CFL and FL+HC on digits.
 
 python -m securecluster.benchmarks.papers.sketches [--seeds 3] [--minutes 10]
 
-20 clients in 4 clusters of swapped labels. "updates": those of one plain run (FL+HC: of the
-clustering round; CFL: of round 20 of one that never splits) go through the stages of a run, sketch
-→ clip → noise → quantise, and are clustered again, three times with fresh draws; S is their median
-norm, so that half of the clients are clipped. FL+HC cuts by its own rules (paper: ward and the
-largest gap; other clusterers: the gap of eigenvalues). CFL splits these updates, and the halves
-again, by its relative split test. "run": whole runs of 25 rounds, S = 1, in which averages have the
-same noise as compressed updates. Seeds are from 20 on: no constant was chosen on them.
+Clusters are computed from whole updates and from sketches of them. There are 20 clients in 4
+clusters of swapped labels.
+
+"updates": those of one plain run (FL+HC: of the clustering round; CFL: of round 20 of one that
+never splits) go through the stages of a run, sketch → clip → noise → quantise, and are clustered
+again, three times with fresh draws. S is their median norm, so that half of the clients are
+clipped. FL+HC cuts by its own rules (paper: ward and the largest gap; other clusterers: the gap of
+eigenvalues). CFL splits these updates, and the halves again, by its relative split test.
+
+"run": whole runs of 25 rounds, S = 1, in which averages have the same noise as compressed updates.
+
+Seeds are from 20 on, since no constant was chosen on them.
 """
 
 from __future__ import annotations
@@ -51,58 +55,56 @@ METHODS: dict[str, type[Any]] = {"cfl": CFL, "flhc": FLHC}
 SIGMAS = (0.0, 0.01, 0.03, 0.06, 0.09, 0.125, 0.18, 0.25, 0.5, 1.0)  # σ/S
 SKETCHES = (0, 64, 256)  # 0: whole updates
 CODES = ("none", "8bit", "4bit", "1bit", "topk:0.01", "topk:0.1")
-FIRST = 20  # seed
+FIRST = 20  # seed; constants were chosen on lower ones
 DRAWS = 3
 ROUNDS = 25  # of a whole run
 RECORDED = 20  # the round of CFL's recorded updates
 LEAST = 0.9
 CLIENTS = 20
 CLUSTERS = 4
-RUNS: tuple[dict[str, Any], ...] = (
-    *(
-        {"sketch": q, "clusterer": c, "noise": z}
-        for q, c, z in product((None, 64), ("paper", "average"), (0.0, 0.03, 0.06, 0.125))
-    ),
-    *({"compress": code} for code in CODES[1:]),
-)
+RUN = {"sketch": None, "compress": "none", "clusterer": "paper", "noise": 0.0}
+RUN_SKETCHES = (None, 64)
+RUN_CLUSTERERS = ("paper", "average")
+RUN_NOISES = (0.0, 0.03, 0.06, 0.125)  # σ/S
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Return the cells of sketches and of compressions of recorded updates, then of whole runs."""
+    """Return the cells of sketches and of compressions of recorded updates, then of whole runs.
+
+    Args:
+        scale: "cpu" or "full".
+        seeds: the number of seeds.
+    """
     settings: list[Cell] = []
-    for seed in range(FIRST, FIRST + seeds):
-        for name in METHODS:
-            base = {
-                "scale": scale,
-                "data": "digits",
-                "clients": CLIENTS,
-                "clusters": CLUSTERS,
-                "seed": seed,
-                "method": name,
-            }
-            settings += [
-                {**base, "of": "updates", "sketch": q or None, "compress": "none"} for q in SKETCHES
-            ]
-            settings += [
-                {**base, "of": "updates", "sketch": None, "compress": code} for code in CODES[1:]
-            ]
-            settings += [
-                {
-                    **base,
-                    "of": "run",
-                    "sketch": None,
-                    "compress": "none",
-                    "clusterer": "paper",
-                    "noise": 0.0,
-                    **run,
-                }
-                for run in RUNS
-            ]
+    for seed, name in product(range(FIRST, FIRST + seeds), METHODS):
+        base = {
+            "scale": scale,
+            "data": "digits",
+            "clients": CLIENTS,
+            "clusters": CLUSTERS,
+            "seed": seed,
+            "method": name,
+        }
+        updates = {**base, "of": "updates", "sketch": None, "compress": "none"}
+        run = {**base, "of": "run", **RUN}
+        for q in SKETCHES:
+            settings.append({**updates, "sketch": q or None})
+        for code in CODES[1:]:
+            settings.append({**updates, "compress": code})
+        for sketch, clusterer, noise in product(RUN_SKETCHES, RUN_CLUSTERERS, RUN_NOISES):
+            varied = {"sketch": sketch, "clusterer": clusterer, "noise": noise}
+            settings.append({**run, **varied})
+        for code in CODES[1:]:
+            settings.append({**run, "compress": code})
     return settings
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Return the ARI by clusterer and noise, or a run's ARI, accuracy, ε and bytes."""
+    """Return the ARI by clusterer and noise, or a run's ARI, accuracy, ε and bytes.
+
+    Args:
+        cell: recorded updates or a whole run, and the stages that they go through.
+    """
     if cell["of"] == "run":
         return _run(cell)
     return _updates(cell)
@@ -114,25 +116,29 @@ def _run(cell: Cell) -> dict[str, Any]:
     if cell["noise"]:
         params |= {"clip": 1.0, "noise": cell["noise"]}
     method = METHODS[cell["method"]](rounds=ROUNDS, **params)
-    fitted = method.fit(_federation(cell["seed"]), Settings(transcript="sizes"))
+    federation = _federation(cell["seed"])
+    fitted = method.fit(federation, Settings(transcript="sizes"))
+    # whole updates are replies of training; compressed ones have a method of their own
     uploads = ("train", "send_compressed_update")
-    first_upload = next(e for e in fitted.transcript_.entries if e.method in uploads)
+    sizes = [entry.up for entry in fitted.transcript_.entries if entry.method in uploads]
     return {
         "ari": fitted.agreement_["ari"],
         "accuracy": float(np.mean(fitted.accuracy_)),
         "epsilon": fitted.ledger_.epsilon,
-        "bytes": max(first_upload.up),
+        "bytes": max(sizes[0]),
         "up": fitted.bytes_["up"],
     }
 
 
 def _updates(cell: Cell) -> dict[str, Any]:
     """Return the mean ARI of recorded updates by clusterer and noise."""
-    rows, first = _recorded(cell["method"], cell["seed"])
-    truth = _federation(cell["seed"]).truth
+    seed = cell["seed"]
+    rows, first = _recorded(cell["method"], seed)
+    truth = _federation(seed).truth
     assert truth is not None
     # the median norm, so that half of the clients are clipped
-    bound = float(rows.norm(dim=1).median())
+    norms = rows.norm(dim=1)
+    bound = float(norms.median())
     cluster = _flhc
     if cell["method"] == "cfl":
         cluster = _cfl
@@ -147,14 +153,19 @@ def _updates(cell: Cell) -> dict[str, Any]:
             for name, aris in scores.items():
                 noise = pipeline.noise(rows.shape[1])
                 labels = cluster(short, noise, name, cell["sketch"], first)
-                aris.append(float(agreement(labels, truth)["ari"]))
+                ari = agreement(labels, truth)["ari"]
+                aris.append(float(ari))
         for name, aris in scores.items():
             results[f"{name}_{sigma:g}"] = float(np.mean(aris))
     return results
 
 
 def _brief(
-    rows: torch.Tensor, cell: Cell, sigma: float, bound: float, draw: int
+    rows: torch.Tensor,
+    cell: Cell,
+    sigma: float,
+    bound: float,
+    draw: int,
 ) -> tuple[torch.Tensor, Pipeline]:
     """Pass a round's updates through the stages of a run.
 
@@ -170,6 +181,7 @@ def _brief(
     """
     public = Randomness(cell["seed"])
     stages: list[Any] = []
+    # sketches before noise: noise before the sketch is worse than no sketch
     if cell["sketch"]:
         stages.append(Sketch(cell["sketch"], public))
     if sigma:
@@ -177,24 +189,48 @@ def _brief(
     stages += codecs.build(cell["compress"], rows.shape[1])
     pipeline = Pipeline(stages)
     pipeline.arm(NoiseStreams.derived(public, "sketches"))
-    messages = pipeline.forward(rows.clone(), 1000 + draw, ids=range(len(rows)), field="compressed")
+    # a round number of its own for each draw, so that its noise is fresh
+    number = 1000 + draw
+    clients = range(len(rows))
+    messages = pipeline.forward(rows.clone(), number, ids=clients, field="compressed")
     return pipeline.decode(messages), pipeline
 
 
 def _flhc(
-    rows: torch.Tensor, noise: float, clusterer: str, sketch: int | None, first: float
+    rows: torch.Tensor,
+    noise: float,
+    clusterer: str,
+    sketch: int | None,
+    first: float,
 ) -> list[int]:
-    """Cluster as FL+HC does by its defaults; `sketch` and `first` are CFL's alone."""
+    """Cluster as FL+HC does by its defaults.
+
+    Args:
+        rows: the updates that the server reads, (m, d).
+        noise: the noise of the pipeline, at this width.
+        clusterer: a name of `CLUSTERERS`.
+        sketch: not used here; CFL has the same parameters.
+        first: not used here.
+
+    Returns:
+        A label for each update.
+    """
     if clusterer != "paper":
-        return partition(alike(rows, "chord", noise).numpy(), clusterer)
+        similarities = alike(rows, "chord", noise).numpy()
+        return partition(similarities, clusterer)
     tree = merges(distances(rows, "chord", noise).numpy(), "ward")
     gap = gap_of("chord", "ward")
     cosines = alike(rows, "cosine", noise).numpy()
-    return cut(tree, default_threshold(tree, gap, cosines, seed=0))
+    limit = default_threshold(tree, gap, cosines, seed=0)
+    return cut(tree, limit)
 
 
 def _cfl(
-    rows: torch.Tensor, noise: float, clusterer: str, sketch: int | None, first: float
+    rows: torch.Tensor,
+    noise: float,
+    clusterer: str,
+    sketch: int | None,
+    first: float,
 ) -> list[int]:
     """Split as CFL would split these updates and their halves, by the relative split test.
 
@@ -213,14 +249,9 @@ def _cfl(
     norms = gram_norms(inner)
     longest = float(norms.max())
     if noise:
+        # the longest of noisy norms would be the one with the most noise
         longest = float(norms.square().mean().sqrt())
-    square = float(norms.quantile(0.5)) ** 2
-    width = rows.shape[1]
-    clear = (noise**2 + 2 * noise * square) / width / max(square, 1e-12) ** 2
-    if sketch:
-        clear += 1 / width
-    floor = FLOOR if clear else 0.0
-    alpha: NDArray[np.float64] = cosine(inner, floor).numpy()
+    alpha = _cosines(inner, norms, noise, rows.shape[1], sketch)
     incongruent = longest > plan.eps2 * max(first, longest)
     labels = [0] * len(rows)
     pending = [0]
@@ -233,7 +264,9 @@ def _cfl(
         halves = split_into_two(block, clusterer)
         evidence = evidence_for_split(block, clusterer, plan.evidence, plan.level, seed=0)
         significant = evidence.p_value <= plan.level
-        if incongruent and significant and plan.gamma_max < largest_noise(halves.cross_max):
+        # eq. 39 of the paper
+        separable = plan.gamma_max < largest_noise(halves.cross_max)
+        if incongruent and significant and separable:
             new = 1 + max(labels)
             for k in halves.second:
                 labels[positions[k]] = new
@@ -241,24 +274,62 @@ def _cfl(
     return labels
 
 
+def _cosines(
+    inner: torch.Tensor,
+    norms: torch.Tensor,
+    noise: float,
+    width: int,
+    sketch: int | None,
+) -> NDArray[np.float64]:
+    """Return the cosines of updates, (m, m).
+
+    Args:
+        inner: their inner products, (m, m).
+        norms: their norms, (m,).
+        noise: the noise of the pipeline, at this width.
+        width: the number of columns.
+        sketch: the width of the sketch, if any.
+    """
+    square = float(norms.quantile(0.5)) ** 2
+    # the variance of a cosine by noise, and by the sketch, whose error is about 1/√q
+    variance = (noise**2 + 2 * noise * square) / width / max(square, 1e-12) ** 2
+    if sketch:
+        variance += 1 / width
+    floor = 0.0
+    if variance:
+        floor = FLOOR
+    alpha: NDArray[np.float64] = cosine(inner, floor).numpy()
+    return alpha
+
+
 @lru_cache
 def _recorded(method: str, seed: int) -> tuple[torch.Tensor, float]:
-    """Return the updates (m, d) that clusters are computed from, and max ‖Δ‖ of the first round."""
+    """Return the updates (m, d) that clusters are computed from, and max ‖Δ‖ of the first round.
+
+    Args:
+        method: a name of `METHODS`.
+        seed: the seed of the federation.
+    """
     params: dict[str, Any] = {"mask": "none"}
     if method == "cfl":
         params = {**NEVER, "rounds": RECORDED}
-    fitted = METHODS[method](**params).fit(_federation(seed), Settings(transcript="full"))
+    protocol = METHODS[method](**params)
+    fitted = protocol.fit(_federation(seed), Settings(transcript="full"))
     transcript = fitted.transcript_
     calls = [k for k, entry in enumerate(transcript.entries) if entry.method == "train"]
-    first = transcript.content(calls[0])[1].reply.delta.values
-    last = transcript.content(calls[-1])[1].reply.delta.values
-    return last, float(first.norm(dim=1).max())
+    _, first = transcript.content(calls[0])
+    _, last = transcript.content(calls[-1])
+    first_norms = first.reply.delta.values.norm(dim=1)
+    return last.reply.delta.values, float(first_norms.max())
 
 
 @lru_cache
 def _federation(seed: int) -> Federation:
     return Federation.simulate(
-        "digits", scenario=LabelSwap(clusters=CLUSTERS), clients=CLIENTS, seed=seed
+        "digits",
+        scenario=LabelSwap(clusters=CLUSTERS),
+        clients=CLIENTS,
+        seed=seed,
     )
 
 
@@ -273,14 +344,16 @@ def borne(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
     """
     largest: dict[tuple[str, str, str], float] = {}
     for name in CLUSTERERS:
-        by_sigma = [spread(rows, ("method", "sketch"), f"{name}_{sigma:g}") for sigma in SIGMAS]
-        for method, sketch in by_sigma[0]:
+        by_sigma = {}
+        for sigma in SIGMAS:
+            by_sigma[sigma] = spread(rows, ("method", "sketch"), f"{name}_{sigma:g}")
+        for method, sketch in by_sigma[SIGMAS[0]]:
             limit = float("nan")
-            for sigma, means in zip(SIGMAS, by_sigma, strict=True):
-                if means[method, sketch][0] >= LEAST:
-                    limit = sigma
-                else:
+            for sigma, means in by_sigma.items():
+                mean, *_ = means[method, sketch]
+                if not mean >= LEAST:
                     break
+                limit = sigma
             largest[method, sketch, name] = limit
     return largest
 
@@ -293,23 +366,39 @@ def main(argv: Sequence[str] | None = None) -> Sheet:
     rows = sheet.fill(requested, measure, chosen.minutes)
     rows = [row for row in rows if row["status"] == "done"]
     updates = [row for row in rows if row["of"] == "updates"]
+    runs = [row for row in rows if row["of"] == "run"]
     uncompressed = [row for row in updates if row["compress"] == "none"]
+    _print_updates(updates, uncompressed)
+    _print_runs(runs)
+    sheet.save(picture(uncompressed), chosen.scale)
+    return sheet
+
+
+def _print_updates(updates: Sequence[Row], uncompressed: Sequence[Row]) -> None:
+    """Print the noise up to which clusters of updates are found, and their ARI by compression.
+
+    Args:
+        updates: the rows of recorded updates.
+        uncompressed: those of them without compression.
+    """
     for (method, sketch, name), sigma in borne(uncompressed).items():
-        setting = f"{method}, {sketch or 'whole updates'}, {name}"
-        print(f"{setting}: ARI at least {LEAST} up to σ/S = {sigma:g}")
+        width = sketch or "whole updates"
+        print(f"{method}, {width}, {name}: ARI at least {LEAST} up to σ/S = {sigma:g}")
     unsketched = [row for row in updates if not row["sketch"]]
     for name in CLUSTERERS:
         by_compression = spread(unsketched, ("method", "compress"), f"{name}_0")
-        for key, (mean, *_) in by_compression.items():
-            print(f"{', '.join(key)}, {name}: ARI {mean:.3f} without noise")
-    runs = [row for row in rows if row["of"] == "run"]
+        for (method, code), (mean, *_) in by_compression.items():
+            print(f"{method}, {code}, {name}: ARI {mean:.3f} without noise")
+
+
+def _print_runs(runs: Sequence[Row]) -> None:
+    """Print mean and range over seeds of the results of whole runs."""
     keys = ("method", "sketch", "compress", "clusterer", "noise")
     for value in ("ari", "accuracy", "epsilon", "bytes", "up"):
         for key, (mean, minimum, maximum, count) in spread(runs, keys, value).items():
-            numbers = f"{mean:.4g} ({minimum:.4g} – {maximum:.4g}; {count})"
-            print(f"run {', '.join(key)}: {value} {numbers}")
-    sheet.save(picture(uncompressed), chosen.scale)
-    return sheet
+            setting = ", ".join(key)
+            extremes = f"{minimum:.4g} – {maximum:.4g}"
+            print(f"run {setting}: {value} {mean:.4g} ({extremes}; {count})")
 
 
 def picture(rows: Sequence[Row]) -> Any:
@@ -318,22 +407,39 @@ def picture(rows: Sequence[Row]) -> Any:
     Lines are solid for the paper's clusterer, and broken for average linkage.
     """
     drawing, axes = figure(9, 3.6, 1, len(METHODS))
+    styles = {"paper": "-", "average": "--"}
     # a logarithmic axis has no 0, which is drawn at half the smallest noise
-    x = [max(s, SIGMAS[1] / 2) for s in SIGMAS]
+    x = [max(sigma, SIGMAS[1] / 2) for sigma in SIGMAS]
     for axis, method in zip(axes[0], METHODS, strict=True):
+        of_method = [row for row in rows if row["method"] == method]
         for colour, q in enumerate(SKETCHES):
-            width = str(q) if q else ""
-            selected = [r for r in rows if r["method"] == method and r["sketch"] == width]
-            for clusterer, style in (("paper", "-"), ("average", "--")):
-                means = []
-                for s in SIGMAS:
-                    by_method = spread(selected, ("method",), f"{clusterer}_{s:g}")
-                    means.append(by_method.get((method,), (float("nan"),))[0])
-                label = f"{q or 'whole update'}, {clusterer}"
+            # a whole update has no sketch in its row
+            selected = [row for row in of_method if row["sketch"] == str(q or "")]
+            width = q or "whole update"
+            for clusterer, style in styles.items():
+                means = _means(selected, clusterer)
+                label = f"{width}, {clusterer}"
                 axis.semilogx(x, means, style, color=f"C{colour}", label=label)
-        axis.set(title=method, xlabel="σ/S (leftmost: 0)", ylabel="ARI", ylim=(-0.05, 1.05))
+        axis.set(title=method, xlabel="σ/S (leftmost: 0)", ylabel="ARI")
+        axis.set(ylim=(-0.05, 1.05))
     axes[0][0].legend(fontsize=7)
     return drawing
+
+
+def _means(rows: Sequence[Row], clusterer: str) -> list[float]:
+    """Return the mean ARI for each noise; NaN where it was not measured.
+
+    Args:
+        rows: the rows of one method and one sketch.
+        clusterer: a name of `CLUSTERERS`.
+    """
+    means = []
+    for sigma in SIGMAS:
+        mean = float("nan")
+        for statistics in spread(rows, ("method",), f"{clusterer}_{sigma:g}").values():
+            mean = statistics[0]
+        means.append(mean)
+    return means
 
 
 if __name__ == "__main__":

@@ -1,20 +1,22 @@
-"""What the scripts for SR-FCA's evidence (Vardhan et al. 2024) share: SR-FCA and its baselines on
-the same clients and seeds.
+"""Shared code of the scripts for Vardhan et al. 2024: SR-FCA and its baselines on the same clients.
 
 Every method trains with the same network and optimizer, and every model it ends with has had T
 rounds of one local epoch each, as the paper gives all methods one number of iterations: global,
 finetune (of which the last few are local), local, IFCA (its best start) and CFL T in all;
 Local-KMeans T alone, and its models are the means of its clusters; SR-FCA T alone and T in each
 REFINE, which starts anew, so its runs are three times as long (MERGE's averages are not trained
-further). IFCA and Local-KMeans are told the number of clusters, SR-FCA and CFL are not: λ is our
+further).
+
+IFCA and Local-KMeans receive the number of clusters, SR-FCA and CFL do not. λ is the library's
 default, in the middle of a gap between edges of the spanning tree (`joined` and `apart` are the
-edges on both sides of it). Updates are not masked, which changes no result. The part of the paper
-that was at hand prints no accuracies, so its column has the claims.
+edges on both sides of it). Updates are not masked, which changes no result. The excerpt of the
+paper that was at hand prints no accuracies, so its column has the claims.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -44,32 +46,57 @@ from securecluster.protocols import (
 )
 
 TRAINING = ("model", "optimizer", "lr", "batch_size", "epochs", "participation")
-OWN: dict[str, dict[str, Any]] = {  # beside what all have
-    "ifca": {"starts": 10},
+# beside the settings of all methods
+OWN: dict[str, dict[str, Any]] = {
+    "ifca": {"starts": 10},  # of which the best is taken
     "srfca": {
         "distance": "loss",
-        "trim": 0.15,
+        "trim": 0.15,  # β of the authors' code
         "size": 2,
         "refine": 2,
-    },  # the trimming is the authors' code's
+    },
 }
+
+
+def _local(cell: Cell, params: dict[str, Any]) -> Local:
+    # clients that train alone do so every round
+    return Local(**{**params, "participation": 1.0}, rounds=cell["rounds"])
+
+
+def _ifca(cell: Cell, params: dict[str, Any]) -> IFCA:
+    return IFCA(
+        **params,
+        rounds=cell["rounds"],
+        k=cell["clusters"],
+        starts=cell["starts"],
+    )
+
+
+def _local_kmeans(cell: Cell, params: dict[str, Any]) -> LocalKMeans:
+    rounds = cell["rounds"]
+    return LocalKMeans(
+        **params,
+        rounds=rounds,
+        local_rounds=rounds,
+        k=cell["clusters"],
+    )
+
+
+def _srfca(cell: Cell, params: dict[str, Any]) -> SRFCA:
+    rounds = cell["rounds"]
+    own = {name: cell[name] for name in OWN["srfca"]}
+    return SRFCA(**params, rounds=rounds, local_rounds=rounds, **own)
+
+
 MADE: dict[str, Callable[[Cell, dict[str, Any]], ClusteringProtocol]] = {
     "global": lambda cell, params: FedAvg(**params, rounds=cell["rounds"]),
     "finetune": lambda cell, params: FineTune(**params, rounds=cell["rounds"]),
-    "local": lambda cell, params: Local(**{**params, "participation": 1.0}, rounds=cell["rounds"]),
-    "ifca": lambda cell, params: IFCA(
-        **params, rounds=cell["rounds"], k=cell["clusters"], starts=cell["starts"]
-    ),
+    "local": _local,
+    "ifca": _ifca,
+    # no newcomer needs the parameter tree
     "cfl": lambda cell, params: CFL(**params, rounds=cell["rounds"], tree=False),
-    "local-kmeans": lambda cell, params: LocalKMeans(
-        **params, rounds=cell["rounds"], local_rounds=cell["rounds"], k=cell["clusters"]
-    ),
-    "srfca": lambda cell, params: SRFCA(
-        **params,
-        rounds=cell["rounds"],
-        local_rounds=cell["rounds"],
-        **{n: cell[n] for n in OWN["srfca"]},
-    ),
+    "local-kmeans": _local_kmeans,
+    "srfca": _srfca,
 }
 FIGURES = ("exact", "ari", "found", "accuracy", "bytes", "relayed", "lambda", "joined", "apart")
 COLOURS = {"srfca": "C3"}  # the others are grey
@@ -89,15 +116,15 @@ def cells(
         methods: names of `MADE`.
         scale: "cpu" or "full".
         seeds: the number of seeds.
-        paper: what the paper says, by method.
+        paper: the paper's statement, by method.
     """
     all_cells: list[Cell] = []
-    for seed in range(seeds):
-        for name, setting in settings.items():
-            common = {"scale": scale, "scenario": name, **setting, "epochs": 1, "seed": seed}
-            for method in methods:
-                extra = OWN.get(method, {})
-                all_cells.append({**common, "method": method, **extra, "paper": paper.get(method)})
+    for seed, (name, setting) in product(range(seeds), settings.items()):
+        common = {"scale": scale, "scenario": name, **setting, "epochs": 1, "seed": seed}
+        for method in methods:
+            own = OWN.get(method, {})
+            statement = paper.get(method)
+            all_cells.append({**common, "method": method, **own, "paper": statement})
     return all_cells
 
 
@@ -109,28 +136,33 @@ def measure(cell: Cell) -> dict[str, Any]:
             cell's clusters are only what IFCA and Local-KMeans receive.
 
     Returns:
-        Agreement, clusters found, mean test accuracy over clients, bytes; of SR-FCA those of
+        Agreement, number of clusters, mean test accuracy over clients, bytes; of SR-FCA those of
         relayed models, λ and its gap.
     """
     declared = cell["clusters"]
     if cell["scenario"] == "natural":
         declared = None
+    overlap = cell["overlap"] or None
     federation = Federation.simulate(
         cell["data"],
-        scenario=scenario(cell["scenario"], declared, overlap=cell["overlap"] or None),
+        scenario=scenario(cell["scenario"], declared, overlap=overlap),
         clients=cell["clients"],
         samples=cell["samples"],
         seed=cell["seed"],
     )
-    params = {name: cell[name] for name in TRAINING} | {"mask": "none"}
+    params = {name: cell[name] for name in TRAINING}
+    # masks change no result
+    params["mask"] = "none"
     # a method's name may have its number of clusters behind it
-    method = MADE[cell["method"].partition(" ")[0]]
-    fitted = method(cell, params).fit(federation, Settings(transcript="none"))
+    name, _, _ = cell["method"].partition(" ")
+    protocol = MADE[name](cell, params)
+    fitted = protocol.fit(federation, Settings(transcript="none"))
     agreement = fitted.agreement_ or {}
+    labels = set(fitted.labels_.tolist())
     results = {
         "exact": agreement.get("exact"),
         "ari": agreement.get("ari"),
-        "found": len(set(fitted.labels_.tolist())),
+        "found": len(labels),
         "accuracy": mean(fitted.scores_),
         "least": float(np.nanmin(fitted.scores_)),
         "bytes": fitted.bytes_["up"] + fitted.bytes_["down"],
@@ -144,13 +176,19 @@ def graph(fitted: ClusteringProtocol) -> dict[str, Any]:
     """Return bytes of the relayed one-shot models, λ, and the edges on both sides of it.
 
     These are the longest edge of the spanning tree that λ joins, and the shortest that it does not.
+
+    Args:
+        fitted: a run of SR-FCA.
     """
-    line = next(line for line in fitted.history_ if "lambda" in line)
-    joined = [edge for edge in line["edges"] if edge <= line["lambda"]]
-    separate = [edge for edge in line["edges"] if not edge <= line["lambda"]]
+    lines = [line for line in fitted.history_ if "lambda" in line]
+    limit = lines[0]["lambda"]
+    edges = lines[0]["edges"]
+    joined = [edge for edge in edges if edge <= limit]
+    separate = [edge for edge in edges if not edge <= limit]
+    by_message = fitted.bytes_["by_message"]
     return {
-        "relayed": fitted.bytes_["by_message"]["losses"]["down"],
-        "lambda": line["lambda"],
+        "relayed": by_message["losses"]["down"],
+        "lambda": limit,
         "joined": max(joined, default=None),
         "apart": min(separate, default=None),
     }
@@ -168,7 +206,8 @@ def table(name: str, cells_of: Callable[[str, int], Sequence[Cell]], options: An
     """
     sheet = Sheet(name)
     sheet.expect(cells_of("full", options.seeds))
-    rows = sheet.fill(cells_of(options.scale, options.seeds), measure, options.minutes)
+    requested = cells_of(options.scale, options.seeds)
+    rows = sheet.fill(requested, measure, options.minutes)
     summarise(rows, ["scenario", "method"], FIGURES)
     print(sheet.save(draw(rows), options.scale))
     return sheet
@@ -180,17 +219,24 @@ def draw(rows: Sequence[Row]) -> Any:
     A bar goes from the lowest to the highest seed, a dot stands for each, a line for their mean.
     """
     names = list(dict.fromkeys(row["scenario"] for row in rows))
-    methods_shown = len({row["method"] for row in rows})
-    panel = max(4.4, 0.55 * methods_shown)  # inches, so that the names of many methods fit
+    methods = {row["method"] for row in rows}
+    panel = max(4.4, 0.55 * len(methods))  # inches, so that the names of many methods fit
     picture, axes = figure(panel * len(names), 3.6, columns=len(names))
     for axis, name in zip(axes[0], names, strict=True):
-        _panel(axis, name, [row for row in rows if row["scenario"] == name])
+        selected = [row for row in rows if row["scenario"] == name]
+        _panel(axis, name, selected)
     axes[0, 0].set_ylabel("mean test accuracy over clients")
     return picture
 
 
 def _panel(axis: Any, name: str, rows: Sequence[Row]) -> None:
-    """Draw the methods of one scenario."""
+    """Draw the methods of one scenario.
+
+    Args:
+        axis: the panel.
+        name: the scenario.
+        rows: its rows.
+    """
     methods = list(dict.fromkeys(row["method"] for row in rows))
     for (method,), (middle, minimum, maximum, _) in spread(rows, ["method"], "accuracy").items():
         x = methods.index(method)
@@ -216,9 +262,17 @@ def _panel(axis: Any, name: str, rows: Sequence[Row]) -> None:
             marker="o",
             markersize=3.5,
         )
-    axis.set_xticks(range(len(methods)), methods, rotation=20, ha="right", rotation_mode="anchor")
-    clusters = rows[0]["clusters"]
-    truth = f" ({clusters} clusters)" if clusters else ""
-    title = f"{rows[0]['data']}, {name}{truth}"
+    axis.set_xticks(
+        range(len(methods)),
+        methods,
+        rotation=20,
+        ha="right",
+        rotation_mode="anchor",
+    )
+    first = rows[0]
+    title = f"{first['data']}, {name}"
+    # a federation whose true clusters are not known has no number of them
+    if first["clusters"]:
+        title += f" ({first['clusters']} clusters)"
     axis.set(title=title, xlim=(-0.6, len(methods) - 0.4))
     axis.grid(axis="y", alpha=0.25)

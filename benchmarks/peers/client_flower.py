@@ -1,5 +1,6 @@
-"""Flower's client side, a module of its own: ray's actors import it by name, so that what it caches
-outlives a call.
+"""Train Flower's clients.
+
+This is a module of its own: ray's actors import it by name, so that what it caches outlives a call.
 """
 
 from __future__ import annotations

@@ -115,11 +115,17 @@ def _pixels(pool: SourcePool) -> Pool:
 
 
 def _digits(held_out: int) -> Pool:
-    """Return the training (0) or the test part (1) of the digits, scaled up to 28 × 28."""
+    """Return the digits, scaled up to 28 × 28.
+
+    Args:
+        held_out: 0 for the training samples, 1 for the test samples.
+    """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    small = np.round(bunch.images * 255 / 16).astype(np.uint8)  # from 0 … 16
+    # their pixels are from 0 to 16
+    intensities = bunch.images * 255 / 16
+    small = np.round(intensities).astype(np.uint8)
     nearest = np.arange(28) * 8 // 28  # the source of each row and column
     pixels = small[:, None, nearest][..., nearest]
     every_fifth = np.arange(len(pixels)) % 5 == 4

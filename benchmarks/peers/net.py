@@ -1,5 +1,6 @@
-"""The two networks, in plain PyTorch, and their weights as one vector in the order of
-`named_parameters`.
+"""Define the two networks in plain PyTorch.
+
+Their weights as one vector are in the order of `named_parameters`.
 """
 
 from __future__ import annotations

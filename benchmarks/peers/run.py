@@ -1,13 +1,15 @@
-"""Seconds per round of this project beside Apple's pfl, Flower's simulation, a plain PyTorch loop
-and one centralised model.
+"""Measure seconds per round of this project, Apple's pfl, Flower's simulation and two baselines.
 
 python -m securecluster.benchmarks.peers [--clients 20 100 1000] [--models mlp cnn] [--rounds N]
 [--peers …] [--device cpu|cuda]
 
-The workers of a configuration all run at once and take turns, one round each, so that whatever else
-the machine does hits all alike; who waits does nothing. Equal work is shown by the accuracy and by
-the largest difference between a worker's weights and the plain loop's. SECURECLUSTER_DATA names the
-folder that holds `mnist`; without it the clients hold digits scaled up to 28 × 28.
+The baselines are a plain PyTorch loop and one centralised model.
+
+The workers of a configuration all run at once and take turns, one round each, so that the machine's
+other load affects all of them equally; a worker that waits does nothing. Equal work is shown by the
+accuracy and by the largest difference between a worker's weights and the plain loop's.
+SECURECLUSTER_DATA names the folder that holds `mnist`; without it the clients hold digits scaled up
+to 28 × 28.
 """
 
 from __future__ import annotations
@@ -164,7 +166,8 @@ def show(lines: Sequence[dict[str, Any]]) -> None:
     machine = f"{setting['device']}, {setting['data']}"
     print(f"{configuration}, {machine}: seconds per round")
     widths = {name: max(8, len(name)) for name in COLUMNS}
-    print("  ".join(name.rjust(width) for name, width in widths.items()))
+    header = [name.rjust(width) for name, width in widths.items()]
+    print("  ".join(header))
     for line in lines:
         cells = [str(line[name]).rjust(width) for name, width in widths.items()]
         text = "  ".join(cells)

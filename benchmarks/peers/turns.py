@@ -203,7 +203,14 @@ def trials(plan: Plan, model: str) -> Trials:
 
 
 def _trial(plan: Plan, peer: str, work: Path, threads: int) -> float:
-    """Return the seconds of the fastest round of a short run; infinity where it fails."""
+    """Return the seconds of the fastest round of a short run; infinity where it fails.
+
+    Args:
+        plan: the configuration's.
+        peer: its name.
+        work: the file that workers read.
+        threads: of PyTorch.
+    """
     try:
         with plan.worker(peer, work, threads) as worker:
             worker.ready(plan.timeout)
@@ -220,6 +227,12 @@ def _planned(peer: str, clients: int, trial: tuple[int, float], timeout: float) 
     """Return empty results, whose status says "not run" where the trial advises against it.
 
     That is where the trial failed, or where a round would time out.
+
+    Args:
+        peer: its name.
+        clients: how many.
+        trial: the better number of threads, and seconds per client with it.
+        timeout: seconds that a round may take.
     """
     threads, per_client = trial
     expected = per_client * clients

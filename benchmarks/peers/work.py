@@ -1,4 +1,6 @@
-"""The data of every worker, and its pipe to the driver: one line in, one line of JSON out.
+"""The data of every worker, and its pipe to the driver.
+
+A request is one line, and its answer is one line of JSON.
 
 `round` trains one round of all clients and answers {"seconds", "peak_rss_bytes",
 "peak_device_bytes"}; `accuracy` answers {"accuracy"}; `weights PATH` saves the global model there;
@@ -56,12 +58,21 @@ class Work:
 
 
 def scaled(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return pixels in [0, 1], the same bits in every worker."""
+    """Return pixels in [0, 1], the same bits in every worker.
+
+    Args:
+        pixels: from 0 to 255, of any shape.
+    """
     return pixels.astype(np.float32) / np.float32(255)
 
 
 def save(path: Path, work: Work) -> None:
-    """Write one .npz without compression."""
+    """Write one .npz without compression.
+
+    Args:
+        path: of the file.
+        work: the federation and its training.
+    """
     np.savez(path, **vars(work))
 
 

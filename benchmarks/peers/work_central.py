@@ -1,5 +1,6 @@
-"""One centralised model on all samples: step s of a round takes what the clients' steps s take
-together, (clients × batch) samples.
+"""Train one centralised model on all samples.
+
+Step s of a round takes the samples of all clients' steps s together, (clients × batch) samples.
 """
 
 from __future__ import annotations

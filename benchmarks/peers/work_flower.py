@@ -1,5 +1,6 @@
-"""Flower's simulation: its FedAvg strategy, taken round by round as `Strategy.start` does, on ray
-actors of one core each.
+"""Train by Flower's simulation, on ray actors of one core each.
+
+Its FedAvg strategy is called round by round as `Strategy.start` does.
 
 `flwr.simulation.run_simulation` is deprecated in favour of `flwr run`, which starts a server of its
 own and leaves it running; both use the same simulation engine, and this one ends with its process.

@@ -1,5 +1,6 @@
-"""This project: the real `FedAvg.fit`, held before each round until the driver asks for it. Only
-the observer's evaluation is left out.
+"""Train by this project's `FedAvg.fit`, held before each round until the driver asks for it.
+
+Only the observer's evaluation is left out.
 """
 
 from __future__ import annotations

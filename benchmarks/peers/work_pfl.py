@@ -1,7 +1,7 @@
-"""Apple's pfl 0.6: its FederatedAveraging on its SimulatedBackend, held after each central
-iteration until the driver goes on.
+"""Train by Apple's pfl 0.6: its FederatedAveraging on its SimulatedBackend.
 
-Alone, or as one of the processes that work_pfl_mp starts. Users are weighted equally (a user's
+It is held after each central iteration until the driver goes on. It runs alone, or as one of the
+processes that work_pfl_mp starts. Users are weighted equally (a user's
 statistics have weight 1), as all clients hold equally many samples. In iteration 0 pfl evaluates
 the training users before and after, whatever the evaluation frequency: that is part of the first
 round, which is reported apart.

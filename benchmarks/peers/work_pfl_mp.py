@@ -1,9 +1,9 @@
-"""Apple's pfl on as many processes as there are cores, one thread each: the users are shared out
-and the sums all-reduced.
+"""Train by Apple's pfl on as many processes as there are cores, one thread each.
 
-The process that the driver starts is rank 0 and talks to it; it starts the others, which wait for
-its word before each round. As torchrun would do it, except that the processes meet at a file
-instead of a port that is open to the network.
+Users are distributed over the processes, and sums are all-reduced. The process that the driver
+starts is rank 0 and communicates with it; it starts the others, which wait for rank 0 before each
+round. torchrun does the same, except that here the processes meet at a file instead of a port that
+is open to the network.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The plain loop: one network, client after client, `torch.optim.SGD`, the mean of what they end
-with.
+"""Train by the plain loop: one network, client after client, by `torch.optim.SGD`.
+
+The global model is the mean of the clients' models.
 """
 
 from __future__ import annotations
