@@ -90,6 +90,17 @@ class ProtocolHooks(ABC):
         """Return what ε does not cover, beyond what holds for every method."""
         return []
 
+    def report_fields(self, state: Any) -> dict[str, Any]:
+        """Return entries of result.json that this method adds, as JSON values.
+
+        Replay computes them again, and they must be the same. An entry that every run has keeps its
+        meaning under a name that is given here too.
+
+        Args:
+            state: the final state of `run_server`.
+        """
+        return {}
+
     def state_class(self) -> type:
         """Return the class of the final state, from the annotation of `run_server`.
 

@@ -31,7 +31,6 @@ READ_BY_SERVER = {
     PAIRS: " (the plain pairs read the rows)",
 }
 IN_CLEAR = "as they are: no mask covers them"
-SHUFFLED = ("permutation", "signed-permutation")  # masks that move coordinates, and mix none
 
 
 @dataclass(frozen=True)
@@ -186,14 +185,8 @@ def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[
     masked = _names(field for field in by_server if field.masked)
     # a part of the model that is sent in the clear may show where the mask put the rest
     if masked and not fitted.client.clear:
-        hidden.append(f"{_hidden_by_mask(fitted.mask)} in {masked}")
+        hidden.append(f"{fitted.mask_info().hides} in {masked}")
     return hidden or ["nothing is hidden from it: no mask, seal or noise covers what it read"]
-
-
-def _hidden_by_mask(mask: str) -> str:
-    if mask in SHUFFLED:
-        return "which coordinate is which"
-    return "single coordinates, which are mixed,"
 
 
 def unprotected(disclosed: Sequence[Disclosure]) -> list[str]:

@@ -185,7 +185,9 @@ def _check_result(
     names = list(learned.names)
     # through JSON, as the file was written: tuples become lists
     privacy = json.loads(json.dumps(privacy_report.section(fitted)))
+    own_fields = json.loads(json.dumps(fitted.with_fitted_params().report_fields(state)))
     replayed = {
+        **own_fields,
         "protocol": fitted.name,
         "names": names,
         "clients": len(names),
