@@ -103,7 +103,7 @@ class Disclosure:
         if self.derived:
             return "made of earlier releases"
         if self.mechanism == "free":
-            return "made of what is priced elsewhere, or public"
+            return "computed from other releases, or public"
         if self.mechanism == "exact":
             return "without noise"
         if self.central:
@@ -227,7 +227,7 @@ def free(disclosed: Sequence[Disclosure], rows: Sequence[Row]) -> list[str]:
         if row.mechanism != "free":
             continue
         name = f"{row.field} of {row.method}"
-        source = "made of what is priced elsewhere (other releases, training with noise), or public"
+        source = "computed from other releases or from training with noise, or public"
         if name in derived:
             source = "made of earlier releases"
         # post-processing: a function of releases costs no more than these

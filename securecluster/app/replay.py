@@ -81,7 +81,7 @@ def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
     if pack(state) != recorded.server:
         raise ReplayError(
             f"{folder}: the server's final state differs from the recorded one: it used something "
-            "that no message brought it"
+            "that no message contained"
         )
 
     ledger_file = folder / "ledger.jsonl"
