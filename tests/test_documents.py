@@ -1,5 +1,5 @@
-"""The documents name files, tests, modules and functions that exist, their links lead somewhere, and
-the rooms of ARCHITECTURE.md are those of `test_architecture.py`.
+"""The documents name files, tests, modules and functions that exist, their links lead somewhere,
+and the rooms of ARCHITECTURE.md are those of `test_architecture.py`.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Simulation:
     truth_column: str | None = None
     """your own file: the column with each client's true cluster, where it is known"""
     feature_columns: tuple[str, ...] | None = None
-    """your own file: the columns that are features; None is all that are left"""
+    """your own file: the columns that are features; None is all remaining ones"""
     drop_columns: tuple[str, ...] | None = None
     """your own file: columns that are no features, such as row numbers"""
     scenario: str | None = None
