@@ -108,7 +108,7 @@ class OneShot(ClusteringProtocol):
     """
     gram_noise: float = field(default=0.0, kw_only=True)
     """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its
-    dp_unit; relevance is then of spans
+    dp_unit; relevance then compares spans
     """
     gram_mechanism: str = field(default="gram", kw_only=True)
     """gram, or naive: noise on unit eigenvectors by their trivial sensitivity 2√p, for research;
