@@ -1,43 +1,98 @@
-"""The README's code blocks: `command WORD` prints the shell block that mentions WORD, `blocks` runs
-all of Python and of the shell.
+"""The code blocks of the documents: `command WORD` prints the README's shell block that mentions
+WORD, `blocks` runs those of Python and of the shell in the README and in docs/*.md.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+INSTALLED = "pip install -e . && "  # done already where blocks are run
 
 
-def blocks() -> list[tuple[str, str]]:
-    """(language, text) of every fenced block."""
-    return re.findall(r"^```(\w+)\n(.*?)^```", README.read_text(), re.M | re.S)
+class Block(NamedTuple):
+    """A fenced block: its language, and its text."""
+
+    language: str
+    text: str
+
+
+def documents() -> list[Path]:
+    """Return the documents whose blocks are run, the README first."""
+    return [README, *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(document: Path) -> list[Block]:
+    """Return the fenced blocks of a document.
+
+    Those without a language, or in another one than Python or the shell, are left out: they are
+    what a command prints, or parts of other files.
+    """
+    found = re.findall(r"^```(\w+)\n(.*?)^```", document.read_text(), re.M | re.S)
+    every_block = [Block(language, text) for language, text in found]
+    return [block for block in every_block if block.language in ("python", "sh")]
+
+
+def session(document: Path) -> ModuleType:
+    """Return an empty module for the names of a document's blocks, as a reader's session has them.
+
+    It can be imported, since dataclasses and type hints look up the module of a class.
+    """
+    module = ModuleType(document.stem.replace("-", "_"))
+    sys.modules[module.__name__] = module
+    return module
+
+
+def run_python(document: Path, text: str, module: ModuleType) -> None:
+    """Run a block of Python in a session.
+
+    Args:
+        document: whose name tracebacks show.
+        text: of the block.
+        module: the session, with the names of earlier blocks.
+    """
+    code = compile(text, document.name, "exec", dont_inherit=True)
+    exec(code, module.__dict__)
+
+
+def run_shell(text: str) -> None:
+    """Run a block of the shell, unless it installs something else than this project."""
+    command = text.replace(INSTALLED, "")
+    if "pip install" not in command:
+        subprocess.run(["bash", "-euc", command], check=True)
+
+
+def run_document(document: Path) -> None:
+    """Run a document's blocks in order, in a new folder."""
+    module = session(document)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for block in blocks(document):
+            print(f"--- {document.name}: {block.language}\n{block.text}", flush=True)
+            if block.language == "python":
+                run_python(document, block.text, module)
+            else:
+                run_shell(block.text)
+        os.chdir(ROOT)
 
 
 def main(argv: list[str]) -> None:
-    """Print one command or run the blocks; Python blocks share their names, as a reader's session
-    would.
-    """
+    """Print one command of the README, or run the blocks of all documents."""
     if argv[0] == "command":
-        (text,) = [text for language, text in blocks() if language == "sh" and argv[1] in text]
+        (text,) = [block.text for block in blocks(README) if argv[1] in block.text]
         print(text.strip())
         return
-    names: dict[str, object] = {}
-    for language, text in blocks():
-        if language not in ("python", "sh"):  # what a command prints
-            continue
-        print(f"--- {language}\n{text}", flush=True)
-        if language == "python":
-            exec(compile(text, "README.md", "exec"), names)
-        elif "pip install" in text:
-            subprocess.run(
-                ["bash", "-euc", text.replace("pip install -e . && ", "")], check=True
-            ) if "securecluster" in text else None
-        else:
-            subprocess.run(["bash", "-euc", text], check=True)
+    for document in documents():
+        run_document(document)
 
 
-main(sys.argv[1:])
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""The published methods, one file each. They never import each other."""
+"""The published methods, one file or package each. They never import each other."""
 
 from securecluster.protocols.cfl.protocol import CFL
 from securecluster.protocols.common.base import ClusteringProtocol

@@ -1,5 +1,5 @@
-"""ARCHITECTURE.md and CONTRIBUTING.md name files, tests, modules and functions that exist, and the
-rooms of the former are those of `test_architecture.py`.
+"""The documents name files, tests, modules and functions that exist, their links lead somewhere,
+and the rooms of ARCHITECTURE.md are those of `test_architecture.py`.
 """
 
 from __future__ import annotations
@@ -7,15 +7,23 @@ from __future__ import annotations
 import ast
 import re
 import runpy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from securecluster.app.registry import PROTOCOLS
+
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("ARCHITECTURE.md", "CONTRIBUTING.md")
-DOCUMENTS = {name: (ROOT / name).read_text() for name in NAMES}
+PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
+EVIDENCE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/evidence").glob("*.md"))
+NAMES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "README.md", *PAGES)
+DOCUMENTS = {name: (ROOT / name).read_text() for name in (*NAMES, *EVIDENCE)}
+# other documents also name files of run folders and data sets
+ONLY_OF_THIS_PROJECT = ("ARCHITECTURE.md", "CONTRIBUTING.md")
+TOP = ("securecluster", "protocols", "benchmarks", "tests", "docs", ".ci")
+PARTS = ["Idea", "Options", "What is disclosed", "Deviations from the paper"]
 ARCHITECTURE_TEST = ROOT / "tests" / "test_architecture.py"
 WIDEST = 100  # columns
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -24,6 +32,7 @@ PATH = re.compile(r"\.?\w[\w.-]*/[\w./-]*|[\w./-]+\.(?:md|py|toml)")
 FILE = re.compile(r"[\w.-]+(?:/[\w.-]+)+\.py")
 TEST = re.compile(r"(tests/[\w/]+\.py)|::(test_\w+)")
 MODULE = re.compile(r"\bsecurecluster(?:\.\w+)+")
+LINK = re.compile(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)")
 DEFINED = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)*)`\s+\(`([\w/]+\.py)`")
 EVERYWHERE = ("core", "errors")  # rooms that the table of rooms leaves out
 
@@ -81,9 +90,17 @@ def references(text: str) -> Iterator[tuple[str, str]]:
             yield file, name
 
 
-def mistakes(text: str) -> list[str]:
-    """Return what a document names that is not there."""
-    absent = [path for path in sorted(paths(text)) if not (ROOT / path).exists()]
+def mistakes(text: str, tops: Collection[str] | None = None) -> list[str]:
+    """Return what a document names that is not there.
+
+    Args:
+        text: of the document.
+        tops: the folders whose files are looked for; None looks for all files.
+    """
+    named = sorted(paths(text))
+    if tops is not None:
+        named = [path for path in named if path.split("/")[0] in tops]
+    absent = [path for path in named if not (ROOT / path).exists()]
     for file, name in references(text):
         if not (ROOT / file).is_file() or not is_defined(ROOT / file, name):
             absent.append(f"{file}::{name}")
@@ -122,14 +139,69 @@ def rule() -> dict[str, set[str]]:
     return found
 
 
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", text), re.MULTILINE)
+    words = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {word.replace(" ", "-") for word in words}
+
+
+def dead_links(name: str, text: str) -> list[str]:
+    """Return the links of a document that lead to no file, or to no heading of one.
+
+    Args:
+        name: path of the document.
+        text: its content.
+    """
+    dead = []
+    for path, anchor in LINK.findall(text):
+        target = (ROOT / name).parent / path if path else ROOT / name
+        known = not anchor or (target.is_file() and anchor in anchors(target.read_text()))
+        if not target.exists() or not known:
+            dead.append(f"{path}#{anchor}")
+    return dead
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_document_names_exists(name: str) -> None:
-    assert mistakes(DOCUMENTS[name]) == []
+    assert mistakes(DOCUMENTS[name], None if name in ONLY_OF_THIS_PROJECT else TOP) == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *EVIDENCE])
+def test_links_lead_somewhere(name: str) -> None:
+    assert dead_links(name, DOCUMENTS[name]) == []
+
+
+@pytest.mark.parametrize("name", [*NAMES, *EVIDENCE])
 def test_lines_have_at_most_100_columns(name: str) -> None:
-    assert [line for line in DOCUMENTS[name].splitlines() if len(line) > WIDEST] == []
+    text = re.sub(r"^<!-- table.*?-->", "", DOCUMENTS[name], flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^```text.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith("|")]  # no cell can be cut
+    assert [line for line in lines if len(line) > WIDEST] == []
+
+
+def test_the_readme_is_short() -> None:
+    text = DOCUMENTS["README.md"]
+    assert len(text.splitlines()) <= 180
+    assert len(text.split()) <= 1200
+
+
+def test_every_protocol_has_a_line_in_the_readme_and_four_parts_on_its_page() -> None:
+    rows = re.findall(
+        r"^\| `([\w-]+)` \|.*docs/protocols\.md#", DOCUMENTS["README.md"], re.MULTILINE
+    )
+    assert sorted(rows) == sorted(PROTOCOLS)
+    _, *sections = re.split(r"^## ", DOCUMENTS["docs/protocols.md"], flags=re.MULTILINE)
+    names = [re.search(r"^`([\w-]+)`: ", text, re.MULTILINE) for text in sections]
+    assert sorted(name[1] for name in names if name) == sorted(PROTOCOLS)
+    for text in sections:
+        assert re.findall(r"^\*\*([^*]+)\.\*\*", text, re.MULTILINE) == PARTS, text[:20]
+
+
+def test_dead_links_are_found() -> None:
+    text = "[a](ARCHITECTURE.md) [b](docs/gone.md) [c](#there) [d](LICENSE)\n## There\n"
+    text += "[e](ARCHITECTURE.md#decisions) [f](ARCHITECTURE.md#none)"
+    assert dead_links("README.md", text) == ["docs/gone.md#", "#there", "ARCHITECTURE.md#none"]
 
 
 def test_every_decision_names_its_test_or_says_that_there_is_none() -> None:

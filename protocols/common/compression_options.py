@@ -23,8 +23,8 @@ class CompressionOptions(ClusteringProtocol):
     """Options of sketches, compression and clusterers."""
 
     sketch: int | None = None
-    """cluster by sketches of so many numbers (64 to 256, say), which tolerate more noise; full
-    updates leave in sums only
+    """cluster by sketches of this many numbers (64 to 256, for instance), which tolerate more
+    noise; full updates leave in sums only
     """
     compress: str = "none"
     """cluster by compressed updates: none, 8bit, 4bit, 1bit or topk:SHARE (the largest

@@ -101,8 +101,8 @@ class DPOptions(ABC):
             raise UsageError("noise without a clip bounds nothing: give the clip norm too (--clip)")
         if self.per_client and getattr(self, "average", "uniform") == "weighted":
             raise UsageError(
-                "a clipped update counts as much as any other, since its weight would tell |D_i|: "
-                "take average uniform"
+                "a clipped update counts as much as any other, since its weight would reveal "
+                "|D_i|: take average uniform"
             )
         if self.placement == "central" and self.dp_unit == "example":
             raise UsageError(

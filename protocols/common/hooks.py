@@ -76,6 +76,17 @@ class ProtocolHooks(ABC):
         """Return what each party sees beyond the values of single replies, for the report."""
         return Disclosures()
 
+    def report_fields(self, state: Any) -> dict[str, Any]:
+        """Return entries of result.json that this method adds, as JSON values.
+
+        Replay computes them again, and they must be the same. An entry that every run has keeps its
+        meaning under a name that is given here too.
+
+        Args:
+            state: the final state of `run_server`.
+        """
+        return {}
+
     def state_class(self) -> type:
         """Return the class of the final state, from the annotation of `run_server`.
 

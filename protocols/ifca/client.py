@@ -124,7 +124,7 @@ class IFCAClient(TrainingClient):
         """
         offered = sorted(set(query.models.table.tolist()))
         if not offered:
-            raise PolicyError("join brings models to choose from: without one there is no choice")
+            raise PolicyError("join needs models to choose from, and this request has none")
         exact = self._losses(context, query)
         shape = (len(context.positions), query.k)
         losses = np.full(shape, math.inf)

@@ -118,8 +118,7 @@ class NSIM(ClusteringProtocol):
     radius: float = 0.2
     """LCSS: two positions match up to this distance, in units of the area"""
     stride: int = 2
-    """LCSS of synthetic users compares one of so many of their positions: a quarter of the work at
-    2
+    """LCSS of synthetic users compares every n-th of their positions; 2 takes a quarter of the time
     """
     layer: str = "hidden"
     """layer that clients send: hidden, the last hidden layer; or last, the last one; of the dense
@@ -130,8 +129,8 @@ class NSIM(ClusteringProtocol):
     independent, each one's own
     """
     grid: int = len(GRID)
-    """architectures that the grid search compares: the first so many of similarity_model.GRID; 1 is
-    no search
+    """number of architectures that the grid search compares, the first of similarity_model.GRID; 1
+    means no search
     """
     eps: float | None = None
     """DBSCAN: users are neighbours up to this value of 1 - similarity; None chooses one from the

@@ -134,8 +134,7 @@ class OneShotClient(EigenvectorClient):
         """
         if query.labels is None:
             raise PolicyError(
-                "choose brings the clusters of the others: without them there is nothing to choose "
-                "from"
+                "choose needs the clusters of the run's clients, and this request has none"
             )
         chosen = []
         compared = self._compared(context, query)

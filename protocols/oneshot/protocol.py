@@ -103,7 +103,7 @@ class OneShot(EigenvectorProtocol):
     """
     gram_noise: float = 0.0
     """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its
-    dp_unit; relevance is then of spans
+    dp_unit; relevance then compares spans
     """
     gram_mechanism: str = "gram"
     """gram, or naive: noise on unit eigenvectors by their trivial sensitivity 2√p, for research;

@@ -287,7 +287,7 @@ class SRFCAClient(SumClient):
         clusters = query.others.table.shape[1]
         if any(len(picks) != clusters for picks in query.models.picks):
             raise FrameError(
-                f"OfferedClusters.models does not bring {clusters} models, as many as "
+                f"OfferedClusters.models has other than {clusters} models, as many as "
                 "OfferedClusters.others has: the frame is refused"
             )
 

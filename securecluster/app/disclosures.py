@@ -31,7 +31,6 @@ READ_BY_SERVER = {
     PAIRS: " (the plain pairs read the rows)",
 }
 IN_CLEAR = "as they are: no mask covers them"
-SHUFFLED = ("permutation", "signed-permutation")  # masks that move coordinates, and mix none
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Disclosure:
         if self.derived:
             return "made of earlier releases"
         if self.mechanism == "free":
-            return "made of what is priced elsewhere, or public"
+            return "computed from other releases, or public"
         if self.mechanism == "exact":
             return "without noise"
         if self.central:
@@ -187,14 +186,8 @@ def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[
     masked = _names(field for field in by_server if field.masked)
     # a part of the model that is sent in the clear may show where the mask put the rest
     if masked and not fitted.client.clear:
-        hidden.append(f"{_hidden_by_mask(fitted.mask)} in {masked}")
+        hidden.append(f"{fitted.mask_info().hides} in {masked}")
     return hidden or ["nothing is hidden from it: no mask, seal or noise covers what it read"]
-
-
-def _hidden_by_mask(mask: str) -> str:
-    if mask in SHUFFLED:
-        return "which coordinate is which"
-    return "single coordinates, which are mixed,"
 
 
 def unprotected(disclosed: Sequence[Disclosure]) -> list[str]:
@@ -235,7 +228,7 @@ def free(disclosed: Sequence[Disclosure], rows: Sequence[Row]) -> list[str]:
         if row.mechanism != "free":
             continue
         name = f"{row.field} of {row.method}"
-        source = "made of what is priced elsewhere (other releases, training with noise), or public"
+        source = "computed from other releases or from training with noise, or public"
         if name in derived:
             source = "made of earlier releases"
         # post-processing: a function of releases costs no more than these

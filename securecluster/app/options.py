@@ -48,13 +48,13 @@ class Simulation:
     truth_column: str | None = None
     """your own file: the column with each client's true cluster, where it is known"""
     feature_columns: tuple[str, ...] | None = None
-    """your own file: the columns that are features; None is all that are left"""
+    """your own file: the columns that are features; None is all remaining ones"""
     drop_columns: tuple[str, ...] | None = None
     """your own file: columns that are no features, such as row numbers"""
     scenario: str | None = None
-    """how clients differ: a name from `securecluster list`, or some (rotation+dirichlet); None is
-    what the protocol is made for (of several: what all of them are made for), else label-swap; for
-    femnist, shakespeare and mobility natural, for ag_news topics
+    """how clients differ: a name from `securecluster list`, or several (rotation+dirichlet); None
+    is the one that the protocol is designed for (in a comparison, if all have the same), else
+    label-swap; for femnist, shakespeare and mobility natural, for ag_news topics
     """
     clients: int | None = None
     """number of clients; None is 20 (fashion_mnist in tasks: 10), or all clients of your own file
@@ -62,7 +62,7 @@ class Simulation:
     clusters: int | None = None
     """true clusters; None is the scenario's own default (label-swap, topics: 4)"""
     samples: int | None = None
-    """training samples per client; None deals as many as the scenario allows (ag_news: 300)"""
+    """training samples per client; None is as many as the scenario allows (ag_news: 300)"""
     labels_per_client: int | None = None
     """pathological (2), label-split (0.7 of all): labels that a client holds"""
     alpha: float | None = None

@@ -81,7 +81,7 @@ def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
     if pack(state) != recorded.server:
         raise ReplayError(
             f"{folder}: the server's final state differs from the recorded one: it used something "
-            "that no message brought it"
+            "that no message contained"
         )
 
     ledger_file = folder / "ledger.jsonl"
@@ -185,7 +185,9 @@ def _check_result(
     names = list(learned.names)
     # through JSON, as the file was written: tuples become lists
     privacy = json.loads(json.dumps(privacy_report.section(fitted)))
+    own_fields = json.loads(json.dumps(fitted.with_fitted_params().report_fields(state)))
     replayed = {
+        **own_fields,
         "protocol": fitted.name,
         "names": names,
         "clients": len(names),

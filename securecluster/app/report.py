@@ -46,6 +46,7 @@ def result(
     for client, rounds in fitted.dropped_.items():
         dropped[federation.names[client]] = rounds
     return {
+        **fitted.with_fitted_params().report_fields(state),
         "schema": SCHEMA,
         "protocol": fitted.name,
         "data": federation.data,

@@ -5,8 +5,8 @@ No other code writes files while a protocol runs.
 A checkpoint is a folder that appears by one rename, so a run killed at any moment resumes from a
 complete one. Lists that only grow (the history, the ledger's events) are appended to files of lines
 instead; the checkpoint stores their length and digest, so that its cost is what a round added and
-not what all rounds did. A resumed run cuts off the history that it makes again. The ledger is never
-cut: what was released stays released.
+not what all rounds did. A resumed run truncates the history that it writes again. The
+ledger is never truncated: what was released stays released.
 """
 
 from __future__ import annotations

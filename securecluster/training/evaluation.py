@@ -1,6 +1,6 @@
 """Evaluation of models on clients' samples.
 
-The samples of all clients that share a model pass through it together.
+The samples of all clients that share a model are evaluated in one pass.
 """
 
 from __future__ import annotations

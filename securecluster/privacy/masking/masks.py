@@ -11,24 +11,22 @@ call are columns over clients, and grouping columns that move alike recovers the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import unknown
+from securecluster.errors import UsageError, unknown
 from securecluster.privacy.masking.keystream import SIGNS, Keyed, blocks, order, signs
 from securecluster.privacy.masking.rotations import Haar, RotationMask, check_dense
 from securecluster.privacy.pipeline import Pipeline, Stage
 
-MASKS = ("none", "permutation", "signed-permutation", "rotation", "haar")
+# Names of all masks; `register` adds to them.
+MASKS = ["none", "permutation", "signed-permutation", "rotation", "haar"]
 # Masks that keep each number's magnitude, hence L1 and every norm of coordinates.
-ENTRYWISE = (
-    "none",
-    "permutation",
-    "signed-permutation",
-)
+ENTRYWISE = {"none", "permutation", "signed-permutation"}
 _SEED = (
     "falls when one client tells the server the shared seed; clients can be linked from call to "
     "call by their inner products"
@@ -59,6 +57,7 @@ def _label_leakage(name: str, hidden: str) -> str:
 
 
 _SHUFFLED = "it hides which label is which, and not how many samples of each label a client has"
+_ORDER_HIDDEN = "which coordinate is which"
 _MIXED = "inner products tell of label distributions, too"
 
 
@@ -70,11 +69,13 @@ class MaskInfo:
         shows: what stays visible to the server.
         not_covered: attacks that the mask does not cover, and assumptions.
         padding_bytes: bytes that the mask adds to every row.
+        hides: what of a masked row stays hidden from the server.
     """
 
     shows: str
     not_covered: str
     padding_bytes: int = 0
+    hides: str = "single coordinates, which are mixed,"
 
 
 INFO = {
@@ -84,6 +85,7 @@ INFO = {
         "call, and which values of different clients belong to one coordinate",
         f"the permutation is obfuscation: it hides nothing from a client, and {_SEED}; "
         f"{_label_leakage('permutation', _SHUFFLED)}",
+        hides=_ORDER_HIDDEN,
     ),
     "signed-permutation": MaskInfo(
         "its sorted magnitudes, exact zeros, norm and inner products with the others of that call, "
@@ -91,6 +93,7 @@ INFO = {
         "sign",
         f"the signed permutation is obfuscation: it hides nothing from a client, and {_SEED}; "
         + _label_leakage("signed-permutation", _SHUFFLED),
+        hides=_ORDER_HIDDEN,
     ),
     "rotation": MaskInfo(
         "its norm and inner products with the others of that call, and its coordinates mixed by a "
@@ -217,6 +220,43 @@ class SignedPermutation(Keyed["tuple[torch.Tensor, torch.Tensor]"]):
         return positions, torch.from_numpy(flips)
 
 
+def _haar(dimension: int | None) -> Haar:
+    check_dense(dimension)
+    return Haar()
+
+
+# Makes the stage of a mask for rows of this many numbers; None where only its kind matters.
+MakeStage = Callable[[int | None], Stage]
+_MAKERS: dict[str, MakeStage] = {
+    "permutation": lambda dimension: Permutation(),
+    "signed-permutation": lambda dimension: SignedPermutation(),
+    "rotation": RotationMask,
+    "haar": _haar,
+}
+
+
+def register(name: str, make: MakeStage, info: MaskInfo, entrywise: bool = False) -> None:
+    """Add a mask, so that the option `mask` takes its name in this process.
+
+    Args:
+        name: name of the mask, and of its stage.
+        make: returns a new stage of kind MASK for rows of d numbers. It is called with None at the
+            server, which has no seed and needs the kind of the stage only.
+        info: description of the mask in results.
+        entrywise: True if the mask keeps each number's magnitude.
+
+    Raises:
+        UsageError: there is a mask of this name.
+    """
+    if name in MASKS:
+        raise UsageError(f"there is a mask {name!r} already: give yours another name")
+    MASKS.append(name)
+    INFO[name] = info
+    _MAKERS[name] = make
+    if entrywise:
+        ENTRYWISE.add(name)
+
+
 def build(name: str, dimension: int | None = None) -> tuple[Stage, ...]:
     """Return the stages of a mask.
 
@@ -230,16 +270,9 @@ def build(name: str, dimension: int | None = None) -> tuple[Stage, ...]:
     """
     if name not in MASKS:
         raise unknown("mask", name, MASKS)
-    if name == "haar":
-        check_dense(dimension)
-    stages: dict[str, tuple[Stage, ...]] = {
-        "none": (),
-        "permutation": (Permutation(),),
-        "signed-permutation": (SignedPermutation(),),
-        "rotation": (RotationMask(dimension),),
-        "haar": (Haar(),),
-    }
-    return stages[name]
+    if name == "none":
+        return ()
+    return (_MAKERS[name](dimension),)
 
 
 def width(name: str, dimension: int) -> int:

@@ -1,0 +1,238 @@
+"""The pages docs/add-a-*.md: their code runs as it stands, and does what they say."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from securecluster.app import registry
+from securecluster.app.cli import main
+from securecluster.data import Federation, LabelSwap
+from securecluster.data.datasets import SOURCES
+from securecluster.errors import FrameError, UsageError
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Call, reply_header
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.privacy.masking import masks
+from securecluster.privacy.pipeline import Kind
+from securecluster.protocols import CFL, SRFCA, Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+READER = SimpleNamespace(**runpy.run_path(str(ROOT / ".ci" / "readme.py")))
+Page = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    """Take away at the end what pages register."""
+    names, info, makers = list(masks.MASKS), dict(masks.INFO), dict(masks._MAKERS)
+    entrywise, sources = set(masks.ENTRYWISE), dict(SOURCES)
+    yield
+    masks.MASKS[:] = names
+    for table, before in ((masks.INFO, info), (masks._MAKERS, makers), (SOURCES, sources)):
+        table.clear()
+        table.update(before)
+    masks.ENTRYWISE.intersection_update(entrywise)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The module that a page's code makes, run once in a folder of its own, which is `home`."""
+    ran: dict[str, Any] = {}
+
+    def module_of(name: str) -> Any:
+        if name not in ran:
+            document = DOCS / f"{name}.md"
+            module = READER.session(document)
+            module.home = tmp_path_factory.mktemp(name)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(module.home)
+                for block in READER.blocks(document):
+                    READER.run_python(document, block.text, module)
+            ran[name] = module
+        return ran[name]
+
+    return module_of
+
+
+def test_a_run_with_the_new_mask_recovers_the_models_of_one_without(page: Page) -> None:
+    names = page("add-a-mask")
+    masked, plain = names.masked.client_models_.values, names.plain.client_models_.values
+    # without a mask one delta since the start is sent, which rounds once less
+    torch.testing.assert_close(masked, plain, rtol=0, atol=1e-6)
+    assert names.masked.mask == "sign-flips"
+    assert names.masked.bytes_["up"] > names.plain.bytes_["up"]  # the key agreement's
+
+
+def test_the_new_mask_hides_signs_and_is_described(page: Page) -> None:
+    names = page("add-a-mask")
+    stage = names.SignFlips()
+    stage.unlock(bytes(range(32)))
+    rows = torch.ones(2, 200)
+    first, second = stage.forward(rows, 1), stage.forward(rows, 2)
+    assert torch.equal(stage.inverse(first, 1), rows)
+    assert not torch.equal(first, second) and 50 < int((first[0] < 0).sum()) < 150
+    assert names.masked.mask_info().hides == "the signs of coordinates"
+
+
+def test_an_entrywise_mask_is_taken_where_only_these_are(page: Page) -> None:
+    page("add-a-mask")
+    SRFCA(trim=0.2, mask="sign-flips").check(6)
+    with pytest.raises(UsageError, match="rotation"):
+        SRFCA(trim=0.2, mask="rotation").check(6)
+
+
+def test_a_mask_of_a_name_that_is_taken_is_refused() -> None:
+    info = masks.MaskInfo("its values", "obfuscation")
+    with pytest.raises(UsageError, match="give yours another name"):
+        masks.register("rotation", lambda dimension: masks.Permutation(), info)
+    assert masks.INFO["rotation"] is not info
+
+
+def test_the_new_data_set_loads_by_name_and_splits(page: Page) -> None:
+    names = page("add-a-data-set")
+    federation = Federation.simulate(
+        "wine", scenario=LabelSwap(clusters=1), clients=6, samples=20, seed=1
+    )
+    assert federation.shape == (13,) and federation.classes == 3
+    assert [len(shard.y) for shard in federation.shards] == [20] * 6
+    rows = [tuple(row) for shard in federation.shards for row in (*shard.x, *shard.x_test)]
+    assert len(rows) > 6 * 20 and len(rows) == len(set(rows))  # no sample is held twice
+    assert names.fitted.accuracy_.mean() > 0.8  # a third is chance
+
+
+def test_the_new_data_set_is_one_of_the_command_line(
+    page: Page, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page("add-a-data-set")
+    assert main(["list"]) == 0
+    assert "mobility, wine" in capsys.readouterr().out
+
+
+def test_the_new_mechanism_enters_the_ledger_and_epsilon(page: Page) -> None:
+    fitted = page("add-a-mechanism").fitted
+    (row,) = [row for row in fitted.ledger_.summary() if row.mechanism != "free"]
+    assert (row.mechanism, row.noise_multiplier, row.count) == ("gaussian", 2.0, 3)
+    # three releases with z = 2 are one with z = 2/√3
+    expected = gaussian_epsilon(np.sqrt(3) / 2, 1e-5)
+    assert fitted.ledger_.price(1e-5).epsilon == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_new_mechanism_bounds_rows_and_half_its_noise_fails_the_audit(page: Page) -> None:
+    names = page("add-a-mechanism")
+    clip = names.CoordinateClip(0.5)
+    rows = torch.tensor([[9.0, -9.0, 0.1, float("nan")], [float("inf"), 1.0, 1.0, 1.0]])
+    clipped = clip.forward(rows, 0)
+    assert torch.linalg.vector_norm(clipped, dim=1).max() <= 0.5
+    assert clipped[0, 2] == rows[0, 2] and clipped[0, 3] == 0
+    assert names.audited_mu(0.5) <= names.claimed_mu < names.audited_mu(0.25)
+
+
+def test_the_new_transport_carries_a_run(page: Page) -> None:
+    names = page("add-a-transport")
+    batch = CFL(rounds=2, epochs=1).fit(names.federation)
+    assert names.state.labels == batch.labels_.tolist()
+    assert names.transcript.totals()["up"] == batch.bytes_["up"] > 0
+    rows = torch.cat([node.client.models.values for node in names.nodes])
+    torch.testing.assert_close(rows, batch.client_models_.values, rtol=0, atol=1e-5)
+
+
+class End:
+    """The server's end of a pipe that gives one frame, or none."""
+
+    def __init__(self, frame: bytes | None) -> None:
+        self.frame = frame
+
+    def send_bytes(self, data: bytes) -> None:
+        pass
+
+    def poll(self, timeout: float) -> bool:
+        return self.frame is not None
+
+    def recv_bytes(self) -> bytes:
+        assert self.frame is not None
+        return self.frame
+
+
+def test_the_new_transport_leaves_out_who_is_silent_and_refuses_late_replies(page: Page) -> None:
+    names = page("add-a-transport")
+    call, answer = first_call(names)
+    types = names.cfl.message_types
+    silent = names.Pipes({i: End(None) for i in call.to}, lambda method: types(method)[1])
+    assert silent.exchange(call).ids == ()
+    late = names.Pipes({i: End(answer) for i in call.to}, lambda method: types(method)[1])
+    with pytest.raises(FrameError, match="answered another request"):
+        late.exchange(call)
+
+
+def first_call(names: Any) -> tuple[Call, bytes]:
+    """Return the run's first call, and a frame that answers another one."""
+    call, response = names.transcript.content(0)
+    _, other = names.transcript.content(1)
+    assert response.ids and other.ids
+    later, _ = names.transcript.content(1)
+    header = reply_header(later.header(0))
+    return call, wire.encode(header, response.reply, 0)
+
+
+def test_the_new_fields_are_in_the_reports(page: Page) -> None:
+    names = page("add-a-report-field")
+    assert sum(names.result["cluster_sizes"]) == 6
+    lines = (names.home / "reporting" / "history.jsonl").read_text().splitlines()
+    assert all(0 <= json.loads(line)["lowest_real"] <= 1 for line in lines) and len(lines) == 2
+    uncovered = names.result["privacy"]["uncovered_files"]
+    assert len(uncovered) == 1  # without noise nothing is claimed that a file could lack
+    assert names.result["protocol"] == "reporting-cfl"
+
+
+def test_a_field_of_the_observer_is_named_as_what_epsilon_does_not_cover(page: Page) -> None:
+    names = page("add-a-report-field")
+    noisy = names.ReportingCFL(rounds=2, epochs=1, clip=1.0, noise=1.0)
+    noisy.fit(names.federation, folder=names.home / "noisy")
+    result = json.loads((names.home / "noisy" / "result.json").read_text())
+    assert any("lowest_real" in text for text in result["privacy"]["uncovered_files"])
+
+
+def test_replay_compares_the_new_field(
+    page: Page, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = page("add-a-report-field")
+    folder = names.home / "replayed"
+    settings = Settings(transcript="full")
+    names.ReportingCFL(rounds=1, epochs=1).fit(names.federation, settings, folder=folder)
+    point = EntryPoint("reporting-cfl", "add_a_report_field:ReportingCFL", registry.GROUP)
+    monkeypatch.setattr(registry, "_declared", lambda: {point.name: point})
+    assert main(["replay", str(folder)]) == 0
+    other = {"cluster_sizes": [1]}
+    monkeypatch.setattr(names.ReportingCFL, "report_fields", lambda self, state: other)
+    assert main(["replay", str(folder)]) != 0
+    assert "differs from the replay in its cluster_sizes" in capsys.readouterr().err
+
+
+def test_a_standard_field_keeps_its_meaning(page: Page, tmp_path: Path) -> None:
+    names = page("add-a-report-field")
+
+    class Overriding(names.ReportingCFL):  # type: ignore[name-defined,misc]
+        name = "overriding"
+
+        def report_fields(self, state: Any) -> dict[str, Any]:
+            return {"protocol": "forged"}
+
+    Overriding(rounds=1, epochs=1).fit(names.federation, folder=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["protocol"] == "overriding"
+
+
+def test_a_registered_stage_is_a_mask(page: Page) -> None:
+    page("add-a-mask")
+    (stage,) = masks.build("sign-flips", 8)
+    assert (stage.kind, stage.name) == (Kind.MASK, "sign-flips")
