@@ -92,7 +92,6 @@ def walks(form: Any, users: int, draw: np.random.Generator) -> list[Any]:
     synthetic = []
     for k in range(users):
         images = draw.random((20, 1, 8, 8)).astype(np.float32)
-        # users have different labels, so that some are more similar than others
         labels = draw.integers(k % 9, 10, 20)
         synthetic.append((images, labels))
     return synthetic
