@@ -76,7 +76,15 @@ def _even(data: str, scenario: Any, sizes: tuple[int, ...], samples: int) -> Set
         sizes: clients in each true cluster.
         samples: training samples of each client.
     """
-    return Setting("", "", data, scenario, sizes, (samples,), samples)
+    return Setting(
+        about="",
+        half="",
+        data=data,
+        scenario=scenario,
+        sizes=sizes,
+        samples=(samples,),
+        dealt=samples,
+    )
 
 
 SETTINGS: dict[str, Hard] = {
@@ -85,10 +93,27 @@ SETTINGS: dict[str, Hard] = {
     "digits-swap-4x5-36": Hard(_even("digits", LabelSwap(4), (5,) * 4, 36)),
     "digits-swap-4x5-20": Hard(_even("digits", LabelSwap(4), (5,) * 4, 20)),
     "mnist-swap-4x5-sizes": Hard(
-        Setting("", "", "mnist", LabelSwap(4), (5,) * 4, (20, 50, 100, 200, 400), 400),
+        Setting(
+            about="",
+            half="",
+            data="mnist",
+            scenario=LabelSwap(4),
+            sizes=(5,) * 4,
+            samples=(20, 50, 100, 200, 400),
+            dealt=400,
+        ),
     ),
     "fashion-permutation-4x5-foreign": Hard(
-        Setting("", "", "fashion_mnist", LabelPermutation(4), (5,) * 4, (100,), 100, foreign=0.4),
+        Setting(
+            about="",
+            half="",
+            data="fashion_mnist",
+            scenario=LabelPermutation(4),
+            sizes=(5,) * 4,
+            samples=(100,),
+            dealt=100,
+            foreign=0.4,
+        ),
     ),
     "fashion-dirichlet-3x7": Hard(
         _even("fashion_mnist", Dirichlet(alpha=0.3, clusters=3), (7,) * 3, 100),
