@@ -34,11 +34,14 @@ def full(features: torch.Tensor, p: int) -> Pairs:
         features: Φ, (n, D).
         p: how many.
     """
+    # float64, since the result is the reference for the errors of both ways
     wide = features.double()
     gram = wide.T @ wide / len(wide)
     values, vectors = torch.linalg.eigh(gram)
     # eigh returns ascending eigenvalues, and vectors as columns
-    return values[-p:].flip(0), vectors[:, -p:].flip(1).T
+    largest = values[-p:].flip(0)
+    leading = vectors[:, -p:].flip(1)
+    return largest, leading.T
 
 
 def measure(
@@ -113,12 +116,18 @@ def main() -> None:
         for n in sizes:
             images = torch.from_numpy(pool.read(np.arange(n)))
             features = images.flatten(1)
-            row = {"data": name, "D": features.shape[1], "n": n, "p": P}
-            row |= measure(features, P, options.repeats)
+            row = {
+                "data": name,
+                "D": features.shape[1],
+                "n": n,
+                "p": P,
+                **measure(features, P, options.repeats),
+            }
             table.append(row)
             # after each size, so that a run that is cut off loses one size at most
             write("eigen", table)
-            print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+            texts = [f"{key} {value}" for key, value in row.items()]
+            print(", ".join(texts), flush=True)
 
 
 if __name__ == "__main__":

@@ -41,19 +41,22 @@ SCENARIOS = ("iid", "label-swap", "rotation", "label-permutation")
 def _settings() -> list[dict[str, Any]]:
     """Return data, scenario and clients of every federation, in the order of the table."""
     settings: list[dict[str, Any]] = []
+    digits: dict[str, Any] = {"data": "digits"}
     for name in SCENARIOS:
-        settings.append({"data": "digits", "scenario": name, "clients": 20})
+        settings.append({**digits, "scenario": name, "clients": 20})
     # fewer than four clients are one cluster at the default threshold, whatever their updates
     for clients in (2, 4, 6):
-        iid = {"data": "digits", "scenario": "iid", "clients": clients, "samples": 60}
+        iid = {**digits, "scenario": "iid", "clients": clients, "samples": 60}
         settings.append(iid)
     for clients in (4, 6):
-        swap = {"data": "digits", "scenario": "label-swap", "clients": clients, "samples": 60}
-        settings.append({**swap, "clusters": 2})
+        swap = {**digits, "scenario": "label-swap", "clients": clients, "samples": 60}
+        swap["clusters"] = 2
+        settings.append(swap)
+    mnist: dict[str, Any] = {"data": "mnist"}
     for name in SCENARIOS:
-        settings.append({"data": "mnist", "scenario": name, "clients": 20, "samples": 200})
+        settings.append({**mnist, "scenario": name, "clients": 20, "samples": 200})
     for name in ("iid", "label-swap"):
-        settings.append({"data": "mnist", "scenario": name, "clients": 100, "samples": 100})
+        settings.append({**mnist, "scenario": name, "clients": 100, "samples": 100})
     return settings
 
 
@@ -150,7 +153,10 @@ def measure(setting: dict[str, Any], seed: int, rounds: int) -> list[dict[str, A
         seed: of the federation.
         rounds: of FedAvg before the clustering round.
     """
-    params: dict[str, Any] = {name: setting.get(name) for name in ("data", "clients", "samples")}
+    params: dict[str, Any] = {}
+    for name in ("data", "clients", "samples"):
+        # without a number of samples, all samples of a data set are dealt
+        params[name] = setting.get(name)
     clusters = scenario(setting["scenario"], setting.get("clusters"))
     federation = Federation.simulate(**params, scenario=clusters, seed=seed)
     rows = updates(federation, rounds)
@@ -161,6 +167,25 @@ def measure(setting: dict[str, Any], seed: int, rounds: int) -> list[dict[str, A
         results = judge(rows, truth, metric, linkage)
         lines.append({**key, "metric": metric, "linkage": linkage, **results})
     return lines
+
+
+def _counts(rows: Sequence[dict[str, Any]], metric: str, linkage: str) -> str:
+    """Return how many runs of one setting were right, and how many could have been, as text.
+
+    Args:
+        rows: of the setting.
+        metric: of distances between updates.
+        linkage: of the merges.
+    """
+    exact = 0
+    possible = 0
+    runs = 0
+    for row in rows:
+        if row["metric"] == metric and row["linkage"] == linkage:
+            exact += row["exact"]
+            possible += row["possible"]
+            runs += 1
+    return f"{exact} of {runs} (possible {possible})"
 
 
 def main() -> None:
@@ -181,11 +206,8 @@ def main() -> None:
         write("gaps", table)
         name = " ".join(str(value) for value in setting.values())
         for metric, linkage in PAIRS:
-            pair_rows = [r for r in rows if r["metric"] == metric and r["linkage"] == linkage]
-            exact = sum(row["exact"] for row in pair_rows)
-            possible = sum(row["possible"] for row in pair_rows)
-            count = f"{exact} of {len(pair_rows)} (possible {possible})"
-            print(f"{name}, {metric} {linkage}: {count}", flush=True)
+            counts = _counts(rows, metric, linkage)
+            print(f"{name}, {metric} {linkage}: {counts}", flush=True)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "noised centrally": {**NOISED_CLIENTS, "placement": "central"},
     "noised examples": {"mask": "permutation", **NOISE, "dp_unit": "example"},
 }
+IMAGE = (1, 8, 8)  # shape of a digit
 FRAMES = "frames"
 
 
@@ -91,7 +92,7 @@ def walks(form: Any, users: int, draw: np.random.Generator) -> list[Any]:
     """
     synthetic = []
     for k in range(users):
-        images = draw.random((20, 1, 8, 8)).astype(np.float32)
+        images = draw.random((20, *IMAGE)).astype(np.float32)
         labels = draw.integers(k % 9, 10, 20)
         synthetic.append((images, labels))
     return synthetic

@@ -53,6 +53,7 @@ def measure(
         data, scenario=scenario, clients=CLIENTS, samples=samples, seed=seed
     )
     fitted = SRFCA(distance=distance, rounds=5, refine=1).fit(federation)
+    # the round of ONE_SHOT, whose line has the graph
     line = next(line for line in fitted.history_ if "lambda" in line)
     assert federation.truth is not None
     assert fitted.agreement_ is not None
@@ -97,8 +98,10 @@ def _print_counts(rows: list[Mapping[str, Any]]) -> None:
     """
     graph = sum(row["graph"] for row in rows)
     refined = sum(row["refined"] for row in rows)
-    case = f"{rows[0]['data']} {rows[0]['scenario']} {rows[0]['distance']}"
-    print(f"{case}: graph right {graph}, refined {refined} of {len(rows)}", flush=True)
+    first = rows[0]
+    case = f"{first['data']} {first['scenario']} {first['distance']}"
+    counts = f"graph right {graph}, refined {refined} of {len(rows)}"
+    print(f"{case}: {counts}", flush=True)
 
 
 def main() -> None:

@@ -147,29 +147,38 @@ def local_epochs(rounds: int) -> Iterator[dict[str, Any]]:
             test[f"c{k}"] = (images[:1], labels[:1])
         federation = Federation.from_arrays(clients, test=test, classes=10, seed=0)
         flat = build(name, federation.shape, 10, Randomness(0))
+        # any key will do, since nothing is released
         secret = NoiseStreams(lambda client: bytes(32), "benchmark")
         cohort = LocalTrainer(
-            federation, flat, Randomness(0), torch.device("cpu"), torch.float32, secret=secret
+            federation,
+            flat,
+            Randomness(0),
+            torch.device("cpu"),
+            torch.float32,
+            secret=secret,
         )
-        tasks = {kind: partial(epoch, cohort, kind) for kind in ("none", "float", "grid")}
+        tasks = {}
+        for variant in ("none", "float", "grid"):
+            tasks[variant] = partial(epoch, cohort, variant)
         milliseconds = {}
-        for kind, shortest in fastest(tasks, rounds).items():
-            milliseconds[kind] = shortest * 1e3
-        yield from rows_of("round", f"{name}, d = {flat.dimension}", milliseconds, "ms")
+        for variant, shortest in fastest(tasks, rounds).items():
+            milliseconds[variant] = shortest * 1e3
+        case = f"{name}, d = {flat.dimension}"
+        yield from rows_of("round", case, milliseconds, "ms")
 
 
-def epoch(cohort: LocalTrainer, kind: str) -> None:
+def epoch(cohort: LocalTrainer, variant: str) -> None:
     """Train for an epoch of DP-SGD at batch 20.
 
     Args:
         cohort: the clients.
-        kind: of noise, "none", "float" or "grid".
+        variant: the kind of noise, "none", "float" or "grid".
     """
     multiplier = 1.0
-    if kind == "none":
+    if variant == "none":
         multiplier = 0.0
     source: type[FloatNoise | GridNoise] = GridNoise
-    if kind == "float":
+    if variant == "float":
         source = FloatNoise
     plan = LocalTraining(0.1, 1, 20, clip=1.0, noise=multiplier)
     clients = range(len(cohort.ids))
@@ -194,9 +203,8 @@ def gap() -> Iterator[dict[str, Any]]:
         cases = {"gradients of any direction": varied, "equal gradients": equal}
         for name, gradient in cases.items():
             excess = largest_excess({"w": gradient}, batch)
-            yield from rows_of(
-                "gap", f"batch {batch}, {name}", {"apart": excess}, "of the clip norm"
-            )
+            case = f"batch {batch}, {name}"
+            yield from rows_of("gap", case, {"apart": excess}, "of the clip norm")
 
 
 def largest_excess(gradients: dict[str, Outer], batch: int) -> float:
@@ -207,6 +215,7 @@ def largest_excess(gradients: dict[str, Outer], batch: int) -> float:
         batch: how many; the first 20 examples are left out in turn.
     """
     all_examples = clipped_sum(gradients, torch.ones(1, batch)).double()
+    # equal sums would be one clip norm below the bound
     excess = -1.0
     for j in range(20):
         weight = torch.ones(1, batch)

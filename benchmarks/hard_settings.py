@@ -39,7 +39,7 @@ from securecluster.errors import SecureClusterError
 from securecluster.protocols import Settings
 
 CLUSTERED = ("cfl", "flhc", "srfca")
-Spread = tuple[float, float, float, int]  # mean, least, most and number of values
+Spread = tuple[float, float, float, int]  # mean, lowest, highest and number of values
 # of CFL's published code, whose ConvNet has the layers of cnn-ali
 AUTHORS_TRAINING = {
     "model": "cnn-ali",
@@ -220,11 +220,11 @@ def report(now: Sequence[Row], before: Sequence[Row]) -> list[str]:
 
 
 def _shown(values: Spread | None) -> str:
-    """Return the mean, and the least and the most in parentheses, as text of a fixed width."""
+    """Return the mean, and the lowest and highest value in parentheses, of a fixed width."""
     if values is None:
         return "  -               "
-    middle, least, most, _ = values
-    return f"{middle:5.2f} ({least:.2f}–{most:.2f})"
+    middle, lowest, highest, _ = values
+    return f"{middle:5.2f} ({lowest:.2f}–{highest:.2f})"
 
 
 def _read(path: Path) -> list[Row]:

@@ -200,7 +200,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, and print."""
     chosen = options(__doc__, argv, seeds=3)
     sheet = Sheet("label_attack", RESULTS)
-    rows = sheet.fill(cells(chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     summarise(rows, ["scenario", "protection"], ["correlation", "chance", "epsilon"])
     return sheet.path
 

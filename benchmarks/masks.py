@@ -116,8 +116,9 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
     Args:
         values: in seconds.
     """
-    low, middle, high = 1e3 * np.quantile(values, [0.25, 0.5, 0.75])
-    return round(float(middle), 3), round(float(low), 3), round(float(high), 3)
+    milliseconds = 1e3 * np.quantile(values, [0.25, 0.5, 0.75])
+    lower, median, upper = [round(float(value), 3) for value in milliseconds]
+    return median, lower, upper
 
 
 def measure(model: str, shape: tuple[int, ...], repetitions: int) -> list[dict[str, Any]]:
@@ -152,6 +153,7 @@ def measure(model: str, shape: tuple[int, ...], repetitions: int) -> list[dict[s
     for repetition in range(repetitions + 1):
         for key, task in tasks.items():
             elapsed = seconds(task)
+            # the first repetition only warms up
             if repetition:
                 times[key].append(elapsed)
     return [row(model, d, name, times) for name in masks]

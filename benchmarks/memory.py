@@ -99,7 +99,8 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(one(options.one, options.model, options.clients)))
+        row = one(options.one, options.model, options.clients)
+        print(json.dumps(row))
         return
     rows = []
     # the largest resident set of a process never falls, so each case needs a process of its own

@@ -111,15 +111,20 @@ def _majorities(labels: Sequence[int], truth: Sequence[int]) -> dict[int, int]:
     for label, true_cluster in zip(labels, truth, strict=True):
         counter = true_clusters.setdefault(label, Counter())
         counter[true_cluster] += 1
-    # of equally frequent ones, the first that occurred
-    return {label: counter.most_common(1)[0][0] for label, counter in true_clusters.items()}
+    majorities = {}
+    for label, counter in true_clusters.items():
+        # of equally frequent ones, the first that occurred
+        ((true_cluster, _),) = counter.most_common(1)
+        majorities[label] = true_cluster
+    return majorities
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, and print."""
     chosen = options(__doc__, argv)
     sheet = Sheet("newcomers")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     # cells of the full scale stand in the file as not run
     sheet.expect(cells("full", chosen.seeds))
     summarise(

@@ -134,7 +134,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, and print."""
     chosen = options(__doc__, argv)
     sheet = Sheet("protocols")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     # cells of the full scale stand in the file as not run
     sheet.expect(cells("full", chosen.seeds))
     summarise(

@@ -39,7 +39,9 @@ def margins(history: list[Any]) -> tuple[float | None, float]:
     last = max(split_rounds, default=0)
     at_split = [test["evidence"] for _, test in split_tests if test["split"]]
     after = [test["evidence"] for number, test in split_tests if number > last]
-    return min(at_split, default=None), max(after, default=0.0)
+    lowest = min(at_split, default=None)
+    highest = max(after, default=0.0)
+    return lowest, highest
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
@@ -71,7 +73,7 @@ def one(
     )
     cfl = CFL(**params).fit(federation)  # type: ignore[arg-type]
     assert cfl.agreement_ is not None
-    least, most = margins(cfl.history_)
+    lowest, highest = margins(cfl.history_)
     split_lines = [line for line in cfl.history_ if line["splits"]]
     splits = [str(line["round"]) for line in split_lines]
     # in the round of the first split all clients still have one model
@@ -88,8 +90,8 @@ def one(
         "ari": round(cfl.agreement_["ari"], 4),
         "clusters": len(set(cfl.labels_)),
         "splits": " ".join(splits),
-        "least_evidence_of_a_split": _rounded(least, 3),
-        "most_evidence_after_the_last": round(most, 3),
+        "least_evidence_of_a_split": _rounded(lowest, 3),
+        "most_evidence_after_the_last": round(highest, 3),
         "accuracy_before_first_split": _rounded(before, 4),
         "accuracy": round(float(np.mean(cfl.scores_)), 4),
         "bytes": cfl.bytes_["up"] + cfl.bytes_["down"],
@@ -124,6 +126,7 @@ def main() -> None:
             rows.append(row)
             exact += row["exact"]
             print(row, flush=True)
+            # after each run, so that a benchmark that is cut off loses one run at most
             write(name, rows)
         print(f"{data}, {scenario}: exact {exact} of {options.seeds}")
 

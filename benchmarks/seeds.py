@@ -101,11 +101,13 @@ def main(seeds: int = 10) -> None:
         rows.append(line)
         print(line, flush=True)
     for column in ("before", "after", "fedavg", "local"):
+        # runs without a split have no accuracy before one
         measured = [line[column] for line in rows if line[column] is not None]
         values = np.array(measured, dtype=float)
-        print(
-            f"{column:<7} mean {values.mean():.4f}  min {values.min():.4f}  max {values.max():.4f}"
-        )
+        mean = values.mean()
+        lowest = values.min()
+        highest = values.max()
+        print(f"{column:<7} mean {mean:.4f}  min {lowest:.4f}  max {highest:.4f}")
     equal = 0
     for line in rows:
         counted = line["bytes_up"] + line["bytes_down"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -92,8 +92,9 @@ def plain(batched: LocalTrainer, module: nn.Module) -> torch.Tensor:
     Returns:
         The clients' updates (clients, d).
     """
-    out = torch.empty(len(batched.ids), batched.model.dimension, dtype=batched.dtype)
-    for client in range(len(batched.ids)):
+    clients = len(batched.ids)
+    out = torch.empty(clients, batched.model.dimension, dtype=batched.dtype)
+    for client in range(clients):
         nn.utils.vector_to_parameters(batched.start.clone(), module.parameters())
         optimizer = torch.optim.SGD(module.parameters(), lr=PLAN.lr)
         for batch in batched._batches(client, PLAN, 1):
@@ -180,8 +181,12 @@ def measure(model: str, clients: int, rounds: int) -> list[dict[str, Any]]:
     """
     errors = errors_in_float64(model)
     seconds = timed(variants(model, clients), rounds)
-    medians = {name: float(np.median(times[1:])) for name, times in seconds.items()}
-    best_plain = min(median for name, median in medians.items() if name.startswith("plain"))
+    medians = {}
+    for name, times in seconds.items():
+        # without the first round, which only warms up
+        medians[name] = float(np.median(times[1:]))
+    plain_medians = [median for name, median in medians.items() if name.startswith("plain")]
+    best_plain = min(plain_medians)
     rows = []
     for name, times in seconds.items():
         first, *later = times
@@ -228,11 +233,12 @@ def _shares(events: Any, model: str) -> list[dict[str, Any]]:
         events: the profiler's averages, by operation.
         model: a network's name.
     """
-    times: Mapping[str, float] = {event.key: event.self_cpu_time_total for event in events}
-    elapsed = sum(times.values())
-    slowest = sorted(times.items(), key=lambda item: (item[1], item[0]), reverse=True)
+    # microseconds of each operation itself, without the operations that it calls
+    times = [(event.self_cpu_time_total, event.key) for event in events]
+    elapsed = sum(microseconds for microseconds, _ in times)
+    times.sort(reverse=True)
     rows = []
-    for name, microseconds in slowest[:OPERATIONS]:
+    for microseconds, name in times[:OPERATIONS]:
         # the round's own time, outside all operations of torch, is the interpreter's
         operation = name
         if name == "whole":

@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, and print."""
     chosen = options(__doc__, argv, seeds=20)
     sheet = Sheet("starts")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     summarise(rows, ["rounds", "starts", "start_rounds"], ["exact", "accuracy", "bytes"])
     return sheet.path
 
