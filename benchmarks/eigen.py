@@ -34,7 +34,7 @@ def full(features: torch.Tensor, p: int) -> Pairs:
         features: Φ, (n, D).
         p: how many.
     """
-    # float64, since the result is the reference for the errors of both ways
+    # float64, since this way is the reference for errors
     wide = features.double()
     gram = wide.T @ wide / len(wide)
     values, vectors = torch.linalg.eigh(gram)

@@ -215,7 +215,7 @@ def largest_excess(gradients: dict[str, Outer], batch: int) -> float:
         batch: how many; the first 20 examples are left out in turn.
     """
     all_examples = clipped_sum(gradients, torch.ones(1, batch)).double()
-    # equal sums would be one clip norm below the bound
+    # a distance is at least 0, so no excess is below -1
     excess = -1.0
     for j in range(20):
         weight = torch.ones(1, batch)
