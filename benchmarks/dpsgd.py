@@ -109,6 +109,7 @@ def for_opacus(module: nn.Module) -> nn.Module:
             weights = {n: p.detach() for n, p in layer.named_parameters()}
             outputs.lstm.load_state_dict(weights)
             setattr(copied, name, outputs.to(layer.bias_ih_l0))
+        # the plan trains without dropout
         if isinstance(layer, SeededDropout):
             setattr(copied, name, nn.Identity())
     return copied
@@ -133,6 +134,7 @@ def opacus(batched: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
     secret = Keys()
     initial = for_opacus(batched.model.module)
     for client, size in enumerate(batched.sizes):
+        # every client starts from the same first weights
         module = GradSampleModule(copy.deepcopy(initial), loss_reduction="sum")
         sgd = torch.optim.SGD(module.parameters(), lr=plan.lr)
         optimizer = DPOptimizer(
@@ -163,6 +165,7 @@ def opacus(batched: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
             optimizer.step()
         trained = {}
         for name, parameter in module.named_parameters():
+            # opacus' wrapper and `Outputs` each add a prefix
             plain_name = name.replace("_module.", "").replace(".lstm.", ".")
             trained[plain_name] = parameter.detach()
         vector = torch.cat([trained[name].flatten() for name in names])

@@ -1,11 +1,11 @@
-"""The eigen step of the one-shot clustering: p leading eigenvectors by scipy's ARPACK against a
+"""Measure the eigen step of one-shot clustering: p leading eigenvectors by scipy's ARPACK beside a
 full decomposition of the Gram matrix.
 
 python -m securecluster.benchmarks.eigen [--repeats 3]
 
-Features are the pixels of Fashion-MNIST (D = 784) and CIFAR-10 (D = 3,072). Both ways start from Φ
-(n, D) float32, so the full one forms the Gram matrix too; they take turns in one run and the least
-time of each counts. Images are read from SECURECLUSTER_DATA or the hub.
+Features are the pixels of Fashion-MNIST (D = 784) and of CIFAR-10 (D = 3,072). Both ways start from
+Φ (n, D) in float32, so the full one also forms the Gram matrix. They take turns in one run, and the
+shortest time of each counts. Images are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
@@ -23,47 +23,81 @@ from securecluster.clustering.eigenvectors import top
 from securecluster.data.datasets import source
 
 SIZES = {"fashion_mnist": (300, 1200, 6000), "cifar10": (300, 1000, 5000)}
-P = 5
-Pairs = tuple[torch.Tensor, torch.Tensor]
+P = 5  # eigenvectors
+Pairs = tuple[torch.Tensor, torch.Tensor]  # eigenvalues (p,) and vectors (p, D)
 
 
 def full(features: torch.Tensor, p: int) -> Pairs:
-    """The p largest eigenvalues and vectors (p, D) of ΦᵀΦ/n, by decomposing all of it."""
+    """Return the p largest eigenvalues and vectors of ΦᵀΦ/n, by decomposing all of it.
+
+    Args:
+        features: Φ, (n, D).
+        p: how many.
+    """
+    # float64, since this way is the reference for errors
     wide = features.double()
-    values, vectors = torch.linalg.eigh(wide.T @ wide / len(wide))
-    return values[-p:].flip(0), vectors[:, -p:].flip(1).T
+    gram = wide.T @ wide / len(wide)
+    values, vectors = torch.linalg.eigh(gram)
+    # eigh returns ascending eigenvalues, and vectors as columns
+    largest = values[-p:].flip(0)
+    leading = vectors[:, -p:].flip(1)
+    return largest, leading.T
 
 
 def measure(
-    features: torch.Tensor, p: int, repeats: int, clock: Callable[[], float] = time.perf_counter
+    features: torch.Tensor,
+    p: int,
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """Least seconds of both ways, their ratio, and how far their results differ."""
+    """Time both ways in turn.
+
+    Args:
+        features: Φ, (n, D).
+        p: the number of eigenvectors.
+        repeats: how often each way is timed.
+        clock: the time in seconds.
+
+    Returns:
+        The shortest seconds of both ways, their ratio, and the differences between their results.
+    """
     seconds: dict[str, list[float]] = {"truncated": [], "full": []}
     results: dict[str, Pairs] = {}
     for _ in range(repeats):
-        for name, way in (("truncated", top), ("full", full)):
-            began = clock()
-            results[name] = way(features, p)
-            seconds[name].append(clock() - began)
-    least = {name: min(taken) for name, taken in seconds.items()}
+        for name, decompose in (("truncated", top), ("full", full)):
+            start = clock()
+            results[name] = decompose(features, p)
+            seconds[name].append(clock() - start)
+    truncated_seconds = min(seconds["truncated"])
+    full_seconds = min(seconds["full"])
+    errors = differences(results["truncated"], results["full"])
     return {
-        **{f"seconds_{name}": f"{value:.4f}" for name, value in least.items()},
-        "ratio": f"{least['full'] / least['truncated']:.1f}",
-        **{
-            name: f"{value:.1e}"
-            for name, value in differences(results["truncated"], results["full"]).items()
-        },
+        "seconds_truncated": f"{truncated_seconds:.4f}",
+        "seconds_full": f"{full_seconds:.4f}",
+        "ratio": f"{full_seconds / truncated_seconds:.1f}",
+        "error_values": f"{errors['error_values']:.1e}",
+        "error_subspace": f"{errors['error_subspace']:.1e}",
     }
 
 
-def differences(found: Pairs, known: Pairs) -> dict[str, float]:
-    """Largest relative difference of eigenvalues, and the sine of the largest angle between the
-    subspaces.
+def differences(result: Pairs, reference: Pairs) -> dict[str, float]:
+    """Return how much eigenvalues and eigenvectors differ from reference ones.
+
+    Args:
+        result: eigenvalues (p,) and vectors (p, D).
+        reference: eigenvalues (p,) and vectors (p, D).
+
+    Returns:
+        The largest relative difference of eigenvalues, and the sine of the largest angle between
+        the subspaces. Single vectors are not compared, since their signs are arbitrary.
     """
-    outside = found[1] - found[1] @ known[1].T @ known[1]
+    values, vectors = result
+    reference_values, reference_vectors = reference
+    projected = vectors @ reference_vectors.T @ reference_vectors
+    relative = (values - reference_values).abs() / reference_values
     return {
-        "error_values": float(((found[0] - known[0]).abs() / known[0]).max()),
-        "error_subspace": float(torch.linalg.matrix_norm(outside, 2)),
+        "error_values": float(relative.max()),
+        "error_subspace": float(torch.linalg.matrix_norm(vectors - projected, 2)),
     }
 
 
@@ -80,18 +114,20 @@ def main() -> None:
     for name, sizes in SIZES.items():
         pool = source(name).train
         for n in sizes:
-            features = torch.from_numpy(pool.read(np.arange(n))).flatten(1)
-            table.append(
-                {
-                    "data": name,
-                    "D": features.shape[1],
-                    "n": n,
-                    "p": P,
-                    **measure(features, P, options.repeats),
-                }
-            )
+            images = torch.from_numpy(pool.read(np.arange(n)))
+            features = images.flatten(1)
+            row = {
+                "data": name,
+                "D": features.shape[1],
+                "n": n,
+                "p": P,
+                **measure(features, P, options.repeats),
+            }
+            table.append(row)
+            # after each size, so that a run that is cut off loses one size at most
             write("eigen", table)
-            print(", ".join(f"{key} {value}" for key, value in table[-1].items()), flush=True)
+            texts = [f"{key} {value}" for key, value in row.items()]
+            print(", ".join(texts), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fill the tables of the evidence pages from the measurements, so that none can drift from them.
+"""Fill the tables of the evidence pages from the measurements, so that both always agree.
 
 python -m securecluster.benchmarks.evidence            write the tables of all pages
 python -m securecluster.benchmarks.evidence --check    return 1 where a table is out of date
@@ -16,12 +16,12 @@ says what the table holds:
     ...
     <!-- end of table -->
 
-`source` is a CSV file under benchmarks/results. `where` keeps the rows that have these values;
-NAME=A|B keeps either, NAME!=A the others. A table has a line for each combination of the columns
-that `rows` names, in the order of the file. A column is a statistic of the runs that fall on that
-line: mean, min, max, median or sum of a column's numbers, `share` or `count` of its "True", `runs`
-for how many runs there are, `first` for a text. `/1e6` divides, `:.3f` formats, `as TEXT` is the
-heading. `by` makes one set of columns for each value of another column. Every cell has one number.
+`source` is a CSV file under benchmarks/results. `where` selects the rows that have these values;
+NAME=A|B selects either, NAME!=A the others. A table has a line for each combination of the columns
+that `rows` names, in the order of the file. A column is a statistic of the runs on that line: mean,
+min, max, median or sum of a column's numbers, `share` or `count` of its "True", `runs` for the
+number of runs, `first` for a text. `/1e6` divides, `:.3f` formats, and `as TEXT` is the heading.
+`by` makes one set of columns for each value of another column. Every cell has one number.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError
 
 Row = Mapping[str, str]
+Condition = tuple[str, bool, frozenset[str]]  # a column, whether its value must be one of some
 PAGES = (Path("README.md"), Path("docs/evidence"))
 NOT_RUN = "not run"
 BEGIN, END = "<!-- table", "<!-- end of table -->"
@@ -68,7 +69,15 @@ class EvidenceError(SecureClusterError):
 
 @dataclass(frozen=True)
 class Column:
-    """One statistic of the runs on a line."""
+    """One statistic of the runs on a line.
+
+    Attributes:
+        statistic: one of `NUMBERS`, one of `TRUTHS`, "runs" or "first".
+        name: of the file's column; "" for "runs".
+        divisor: of the statistic.
+        form: of the text, as in a format string.
+        heading: of the table's column.
+    """
 
     statistic: str
     name: str
@@ -80,14 +89,19 @@ class Column:
     def parse(cls, text: str) -> Column:
         """Return the column that a page describes.
 
+        Args:
+            text: one item of the setting `columns`.
+
         Raises:
             EvidenceError: the text does not describe one.
         """
-        match = COLUMN.fullmatch(text.strip())
-        known = {*NUMBERS, *TRUTHS, "runs", "first"}
-        if match is None or match["statistic"] not in known:
+        text = text.strip()
+        match = COLUMN.fullmatch(text)
+        statistics = sorted([*NUMBERS, *TRUTHS, "runs", "first"])
+        if match is None or match["statistic"] not in statistics:
+            names = ", ".join(statistics)
             raise EvidenceError(
-                f"{text.strip()!r} is no column: write a statistic ({', '.join(sorted(known))}) "
+                f"{text!r} is no column: write a statistic ({names}) "
                 "and a column of the file, as in 'mean accuracy:.3f as accuracy'"
             )
         name = match["name"] or ""
@@ -100,29 +114,46 @@ class Column:
         )
 
     def cell(self, runs: Sequence[Row]) -> str:
-        """Return the statistic of some runs, or a dash where none of them has a value."""
+        """Return the statistic of some runs, or a dash where none of them has a value.
+
+        Args:
+            runs: those on one line of the table.
+
+        Raises:
+            EvidenceError: the file has no such column.
+        """
         if not runs:
             return ABSENT
         if self.statistic == "runs":
             return str(len(runs))
         if any(self.name not in run for run in runs):
             raise EvidenceError(f"the file has no column {self.name!r}")
-        values = [run[self.name] for run in runs if run[self.name] not in ("", ABSENT)]
+        values = [run[self.name] for run in runs]
+        # runs that ended with an error have no value
+        values = [value for value in values if value not in ("", ABSENT)]
         if not values:
             return ABSENT
         if self.statistic == "first":
             return values[0]
         if self.statistic in TRUTHS:
             truths = [value == "True" for value in values]
-            return f"{TRUTHS[self.statistic](truths):{self.form}}"
+            share = TRUTHS[self.statistic](truths)
+            return f"{share:{self.form}}"
         numbers = [float(value) for value in values]
-        return _plain(NUMBERS[self.statistic](numbers) / self.divisor, self.form)
+        number = NUMBERS[self.statistic](numbers) / self.divisor
+        return _plain(number, self.form)
 
 
 def _plain(number: float, form: str) -> str:
-    """Return a number's text, with separators from 10,000 on and without a negative zero."""
+    """Return a number's text, with separators in thousands and without a negative zero.
+
+    Args:
+        number: what is written.
+        form: of the text, as in a format string.
+    """
     if number == float("inf"):
         return "∞"
+    # "g" would write large numbers with an exponent
     if form.endswith("g") and abs(number) >= 1000:
         return f"{number:,.0f}"
     text = f"{number:{form}}"
@@ -133,10 +164,18 @@ def _plain(number: float, form: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """What a page says that a table holds."""
+    """Description of a table in a page's comment.
+
+    Attributes:
+        source: a CSV file, relative to the folder of measurements.
+        where: conditions on runs, all of which hold for every run of the table.
+        rows: columns of the file, whose combinations are the table's lines.
+        by: a column of the file, whose values are sets of the table's columns; "" for one set.
+        columns: statistics of the runs on a line.
+    """
 
     source: str
-    where: tuple[tuple[str, bool, frozenset[str]], ...]
+    where: tuple[Condition, ...]
     rows: tuple[str, ...]
     by: str
     columns: tuple[Column, ...]
@@ -144,6 +183,9 @@ class Table:
     @classmethod
     def parse(cls, text: str) -> Table:
         """Return the table that a page's comment describes.
+
+        Args:
+            text: lines of the form "name: value".
 
         Raises:
             EvidenceError: a setting is missing or unknown.
@@ -180,77 +222,123 @@ class Table:
         if not runs:
             raise EvidenceError(f"no run in {self.source} fits the table's conditions")
         groups = _grouped(runs, self.rows, self.source)
-        values = _grouped(runs, (self.by,), self.source) if self.by else {("",): []}
+        values = [""]
+        if self.by:
+            values = [value for (value,) in _grouped(runs, (self.by,), self.source)]
         headings = list(self.rows)
-        for (value,) in values:
+        for value in values:
             headings += self._headings(value)
-        table = [_line(headings), _line(["---"] * len(headings))]
+        separators = ["---"] * len(headings)
+        table = [_line(headings), _line(separators)]
         for key, members in groups.items():
             cells = list(key)
-            for (value,) in values:
-                chosen = [run for run in members if not self.by or run[self.by] == value]
-                cells += [column.cell(chosen) for column in self.columns]
+            for value in values:
+                cells += self._cells(members, value)
             table.append(_line(cells))
         return table
 
     def _headings(self, value: str) -> list[str]:
-        """Return the headings of one set of columns: its value alone where there is one column."""
+        """Return the headings of one set of columns: its value alone where there is one column.
+
+        Args:
+            value: of the column `by`; "" where there is none.
+        """
         if self.by and len(self.columns) == 1:
             return [value]
         return [f"{value} {column.heading}".strip() for column in self.columns]
 
+    def _cells(self, runs: Sequence[Row], value: str) -> list[str]:
+        """Return the cells of one line in one set of columns.
+
+        Args:
+            runs: of the line.
+            value: of the column `by`; "" where there is none.
+        """
+        if self.by:
+            runs = [run for run in runs if run[self.by] == value]
+        return [column.cell(runs) for column in self.columns]
+
     def _fits(self, run: Row) -> bool:
+        """Return whether a run was measured and fulfils all conditions of the table."""
         if run.get("status") == NOT_RUN:
             return False
-        for name, wanted, values in self.where:
+        for name, included, values in self.where:
             if name not in run:
                 raise EvidenceError(f"{self.source} has no column {name!r}")
-            if (run[name] in values) != wanted:
+            if (run[name] in values) != included:
                 return False
         return True
 
 
 def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """Return the items of a list that commas separate."""
+    items = [item.strip() for item in text.split(",")]
+    return [item for item in items if item]
 
 
-def _conditions(text: str) -> Iterator[tuple[str, bool, frozenset[str]]]:
-    """Yield a column, whether its value must be among some, and these."""
-    for part in _listed(text):
-        name, separator, values = part.partition("=")
+def _conditions(text: str) -> Iterator[Condition]:
+    """Yield the conditions of a table.
+
+    Args:
+        text: the setting `where`.
+
+    Raises:
+        EvidenceError: an item is no condition.
+    """
+    for item in _listed(text):
+        name, separator, values = item.partition("=")
         if not separator:
-            raise EvidenceError(f"{part!r} is no condition: write NAME=VALUE or NAME!=VALUE")
-        yield name.rstrip("! "), not name.endswith("!"), frozenset(values.split("|"))
+            raise EvidenceError(f"{item!r} is no condition: write NAME=VALUE or NAME!=VALUE")
+        included = not name.endswith("!")
+        column = name.rstrip("! ")
+        yield column, included, frozenset(values.split("|"))
 
 
 def _grouped(
     runs: Sequence[Row], names: Sequence[str], source: str
 ) -> dict[tuple[str, ...], list[Row]]:
-    """Return the runs by the values of some columns, in the order of the file."""
+    """Return the runs by the values of some columns, in the order of the file.
+
+    Args:
+        runs: rows of the file.
+        names: of the columns.
+        source: the file's name, for the error.
+
+    Raises:
+        EvidenceError: the file has no such column.
+    """
     groups: dict[tuple[str, ...], list[Row]] = {}
     for run in runs:
         absent = [name for name in names if name not in run]
         if absent:
             raise EvidenceError(f"{source} has no column {absent[0]!r}")
-        groups.setdefault(tuple(run[name] for name in names), []).append(run)
+        key = tuple(run[name] for name in names)
+        groups.setdefault(key, []).append(run)
     return groups
 
 
 def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    """Return a line of a Markdown table."""
+    joined = " | ".join(cells)
+    return f"| {joined} |"
 
 
 def read(path: Path) -> list[Row]:
-    """Return the rows of a CSV file of measurements, whose first lines may be comments.
+    """Return the rows of a CSV file of measurements.
+
+    Args:
+        path: of the file, whose first lines may be comments.
 
     Raises:
         EvidenceError: no such file.
     """
     if not path.is_file():
         raise EvidenceError(f"there are no measurements in {path}: run the benchmark first")
-    text = atomic_files.read(path).decode()
-    data = [line for line in text.splitlines(keepends=True) if not line.startswith("#")]
-    return list(csv.DictReader(io.StringIO("".join(data))))
+    lines = atomic_files.read(path).decode().splitlines(keepends=True)
+    # the first line of a file names the machine, which is no measurement
+    data = [line for line in lines if not line.startswith("#")]
+    stream = io.StringIO("".join(data))
+    return list(csv.DictReader(stream))
 
 
 def filled(page: str, folder: Path) -> str:
@@ -267,23 +355,38 @@ def filled(page: str, folder: Path) -> str:
         raise EvidenceError(f"a table has no end: close it with {END}")
 
     def block(match: re.Match[str]) -> str:
-        table = Table.parse(match["settings"])
+        settings = match["settings"]
+        table = Table.parse(settings)
         lines = "\n".join(table.lines(folder))
-        return f"{BEGIN}\n{match['settings']}-->\n\n{lines}\n\n{END}"
+        return f"{BEGIN}\n{settings}-->\n\n{lines}\n\n{END}"
 
     return BLOCK.sub(block, page)
 
 
-def _files(places: Sequence[Path]) -> list[Path]:
-    """Return the pages in some files and folders."""
+def _files(paths: Sequence[Path]) -> list[Path]:
+    """Return the pages among some paths.
+
+    Args:
+        paths: pages, and folders with pages.
+    """
     files: list[Path] = []
-    for place in places:
-        files += sorted(place.glob("*.md")) if place.is_dir() else [place]
+    for path in paths:
+        if path.is_dir():
+            files += sorted(path.glob("*.md"))
+        else:
+            files.append(path)
     return files
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fill or check all pages; returns 1 where a page is out of date."""
+    """Fill or check all pages, and return the exit status.
+
+    Args:
+        argv: the arguments; those of the command line by default.
+
+    Returns:
+        1 if a page is out of date and only checked, else 0.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -303,7 +406,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         stale.append(path)
         if not options.check:
             atomic_files.write_atomic(path, made.encode())
-    word = "out of date" if options.check else "written"
+    word = "written"
+    if options.check:
+        word = "out of date"
     for path in stale:
         print(f"{path}: {word}")
     return int(options.check and bool(stale))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import resource
 import signal
@@ -68,6 +69,7 @@ PATIENCE = 20.0  # seconds after which a frame counts as one that does not end
 STRUCTURED = 0.6
 RAW = 0.3
 VARIANTS = 12  # forged replies per call of a server's loop
+# around the limits of indices, counts and integer types, and of other types
 NUMBERS = (
     -1,
     0,
@@ -206,13 +208,21 @@ class Count:
     memory: int = 0  # bytes, the largest resident set since the case began
 
     def refuse(self, error: BaseException, about: str) -> None:
-        """Count an error."""
-        if isinstance(error, SecureClusterError) and not isinstance(error, UnforeseenError):
+        """Count an error.
+
+        Args:
+            error: what a frame raised.
+            about: the method that the frame was for.
+        """
+        foreseen = not isinstance(error, UnforeseenError)
+        if isinstance(error, SecureClusterError) and foreseen:
             self.errors[type(error).__name__] += 1
-        else:
-            cause = error.__cause__ or error
-            text = str(cause)[:100]
-            self.unnamed[f"{about}: {type(cause).__name__}: {text}"] += 1
+            return
+        # an endpoint raises an UnforeseenError from any failure that no check has named
+        cause = error.__cause__ or error
+        name = type(cause).__name__
+        text = str(cause)[:100]
+        self.unnamed[f"{about}: {name}: {text}"] += 1
 
     def row(self, case: str, side: str) -> dict[str, Any]:
         """Return a line of the table.
@@ -253,6 +263,7 @@ def timed(count: Count, patience: float = PATIENCE) -> Iterator[None]:
         count: of which the slowest frame is updated.
         patience: seconds after which a frame is stopped.
     """
+    # the signal's handler raises in this thread, in the middle of the frame
     before = signal.signal(signal.SIGALRM, _ring)
     signal.setitimer(signal.ITIMER_REAL, patience)
     start = time.perf_counter()
@@ -387,10 +398,10 @@ class Forger:
 
     def forge(self, data: bytes) -> bytes:
         """Return another frame than a valid one, but for a few that are sent as they are."""
-        kind = self._draw.random()
-        if kind < STRUCTURED:
+        share = self._draw.random()
+        if share < STRUCTURED:
             return self._rewritten(data)
-        if kind < STRUCTURED + RAW:
+        if share < STRUCTURED + RAW:
             return self._damaged(data)
         return data
 
@@ -440,7 +451,7 @@ class Forger:
             tensors[name] = self._with_other_numbers(tensors[name])
 
     def _of_another_type(self, tensor: torch.Tensor) -> torch.Tensor:
-        kinds = [
+        types = [
             torch.float32,
             torch.float64,
             torch.int64,
@@ -449,19 +460,22 @@ class Forger:
             torch.bool,
             torch.float16,
         ]
-        return tensor.nan_to_num().to(self._draw.choice(kinds))
+        # NaN has no value in a type of integers
+        return tensor.nan_to_num().to(self._draw.choice(types))
 
     def _of_another_shape(self, tensor: torch.Tensor) -> torch.Tensor:
-        kind = self._draw.randrange(6)
-        if kind == 0:
+        change = self._draw.randrange(6)
+        if change == 0:
             return tensor[None]
-        if kind == 1:
+        if change == 1:
             return tensor.flatten()
-        if kind == 2 and tensor.ndim:
+        # a tensor without axes has no length
+        if change == 2 and tensor.ndim:
             return torch.cat([tensor, tensor])
-        if kind == 3 and tensor.ndim:
-            return tensor[: self._draw.randint(0, len(tensor))]
-        if kind == 4:
+        if change == 3 and tensor.ndim:
+            length = self._draw.randint(0, len(tensor))
+            return tensor[:length]
+        if change == 4:
             return tensor.new_zeros(self._draw.choice(SHAPES))
         if tensor.ndim:
             return tensor[..., :-1]
@@ -485,18 +499,18 @@ class Forger:
         return tensor
 
     def _damaged(self, data: bytes) -> bytes:
-        kind = self._draw.random()
-        if kind < 0.6:
+        share = self._draw.random()
+        if share < 0.6:
             return self._with_other_bytes(data)
-        if kind < 0.8:
+        if share < 0.8:
             length = self._draw.randrange(len(data))
             return data[:length]
-        if kind < 0.9:
+        if share < 0.9:
             # the first 8 bytes of a frame are the length of its JSON header
             lengths = [1 << 63, 1 << 40, 2 * len(data), 0, 7]
             length = self._draw.choice(lengths)
             return length.to_bytes(8, "little") + data[8:]
-        if kind < 0.95:
+        if share < 0.95:
             surplus = self._draw.randrange(1, 9)
             return data + bytes(surplus)
         return self._bomb()
@@ -516,17 +530,26 @@ class Forger:
     def _bomb(self) -> bytes:
         """Return a short frame that describes deeply nested or giant content."""
         deep = "[" * 10_000 + "]" * 10_000
-        giant = {"dtype": "F32", "shape": [1 << 31, 1 << 31], "data_offsets": [0, 4]}
+        side = 1 << 31
+        giant = {"dtype": "F32", "shape": [side, side], "data_offsets": [0, 4]}
         bombs = [
             {"__metadata__": {"frame": deep}},
             {"__metadata__": {"frame": "[]"}, "means": giant},
         ]
         text = json.dumps(self._draw.choice(bombs)).encode()
-        return len(text).to_bytes(8, "little") + text + bytes(4)
+        # laid out as safetensors: the header's length, the header, the tensors' numbers
+        length = len(text).to_bytes(8, "little")
+        return length + text + bytes(4)
 
 
 def saved(header: list[Any], scalars: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:
-    """Return a frame of any content."""
+    """Return a frame of any content, also of one that no sender would encode.
+
+    Args:
+        header: fields of the frame's header.
+        scalars: of the message, by name.
+        tensors: of the message, by name.
+    """
     from safetensors.torch import save
 
     copies = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
@@ -535,7 +558,12 @@ def saved(header: list[Any], scalars: dict[str, Any], tensors: dict[str, torch.T
 
 
 def reheaded(data: bytes, header: Header) -> bytes:
-    """Return a frame with another header."""
+    """Return a frame with another header.
+
+    Args:
+        data: a valid frame.
+        header: the other one.
+    """
     text, tensors = wire._read(data)
     _, scalars = json.loads(text)
     fields = list(vars(header).values())
@@ -601,9 +629,12 @@ def server_side(run: Recorded, frames: int, draw: random.Random) -> Count:
     while count.frames < frames:
         liar = _Liar(run, forger, draw, count)
         try:
+            # the time of the loop is not that of any frame
             with timed(Count()):
-                run.run_server({i: liar.door(i) for i in EVERYONE}, liar.intercept)
+                doors = {i: liar.door(i) for i in EVERYONE}
+                run.run_server(doors, liar.intercept)
         except (Exception, EndlessError) as error:
+            # the forged reply that stopped the loop was counted as answered when it was taken
             count.answered -= 1
             count.refuse(error, f"serve, after {', '.join(liar.taken)}")
     count.memory = peak()
@@ -629,6 +660,7 @@ class _Liar:
         def answer(data: bytes) -> bytes:
             header = wire.peek(data)
             recorded = self._replies.get((i, header.method))
+            # a client that never answered this method is out of reach
             if recorded is None:
                 raise ConnectionError
             same_step = [sent for sent in recorded if sent.step == header.step]
@@ -669,6 +701,7 @@ class _Liar:
             if self._draw.random() < 0.3:
                 self.taken.append(name)
                 return answer
+        # an honest reply, so that the loop goes on
         return ask()
 
 
@@ -695,9 +728,19 @@ SIDES: dict[str, Callable[[Recorded, int, random.Random], Count]] = {
 
 
 def fuzz(case: str, side: str, frames: int, seed: int) -> Count:
-    """Return what became of some forged frames of a case on one side, "client" or "server"."""
+    """Return what became of forged frames of a case on one side.
+
+    Args:
+        case: one of `CASES`.
+        side: "client" or "server".
+        frames: how many.
+        seed: of the forger's draws.
+    """
+    # draws of its own for each case and side, whichever others are run
+    draw = random.Random(f"{case} {side} {seed}")
     with brief_estimator():
-        return SIDES[side](record(case), frames, random.Random(f"{case} {side} {seed}"))
+        recorded = record(case)
+        return SIDES[side](recorded, frames, draw)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -711,9 +754,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    sides = list(SIDES) if options.side == "both" else [options.side]
+    sides = [options.side]
+    if options.side == "both":
+        sides = list(SIDES)
     # rounded up
-    frames = -(-options.frames // (len(sides) * len(options.cases)))
+    frames = math.ceil(options.frames / (len(sides) * len(options.cases)))
     rows: list[dict[str, Any]] = []
     unnamed: Counter[str] = Counter()
     for case in options.cases:

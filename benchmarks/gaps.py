@@ -1,19 +1,21 @@
-"""How often FL+HC's default threshold is right: for every metric and linkage, on IID clients (one
-cluster) and on known clusters.
+"""Count how often FL+HC's default threshold finds the true clusters.
 
 python -m securecluster.benchmarks.gaps [--seeds 10] [--rounds 10]
 
-The updates are those of one clustering round after `--rounds` rounds of FedAvg, taken from the
-transcript; every pair of metric and linkage clusters the same ones. `possible`: how often some cut
-of the merges is right. Image sets are read from SECURECLUSTER_DATA or the hub.
+Every metric and linkage is measured on IID clients, which are one cluster, and on clients with
+known clusters. The updates are those of one clustering round after `--rounds` rounds of FedAvg,
+taken from the transcript; all pairs of metric and linkage cluster the same updates. `possible`
+counts runs in which some cut of the merges gives the true clusters. Image sets are read from
+SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
 from securecluster import Federation
 from securecluster.benchmarks.table import write
@@ -33,85 +35,161 @@ from securecluster.core.lazy_torch import torch
 from securecluster.data.scenarios import scenario
 from securecluster.protocols import FLHC, Settings
 
-SETTINGS: list[dict[str, Any]] = [
-    *(
-        {"data": "digits", "scenario": name, "clients": 20}
-        for name in ("iid", "label-swap", "rotation", "label-permutation")
-    ),
-    *({"data": "digits", "scenario": "iid", "clients": m, "samples": 60} for m in (2, 4, 6)),
-    *(
-        {"data": "digits", "scenario": "label-swap", "clients": m, "samples": 60, "clusters": 2}
-        for m in (4, 6)
-    ),
-    *(
-        {"data": "mnist", "scenario": name, "clients": 20, "samples": 200}
-        for name in ("iid", "label-swap", "rotation", "label-permutation")
-    ),
-    *(
-        {"data": "mnist", "scenario": name, "clients": 100, "samples": 100}
-        for name in ("iid", "label-swap")
-    ),
-]
-PAIRS = [
-    (metric, linkage)
-    for metric in METRICS
-    for linkage in LINKAGES
-    if metric in POINTS or linkage not in EUCLIDEAN
-]
+SCENARIOS = ("iid", "label-swap", "rotation", "label-permutation")
+
+
+def _settings() -> list[dict[str, Any]]:
+    """Return data, scenario and clients of every federation, in the order of the table."""
+    settings: list[dict[str, Any]] = []
+    digits: dict[str, Any] = {"data": "digits"}
+    for name in SCENARIOS:
+        settings.append({**digits, "scenario": name, "clients": 20})
+    # fewer than four clients are one cluster at the default threshold, whatever their updates
+    for clients in (2, 4, 6):
+        iid = {**digits, "scenario": "iid", "clients": clients, "samples": 60}
+        settings.append(iid)
+    for clients in (4, 6):
+        swap = {**digits, "scenario": "label-swap", "clients": clients, "samples": 60}
+        swap["clusters"] = 2
+        settings.append(swap)
+    mnist: dict[str, Any] = {"data": "mnist"}
+    for name in SCENARIOS:
+        settings.append({**mnist, "scenario": name, "clients": 20, "samples": 200})
+    for name in ("iid", "label-swap"):
+        settings.append({**mnist, "scenario": name, "clients": 100, "samples": 100})
+    return settings
+
+
+def _pairs() -> list[tuple[str, str]]:
+    """Return every metric with the linkages that are defined for it."""
+    pairs = []
+    for metric in METRICS:
+        for linkage in LINKAGES:
+            # Euclidean linkages need points, which other metrics do not have
+            if metric in POINTS or linkage not in EUCLIDEAN:
+                pairs.append((metric, linkage))
+    return pairs
+
+
+SETTINGS = _settings()
+PAIRS = _pairs()
 
 
 def updates(federation: Federation, rounds: int) -> torch.Tensor:
-    """All clients' updates (m, d) in the clustering round."""
-    fitted = FLHC(rounds=rounds + 1, pre_rounds=rounds, mask="none").fit(
-        federation, Settings(transcript="full")
-    )
-    place = next(k for k, entry in enumerate(fitted.transcript_.entries) if entry.method == "train")
-    found: torch.Tensor = fitted.transcript_.content(place)[1].reply.delta.values
-    return found
+    """Return all clients' updates (m, d) in the clustering round.
+
+    Args:
+        federation: the clients.
+        rounds: of FedAvg before the clustering round.
+    """
+    protocol = FLHC(rounds=rounds + 1, pre_rounds=rounds, mask="none")
+    fitted = protocol.fit(federation, Settings(transcript="full"))
+    entries = fitted.transcript_.entries
+    # updates are sent one by one in the clustering round only
+    position = next(k for k, entry in enumerate(entries) if entry.method == "train")
+    _, answer = fitted.transcript_.content(position)
+    rows: torch.Tensor = answer.reply.delta.values
+    return rows
 
 
 def judge(rows: torch.Tensor, truth: tuple[int, ...], metric: str, linkage: str) -> dict[str, Any]:
-    """Whether the default threshold gives the true clusters, whether any would, and the gap that
-    decided.
+    """Cluster updates at the default threshold.
+
+    Args:
+        rows: the clients' updates, (m, d).
+        truth: the clients' true clusters.
+        metric: of distances between updates.
+        linkage: of the merges.
+
+    Returns:
+        Whether the threshold gives the true clusters (exact), ari, the number of clusters, whether
+        any threshold gives the true ones (possible), and the gap at the true clusters.
     """
     tree = merges(distances(rows, metric).cpu().numpy(), linkage)
-    high = heights(tree)
-    found = cut(
-        tree,
-        default_threshold(
-            tree, gap_of(metric, linkage), alike(rows, "cosine").cpu().numpy(), seed=0
-        ),
-    )
-    possible = any(agreement(cut(tree, at), truth)["exact"] for at in (0.0, *high))
-    clusters = len(set(truth))
-    gap = float(high[-clusters + 1] / high[-clusters]) if 1 < clusters < len(truth) else None
-    ari = agreement(found, truth)["ari"]
+    cosines = alike(rows, "cosine").cpu().numpy()
+    threshold = default_threshold(tree, gap_of(metric, linkage), cosines, seed=0)
+    labels = cut(tree, threshold)
+    tree_heights = heights(tree)
+    possible = False
+    # at height zero nothing is merged, which is right where every client is a cluster
+    for height in (0.0, *tree_heights):
+        if agreement(cut(tree, height), truth)["exact"]:
+            possible = True
+            break
+    ari = agreement(labels, truth)["ari"]
     return {
         "exact": ari == 1,
         "ari": round(ari, 4),
-        "clusters": 1 + max(found),
+        "clusters": 1 + max(labels),
         "possible": possible,
-        "gap_at_truth": gap and round(gap, 3),
+        "gap_at_truth": _gap_at(tree_heights, truth),
     }
 
 
+def _gap_at(tree_heights: Sequence[float] | NDArray[Any], truth: tuple[int, ...]) -> float | None:
+    """Return the ratio of the two merges that a cut at the true number of clusters separates.
+
+    Args:
+        tree_heights: of the m - 1 merges, ascending.
+        truth: the m clients' true clusters.
+
+    Returns:
+        None for one cluster and for m clusters, where no merge lies on one of the sides.
+    """
+    clusters = len(set(truth))
+    if not 1 < clusters < len(truth):
+        return None
+    first_above = tree_heights[-clusters + 1]
+    last_below = tree_heights[-clusters]
+    ratio = float(first_above / last_below)
+    return round(ratio, 3)
+
+
 def measure(setting: dict[str, Any], seed: int, rounds: int) -> list[dict[str, Any]]:
-    """All pairs on one federation."""
-    given: dict[str, Any] = {name: setting.get(name) for name in ("data", "clients", "samples")}
-    kind = scenario(setting["scenario"], setting.get("clusters"))
-    federation = Federation.simulate(**given, scenario=kind, seed=seed)
-    rows, key = (
-        updates(federation, rounds),
-        {**given, "scenario": setting["scenario"], "rounds": rounds, "seed": seed},
-    )
-    return [
-        {**key, "metric": m, "linkage": k, **judge(rows, federation.truth or (), m, k)}
-        for m, k in PAIRS
-    ]
+    """Return a line of the table for each pair of metric and linkage on one federation.
+
+    Args:
+        setting: one of `SETTINGS`.
+        seed: of the federation.
+        rounds: of FedAvg before the clustering round.
+    """
+    params: dict[str, Any] = {}
+    for name in ("data", "clients", "samples"):
+        # without a number of samples, all samples of a data set are dealt
+        params[name] = setting.get(name)
+    clusters = scenario(setting["scenario"], setting.get("clusters"))
+    federation = Federation.simulate(**params, scenario=clusters, seed=seed)
+    rows = updates(federation, rounds)
+    key = {**params, "scenario": setting["scenario"], "rounds": rounds, "seed": seed}
+    truth = federation.truth or ()
+    lines = []
+    for metric, linkage in PAIRS:
+        results = judge(rows, truth, metric, linkage)
+        lines.append({**key, "metric": metric, "linkage": linkage, **results})
+    return lines
+
+
+def _counts(rows: Sequence[dict[str, Any]], metric: str, linkage: str) -> str:
+    """Return how many runs of one setting were right, and how many could have been, as text.
+
+    Args:
+        rows: of the setting.
+        metric: of distances between updates.
+        linkage: of the merges.
+    """
+    exact = 0
+    possible = 0
+    runs = 0
+    for row in rows:
+        if row["metric"] == metric and row["linkage"] == linkage:
+            exact += row["exact"]
+            possible += row["possible"]
+            runs += 1
+    return f"{exact} of {runs} (possible {possible})"
 
 
 def main() -> None:
-    """Run, write after each federation, print counts."""
+    """Run, write after each setting, print counts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -120,21 +198,16 @@ def main() -> None:
     options = parser.parse_args()
     table: list[dict[str, Any]] = []
     for setting in SETTINGS:
-        mine = [
-            row for seed in range(options.seeds) for row in measure(setting, seed, options.rounds)
-        ]
-        table += mine
+        rows: list[dict[str, Any]] = []
+        for seed in range(options.seeds):
+            rows += measure(setting, seed, options.rounds)
+        table += rows
+        # after each setting, so that a run that is cut off loses one setting at most
         write("gaps", table)
+        name = " ".join(str(value) for value in setting.values())
         for metric, linkage in PAIRS:
-            own = [row for row in mine if (row["metric"], row["linkage"]) == (metric, linkage)]
-            right, best = (
-                int(np.sum([row[name] for row in own])) for name in ("exact", "possible")
-            )
-            print(
-                f"{' '.join(map(str, setting.values()))}, {metric} {linkage}: {right} of "
-                f"{len(own)} (possible {best})",
-                flush=True,
-            )
+            counts = _counts(rows, metric, linkage)
+            print(f"{name}, {metric} {linkage}: {counts}", flush=True)
 
 
 if __name__ == "__main__":

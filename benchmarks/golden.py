@@ -4,15 +4,15 @@ python -m securecluster.benchmarks.golden --out FILE        before a change of s
 python -m securecluster.benchmarks.golden --compare FILE    after it, on the same machine
 
 Every protocol runs without a mask, under a mask, and with noise at clients and at the server. A
-record has its labels, a digest of the models, scores, ε, frame bytes by message, and the tensor
-bytes of every call. All but the frame bytes may never change where only names and places do; frames
-carry the names of messages' fields, so that a new name may change their length, and the comparison
-tells these apart.
+record has a run's labels, a digest of its models, its scores, ε, frame bytes by message, and the
+tensor bytes of every call. If only names and places of code change, all but the frame bytes must
+stay the same. Frames contain the names of messages' fields, so a new name may change their length;
+the comparison reports that apart.
 
-Noise and keys follow the configuration's hash, in which names of hyper-parameters are; noise also
-follows the names of messages' fields, and dropouts the names of methods, so that a record would
-change with these names. Here the hash is the same for every run, and noise and dropouts follow the
-number of the call alone.
+Noise and keys follow the configuration's hash, which contains names of hyper-parameters. Noise also
+follows the names of messages' fields, and dropouts those of methods. A record would change with
+these names. So the hash is the same for every run here, and noise and dropouts follow the call's
+number alone.
 """
 
 from __future__ import annotations
@@ -69,34 +69,49 @@ PROTOCOLS: dict[str, tuple[type, dict[str, Any]]] = {
     "local": (Local, {}),
 }
 NOISE: dict[str, Any] = {"clip": 1.0, "noise": 0.7}
+NOISED_CLIENTS: dict[str, Any] = {"mask": "permutation", **NOISE, "dp_unit": "client"}
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"mask": "none"},
     "masked": {"mask": "permutation"},
     "rotated": {"mask": "rotation"},
-    "noised clients": {"mask": "permutation", **NOISE, "dp_unit": "client"},
-    "noised "
-    "centrally": {"mask": "permutation", **NOISE, "dp_unit": "client", "placement": "central"},
+    "noised clients": NOISED_CLIENTS,
+    "noised centrally": {**NOISED_CLIENTS, "placement": "central"},
     "noised examples": {"mask": "permutation", **NOISE, "dp_unit": "example"},
-}  # fmt: skip
+}
+IMAGE = (1, 8, 8)  # shape of a digit
 FRAMES = "frames"
 
 
 def walks(form: Any, users: int, draw: np.random.Generator) -> list[Any]:
-    """Return synthetic users for NSIM, whose data are images of digits."""
-    return [
-        (draw.random((20, 1, 8, 8)).astype(np.float32), draw.integers(k % 9, 10, 20))
-        for k in range(users)
-    ]
+    """Return synthetic users for NSIM, whose data are images of digits.
+
+    Args:
+        form: of the data, unused.
+        users: how many.
+        draw: of samples and labels.
+    """
+    synthetic = []
+    for k in range(users):
+        images = draw.random((20, *IMAGE)).astype(np.float32)
+        labels = draw.integers(k % 9, 10, 20)
+        synthetic.append((images, labels))
+    return synthetic
 
 
 def runs() -> Iterator[tuple[str, Any]]:
     """Yield every run's name and its protocol."""
-    for name, (kind, own) in PROTOCOLS.items():
-        for way, given in WAYS.items():
-            params = {"rounds": 4, "epochs": 1, "model": "mlp-32", **own, **given}
-            if name == "oneshot" and "noise" in given:
-                params["gram_noise"] = 0.7
-            yield f"{name}, {way}", kind(**params)
+    for name, (protocol_type, params) in PROTOCOLS.items():
+        for way, protection in WAYS.items():
+            params_of_run = {"rounds": 4, "epochs": 1, "model": "mlp-32", **params, **protection}
+            # one-shot clustering releases Gram matrices, which have a noise multiplier of their own
+            if name == "oneshot" and "noise" in protection:
+                params_of_run["gram_noise"] = 0.7
+            yield f"{name}, {way}", protocol_type(**params_of_run)
+    yield from _nsim_runs()
+
+
+def _nsim_runs() -> Iterator[tuple[str, Any]]:
+    """Yield NSIM's runs, which need synthetic users of the clients' format."""
     common: dict[str, Any] = {
         "rounds": 3,
         "epochs": 1,
@@ -116,16 +131,23 @@ def runs() -> Iterator[tuple[str, Any]]:
 
 
 def record(fitted: Any) -> dict[str, Any]:
-    """Return what a run gave, as JSON has it."""
-    models = fitted.client_models_.values
+    """Return the results of a run as JSON values.
+
+    Args:
+        fitted: a protocol whose run recorded a full transcript.
+    """
+    models = fitted.client_models_.values.cpu().numpy()
     ledger = fitted.ledger_
     calls = []
     for position in range(len(fitted.transcript_.entries)):
         call, answer = fitted.transcript_.content(position)
-        calls.append([len(call.to), _tensor_bytes(call.query), _tensor_bytes(answer.reply)])
+        query_bytes = _tensor_bytes(call.query)
+        reply_bytes = _tensor_bytes(answer.reply)
+        calls.append([len(call.to), query_bytes, reply_bytes])
     return {
         "labels": [int(label) for label in fitted.labels_],
-        "models": hashlib.sha256(models.cpu().numpy().tobytes()).hexdigest(),
+        # equal digests mean equal bits
+        "models": hashlib.sha256(models.tobytes()).hexdigest(),
         "scores": [float(score) for score in fitted.scores_],
         "epsilon": float(ledger.epsilon),
         "events": len(ledger.events),
@@ -135,16 +157,21 @@ def record(fitted: Any) -> dict[str, Any]:
 
 
 def _tensor_bytes(value: Any) -> int:
-    """Return the bytes of all tensors in a message."""
+    """Return the bytes of all tensors in a message.
+
+    Args:
+        value: a message, one of its fields, or an item of a field.
+    """
     if isinstance(value, torch.Tensor):
         return int(value.numel() * value.element_size())
+    items: list[Any] = []
     if dataclasses.is_dataclass(value):
-        return sum(_tensor_bytes(getattr(value, f.name)) for f in dataclasses.fields(value))
-    if isinstance(value, Mapping):
-        return sum(_tensor_bytes(part) for part in value.values())
-    if isinstance(value, tuple | list):
-        return sum(_tensor_bytes(part) for part in value)
-    return 0
+        items = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    elif isinstance(value, Mapping):
+        items = list(value.values())
+    elif isinstance(value, tuple | list):
+        items = list(value)
+    return sum(_tensor_bytes(item) for item in items)
 
 
 def measure() -> dict[str, Any]:
@@ -152,26 +179,35 @@ def measure() -> dict[str, Any]:
     clients = Federation.simulate("digits", scenario=LabelSwap(2), clients=6, samples=40, seed=0)
     settings = Settings(transcript="full", dropout=0.1)
     _leave_names_out_of_draws()
-    found = {}
+    records = {}
     for name, protocol in runs():
+        # a protocol refuses some masks and mechanisms
         try:
-            found[name] = record(protocol.fit(clients, settings))
-        except UsageError as error:  # a protocol refuses some masks and mechanisms
+            fitted = protocol.fit(clients, settings)
+        except UsageError as error:
             print(f"{name}: {error}")
-    return found
+            continue
+        records[name] = record(fitted)
+    return records
 
 
 def _leave_names_out_of_draws() -> None:
-    """Fix the configuration's hash wherever a module has it, and draw noise without the names of
-    fields and dropouts without those of methods.
+    """Make draws independent of names in the code, for the rest of this process.
+
+    The configuration's hash is fixed, noise is drawn without the names of fields, and dropouts
+    without those of methods.
     """
+    # every module that imported the function has a reference of its own
     for name, module in list(sys.modules.items()):
         if name.startswith("securecluster") and hasattr(module, "config_hash"):
             module.config_hash = lambda config: "0" * 32  # type: ignore[attr-defined]
     key = Randomness.key
 
     def without_method(self: Randomness, *path: str | int) -> bytes:
-        return key(self, *path[:3], *path[4:]) if path[2:3] == ("dropout",) else key(self, *path)
+        # the fourth item of a dropout's path is the method's name
+        if path[2:3] == ("dropout",):
+            return key(self, *path[:3], *path[4:])
+        return key(self, *path)
 
     Randomness.key = without_method  # type: ignore[method-assign]
     seed = NoiseStreams.seed
@@ -185,43 +221,57 @@ def _leave_names_out_of_draws() -> None:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return what differs in numbers, and what differs in frames' lengths only."""
-    numbers, frames = [], []
+    """Compare the records of all runs.
+
+    Args:
+        before: the earlier record of each run, by name.
+        after: the later record of each run, by name.
+
+    Returns:
+        A line for each run whose numbers differ, and the names of runs with other frame lengths.
+    """
+    lines = []
+    other_frames = []
     for name in sorted(before.keys() | after.keys()):
-        one, two = before.get(name), after.get(name)
-        if one is None or two is None:
-            numbers.append(f"{name}: in one record only")
+        earlier = before.get(name)
+        later = after.get(name)
+        if earlier is None or later is None:
+            lines.append(f"{name}: in one record only")
             continue
-        wrong = [key for key in one if key != FRAMES and one[key] != two[key]]
-        if wrong:
-            numbers.append(f"{name}: {', '.join(wrong)}")
-        if one[FRAMES] != two[FRAMES]:
-            frames.append(name)
-    return numbers, frames
+        keys = [key for key in earlier if key != FRAMES]
+        changed = [key for key in keys if earlier[key] != later[key]]
+        if changed:
+            lines.append(f"{name}: {', '.join(changed)}")
+        if earlier[FRAMES] != later[FRAMES]:
+            other_frames.append(name)
+    return lines, other_frames
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Record, or compare; returns 1 where numbers differ."""
+    """Record or compare, and return the exit status: 1 where numbers differ."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--out", type=Path)
-    wanted.add_argument("--compare", type=Path)
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--out", type=Path)
+    action.add_argument("--compare", type=Path)
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
+    # sums of floats depend on the number of threads
     torch.set_num_threads(1)
-    found = measure()
+    records = measure()
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
-        print(f"{len(found)} runs in {options.out}")
+        options.out.write_text(json.dumps(records, indent=1) + "\n")
+        print(f"{len(records)} runs in {options.out}")
         return 0
-    numbers, frames = differences(json.loads(options.compare.read_text()), found)
-    print("\n".join(numbers) or f"{len(found)} runs: not a number differs")
-    if frames:
-        print(f"frames are of other lengths in {len(frames)} runs: {', '.join(frames)}")
-    return int(bool(numbers))
+    earlier = json.loads(options.compare.read_text())
+    changed, other_frames = differences(earlier, records)
+    print("\n".join(changed) or f"{len(records)} runs: not a number differs")
+    if other_frames:
+        names = ", ".join(other_frames)
+        print(f"frames are of other lengths in {len(other_frames)} runs: {names}")
+    return int(bool(changed))
 
 
 if __name__ == "__main__":

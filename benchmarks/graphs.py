@@ -1,18 +1,20 @@
-"""How often SR-FCA finds the true clusters without a number of them or a λ: right after ONE_SHOT,
-and at the end.
+"""Count how often SR-FCA finds the true clusters without the number of clusters and without λ.
 
 python -m securecluster.benchmarks.graphs [--seeds 20]
 
-20 clients: scikit-learn's digits (label swap, and one distribution for all), and MNIST with 200
-samples each (label swap, rotation), where SECURECLUSTER_DATA or the hub has it. By cross-cluster
-loss and by l2, with one short refinement, since what is counted is the graph of the one-shot models
-and what RECLUSTER and MERGE make of it. Clients that the graph leaves in no cluster count against
-`graph`, and not against `refined` where they are then sent to the right one.
+Clusters are compared with the true ones right after ONE_SHOT (`graph`) and at the end (`refined`).
+There are 20 clients of scikit-learn's digits (label swap, and one distribution for all), and of
+MNIST with 200 samples each (label swap, rotation), where SECURECLUSTER_DATA or the hub has it.
+Distances are the cross-cluster loss and l2. One short refinement is enough, since what is counted
+is the graph of the one-shot models and what RECLUSTER and MERGE make of it. A client that the graph
+leaves in no cluster counts against `graph`, and not against `refined` if it is then sent to the
+right cluster.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from securecluster import Federation, Iid, LabelSwap, Rotation
@@ -21,6 +23,7 @@ from securecluster.clustering.metrics import agreement
 from securecluster.data import Scenario
 from securecluster.protocols import SRFCA
 
+CLIENTS = 20
 CASES: list[tuple[str, Scenario, int | None]] = [
     ("digits", LabelSwap(), None),
     ("digits", Iid(), None),
@@ -32,31 +35,73 @@ CASES: list[tuple[str, Scenario, int | None]] = [
 def measure(
     data: str, scenario: Scenario, samples: int | None, distance: str, seed: int
 ) -> dict[str, Any]:
-    """One run: the clusters of its graph, those at the end, λ, and the spanning tree's edges on
-    both sides of it.
+    """Run SR-FCA once.
+
+    Args:
+        data: a data set's name.
+        scenario: how clusters differ.
+        samples: training samples of each client; None are all that it is dealt.
+        distance: between models, "loss" or "l2".
+        seed: of the federation and the run.
+
+    Returns:
+        Whether the clusters of the graph and those at the end are the true ones, the clients that
+        the graph leaves out, λ, and the lengths of the spanning tree's edges next to λ: the longest
+        one below (joined) and the shortest one above (apart).
     """
     federation = Federation.simulate(
-        data, scenario=scenario, clients=20, samples=samples, seed=seed
+        data, scenario=scenario, clients=CLIENTS, samples=samples, seed=seed
     )
     fitted = SRFCA(distance=distance, rounds=5, refine=1).fit(federation)
+    # the round of ONE_SHOT, whose line has the graph
     line = next(line for line in fitted.history_ if "lambda" in line)
     assert federation.truth is not None
     assert fitted.agreement_ is not None
-    label = {i: c for c, own in enumerate(line["clustered"]) for i in own}
-    first = [label.get(i, len(line["clustered"]) + i) for i in range(20)]
-    edges = line["edges"]
+    labels = _graph_labels(line["clustered"])
+    cut = line["lambda"]
+    joined = [edge for edge in line["edges"] if edge <= cut]
+    separated = [edge for edge in line["edges"] if edge > cut]
+    clustered_clients = sum(len(members) for members in line["clustered"])
     return {
         "data": data,
         "scenario": str(scenario),
         "distance": distance,
         "seed": seed,
-        "graph": agreement(first, federation.truth)["exact"],
+        "graph": agreement(labels, federation.truth)["exact"],
         "refined": fitted.agreement_["exact"],
-        "waiting": sum(i not in label for i in range(20)),
-        "lambda": f"{line['lambda']:.4g}",
-        "joined": f"{max([e for e in edges if e <= line['lambda']], default=0):.4g}",
-        "apart": f"{min([e for e in edges if e > line['lambda']], default=0):.4g}",
+        "waiting": CLIENTS - clustered_clients,
+        "lambda": f"{cut:.4g}",
+        "joined": f"{max(joined, default=0):.4g}",
+        "apart": f"{min(separated, default=0):.4g}",
     }
+
+
+def _graph_labels(clusters: list[list[int]]) -> list[int]:
+    """Return each client's cluster in the graph, with a number of its own for one in no cluster.
+
+    Args:
+        clusters: members of each cluster.
+    """
+    clustered: dict[int, int] = {}
+    for cluster, members in enumerate(clusters):
+        for client in members:
+            clustered[client] = cluster
+    # numbers that no cluster has, so that a client without a cluster counts as an error
+    return [clustered.get(client, len(clusters) + client) for client in range(CLIENTS)]
+
+
+def _print_counts(rows: list[Mapping[str, Any]]) -> None:
+    """Print how often the clusters of one case were right.
+
+    Args:
+        rows: of one data set, scenario and distance.
+    """
+    graph = sum(row["graph"] for row in rows)
+    refined = sum(row["refined"] for row in rows)
+    first = rows[0]
+    case = f"{first['data']} {first['scenario']} {first['distance']}"
+    counts = f"graph right {graph}, refined {refined} of {len(rows)}"
+    print(f"{case}: {counts}", flush=True)
 
 
 def main() -> None:
@@ -65,18 +110,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=20)
-    seeds, rows = parser.parse_args().seeds, list[dict[str, Any]]()
+    options = parser.parse_args()
+    table: list[Mapping[str, Any]] = []
     for data, scenario, samples in CASES:
         for distance in ("loss", "l2"):
-            own = [measure(data, scenario, samples, distance, seed) for seed in range(seeds)]
-            rows += own
-            counts = {name: sum(row[name] for row in own) for name in ("graph", "refined")}
-            print(
-                f"{data} {scenario} {distance}: graph right {counts['graph']}, refined "
-                f"{counts['refined']} of {seeds}",
-                flush=True,
-            )
-            write("graphs", rows)
+            rows: list[Mapping[str, Any]] = []
+            for seed in range(options.seeds):
+                rows.append(measure(data, scenario, samples, distance, seed))
+            table += rows
+            _print_counts(rows)
+            write("graphs", table)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,16 @@ are rounded.
 
 python -m securecluster.benchmarks.grid_noise [--rounds 7]
 
-Three measurements on one thread, each taking turns in one run:
+There are three measurements. Each runs on one thread and times its variants in turn.
 
-- noise: nanoseconds a number of x + σn in float32 with torch's generator, and on a grid from the
-  cipher.
-- round: milliseconds of a local epoch with DP-SGD, without noise, with the former, and with the
-  latter.
-- gap: noise on a grid leaves one thing to floating point in DP-SGD. A sum of clipped gradients is
-  rounded as it is made, so that two sums which differ by one example may differ by a little more
-  than its clipped gradient. `apart` is that excess over the clip norm, the largest over examples.
+- noise: nanoseconds a number of x + σn, in float32 with torch's generator, and on a grid with
+  ChaCha20.
+- round: milliseconds of a local epoch of DP-SGD without noise, with floating-point noise, and with
+  noise on a grid.
+- gap: the one step of DP-SGD that noise on a grid leaves to floating point. A sum of clipped
+  gradients is rounded while it is formed, so two sums that differ by one example may differ by a
+  little more than its clipped gradient. `apart` is the largest such excess over all examples, in
+  units of the clip norm.
 """
 
 from __future__ import annotations
@@ -41,129 +42,218 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 WIDTHS = (2_000, 50_000, 1_000_000)
 NETWORKS = {"mlp": (1, 8, 8), "mlp-200": (1, 28, 28), "cnn-briggs": (1, 28, 28)}
 BATCHES = (20, 200, 2000, 60_000)
+CLIENTS = 4
+INPUTS = 784
+OUTPUTS = 64
 
 
 class FloatNoise:
-    """Noise as a sum of floating-point numbers, with the interface of `GridNoise`."""
+    """Noise as a sum of floating-point numbers, with the interface of `GridNoise`.
+
+    Args:
+        seeds: 32 bytes for each row; only the first seed is used.
+    """
 
     def __init__(self, seeds: Sequence[bytes]) -> None:
-        self._draw = torch.Generator().manual_seed(int.from_bytes(seeds[0][:4], "little"))
+        seed = int.from_bytes(seeds[0][:4], "little")
+        self._draw = torch.Generator().manual_seed(seed)
 
     def add_to(self, rows: torch.Tensor, grid: Sequence[float], sigma: Sequence[float]) -> None:
-        """Add noise to rows (k, d) in place."""
+        """Add noise to rows in place.
+
+        Args:
+            rows: (k, d).
+            grid: unused, since the noise lies on no grid.
+            sigma: each row's standard deviation, (k,).
+        """
         drawn = torch.randn(rows.shape, generator=self._draw, dtype=rows.dtype)
-        rows += drawn.mul_(rows.new_tensor(list(sigma))[:, None])
+        deviations = rows.new_tensor(list(sigma))
+        rows += drawn.mul_(deviations[:, None])
 
 
 def fastest(tasks: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the least seconds of each task; they take turns."""
-    found = dict.fromkeys(tasks, float("inf"))
+    """Return the shortest time of each task in seconds.
+
+    Args:
+        tasks: functions by name, which take turns.
+        rounds: how often each is run.
+    """
+    shortest = dict.fromkeys(tasks, float("inf"))
     for _ in range(rounds):
         for name, task in tasks.items():
-            began = time.perf_counter()
+            start = time.perf_counter()
             task()
-            found[name] = min(found[name], time.perf_counter() - began)
-    return found
+            elapsed = time.perf_counter() - start
+            shortest[name] = min(shortest[name], elapsed)
+    return shortest
 
 
 def noise(rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield nanoseconds a number."""
+    """Yield lines of the table with nanoseconds a number.
+
+    Args:
+        rounds: how often each kind of noise is timed.
+    """
     for d in WIDTHS:
-        rows = torch.randn(8 if d < 10**6 else 2, d)
-        grid, sigma = [spacing(1.0, 1.0, d)] * len(rows), [deviation(1.0, 1.0, d)] * len(rows)
-        seeds = [bytes([k] * 32) for k in range(len(rows))]
-        made: dict[str, FloatNoise | GridNoise] = {
-            "float": FloatNoise(seeds),
-            "grid": GridNoise(seeds),
+        count = 8
+        if d >= 10**6:
+            count = 2
+        rows = torch.randn(count, d)
+        grid = [spacing(1.0, 1.0, d)] * count
+        sigma = [deviation(1.0, 1.0, d)] * count
+        seeds = [bytes([k] * 32) for k in range(count)]
+        tasks = {
+            "float": partial(noised, FloatNoise(seeds), rows, grid, sigma),
+            "grid": partial(noised, GridNoise(seeds), rows, grid, sigma),
         }
-        tasks = {name: partial(noised, own, rows, grid, sigma) for name, own in made.items()}
-        taken = fastest(tasks, rounds)
-        yield from rows_of(
-            "noise",
-            f"d = {d}",
-            {name: s / rows.numel() * 1e9 for name, s in taken.items()},
-            "ns a number",
-        )
+        nanoseconds = {}
+        for name, shortest in fastest(tasks, rounds).items():
+            nanoseconds[name] = shortest / rows.numel() * 1e9
+        yield from rows_of("noise", f"d = {d}", nanoseconds, "ns a number")
 
 
 def noised(
-    made: FloatNoise | GridNoise, rows: torch.Tensor, grid: Sequence[float], sigma: Sequence[float]
+    source: FloatNoise | GridNoise,
+    rows: torch.Tensor,
+    grid: Sequence[float],
+    sigma: Sequence[float],
 ) -> None:
-    """Add noise to a copy of rows."""
-    made.add_to(rows.clone(), grid, sigma)
+    """Add noise to a copy of rows.
+
+    Args:
+        source: of the noise.
+        rows: (k, d).
+        grid: each row's distance between neighbouring multiples, (k,).
+        sigma: each row's standard deviation, (k,).
+    """
+    source.add_to(rows.clone(), grid, sigma)
 
 
 def local_epochs(rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield milliseconds of four clients' epochs."""
+    """Yield lines of the table with milliseconds of four clients' epochs.
+
+    Args:
+        rounds: how often each kind of noise is timed.
+    """
     draw = np.random.default_rng(0)
     for name, shape in NETWORKS.items():
-        clients = {
-            f"c{k}": (draw.normal(size=(100, *shape)), draw.integers(0, 10, 100)) for k in range(4)
-        }
-        held = {k: (x[:1], y[:1]) for k, (x, y) in clients.items()}
-        federation = Federation.from_arrays(clients, test=held, classes=10, seed=0)
+        clients = {}
+        test = {}
+        for k in range(CLIENTS):
+            images = draw.normal(size=(100, *shape))
+            labels = draw.integers(0, 10, 100)
+            clients[f"c{k}"] = (images, labels)
+            # nothing is evaluated here, so one test sample is enough
+            test[f"c{k}"] = (images[:1], labels[:1])
+        federation = Federation.from_arrays(clients, test=test, classes=10, seed=0)
         flat = build(name, federation.shape, 10, Randomness(0))
+        # any key will do, since nothing is released
         secret = NoiseStreams(lambda client: bytes(32), "benchmark")
         cohort = LocalTrainer(
-            federation, flat, Randomness(0), torch.device("cpu"), torch.float32, secret=secret
+            federation,
+            flat,
+            Randomness(0),
+            torch.device("cpu"),
+            torch.float32,
+            secret=secret,
         )
-        taken = fastest(
-            {kind: partial(epoch, cohort, kind) for kind in ("none", "float", "grid")}, rounds
-        )
-        yield from rows_of(
-            "round", f"{name}, d = {flat.dimension}", {k: s * 1e3 for k, s in taken.items()}, "ms"
-        )
+        tasks = {}
+        for variant in ("none", "float", "grid"):
+            tasks[variant] = partial(epoch, cohort, variant)
+        milliseconds = {}
+        for variant, shortest in fastest(tasks, rounds).items():
+            milliseconds[variant] = shortest * 1e3
+        case = f"{name}, d = {flat.dimension}"
+        yield from rows_of("round", case, milliseconds, "ms")
 
 
-def epoch(cohort: LocalTrainer, kind: str) -> None:
-    """Train for an epoch of DP-SGD at batch 20."""
-    plan = LocalTraining(0.1, 1, 20, clip=1.0, noise=0.0 if kind == "none" else 1.0)
-    made = {"none": GridNoise, "float": FloatNoise, "grid": GridNoise}[kind]
-    with mock.patch.object(dp_sgd, "GridNoise", made):
-        cohort.train(
-            Rows(cohort.start[None], (0,) * len(cohort.ids)), range(len(cohort.ids)), plan, 1
-        )
+def epoch(cohort: LocalTrainer, variant: str) -> None:
+    """Train for an epoch of DP-SGD at batch 20.
+
+    Args:
+        cohort: the clients.
+        variant: the kind of noise, "none", "float" or "grid".
+    """
+    multiplier = 1.0
+    if variant == "none":
+        multiplier = 0.0
+    source: type[FloatNoise | GridNoise] = GridNoise
+    if variant == "float":
+        source = FloatNoise
+    plan = LocalTraining(0.1, 1, 20, clip=1.0, noise=multiplier)
+    clients = range(len(cohort.ids))
+    # all clients start from row 0 of a table with one model
+    models = Rows(cohort.start[None], (0,) * len(clients))
+    with mock.patch.object(dp_sgd, "GridNoise", source):
+        cohort.train(models, clients, plan, 1)
 
 
 def gap() -> Iterator[dict[str, Any]]:
-    """Yield how much further apart neighbouring float32 sums are than the clip norm, over it."""
+    """Yield lines of the table with the excess of neighbouring float32 sums over the clip norm."""
     draw = torch.Generator().manual_seed(0)
     for batch in BATCHES:
-        left, right = (
-            torch.randn(1, batch, 64, generator=draw),
-            torch.randn(1, batch, 784, generator=draw),
+        outputs = torch.randn(1, batch, OUTPUTS, generator=draw)
+        inputs = torch.randn(1, batch, INPUTS, generator=draw)
+        varied = Outer(outputs, inputs)
+        # equal gradients add up to the longest sum, whose last bit is the coarsest
+        equal = Outer(
+            outputs[:, :1] * torch.ones_like(outputs),
+            inputs[:, :1] * torch.ones_like(inputs),
         )
-        one = (left[:, :1] * torch.ones_like(left), right[:, :1] * torch.ones_like(right))
-        for name, sides in (
-            ("gradients of any direction", (left, right)),
-            ("equal gradients", one),
-        ):
-            gradients = {"w": Outer(*sides)}
-            whole = total(gradients, torch.ones(1, batch))
-            excess = -1.0
-            for j in range(20):
-                without = torch.ones(1, batch)
-                without[0, j] = 0
-                apart = (whole.double() - total(gradients, without).double()).norm()
-                excess = max(excess, float(apart) - 1)
-            yield from rows_of(
-                "gap", f"batch {batch}, {name}", {"apart": excess}, "of the clip norm"
-            )
+        cases = {"gradients of any direction": varied, "equal gradients": equal}
+        for name, gradient in cases.items():
+            excess = largest_excess({"w": gradient}, batch)
+            case = f"batch {batch}, {name}"
+            yield from rows_of("gap", case, {"apart": excess}, "of the clip norm")
 
 
-def total(gradients: dict[str, Outer], weight: torch.Tensor) -> torch.Tensor:
-    """Return the sum of gradients clipped to norm 1, of those whose weight is 1."""
-    found, factors = clipped(gradients, weight, 1.0)
-    summed = torch.zeros(1, 64, 784)
-    for own in found.values():
-        own.add_to(summed, factors)
+def largest_excess(gradients: dict[str, Outer], batch: int) -> float:
+    """Return how much further than the clip norm 1 two neighbouring sums differ, at most.
+
+    Args:
+        gradients: of a batch, by the parameter's name.
+        batch: how many; the first 20 examples are left out in turn.
+    """
+    all_examples = clipped_sum(gradients, torch.ones(1, batch)).double()
+    # a distance is at least 0, so no excess is below -1
+    excess = -1.0
+    for j in range(20):
+        weight = torch.ones(1, batch)
+        weight[0, j] = 0
+        without = clipped_sum(gradients, weight).double()
+        # float64 here, so that the comparison rounds nothing
+        distance = (all_examples - without).norm()
+        excess = max(excess, float(distance) - 1)
+    return excess
+
+
+def clipped_sum(gradients: dict[str, Outer], weight: torch.Tensor) -> torch.Tensor:
+    """Return the sum (1, OUTPUTS, INPUTS) of gradients that are each clipped to norm 1.
+
+    Args:
+        gradients: of a batch, by the parameter's name.
+        weight: 1 for examples of the sum and 0 for others, (1, batch).
+    """
+    products, factors = clipped(gradients, weight, 1.0)
+    summed = torch.zeros(1, OUTPUTS, INPUTS)
+    for product in products.values():
+        product.add_to(summed, factors)
     return summed
 
 
 def rows_of(what: str, case: str, values: dict[str, float], unit: str) -> Iterator[dict[str, Any]]:
-    """Yield a row for each value, with its ratio to floating-point noise."""
+    """Yield a line for each value, with its ratio to floating-point noise.
+
+    Args:
+        what: the measurement.
+        case: its size.
+        values: by the kind of noise.
+        unit: of the values.
+    """
     for name, value in values.items():
-        ratio = value / values["float"] if "float" in values else float("nan")
+        ratio = float("nan")
+        if "float" in values:
+            ratio = value / values["float"]
         yield {
             "what": what,
             "case": case,
@@ -172,6 +262,17 @@ def rows_of(what: str, case: str, values: dict[str, float], unit: str) -> Iterat
             "unit": unit,
             "to float": f"{ratio:.2f}",
         }
+
+
+def measure(rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield the lines of all three measurements.
+
+    Args:
+        rounds: how often each variant is timed.
+    """
+    yield from noise(rounds)
+    yield from local_epochs(rounds)
+    yield from gap()
 
 
 def main() -> None:
@@ -183,8 +284,9 @@ def main() -> None:
     options = parser.parse_args()
     table = []
     with cpu_threads(1):
-        for row in (*noise(options.rounds), *local_epochs(options.rounds), *gap()):
-            print("  ".join(str(value) for value in row.values()), flush=True)
+        for row in measure(options.rounds):
+            values = [str(value) for value in row.values()]
+            print("  ".join(values), flush=True)
             table.append(row)
     write("grid_noise", table)
 

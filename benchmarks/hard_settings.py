@@ -1,14 +1,16 @@
-"""Settings on which earlier defaults overlooked clusters, or found false ones.
+"""Run the protocols on settings where earlier defaults overlooked clusters or found false ones.
 
 python -m securecluster.benchmarks.hard_settings [--seeds 2] [--minutes 600]
     [--settings mnist-swap-4x5-sizes fashion-dirichlet-3x7] [--name hard_settings]
 
-The rows say nothing of the code that measured them. To measure an earlier version, copy this file,
-robust.py and papers/sheet.py over its own and run there with `--name hard_settings_before` (8231a8a
-knows no `recipe`: leave it out of `robust.clients_of` there). The report shows the rows of
-benchmarks/results/hard_settings_before.csv beside ours where that file exists.
-Network and training are each protocol's defaults unless a setting gives its own. Data are read
-from SECURECLUSTER_DATA or the hub.
+Network and training are each protocol's defaults unless a setting has others. Data are read from
+SECURECLUSTER_DATA or the hub.
+
+The rows do not say which version of the code measured them. To measure an earlier version, copy
+this file, robust.py and papers/sheet.py over its files and run there with `--name
+hard_settings_before` (version 8231a8a has no `recipe`: leave it out of `robust.clients_of` there).
+Where benchmarks/results/hard_settings_before.csv exists, the report shows its rows beside the
+current ones.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from securecluster.errors import SecureClusterError
 from securecluster.protocols import Settings
 
 CLUSTERED = ("cfl", "flhc", "srfca")
+Spread = tuple[float, float, float, int]  # mean, lowest, highest and number of values
+# of CFL's published code, whose ConvNet has the layers of cnn-ali
 AUTHORS_TRAINING = {
     "model": "cnn-ali",
     "lr": 0.1,
@@ -44,18 +48,18 @@ AUTHORS_TRAINING = {
     "batch_size": 128,
     "epochs": 1,
     "rounds": 60,
-}  # of CFL's published code, whose ConvNet has the layers of cnn-ali
+}
 
 
 @dataclass(frozen=True)
 class Hard:
-    """A setting, what is run on it, and with which training.
+    """A setting with the protocols that run on it, and their training.
 
     Attributes:
-        clients: its clients.
-        protocols: run on it, beside FedAvg.
-        training: hyper-parameters that are not left at their defaults; a protocol gets those it
-            has.
+        clients: of the setting.
+        protocols: names of those that run on it, beside FedAvg.
+        training: hyper-parameters that are not left at their defaults; each protocol gets those
+            that it has.
     """
 
     clients: Setting
@@ -64,8 +68,23 @@ class Hard:
 
 
 def _even(data: str, scenario: Any, sizes: tuple[int, ...], samples: int) -> Setting:
-    """Return clients that all keep the `samples` that they are dealt."""
-    return Setting("", "", data, scenario, sizes, (samples,), samples)
+    """Return clients that keep all samples that they are dealt.
+
+    Args:
+        data: a data set's name.
+        scenario: how clusters differ.
+        sizes: clients in each true cluster.
+        samples: training samples of each client.
+    """
+    return Setting(
+        about="",
+        half="",
+        data=data,
+        scenario=scenario,
+        sizes=sizes,
+        samples=(samples,),
+        dealt=samples,
+    )
 
 
 SETTINGS: dict[str, Hard] = {
@@ -74,10 +93,27 @@ SETTINGS: dict[str, Hard] = {
     "digits-swap-4x5-36": Hard(_even("digits", LabelSwap(4), (5,) * 4, 36)),
     "digits-swap-4x5-20": Hard(_even("digits", LabelSwap(4), (5,) * 4, 20)),
     "mnist-swap-4x5-sizes": Hard(
-        Setting("", "", "mnist", LabelSwap(4), (5,) * 4, (20, 50, 100, 200, 400), 400),
+        Setting(
+            about="",
+            half="",
+            data="mnist",
+            scenario=LabelSwap(4),
+            sizes=(5,) * 4,
+            samples=(20, 50, 100, 200, 400),
+            dealt=400,
+        ),
     ),
     "fashion-permutation-4x5-foreign": Hard(
-        Setting("", "", "fashion_mnist", LabelPermutation(4), (5,) * 4, (100,), 100, foreign=0.4),
+        Setting(
+            about="",
+            half="",
+            data="fashion_mnist",
+            scenario=LabelPermutation(4),
+            sizes=(5,) * 4,
+            samples=(100,),
+            dealt=100,
+            foreign=0.4,
+        ),
     ),
     "fashion-dirichlet-3x7": Hard(
         _even("fashion_mnist", Dirichlet(alpha=0.3, clusters=3), (7,) * 3, 100),
@@ -105,35 +141,53 @@ SETTINGS: dict[str, Hard] = {
 
 
 def cells(seeds: int, settings: Sequence[str] = tuple(SETTINGS)) -> list[Cell]:
-    """Return FedAvg and a setting's protocols, by setting and seed."""
-    return [
-        {"setting": name, "protocol": protocol, "seed": seed}
-        for name in settings
-        for seed in range(seeds)
-        for protocol in ("fedavg", *SETTINGS[name].protocols)
-    ]
+    """Return FedAvg and a setting's protocols, by setting and seed.
+
+    Args:
+        seeds: how many, from 0 on.
+        settings: names among `SETTINGS`.
+    """
+    grid: list[Cell] = []
+    for name in settings:
+        for seed in range(seeds):
+            for protocol in ("fedavg", *SETTINGS[name].protocols):
+                grid.append({"setting": name, "protocol": protocol, "seed": seed})
+    return grid
 
 
-@lru_cache(maxsize=1)  # the protocols of one setting and seed come one after the other
+# one entry is enough: the protocols of one setting and seed are measured in succession
+@lru_cache(maxsize=1)
 def _federation(name: str, seed: int) -> Federation:
     return clients_of(SETTINGS[name].clients, seed)
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Run one protocol: outcome ("ok", or its error), ari, clusters, accuracy and its splits."""
+    """Run one protocol; a run that ends with an error has its sentence as outcome.
+
+    Args:
+        cell: one of `cells`.
+
+    Returns:
+        outcome ("ok", or the error), ari, clusters, accuracy (mean over clients) and the rounds of
+        splits.
+    """
     federation = _federation(cell["setting"], cell["seed"])
     protocol = protocol_class(cell["protocol"])()
-    own = protocol.get_params()
+    defaults = protocol.get_params()
     training = SETTINGS[cell["setting"]].training
-    protocol.set_params(**{name: value for name, value in training.items() if name in own})
+    params = {name: value for name, value in training.items() if name in defaults}
+    protocol.set_params(**params)
     try:
         fitted = protocol.fit(federation, Settings(transcript="none"))
     except SecureClusterError as error:
         return {"outcome": str(error)}
-    known = fitted.agreement_ is not None and len(set(federation.truth or ())) > 1
+    ari = None
+    # ARI compares clusters: it is left empty where all clients are of one true cluster
+    if fitted.agreement_ and len(set(federation.truth or ())) > 1:
+        ari = fitted.agreement_["ari"]
     return {
         "outcome": "ok",
-        "ari": fitted.agreement_["ari"] if known and fitted.agreement_ else None,
+        "ari": ari,
         "clusters": len(set(fitted.labels_.tolist())),
         "accuracy": mean(fitted.scores_),
         "splits": [line["round"] for line in fitted.history_ if line.get("splits")],
@@ -141,33 +195,45 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def report(now: Sequence[Row], before: Sequence[Row]) -> list[str]:
-    """Return a line a setting and protocol: ARI and accuracy, and before where it is known."""
+    """Return a line for each setting and protocol: ARI and accuracy, now and before.
+
+    Args:
+        now: rows of this version.
+        before: rows of an earlier version; lines without such a row leave the comparison out.
+    """
     by = ["setting", "protocol"]
-    ari, accuracy = spread(now, by, "ari"), spread(now, by, "accuracy")
-    was_ari, was_accuracy = spread(before, by, "ari"), spread(before, by, "accuracy")
+    ari = spread(now, by, "ari")
+    accuracy = spread(now, by, "accuracy")
+    earlier_ari = spread(before, by, "ari")
+    earlier_accuracy = spread(before, by, "accuracy")
     lines = []
-    for key, (value, _, _, seeds) in accuracy.items():
-        line = f"{key[0]:32} {key[1]:7} ARI {_shown(ari.get(key))}  accuracy {value:.3f}"
-        if key in was_accuracy:
-            line += f"  before: ARI {_shown(was_ari.get(key))}  accuracy {was_accuracy[key][0]:.3f}"
+    for key, (mean_accuracy, _, _, seeds) in accuracy.items():
+        setting, protocol = key
+        ari_text = _shown(ari.get(key))
+        line = f"{setting:32} {protocol:7} ARI {ari_text}  accuracy {mean_accuracy:.3f}"
+        if key in earlier_accuracy:
+            ari_text = _shown(earlier_ari.get(key))
+            mean_accuracy = earlier_accuracy[key][0]
+            line += f"  before: ARI {ari_text}  accuracy {mean_accuracy:.3f}"
         lines.append(f"{line}  ({seeds} seeds)")
     return lines
 
 
-def _shown(found: tuple[float, float, float, int] | None) -> str:
-    """Return the mean, and the lowest and highest in parentheses."""
-    if found is None:
+def _shown(values: Spread | None) -> str:
+    """Return the mean, and the lowest and highest value in parentheses, of a fixed width."""
+    if values is None:
         return "  -               "
-    middle, least, most, _ = found
-    return f"{middle:5.2f} ({least:.2f}–{most:.2f})"
+    middle, lowest, highest, _ = values
+    return f"{middle:5.2f} ({lowest:.2f}–{highest:.2f})"
 
 
 def _read(path: Path) -> list[Row]:
-    """Return the rows of another sheet's file, none where there is no such file."""
+    """Return the rows of another sheet's file; none where there is no such file."""
     if not path.exists():
         return []
     with path.open(newline="") as stream:
-        next(stream)  # the machine
+        # the first line names the machine
+        next(stream)
         return list(csv.DictReader(stream))
 
 
@@ -183,8 +249,10 @@ def main(argv: Sequence[str] | None = None) -> Path:
     parser.add_argument("--name", default="hard_settings", help="of the CSV file")
     options = parser.parse_args(argv)
     sheet = Sheet(options.name, RESULTS)
-    rows = sheet.fill(cells(options.seeds, options.settings), measure, options.minutes)
-    print("\n".join(report(rows, _read(RESULTS / f"{options.name}_before.csv"))))
+    requested = cells(options.seeds, options.settings)
+    rows = sheet.fill(requested, measure, options.minutes)
+    earlier_rows = _read(RESULTS / f"{options.name}_before.csv")
+    print("\n".join(report(rows, earlier_rows)))
     return sheet.path
 
 

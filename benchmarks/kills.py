@@ -1,10 +1,10 @@
-"""Stop runs of every protocol at random moments, resume them, and compare with runs that were left
-alone.
+"""Stop runs of every protocol at random moments, resume them, and compare them with undisturbed
+runs.
 
 python -m securecluster.benchmarks.kills [--kills 4] [--protocols cfl flhc ...]
 
-Half of the runs are killed (`kill -9`), a quarter each get SIGTERM and Ctrl-C. What a resumed run
-leaves must be byte for byte what the run that was left alone leaves, clocks aside.
+Half of the runs are killed (`kill -9`), and a quarter each get SIGTERM and Ctrl-C. The files of a
+resumed run must be, byte for byte, those of the undisturbed run, except for clocks.
 """
 
 from __future__ import annotations
@@ -40,40 +40,60 @@ OPTIONS = [
     "--dropout",
     "0.05",
 ]
+# half of the runs are killed
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
 OWN = {"nsim": ["--data", "mobility", "--samples", "60", "--synthetic", "8", "--model", "auto"]}
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """Return result.json without its clock."""
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    del found["seconds"]
-    return found
+    """Return the values of result.json without its clock.
+
+    Args:
+        folder: of a finished run.
+    """
+    values: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    del values["seconds"]
+    return values
 
 
 def command(protocol: str, out: Path) -> list[str]:
-    """Return the command of one run."""
-    own = OWN.get(protocol, ["--clusters", "2"])
-    return [*COMMAND, "run", protocol, *OPTIONS, *own, "--quiet", "--out", str(out)]
+    """Return the command of one run.
+
+    Args:
+        protocol: its name.
+        out: the run's folder.
+    """
+    data = OWN.get(protocol, ["--clusters", "2"])
+    # of an option that stands twice, the last value holds
+    return [*COMMAND, "run", protocol, *OPTIONS, *data, "--quiet", "--out", str(out)]
 
 
 def same(one: Path, other: Path) -> bool:
-    """Return whether two run folders hold the same, clocks aside."""
+    """Return whether two run folders have equal contents, except for clocks."""
     if result(one) != result(other):
         return False
     return all(content(one / name) == content(other / name) for name in SAME)
 
 
 def content(path: Path) -> bytes | None:
-    """Return a file's bytes; None where there is no such file, as of a ledger without releases."""
-    return path.read_bytes() if path.is_file() else None
+    """Return a file's bytes; None where there is no such file."""
+    # a run without releases has no ledger
+    if not path.is_file():
+        return None
+    return path.read_bytes()
 
 
 def stop_once(protocol: str, out: Path, how: signal.Signals, delay: float) -> int | None:
-    """Start a run and stop it after `delay` seconds.
+    """Start a run and stop it.
+
+    Args:
+        protocol: its name.
+        out: the run's folder.
+        how: the signal.
+        delay: seconds from the start to the signal.
 
     Returns:
-        The rounds that it had written; None where it was not stopped within a run.
+        The number of rounds that it had written; None where it had not begun, or was finished.
     """
     with subprocess.Popen(command(protocol, out), stderr=subprocess.DEVNULL) as process:
         time.sleep(delay)
@@ -81,21 +101,35 @@ def stop_once(protocol: str, out: Path, how: signal.Signals, delay: float) -> in
     if not (out / "config.json").exists() or (out / "result.json").exists():
         return None
     history = out / "history.jsonl"
-    return len(history.read_text().splitlines()) if history.exists() else 0
+    if not history.exists():
+        return 0
+    return len(history.read_text().splitlines())
 
 
 def measure(protocol: str, kills: int, home: Path, draw: random.Random) -> list[dict[str, Any]]:
-    """Return a row for each time that a run of a protocol was stopped."""
-    whole = home / f"{protocol}-whole"
-    began = time.monotonic()
-    subprocess.run(command(protocol, whole), check=True)
-    length = time.monotonic() - began
+    """Stop and resume runs of one protocol.
+
+    Args:
+        protocol: its name.
+        kills: how many runs are stopped.
+        home: the folder of all run folders.
+        draw: of the moments.
+
+    Returns:
+        A line of the table for each stopped run.
+    """
+    undisturbed = home / f"{protocol}-whole"
+    start = time.monotonic()
+    subprocess.run(command(protocol, undisturbed), check=True)
+    length = time.monotonic() - start
     rows: list[dict[str, Any]] = []
+    # a signal that comes before or after a run does not count, so there are more attempts
     for attempt in range(20 * kills):
         if len(rows) == kills:
             break
         how = SIGNALS[len(rows) % len(SIGNALS)]
-        out, delay = home / f"{protocol}-{attempt}", draw.uniform(0.3, 1.0) * length
+        out = home / f"{protocol}-{attempt}"
+        delay = draw.uniform(0.3, 1.0) * length
         rounds = stop_once(protocol, out, how, delay)
         if rounds is None:
             continue
@@ -105,7 +139,7 @@ def measure(protocol: str, kills: int, home: Path, draw: random.Random) -> list[
             "signal": how.name,
             "seconds": round(delay, 3),
             "rounds_written": rounds,
-            "equal": same(out, whole),
+            "equal": same(out, undisturbed),
         }
         rows.append(row)
         print(row, flush=True)
@@ -123,8 +157,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         for protocol in options.protocols:
             rows += measure(protocol, options.kills, Path(home), draw)
-            path = write("kills", rows)  # after each protocol, so that a long run loses nothing
-    print(f"equal {sum(row['equal'] for row in rows)} of {len(rows)}")
+            # after each protocol, so that a long run loses nothing
+            path = write("kills", rows)
+    equal = sum(row["equal"] for row in rows)
+    print(f"equal {equal} of {len(rows)}")
     print(path)
 
 

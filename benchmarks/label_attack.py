@@ -1,17 +1,17 @@
-"""Label distributions that a server reads from masked updates: what a permutation of coordinates
-hides, and what not.
+"""Measure how well a server reads clients' label distributions from masked updates.
 
 python -m securecluster.benchmarks.label_attack [--seeds 3] [--minutes 10]
 
-One round of FedAvg on digits, 40 clients. Under a permutation a coordinate of all clients' updates
-is still one column, and the weights of an output unit move together over clients: by how many
-samples of its label each holds. The server groups columns that move alike, by k-means, and takes
-each group's mean over its columns as a guess of one label's share at every client. It cannot name
-the labels, so groups are matched with labels by the truth: a score up to naming.
+40 clients of the digits run one round of FedAvg. Under a permutation a coordinate of all clients'
+updates is still one column, and the weights of an output unit move together over clients: by how
+many samples of its label each client has. The server groups columns that move alike by k-means, and
+takes each group's mean over its columns as a guess of one label's share at every client. It cannot
+name the labels, so the truth is used to match groups with labels, and the score holds up to the
+labels' names.
 
-`correlation` is the mean over labels of Pearson's correlation, over clients, of a label's share
-with its group's mean. `chance` is the same matching with the clients of the truth shuffled, on
-average over SHUFFLES draws.
+`correlation` is Pearson's correlation, over clients, of a label's share with its group's mean, on
+average over labels. `chance` is that of the same matching after the clients of the truth are
+shuffled, on average over SHUFFLES draws.
 """
 
 from __future__ import annotations
@@ -59,13 +59,15 @@ def observed_updates(fitted: ClusteringProtocol) -> Array:
     """
     rows: dict[int, Array] = {}
     for message in fitted.transcript_.seen_by(SERVER):
-        in_first_round = message.method == "contribute" and message.round == 1
-        if not in_first_round or message.receiver != SERVER or message.content is None:
+        if message.method != "contribute" or message.round != 1:
+            continue
+        if message.receiver != SERVER or message.content is None:
             continue
         update = message.content.delta.values[0].double().cpu().numpy()
         size = message.content.size
         client = message.sender.index
         assert client is not None
+        # a weighted update is multiplied by its client's number of samples
         if size is not None:
             update = update / float(size.values[0])
         rows[client] = update
@@ -73,18 +75,24 @@ def observed_updates(fitted: ClusteringProtocol) -> Array:
 
 
 def label_shares(federation: Federation) -> Array:
-    """Return each client's share of every label among its training samples, (m, classes)."""
-    counts = [np.bincount(shard.y, minlength=federation.classes) for shard in federation.shards]
-    shares: Array = np.stack([count / count.sum() for count in counts])
+    """Return each client's share of every label among its training samples, (m, classes).
+
+    Args:
+        federation: the m clients.
+    """
+    rows = []
+    for shard in federation.shards:
+        counts = np.bincount(shard.y, minlength=federation.classes)
+        rows.append(counts / counts.sum())
+    shares: Array = np.stack(rows)
     return shares
 
 
 def guess_shares(updates: Array, groups: int = GROUPS, seed: int = 0) -> Array:
-    """Return a guess (m, groups) of labels' shares: means of columns of the updates (m, d) that
-    move alike.
+    """Return a guess (m, groups) of labels' shares: means of columns that move alike.
 
     Args:
-        updates: what the server read, under one mask.
+        updates: what the server read, under one mask, (m, d).
         groups: how many groups of columns are made.
         seed: of k-means.
     """
@@ -106,12 +114,16 @@ def guess_shares(updates: Array, groups: int = GROUPS, seed: int = 0) -> Array:
 
 
 def matched_correlation(guess: Array, shares: Array) -> float:
-    """Return the mean correlation of labels' shares (m, k) with columns of a guess (m, g), best
-    matched one to one.
+    """Return the mean correlation of labels' shares with a guess, best matched one to one.
+
+    Args:
+        guess: (m, g).
+        shares: (m, k).
     """
     from scipy.optimize import linear_sum_assignment
 
     correlation = _standardised(shares).T @ _standardised(guess)
+    # the assignment minimises, and the best match has the largest correlations
     labels, groups = linear_sum_assignment(-correlation)
     return float(correlation[labels, groups].mean())
 
@@ -131,12 +143,16 @@ def attack(federation: Federation, seed: int = 0, **params: Any) -> dict[str, fl
         federation: the clients.
         seed: of the attack's own draws.
         params: of FedAvg: its mask, clip and noise.
+
+    Returns:
+        The correlation of the guess with the truth, its level by chance, and ε of the run.
     """
     protocol = FedAvg(**{"rounds": 1, "model": "mlp", **params})
     fitted = protocol.fit(federation, Settings(transcript="full", threads=1))
     shares = label_shares(federation)
     groups = min(GROUPS, 3 * len(federation))
-    guess = guess_shares(observed_updates(fitted), groups, seed)
+    updates = observed_updates(fitted)
+    guess = guess_shares(updates, groups, seed)
     draw = np.random.default_rng(seed)
     # shares of other clients: the correlation that matching alone gives
     shuffled = []
@@ -151,7 +167,11 @@ def attack(federation: Federation, seed: int = 0, **params: Any) -> dict[str, fl
 
 
 def cells(seeds: int) -> list[Cell]:
-    """Return every protection under every scenario and seed."""
+    """Return every protection under every scenario and seed.
+
+    Args:
+        seeds: how many, from 0 on.
+    """
     grid: list[Cell] = []
     for scenario in SCENARIOS:
         for protection in PROTECTIONS:
@@ -162,7 +182,11 @@ def cells(seeds: int) -> list[Cell]:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Attack one run."""
+    """Attack one run.
+
+    Args:
+        cell: one of `cells`.
+    """
     scenario = SCENARIOS[cell["scenario"]]
     federation = Federation.simulate(
         "digits", scenario=scenario, clients=CLIENTS, seed=cell["seed"]
@@ -176,7 +200,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, and print."""
     chosen = options(__doc__, argv, seeds=3)
     sheet = Sheet("label_attack", RESULTS)
-    rows = sheet.fill(cells(chosen.seeds), measure, chosen.minutes)
+    requested = cells(chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     summarise(rows, ["scenario", "protection"], ["correlation", "chance", "epsilon"])
     return sheet.path
 

@@ -1,10 +1,10 @@
-"""Peak memory of one round of a thousand clients of the 1.66-million-parameter CNN: sums, and a
-gather of every update.
+"""Measure the peak memory of one round of a thousand clients of the CNN with 1.66 million
+parameters.
 
 python -m securecluster.benchmarks.memory [--clients 1000] [--model cnn-briggs] [--cases …]
 
-Each case runs in a process of its own: one round of one mini-batch of 10 samples per client, so
-    that memory is all it measures.
+Some protocols sum the updates, and others gather every update. Each case runs in a process of its
+own. A round is one mini-batch of 10 samples per client, so that memory is all it measures.
 """
 
 from __future__ import annotations
@@ -37,35 +37,56 @@ CASES: dict[str, Callable[..., ClusteringProtocol]] = {
 
 
 def peak() -> float:
-    """The most memory this process has held so far, in GiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
+    """Return the largest resident set of this process up to now, in GiB."""
+    # Linux counts in KiB
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kibibytes * 1024 / GIB
+
+
+def _federation(clients: int) -> Federation:
+    """Return clients with 10 random images each.
+
+    Args:
+        clients: how many.
+    """
+    rng = np.random.default_rng(0)
+    train = {}
+    test = {}
+    for k in range(clients):
+        images = rng.random((10, 1, 28, 28), dtype=np.float32)
+        labels = rng.integers(0, 10, 10)
+        train[f"c{k}"] = (images, labels)
+        test[f"c{k}"] = (images[:2], labels[:2])
+    return Federation.from_arrays(train, test=test, seed=0)
 
 
 def one(case: str, model: str, clients: int) -> dict[str, Any]:
-    """One round in this process."""
-    rng = np.random.default_rng(0)
-    arrays = {
-        f"c{k}": (rng.random((10, 1, 28, 28), dtype=np.float32), rng.integers(0, 10, 10))
-        for k in range(clients)
-    }
-    federation = Federation.from_arrays(
-        arrays, test={name: (x[:2], y[:2]) for name, (x, y) in arrays.items()}, seed=0
-    )
-    before, began = peak(), time.perf_counter()
-    fitted = CASES[case](model=model, rounds=1, epochs=1, batch_size=10).fit(
-        federation, Settings(transcript="none")
-    )
+    """Run one round in this process, and return its line of the table.
+
+    Args:
+        case: one of `CASES`.
+        model: a network's name.
+        clients: how many.
+    """
+    federation = _federation(clients)
+    before = peak()
+    start = time.perf_counter()
+    protocol = CASES[case](model=model, rounds=1, epochs=1, batch_size=10)
+    # a full transcript would keep every update
+    fitted = protocol.fit(federation, Settings(transcript="none"))
     d = sum(value.numel() for value in fitted.model_of(0).values())
+    # float32: four bytes a parameter
+    all_updates = 4 * d * clients / GIB
     return {
         "protocol": fitted.name,
         "mask": fitted.mask,
         "model": model,
         "clients": clients,
         "parameters": d,
-        "all_updates_gib": round(4 * d * clients / GIB, 2),
+        "all_updates_gib": round(all_updates, 2),
         "before_gib": round(before, 2),
         "peak_gib": round(peak(), 2),
-        "seconds": round(time.perf_counter() - began, 1),
+        "seconds": round(time.perf_counter() - start, 1),
     }
 
 
@@ -78,14 +99,17 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(one(options.one, options.model, options.clients)))
+        row = one(options.one, options.model, options.clients)
+        print(json.dumps(row))
         return
     rows = []
+    # the largest resident set of a process never falls, so each case needs a process of its own
     for case in options.cases:
         command = [sys.executable, "-m", "securecluster.benchmarks.memory", "--one", case]
         command += ["--model", options.model, "--clients", str(options.clients)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        rows.append(json.loads(done.stdout.splitlines()[-1]))
+        last_line = done.stdout.splitlines()[-1]
+        rows.append(json.loads(last_line))
         print(rows[-1], flush=True)
     print(write("memory", rows))
 

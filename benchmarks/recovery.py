@@ -1,11 +1,10 @@
-"""Exact recovery of label swap by CFL's defaults, over data sets and seeds, and IID digits, which
-must stay one cluster.
+"""Count how often CFL's defaults recover the clusters of swapped labels, over data sets and seeds.
 
 python -m securecluster.benchmarks.recovery [--data digits mnist fashion_mnist] [--seeds 10]
-[--samples N]
+    [--samples N]
 
-Image sets other than digits are read from the folder SECURECLUSTER_DATA, or from the Hugging Face
-hub.
+IID clients of the digits are measured too; they must stay one cluster. Image sets other than digits
+are read from the folder SECURECLUSTER_DATA, or from the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -22,44 +21,78 @@ from securecluster.protocols import CFL
 
 
 def margins(history: list[Any]) -> tuple[float | None, float]:
-    """Return the least evidence of a split, and the most in the rounds after the last one, in which
-    a split was considered.
+    """Return the evidence of CFL's split tests next to its threshold.
+
+    Args:
+        history: lines of a run, one a round.
+
+    Returns:
+        The least evidence of a split, None without splits; and the most evidence in the rounds
+        after the last split, of tests that considered one.
     """
-    split_tests = [
-        (line["round"], test)
-        for line in history
-        for test in line["split_tests"]
-        if test["evidence"] is not None
-    ]
-    last = max((number for number, test in split_tests if test["split"]), default=0)
+    split_tests = []
+    for line in history:
+        for test in line["split_tests"]:
+            if test["evidence"] is not None:
+                split_tests.append((line["round"], test))
+    split_rounds = [number for number, test in split_tests if test["split"]]
+    last = max(split_rounds, default=0)
     at_split = [test["evidence"] for _, test in split_tests if test["split"]]
     after = [test["evidence"] for number, test in split_tests if number > last]
-    return min(at_split, default=None), max(after, default=0.0)
+    lowest = min(at_split, default=None)
+    highest = max(after, default=0.0)
+    return lowest, highest
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    """Return a rounded number; None stays None.
+
+    Args:
+        value: the number.
+        digits: decimals.
+    """
+    if value is None:
+        return None
+    return round(value, digits)
 
 
 def one(
     data: str, scenario: Scenario, samples: int | None, seed: int, **params: float
 ) -> dict[str, Any]:
-    """One run."""
+    """Run CFL once, and return its line of the table.
+
+    Args:
+        data: a data set's name.
+        scenario: how clusters differ.
+        samples: training samples of each client; None are all that it is dealt.
+        seed: of the federation and the run.
+        params: hyper-parameters of CFL that are not left at their defaults.
+    """
     federation = Federation.simulate(
         data, scenario=scenario, clients=20, samples=samples, seed=seed
     )
     cfl = CFL(**params).fit(federation)  # type: ignore[arg-type]
     assert cfl.agreement_ is not None
-    least, most = margins(cfl.history_)
-    before = next((line["accuracy"] for line in cfl.history_ if line["splits"]), None)
+    lowest, highest = margins(cfl.history_)
+    split_lines = [line for line in cfl.history_ if line["splits"]]
+    splits = [str(line["round"]) for line in split_lines]
+    # in the round of the first split all clients still have one model
+    before = None
+    if split_lines:
+        before = split_lines[0]["accuracy"]
+    sizes = [len(shard.y) for shard in federation.shards]
     return {
         "data": data,
         "scenario": str(scenario),
-        "samples_per_client": round(float(np.mean([len(shard.y) for shard in federation.shards]))),
+        "samples_per_client": round(float(np.mean(sizes))),
         "seed": seed,
         "exact": cfl.agreement_["exact"],
         "ari": round(cfl.agreement_["ari"], 4),
         "clusters": len(set(cfl.labels_)),
-        "splits": " ".join(str(line["round"]) for line in cfl.history_ if line["splits"]),
-        "least_evidence_of_a_split": None if least is None else round(least, 3),
-        "most_evidence_after_the_last": round(most, 3),
-        "accuracy_before_first_split": None if before is None else round(before, 4),
+        "splits": " ".join(splits),
+        "least_evidence_of_a_split": _rounded(lowest, 3),
+        "most_evidence_after_the_last": round(highest, 3),
+        "accuracy_before_first_split": _rounded(before, 4),
         "accuracy": round(float(np.mean(cfl.scores_)), 4),
         "bytes": cfl.bytes_["up"] + cfl.bytes_["down"],
         "seconds": round(cfl.seconds_, 1),
@@ -78,19 +111,24 @@ def main() -> None:
         help="another stationarity threshold than the default; its table has a name of its own",
     )
     options = parser.parse_args()
-    params, name = (
-        ({}, "recovery")
-        if options.eps1 is None
-        else ({"eps1": options.eps1}, f"recovery-eps1-{options.eps1}")
-    )
-    rows = []
-    for data, scenario in [("digits", Iid()), *((data, LabelSwap()) for data in options.data)]:
+    params = {}
+    name = "recovery"
+    if options.eps1 is not None:
+        params["eps1"] = options.eps1
+        name = f"recovery-eps1-{options.eps1}"
+    cases: list[tuple[str, Scenario]] = [("digits", Iid())]
+    cases += [(data, LabelSwap()) for data in options.data]
+    rows: list[dict[str, Any]] = []
+    for data, scenario in cases:
+        exact = 0
         for seed in range(options.seeds):
-            rows.append(one(data, scenario, options.samples, seed, **params))
-            print(rows[-1], flush=True)
+            row = one(data, scenario, options.samples, seed, **params)
+            rows.append(row)
+            exact += row["exact"]
+            print(row, flush=True)
+            # after each run, so that a benchmark that is cut off loses one run at most
             write(name, rows)
-        mine = rows[-options.seeds :]
-        print(f"{data}, {scenario}: exact {sum(row['exact'] for row in mine)} of {len(mine)}")
+        print(f"{data}, {scenario}: exact {exact} of {options.seeds}")
 
 
 if __name__ == "__main__":

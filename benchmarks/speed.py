@@ -1,10 +1,10 @@
-"""Batched local training beside a plain PyTorch loop at one and at all threads, taking turns in one
-run; and where the time goes.
+"""Measure batched local training beside a plain PyTorch loop, and profile it.
 
 python -m securecluster.benchmarks.speed [--clients 100] [--models mlp-200 cnn-briggs] [--rounds 9]
 
-A round is 10 mini-batches of 10 samples of 28×28 for every client, the same in every variant: in
-float64 their updates agree.
+The plain loop runs on one thread and on all threads, and all variants take turns in one run. A
+round is 10 mini-batches of 10 images of 28×28 for every client, the same ones in every variant; in
+float64 their updates agree. The profile is of one batched round on one thread.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from securecluster.models.validation import FlatModel, build
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=10, steps=10)
+OPERATIONS = 12  # of the profile, the slowest ones
+
+Variants = dict[str, tuple[int, Callable[[], torch.Tensor]]]  # threads and one round, by name
 
 
 class General(FlatModel):
@@ -43,13 +46,23 @@ def cohort(
     dtype: torch.dtype = torch.float32,
     shape: tuple[int, ...] = (1, 28, 28),
 ) -> LocalTrainer:
-    """Clients with 100 random images each."""
+    """Return a trainer of clients with 100 random images each.
+
+    Args:
+        model: a network's name.
+        clients: how many.
+        general: the model has no gradients by hand.
+        dtype: of samples and weights.
+        shape: of one image.
+    """
     rng = np.random.default_rng(0)
-    arrays = {
-        f"c{k}": (rng.random((100, *shape), dtype=np.float32), rng.integers(0, 10, 100))
-        for k in range(clients)
-    }
-    federation = Federation.from_arrays(arrays, test={name: ([], []) for name in arrays}, seed=0)
+    arrays = {}
+    for k in range(clients):
+        images = rng.random((100, *shape), dtype=np.float32)
+        labels = rng.integers(0, 10, 100)
+        arrays[f"c{k}"] = (images, labels)
+    empty: dict[str, Any] = {name: ([], []) for name in arrays}
+    federation = Federation.from_arrays(arrays, test=empty, seed=0)
     flat = build(model, federation.shape, 10, Randomness(0))
     batched = LocalTrainer(federation, flat, Randomness(0), torch.device("cpu"), dtype)
     if general:
@@ -57,93 +70,182 @@ def cohort(
     return batched
 
 
+def train(batched: LocalTrainer) -> torch.Tensor:
+    """Return the updates (clients, d) of one batched round of all clients.
+
+    Args:
+        batched: the clients, their samples and first weights.
+    """
+    clients = range(len(batched.ids))
+    # all clients start from row 0 of a table with one model
+    models = Rows(batched.start[None], (0,) * len(clients))
+    return batched.train(models, clients, PLAN, 1)
+
+
 def plain(batched: LocalTrainer, module: nn.Module) -> torch.Tensor:
-    """The loop everyone writes: one client after the other, one optimizer each."""
-    out = torch.empty(len(batched.ids), batched.model.dimension, dtype=batched.dtype)
-    for client in range(len(batched.ids)):
+    """Train one client after the other in a plain PyTorch loop, with one optimizer each.
+
+    Args:
+        batched: the clients, their samples and first weights.
+        module: the network, of the same order of parameters as `batched.model`.
+
+    Returns:
+        The clients' updates (clients, d).
+    """
+    clients = len(batched.ids)
+    out = torch.empty(clients, batched.model.dimension, dtype=batched.dtype)
+    for client in range(clients):
         nn.utils.vector_to_parameters(batched.start.clone(), module.parameters())
         optimizer = torch.optim.SGD(module.parameters(), lr=PLAN.lr)
         for batch in batched._batches(client, PLAN, 1):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(module(batched._x[batch]), batched._y[batch]).backward()  # type: ignore[no-untyped-call]
+            outputs = module(batched._x[batch])
+            loss = nn.functional.cross_entropy(outputs, batched._y[batch])
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        out[client] = nn.utils.parameters_to_vector(module.parameters()).detach() - batched.start
+        trained = nn.utils.parameters_to_vector(module.parameters()).detach()
+        out[client] = trained - batched.start
     return out
 
 
-def variants(
-    model: str, clients: int, dtype: torch.dtype = torch.float32
-) -> dict[str, tuple[int, Callable[[], torch.Tensor]]]:
-    """Name -> (threads, one round)."""
-    batched, threads = cohort(model, clients, dtype=dtype), torch.get_num_threads()
+def variants(model: str, clients: int, dtype: torch.dtype = torch.float32) -> Variants:
+    """Return, by name, the threads and one round of each variant.
+
+    Args:
+        model: a network's name.
+        clients: how many.
+        dtype: of samples and weights.
+    """
+    batched = cohort(model, clients, dtype=dtype)
+    threads = torch.get_num_threads()
+    # a copy, since the plain loop overwrites its parameters
     module = copy.deepcopy(batched.model.module)
     general = cohort(model, clients, general=True, dtype=dtype)
-
-    def ours(of: LocalTrainer) -> torch.Tensor:
-        return of.train(Rows(of.start[None], (0,) * clients), range(clients), PLAN, 1)
-
     return {
-        "batched": (threads, lambda: ours(batched)),
-        "batched, torch.func": (threads, lambda: ours(general)),
+        "batched": (threads, lambda: train(batched)),
+        "batched, torch.func": (threads, lambda: train(general)),
         "plain loop, 1 thread": (1, lambda: plain(batched, module)),
         f"plain loop, {threads} threads": (threads, lambda: plain(batched, module)),
     }
 
 
-def measure(model: str, clients: int, rounds: int) -> list[dict[str, Any]]:
-    """Seconds a round of each variant, in turn."""
-    exact = {name: round_of() for name, (_, round_of) in variants(model, 4, torch.float64).items()}
-    known = variants(model, clients)
-    seconds: dict[str, list[float]] = {name: [] for name in known}
+def errors_in_float64(model: str, clients: int = 4) -> dict[str, float]:
+    """Return the largest difference of each variant's updates from those of the plain loop.
+
+    Args:
+        model: a network's name.
+        clients: how many train; few are enough to compare updates.
+
+    Returns:
+        By variant, relative to the largest number in the plain loop's updates.
+    """
+    updates = {}
+    for name, (_, run_once) in variants(model, clients, torch.float64).items():
+        updates[name] = run_once()
+    reference = updates["plain loop, 1 thread"]
+    largest = reference.abs().max()
+    errors = {}
+    for name, update in updates.items():
+        difference = update - reference
+        errors[name] = float(difference.abs().max() / largest)
+    return errors
+
+
+def timed(tasks: Variants, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each variant's rounds, which take turns; the first only warms up.
+
+    Args:
+        tasks: threads and one round of each variant, by name.
+        rounds: timed ones, after the first.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
     for _ in range(rounds + 1):
-        for name, (threads, round_of) in known.items():
+        for name, (threads, run_once) in tasks.items():
             with cpu_threads(threads):
-                began = time.perf_counter()
-                round_of()
-                seconds[name].append(time.perf_counter() - began)
-    plainly = exact["plain loop, 1 thread"]
-    largest = plainly.abs().max()
-    errors = {name: float((exact[name] - plainly).abs().max() / largest) for name in seconds}
-    best = min(float(np.median(s[1:])) for name, s in seconds.items() if name.startswith("plain"))
-    return [
-        {
+                start = time.perf_counter()
+                run_once()
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def measure(model: str, clients: int, rounds: int) -> list[dict[str, Any]]:
+    """Measure seconds a round of each variant, in turn.
+
+    Args:
+        model: a network's name.
+        clients: how many are timed.
+        rounds: timed ones of each variant.
+
+    Returns:
+        A line of the table for each variant.
+    """
+    errors = errors_in_float64(model)
+    seconds = timed(variants(model, clients), rounds)
+    medians = {}
+    for name, times in seconds.items():
+        # without the first round, which only warms up
+        medians[name] = float(np.median(times[1:]))
+    plain_medians = [median for name, median in medians.items() if name.startswith("plain")]
+    best_plain = min(plain_medians)
+    rows = []
+    for name, times in seconds.items():
+        first, *later = times
+        row = {
             "model": model,
             "clients": clients,
             "variant": name,
             "rounds": rounds,
-            "first": round(taken[0], 4),
-            "median": round(float(np.median(taken[1:])), 4),
-            "min": round(min(taken[1:]), 4),
-            "max": round(max(taken[1:]), 4),
-            "times_faster": round(best / float(np.median(taken[1:])), 2),
+            "first": round(first, 4),
+            "median": round(medians[name], 4),
+            "min": round(min(later), 4),
+            "max": round(max(later), 4),
+            "times_faster": round(best_plain / medians[name], 2),
             "error_in_float64": f"{errors[name]:.1e}",
         }
-        for name, taken in seconds.items()
-    ]
+        rows.append(row)
+    return rows
 
 
 def profile(model: str, clients: int) -> list[dict[str, Any]]:
-    """The operations of a batched round on one thread, by their share of its time."""
+    """Return the slowest operations of a batched round on one thread, by their share of its time.
+
+    Args:
+        model: a network's name.
+        clients: how many train.
+    """
     batched = cohort(model, clients)
-
-    def once() -> None:
-        batched.train(Rows(batched.start[None], (0,) * clients), range(clients), PLAN, 1)
-
+    activities = [torch.profiler.ProfilerActivity.CPU]
     with cpu_threads(1):
-        once()
-        activities = [torch.profiler.ProfilerActivity.CPU]
+        # the first round only warms up
+        train(batched)
         with (
-            torch.profiler.profile(activities=activities) as found,
+            torch.profiler.profile(activities=activities) as profiler,
             torch.profiler.record_function("whole"),
         ):
-            once()
-    events = {event.key: event.self_cpu_time_total for event in found.key_averages()}
-    whole = sum(events.values())
-    top = sorted(((t, name) for name, t in events.items()), reverse=True)[:12]
-    names = {"whole": "Python"}
-    return [
-        {"model": model, "operation": names.get(n, n), "share": round(t / whole, 3)} for t, n in top
-    ]
+            train(batched)
+    return _shares(profiler.key_averages(), model)
+
+
+def _shares(events: Any, model: str) -> list[dict[str, Any]]:
+    """Return a line of the table for each of the slowest operations.
+
+    Args:
+        events: the profiler's averages, by operation.
+        model: a network's name.
+    """
+    # microseconds of each operation itself, without the operations that it calls
+    times = [(event.self_cpu_time_total, event.key) for event in events]
+    elapsed = sum(microseconds for microseconds, _ in times)
+    times.sort(reverse=True)
+    rows = []
+    for microseconds, name in times[:OPERATIONS]:
+        # the round's own time, outside all operations of torch, is the interpreter's
+        operation = name
+        if name == "whole":
+            operation = "Python"
+        share = round(microseconds / elapsed, 3)
+        rows.append({"model": model, "operation": operation, "share": share})
+    return rows
 
 
 def main() -> None:
@@ -153,14 +255,15 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["mlp-200", "cnn-briggs"])
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    rows, shares = [], []
+    rows = []
+    shares = []
     for model in options.models:
-        for row in (found := measure(model, options.clients, options.rounds)):
+        measured = measure(model, options.clients, options.rounds)
+        profiled = profile(model, min(options.clients, 20))
+        for row in measured + profiled:
             print(row, flush=True)
-        rows += found
-        for row in (found := profile(model, min(options.clients, 20))):
-            print(row, flush=True)
-        shares += found
+        rows += measured
+        shares += profiled
     print(write("speed", rows), write("profile", shares))
 
 

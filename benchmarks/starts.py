@@ -1,9 +1,9 @@
-"""How often IFCA finds the clusters from one start, and from the best of several short ones.
+"""Count how often IFCA finds the clusters from one start, and from the best of several short ones.
 
 python -m securecluster.benchmarks.starts [--seeds 20] [--full] [--minutes 10]
 
-Digits, label swap in four clusters, 20 clients, k = 4, 20 rounds. `--full` is the same at 40
-rounds.
+The data are digits with labels swapped in four clusters; 20 clients train for 20 rounds with k = 4.
+`--full` is the same at 40 rounds.
 """
 
 from __future__ import annotations
@@ -16,36 +16,60 @@ from securecluster import Federation
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
 from securecluster.protocols import IFCA
 
-KINDS = ((1, 1), (10, 3), (10, 5))  # starts, rounds of each
+RESTARTS = ((1, 1), (10, 3), (10, 5))  # the number of starts, and rounds of each
 ROUNDS = {"cpu": 20, "full": 40}
 
 
 def cells(scale: str, seeds: int) -> list[Cell]:
-    """Kinds of restarts by seed."""
-    kinds = [(seed, starts, each) for seed in range(seeds) for starts, each in KINDS]
-    return [
-        {"scale": scale, "rounds": ROUNDS[scale], "starts": s, "start_rounds": e, "seed": seed}
-        for seed, s, e in kinds
-    ]
+    """Return restarts by seed.
+
+    Args:
+        scale: a key of `ROUNDS`.
+        seeds: how many.
+    """
+    grid: list[Cell] = []
+    for seed in range(seeds):
+        for starts, start_rounds in RESTARTS:
+            cell = {
+                "scale": scale,
+                "rounds": ROUNDS[scale],
+                "starts": starts,
+                "start_rounds": start_rounds,
+                "seed": seed,
+            }
+            grid.append(cell)
+    return grid
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """One run."""
-    fitted = IFCA(rounds=cell["rounds"], starts=cell["starts"], start_rounds=cell["start_rounds"])
-    fitted.fit(Federation.simulate("digits", seed=cell["seed"]))
+    """Run IFCA once.
+
+    Args:
+        cell: one of `cells`.
+
+    Returns:
+        Whether the clusters are the true ones (exact), accuracy, and bytes up and down.
+    """
+    protocol = IFCA(
+        rounds=cell["rounds"],
+        starts=cell["starts"],
+        start_rounds=cell["start_rounds"],
+    )
+    fitted = protocol.fit(Federation.simulate("digits", seed=cell["seed"]))
     assert fitted.agreement_ is not None
-    sent = fitted.bytes_["up"] + fitted.bytes_["down"]
     return {
         "exact": fitted.agreement_["exact"],
         "accuracy": fitted.history_[-1]["accuracy"],
-        "bytes": sent,
+        "bytes": fitted.bytes_["up"] + fitted.bytes_["down"],
     }
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, and print."""
-    chosen, sheet = options(__doc__, argv, seeds=20), Sheet("starts")
-    rows = sheet.fill(cells(chosen.scale, chosen.seeds), measure, chosen.minutes)
+    chosen = options(__doc__, argv, seeds=20)
+    sheet = Sheet("starts")
+    requested = cells(chosen.scale, chosen.seeds)
+    rows = sheet.fill(requested, measure, chosen.minutes)
     summarise(rows, ["rounds", "starts", "start_rounds"], ["exact", "accuracy", "bytes"])
     return sheet.path
 

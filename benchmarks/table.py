@@ -14,6 +14,7 @@ RESULTS = Path("benchmarks/results")
 
 def machine() -> str:
     """Return the processor, its cores and the torch build, in one line."""
+    # torch is imported only where it is needed, since the import takes over a second
     import torch
 
     versions = f"torch {torch.__version__}; Python {platform.python_version()}"

@@ -1,16 +1,17 @@
-"""How often the one-shot clustering finds the number of tasks by itself: on IID clients (one
-cluster), on tasks and on rotated images.
+"""Count how often one-shot clustering finds the number of tasks by itself.
 
 python -m securecluster.benchmarks.tasks [--seeds 3]
 
-`possible`: whether the merges hold the true clusters, so that the right height would give them.
-`ANGLE` in `hierarchy` was chosen by trial on seeds 0 to 3 of the same settings; the seeds here are
-others, from 10 on. Image sets are read from SECURECLUSTER_DATA or the hub.
+Clients are IID (one cluster), have tasks, or have rotated images. `possible` says whether the
+merges contain the true clusters, so that the right height would give them. `ANGLE` in
+`securecluster.clustering.agglomerative` was chosen by trial on seeds 0 to 3 of the same settings;
+the seeds here are others, from 10 on. Image sets are read from SECURECLUSTER_DATA or the hub.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,49 +31,108 @@ SAMPLES = {
     "mnist": (100, 300, 1000),
     "cifar10": (100, 300, 1000),
 }
-SCENARIOS, CLIENTS, FEATURES = ("iid", "tasks", "rotation"), (10, 20), ("identity", "conv")
-FIRST, ROWS, VECTORS = 10, 30_000, 5
+SCENARIOS = ("iid", "tasks", "rotation")
+CLIENTS = (10, 20)
+FEATURES = ("identity", "conv")
+FIRST = 10  # no default was chosen on seeds from here on
+ROWS = 30_000  # samples in memory
+VECTORS = 5
 
 
 def loaded(name: str) -> Source:
-    """A data set whose first training samples are in memory, and serve for testing too."""
-    given = source(name)
-    count = min(ROWS, len(given.train.y))
-    return replace(
-        given, train=ArrayPool(given.train.read(np.arange(count)), given.train.y[:count]), test=None
-    )
+    """Return a data set whose first training samples are in memory, and also serve for testing.
+
+    Args:
+        name: a key of `SAMPLES`.
+    """
+    data = source(name)
+    count = min(ROWS, len(data.train.y))
+    images = data.train.read(np.arange(count))
+    return replace(data, train=ArrayPool(images, data.train.y[:count]), test=None)
 
 
 def measure(
-    given: Source, kind: str, clients: int, samples: int, seed: int
+    data: Source, scenario_name: str, clients: int, samples: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Both feature maps on one federation."""
+    """Return a line of the table for each feature map on one federation.
+
+    Args:
+        data: a data set that `loaded` returned.
+        scenario_name: one of `SCENARIOS`.
+        clients: how many.
+        samples: training samples of each client.
+        seed: of the federation and the feature maps.
+    """
     federation = Federation.simulate(
-        given, scenario=scenario(kind), clients=clients, samples=samples, seed=seed
+        data, scenario=scenario(scenario_name), clients=clients, samples=samples, seed=seed
     )
-    truth, rows = federation.truth or (0,) * clients, []
+    truth = federation.truth or (0,) * clients
+    images = [shard.x for shard in federation.shards]
+    rows = []
     for name in FEATURES:
-        (r,) = matrices(
-            mapped([shard.x for shard in federation.shards], name, given.name, seed), (VECTORS,)
-        )
-        found = judged(r, truth)
-        key = {
-            "data": given.name,
-            "scenario": kind,
+        features = mapped(images, name, data.name, seed)
+        (relevance,) = matrices(features, (VECTORS,))
+        results = judged(relevance, truth)
+        row = {
+            "data": data.name,
+            "scenario": scenario_name,
             "clients": clients,
             "samples": samples,
             "features": name,
             "seed": seed,
+            "right": results["exact_without_T"],
+            "possible": results["exact"],
+            "within": results["within"],
+            "across": results["across"],
         }
-        rows.append(
-            {
-                **key,
-                "right": found["exact_without_T"],
-                "possible": found["exact"],
-                **{k: found[k] for k in ("within", "across")},
-            }
-        )
+        rows.append(row)
     return rows
+
+
+def settings(name: str, available: int) -> Iterator[tuple[str, int, int]]:
+    """Yield scenario, clients and samples of the federations of one data set.
+
+    Args:
+        name: a key of `SAMPLES`.
+        available: samples of the data set, for training and testing together.
+    """
+    for scenario_name in SCENARIOS:
+        for clients in CLIENTS:
+            for samples in SAMPLES[name]:
+                # up to a quarter as many samples are held out for testing
+                if clients * samples * 1.25 <= available / 1.25:
+                    yield scenario_name, clients, samples
+
+
+def _print_counts(rows: Sequence[dict[str, Any]], name: str) -> None:
+    """Print how often the tasks of one data set were found, by scenario and feature map.
+
+    Args:
+        rows: of the table.
+        name: of the data set.
+    """
+    for scenario_name in SCENARIOS:
+        for features in FEATURES:
+            key = (name, scenario_name, features)
+            right = 0
+            possible = 0
+            runs = 0
+            for row in rows:
+                if (row["data"], row["scenario"], row["features"]) == key:
+                    right += row["right"]
+                    possible += row["possible"]
+                    runs += 1
+            counts = f"right {right}, possible {possible} of {runs}"
+            print(f"{name} {scenario_name} {features}: {counts}", flush=True)
+
+
+def _text(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of the table with numbers of four decimals."""
+    texts = dict(row)
+    for name, value in row.items():
+        if isinstance(value, float):
+            texts[name] = f"{value:.4f}"
+    return texts
 
 
 def main() -> None:
@@ -86,40 +146,13 @@ def main() -> None:
         parser.error("--seeds is at least 1")
     torch.set_num_threads(min(2, torch.get_num_threads()))
     table: list[dict[str, Any]] = []
-    for name, sizes in SAMPLES.items():
-        given = loaded(name)
-        settings = [
-            (k, m, n)
-            for k in SCENARIOS
-            for m in CLIENTS
-            for n in sizes
-            if m * n * 1.25 <= len(given.train.y) / 1.25
-        ]
-        for setting in settings:
-            table += [
-                row
-                for seed in range(FIRST, FIRST + options.seeds)
-                for row in measure(given, *setting, seed)
-            ]
-        write(
-            "tasks",
-            [
-                {key: f"{v:.4f}" if isinstance(v, float) else v for key, v in row.items()}
-                for row in table
-            ],
-        )
-        for kind in SCENARIOS:
-            for features in FEATURES:
-                own = [
-                    row
-                    for row in table
-                    if (row["data"], row["scenario"], row["features"]) == (name, kind, features)
-                ]
-                right, possible = (sum(row[what] for row in own) for what in ("right", "possible"))
-                print(
-                    f"{name} {kind} {features}: right {right}, possible {possible} of {len(own)}",
-                    flush=True,
-                )
+    for name in SAMPLES:
+        data = loaded(name)
+        for setting in settings(name, len(data.train.y)):
+            for seed in range(FIRST, FIRST + options.seeds):
+                table += measure(data, *setting, seed)
+        write("tasks", [_text(row) for row in table])
+        _print_counts(table, name)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,7 @@ class Finding:
         """Return the standard error of μ, to first order."""
         a = len(self.audit.present)
         b = len(self.audit.absent)
+        # the standard deviation is estimated, too
         of_deviation = self.mu**2 / (2 * (a + b))
         return math.sqrt(1 / a + 1 / b + of_deviation)
 
@@ -160,16 +161,21 @@ def federation(
 
 
 def weights(other: bool = False) -> Array:
-    """Return the initial weights (CLASSES, FEATURES) of the linear model, or those of IFCA's second
-    model.
+    """Return the initial weights (CLASSES, FEATURES) of the linear model.
+
+    Args:
+        other: those of IFCA's second model instead.
     """
     zeros = np.zeros(FEATURES, np.float32)
     data = federation(2, 4, lambda i: (zeros, 0))
     flat = FedAvg(model="linear", rounds=1).flat_model(data)
-    vector = flat.redrawn(Randomness(SEED), "start", 0, 1) if other else flat.initial()
+    vector = flat.initial()
+    if other:
+        vector = flat.redrawn(Randomness(SEED), "start", 0, 1)
     start = 0
     for shape in flat.shapes.values():
         stop = start + shape.numel()
+        # a linear model has one matrix, its weights; the bias is a vector
         if len(shape) == 2:
             return vector[start:stop].view(shape).double().numpy()
         start = stop
@@ -216,7 +222,14 @@ def replies(transcript: Transcript, method: str, field: str) -> dict[int, list[A
 
 
 def price(ledger: Ledger, method: str) -> float:
-    """Return ε at DELTA of one method's events."""
+    """Return ε at DELTA of one method's events.
+
+    An audit is of one mechanism, so the other events of a run are not part of the claim.
+
+    Args:
+        ledger: of the run.
+        method: the name of the client method whose replies are audited.
+    """
     events = [event for event in ledger.events if event.method == method]
     assert events, f"no event of {method}"
     return Ledger(events, ledger.samples).price(DELTA).epsilon
@@ -272,7 +285,7 @@ def dp_sgd(count: int, confidence: float, batch: int, z: float) -> Finding:
         batch: expected samples a mini-batch, of 24.
         z: the noise multiplier.
     """
-    clients = loss_canaries(count, 24, whole=False)
+    clients = loss_canaries(count, 24, every_sample=False)
     params = {**LINEAR, "lr": 1e-3, "clip": 0.5, "dp_unit": "example"}
     noiseless = FedAvg(**params, batch_size=24).fit(clients, FULL)
     plain = first(replies(noiseless.transcript_, "contribute", "delta"))
@@ -286,13 +299,20 @@ def dp_sgd(count: int, confidence: float, batch: int, z: float) -> Finding:
         "example",
         price(fitted.ledger_, "contribute"),
         audit,
+        # a batch of all 24 samples is not drawn, so its release is Gaussian
         gaussian=batch == 24,
     )
 
 
 def local_updates(count: int, confidence: float, z: float = 1.0) -> Finding:
-    """Audit clipped updates with the clients' own noise: a client's is beyond the clip norm, or
-    next to nothing.
+    """Audit clipped updates with the clients' own noise.
+
+    A client's update is beyond the clip norm, or next to nothing.
+
+    Args:
+        count: of clients.
+        confidence: of the lower bound, in (0, 1).
+        z: the noise multiplier.
     """
     clients = update_canaries(count, held)
     params = {**LINEAR, "lr": 1e-6, "clip": 1e-3}
@@ -311,8 +331,11 @@ def local_updates(count: int, confidence: float, z: float = 1.0) -> Finding:
 
 
 def update_canaries(count: int, canary: Callable[[int], bool]) -> Federation:
-    """Return clients whose updates are long where they hold the canary, and next to nothing
-    elsewhere.
+    """Return clients whose updates are long with the canary, and next to nothing without it.
+
+    Args:
+        count: of clients.
+        canary: whether a client holds the canary, by its number.
     """
     sample, _, miss = telling_feature()
     zeros = np.zeros(FEATURES, np.float32)
@@ -333,6 +356,12 @@ def central_sums(
 
     What the server adds noise to is not in the transcript; the averages that it makes of it, and
     sends back, are.
+
+    Args:
+        count: of clients, in clusters of two.
+        confidence: of the lower bound, in (0, 1).
+        z: the noise multiplier.
+        kind: the protocol's class.
     """
     params = {
         **LINEAR,
@@ -340,6 +369,7 @@ def central_sums(
         "clip": 1e-3,
         "placement": "central",
         "k": count // 2,
+        # the averages of the first round are sent with the queries of the second
         "rounds": 2,
     }
     # clusters are drawn from the seed alone, so any canaries give the same ones
@@ -366,8 +396,11 @@ def central_sums(
 
 
 def averages(fitted: Any, labels: list[int]) -> dict[int, Array]:
-    """Return the average that each cluster's first member was sent after the first round, by
-    cluster.
+    """Return the average that each cluster was sent after the first round, by cluster.
+
+    Args:
+        fitted: a protocol whose run recorded a full transcript.
+        labels: the clients' clusters.
     """
     received: dict[int, Array] = {}
     for position, entry in enumerate(fitted.transcript_.entries):
@@ -377,13 +410,20 @@ def averages(fitted: Any, labels: list[int]) -> dict[int, Array]:
         means = call.query.means
         table = means.table.double().numpy()
         for k, i in enumerate(call.to):
+            # all members are sent the same average, so the first one's will do
             (row,) = means.picks[k]
             received.setdefault(labels[i], table[row])
     return received
 
 
 def eigenvectors(count: int, confidence: float, z: float = 1.0) -> Finding:
-    """Audit eigenvectors of noisy Gram matrices: a sample in a direction of its own, or none."""
+    """Audit eigenvectors of noisy Gram matrices: a sample in a direction of its own, or none.
+
+    Args:
+        count: of clients.
+        confidence: of the lower bound, in (0, 1).
+        z: the noise multiplier of Gram matrices.
+    """
     sample, _, label = telling_feature()
     feature = int(sample.argmax())
     zeros = np.zeros(FEATURES, np.float32)
@@ -407,18 +447,25 @@ def eigenvectors(count: int, confidence: float, z: float = 1.0) -> Finding:
     net, transcript = connected(protocol, clients)
     net.gather(OneShotClient.eigen, Empty(), to=net.clients)
     vectors = first(replies(transcript, "eigen", "vectors"))
+    # the share of the canary's direction in the leading eigenvector, whose sign is arbitrary
     statistic = {i: float(rows[0, feature] ** 2) for i, rows in vectors.items()}
     return Finding(
         "eigenvectors",
         "example",
         price(net.state.ledger, "eigen"),
         judged(statistic, confidence),
+        # eigenvectors of a matrix with Gaussian noise are not Gaussian
         gaussian=False,
     )
 
 
 def connected(protocol: ClusteringProtocol, clients: Federation) -> tuple[Any, Transcript]:
-    """Return the network of a protocol's own endpoint, and its transcript."""
+    """Return the network of a protocol's own endpoint, and its transcript.
+
+    Args:
+        protocol: whose client methods are called.
+        clients: with canaries.
+    """
     endpoint = protocol.build_client(clients, Settings())
     transcript = Transcript("full")
     transport = Recorded(InProcess(endpoint.answer), transcript)
@@ -428,8 +475,13 @@ def connected(protocol: ClusteringProtocol, clients: Federation) -> tuple[Any, T
 
 
 def choices(count: int, confidence: float, z: float = 2.0, rounds: int = 20) -> Finding:
-    """Audit IFCA's choices: a sample that fits one of two models and not the other, or the other
-    way round.
+    """Audit IFCA's choices: a client's canary fits one of two models, or the other one.
+
+    Args:
+        count: of clients.
+        confidence: of the lower bound, in (0, 1).
+        z: the noise multiplier.
+        rounds: in each of which a client chooses once.
     """
     first_labels = weights().argmax(axis=0)
     second_labels = weights(other=True).argmax(axis=0)
@@ -466,6 +518,7 @@ def choices(count: int, confidence: float, z: float = 2.0, rounds: int = 20) -> 
         "example",
         price(fitted.ledger_, "choose"),
         judged(statistic, confidence),
+        # a choice is one of two models, and their sum is no Gaussian number
         gaussian=False,
     )
 
@@ -483,7 +536,7 @@ def srfca_losses(
         z: the noise multiplier.
         kind: the protocol's class.
     """
-    clients = loss_canaries(count, 8, whole=unit == "client")
+    clients = loss_canaries(count, 8, every_sample=unit == "client")
     params = {
         **LINEAR,
         "lr": 1e-6,
@@ -505,8 +558,14 @@ def srfca_losses(
     )
 
 
-def loss_canaries(count: int, samples: int, whole: bool) -> Federation:
-    """Return clients whose canaries are beyond the bound of a loss, or cost nothing."""
+def loss_canaries(count: int, samples: int, every_sample: bool) -> Federation:
+    """Return clients whose canaries are beyond the bound of a loss, or cost nothing.
+
+    Args:
+        count: of clients.
+        samples: of each client.
+        every_sample: every sample of a client is its canary, not only the first.
+    """
     sample, hit, miss = telling_feature()
 
     def first_sample(i: int) -> Sample:
@@ -514,7 +573,7 @@ def loss_canaries(count: int, samples: int, whole: bool) -> Federation:
             return sample, miss
         return sample, hit
 
-    return federation(count, samples, first_sample, whole)
+    return federation(count, samples, first_sample, every_sample)
 
 
 def fallback_losses(
@@ -536,7 +595,7 @@ def fallback_losses(
     if unit == "example":
         samples = 2
         bound = 0.5
-    clients = loss_canaries(count, samples, whole=True)
+    clients = loss_canaries(count, samples, every_sample=True)
     params = {
         **LINEAR,
         "lr": 1e-6,
@@ -552,6 +611,7 @@ def fallback_losses(
     tree = ParameterTree.start(count)
     halves = (list(range(half)), list(range(half, count)))
     tree.branch(0, halves, 1)
+    # a delta of zeros is the initial model, whose losses the canaries are made for
     for node in tree.nodes:
         node.model = ModelDelta(torch.zeros(net.agreed["dimension"]))
     pending = PendingUpdates.start(count, fresh=False)
