@@ -164,7 +164,7 @@ def all_pairs_threshold(members: int, minimum: int, colluding: float = 0.0) -> i
     _check_fraction("colluding clients", colluding)
     if minimum < 1:
         raise UsageError(f"a secure sum has a minimum of at least 1 client, not {minimum}")
-    colluders = math.floor(colluding * members)
+    colluders = _part(colluding, members)
     threshold = -(-(members + minimum + colluders) // 2)
     if threshold > members:
         raise UsageError(
@@ -258,8 +258,8 @@ def _disconnected(members: int, degree: int, dropouts: float, colluding: float) 
     """Return the bound on the probability of event 1 of `failure_probability`."""
     from scipy.stats import hypergeom
 
-    lost = math.floor(dropouts * members)
-    colluders = math.floor(colluding * members)
+    lost = _part(dropouts, members)
+    colluders = _part(colluding, members)
     bad = min(lost + colluders, members)
     pairs_of_runs = members * (members - degree - 1) / 2
     return float(pairs_of_runs * hypergeom.pmf(degree, members, bad, degree))
@@ -273,7 +273,7 @@ def _leaks(
     colluding: float,
 ) -> NDArray[np.float64]:
     """Return the bounds on the probability of event 2 for each threshold (t,)."""
-    colluders = math.floor(colluding * members)
+    colluders = _part(colluding, members)
     smallest_bad = 2 * thresholds - degree - minimum
     return members * _tail(smallest_bad, members - 1, colluders, degree)
 
@@ -285,7 +285,7 @@ def _too_few(
     dropouts: float,
 ) -> NDArray[np.float64]:
     """Return the bounds on the probability of event 3 for each threshold (t,)."""
-    lost = math.floor(dropouts * members)
+    lost = _part(dropouts, members)
     smallest_bad = degree + 2 - thresholds
     return members * _tail(smallest_bad, members - 1, lost, degree)
 
@@ -313,6 +313,11 @@ def _tail(
     tails = np.cumsum(probabilities[::-1])[::-1]
     places = np.clip(counts, 0, draws + 1)
     return np.asarray(tails[places])
+
+
+def _part(fraction: float, members: int) -> int:
+    """Return ⌊fraction · members⌋, where a product just below an integer counts as the integer."""
+    return math.floor(fraction * members + 1e-9)
 
 
 def _check_fraction(name: str, fraction: float) -> None:
