@@ -450,7 +450,7 @@ class Unmasking:
         self._replied.add(holder)
         for owner, value in values.items():
             item = shamir.Share(
-                secret=self._context.hash + coordinate(owner).to_bytes(8, "big"),
+                secret=b"%d" % owner,
                 threshold=self._context.threshold,
                 x=coordinate(holder),
                 y=value,
@@ -709,7 +709,8 @@ class UnmaskingGuard:
                 f"{len(survivors)} of {len(context.members)} members survived, and "
                 f"{self._least_survivors} and a majority must",
             )
-        near = [holder for holder in record.holders if holder in set(survivors)]
+        alive = set(survivors)
+        near = [holder for holder in record.holders if holder in alive]
         if len(near) < record.threshold:
             raise self._refusal(
                 context,

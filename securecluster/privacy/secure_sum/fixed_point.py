@@ -123,9 +123,11 @@ class FixedPoint:
         if saturate:
             self._saturate_rows(rows, encoded)
         else:
+            scratch = self._scratch(rows)
             for numbers, integers in _blocks(rows, encoded):
-                self._check(numbers)
-                self._convert(numbers, integers)
+                block = scratch[: numbers.numel()].copy_(numbers)
+                self._check(block)
+                self._write(block, integers)
         return encoded
 
     def decode(
@@ -151,8 +153,10 @@ class FixedPoint:
         target = dtype or torch.float32
         numbers = torch.empty(total.shape, dtype=target)
         unit = math.ldexp(1.0, -self.exponent)
+        scratch = torch.empty(min(BLOCK, total.numel()), dtype=torch.float64)
         for integers, decoded in _blocks(total, numbers):
-            decoded.copy_(integers.double().mul_(unit))
+            block = scratch[: integers.numel()].copy_(integers)
+            decoded.copy_(block.mul_(unit))
         return numbers
 
     def check(self, total: torch.Tensor, count: int) -> None:
@@ -225,40 +229,43 @@ class FixedPoint:
             rows: rows (b, …).
             encoded: integers (b, …), overwritten.
         """
-        working = self._working(rows.dtype)
-        limit = _at_most(self.bound, working)
+        scratch = self._scratch(rows)
+        limit = _at_most(self.bound, scratch.dtype)
         for row, integers in zip(rows, encoded, strict=True):
             finite = True
-            for numbers, block in _blocks(row, integers):
-                finite = bool(numbers.isfinite().all()) and finite
-                clamped = numbers.to(working).nan_to_num(nan=0.0).clamp_(-limit, limit)
-                self._convert(clamped, block)
+            for numbers, written in _blocks(row, integers):
+                block = scratch[: numbers.numel()].copy_(numbers)
+                # NaN is the least and the greatest number of its block
+                low, high = torch.aminmax(block)
+                finite = finite and math.isfinite(float(low)) and math.isfinite(float(high))
+                block.nan_to_num_(nan=0.0).clamp_(-limit, limit)
+                self._write(block, written)
             if not finite:
                 integers.zero_()
 
-    def _convert(self, numbers: torch.Tensor, integers: torch.Tensor) -> None:
+    def _write(self, block: torch.Tensor, integers: torch.Tensor) -> None:
         """Write round(x · 2^e) of numbers within the bound.
 
-        A power of two changes no digit, and every integer is a number of its type already when it
-        is cast, so the only error is that of rounding.
+        A power of two changes no digit, and every rounded number is an integer of its type already
+        when it is cast, so the only error is that of rounding.
 
         Args:
-            numbers: block of numbers (n,).
-            integers: block of integers (n,), overwritten.
+            block: numbers (n,), overwritten.
+            integers: integers (n,), overwritten.
         """
-        working = self._working(numbers.dtype)
-        scaled = numbers.to(working) * math.ldexp(1.0, self.exponent)
-        integers.copy_(scaled.round_())
+        block.mul_(math.ldexp(1.0, self.exponent)).round_()
+        integers.copy_(block)
 
-    def _working(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the type in which numbers of a type are scaled without an error.
+    def _scratch(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return memory for a block of rows, of a type in which they are scaled without an error.
 
         Args:
-            dtype: type of the numbers.
+            rows: rows (b, …).
         """
-        if dtype != torch.float64 and self.exponent in FLOAT32_EXPONENTS:
-            return torch.float32
-        return torch.float64
+        dtype = torch.float64
+        if rows.dtype != torch.float64 and self.exponent in FLOAT32_EXPONENTS:
+            dtype = torch.float32
+        return torch.empty(min(BLOCK, rows.numel()), dtype=dtype)
 
 
 def _exponent(bound: float, members: int, limit: int) -> int:

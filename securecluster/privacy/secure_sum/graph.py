@@ -49,6 +49,10 @@ class Graph:
     degree: int
     threshold: int
     _place: dict[int, int] = field(init=False, repr=False, compare=False)
+    # neighbours of the members that were asked for
+    _found: dict[int, tuple[int, ...]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         count = len(self.ring)
@@ -84,15 +88,21 @@ class Graph:
         """
         if client not in self._place:
             raise UsageError(f"client {client} is no member of this secure sum")
+        if client not in self._found:
+            self._found[client] = tuple(sorted(self._on_either_side(client)))
+        return self._found[client]
+
+    def _on_either_side(self, client: int) -> list[int]:
+        """Return the members that are at most k/2 places away on the ring."""
         if self.is_complete:
-            return tuple(sorted(other for other in self.ring if other != client))
+            return [other for other in self.ring if other != client]
         place = self._place[client]
         found = []
         for distance in range(1, self.degree // 2 + 1):
             after = (place + distance) % len(self.ring)
             found.append(self.ring[place - distance])
             found.append(self.ring[after])
-        return tuple(sorted(found))
+        return found
 
     def holders(self, client: int) -> tuple[int, ...]:
         """Return the members that hold a share of a member's seed: its neighbours and itself.

@@ -282,7 +282,7 @@ def add_pads(buffer: torch.Tensor, pads: Sequence[tuple[bytes, int]]) -> None:
     block_words = BLOCK_BYTES // words.itemsize
     # RFC 8439 serializes its words in little-endian order.
     scratch = np.empty(block_words, dtype=words.dtype.newbyteorder("<"))
-    scratch_bytes = memoryview(scratch).cast("B")
+    scratch_bytes = scratch.data.cast("B")
     for start in range(0, len(words), block_words):
         block = words[start : start + block_words]
         pad = scratch[: len(block)]

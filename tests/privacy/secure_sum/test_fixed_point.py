@@ -124,9 +124,7 @@ def test_saturated_rows_are_clamped_and_rows_that_are_not_finite_are_zeros(
     dtype: torch.dtype,
 ) -> None:
     point = FixedPoint(4.0, 10)
-    rows = torch.tensor(
-        [[1.0, 9.0, -9.0], [1.0, math.nan, 2.0], [math.inf, 1.0, 2.0]], dtype=dtype
-    )
+    rows = torch.tensor([[1.0, 9.0, -9.0], [1.0, math.nan, 2.0], [math.inf, 1.0, 2.0]], dtype=dtype)
     decoded = point.decode(point.encode(rows, saturate=True), 1)
     assert decoded.tolist() == [[1.0, 4.0, -4.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
 

@@ -171,9 +171,7 @@ def test_diffie_hellman_agrees_with_rfc_7748() -> None:
 
 @pytest.mark.parametrize(("secret", "block", "stream"), CHACHA20)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_pads_agree_with_rfc_8439(
-    secret: str, block: int, stream: str, dtype: torch.dtype
-) -> None:
+def test_pads_agree_with_rfc_8439(secret: str, block: int, stream: str, dtype: torch.dtype) -> None:
     buffer = torch.zeros(3 * 64 // dtype.itemsize, dtype=dtype)
     add_pad(buffer, bytes.fromhex(secret), 1)
     assert sys.byteorder == "little"
