@@ -14,7 +14,7 @@ Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -62,6 +62,7 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.sampling import sample_clients
+from securecluster.protocols.common.sum_options import LARGEST_LOSS
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -438,6 +439,26 @@ class CFL(CompressionOptions):
         check_number(self, "level", 0, 1, low_in=False)
         if self.fallback and not self.tree:
             raise UsageError("the fallback judges the models in the tree: leave tree on")
+
+    def secure_sums_refusal(self) -> str | None:
+        """Return that CFL compares single updates, unless they are compressed."""
+        if self.compresses:
+            return None
+        return (
+            "CFL compares clients' single updates, which secure sums do not show: let it compare "
+            "sketches (--sketch 256) or compressed updates (--compress 8bit), or take aggregation "
+            "plain"
+        )
+
+    @property
+    def weights_updates(self) -> bool:
+        """Return whether averages are weighted."""
+        return self.weighted
+
+    def sum_fields(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Add the losses of the fallback, times numbers of samples."""
+        largest_loss = LARGEST_LOSS * float(config["most_samples"])
+        return {**super().sum_fields(config), "loss": largest_loss}
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask."""

@@ -23,6 +23,7 @@ from securecluster.protocols.common.averaging import weighted_means
 from securecluster.protocols.common.compressed_updates import CompressedUpdate
 from securecluster.protocols.common.messages import ModelDelta, empty_tensor
 from securecluster.protocols.common.pending_updates import PendingUpdates, request_model
+from securecluster.protocols.common.privacy_spec import OfPlainSums
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import ServerChannel
@@ -80,19 +81,23 @@ def server_view(weighted: bool, compresses: bool, tree: bool, judged: bool) -> l
     """
     view = []
     if weighted:
-        view.append("each client's number of samples")
+        view.append(OfPlainSums("each client's number of samples"))
     view.append(
         "norms and pairwise cosines of a round's updates (and full gradients, if asked for)"
     )
     view.append("the clusters, splits and members")
     if compresses:
-        view.append("the updates beside the compressed ones (the plain sum reads every reply)")
+        view.append(
+            OfPlainSums("the updates beside the compressed ones (the plain sum reads every reply)")
+        )
     if tree:
         view.append("how far each node's model has moved")
     if judged:
         view.append(
-            "each client's losses under the models on its path, and the number of samples kept "
-            "aside (the plain sum reads both)"
+            OfPlainSums(
+                "each client's losses under the models on its path, and the number of samples kept "
+                "aside (the plain sum reads both)"
+            )
         )
     return view
 

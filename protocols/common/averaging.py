@@ -21,6 +21,7 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.common.privacy_spec import OfPlainSums
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, CallContext, answers
 from securecluster.runtime.server_channel import ServerChannel
@@ -357,4 +358,4 @@ def visible_sample_counts(weighted: bool) -> list[str]:
     """
     if not weighted:
         return []
-    return ["each client's number of samples (the plain sum reads every reply)"]
+    return [OfPlainSums("each client's number of samples (the plain sum reads every reply)")]

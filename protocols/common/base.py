@@ -40,7 +40,6 @@ from securecluster.privacy.row_layout import layout
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.config import check_kind, known, numbers
 from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.dp_options import DPOptions
 from securecluster.protocols.common.execution import (
     Joined,
     KeySource,
@@ -52,7 +51,13 @@ from securecluster.protocols.common.execution import (
 from securecluster.protocols.common.hooks import ProtocolHooks
 from securecluster.protocols.common.newcomers import NewcomerRecord, warn_if_dear
 from securecluster.protocols.common.serialization import SHARED, FittedState, load, read_kept, save
-from securecluster.runtime.endpoint import Endpoint, config_hash, message_types
+from securecluster.protocols.common.sum_options import SumOptions
+from securecluster.runtime.endpoint import (
+    Endpoint,
+    config_hash,
+    masked_message_types,
+    message_types,
+)
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ChannelState, ServerChannel
 from securecluster.runtime.settings import Settings, check_settings
@@ -68,7 +73,7 @@ FEW_ROUNDS = 30  # below this number a warning about poor models suggests more r
 
 
 @protocol
-class ClusteringProtocol(DPOptions, ProtocolHooks):
+class ClusteringProtocol(SumOptions, ProtocolHooks):
     """Base class of all clustering protocols.
 
     The constructor stores hyper-parameters only, `fit` returns self, and attributes of the fitted
@@ -139,6 +144,7 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
             UsageError: hyper-parameters or a federation that this method cannot work with.
         """
         self.check_private()
+        self.check_sums()
         # Values that depend on the data are not resolved yet: valid ones stand in for them.
         config = {
             "lr": 1.0 if self.lr is None else self.lr,
@@ -535,6 +541,7 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
             UsageError: a mask that does not work with the model's dimension.
         """
         dimension = self.flat_model(federation).dimension
+        params = {**self.shown_params(), **self.resolve_defaults(federation)}
         config = numbers(
             {
                 "schema": 2,
@@ -542,8 +549,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
                 "protocol": self.name,
                 "dtype": dtype,
                 "dimension": dimension,
-                **self.shown_params(),
-                **self.resolve_defaults(federation),
+                **params,
+                **self.sum_facts(federation, params),
                 **known(federation),
                 **self.shared_facts(federation),
             }
@@ -614,6 +621,8 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         """
         if hasattr(self.gps, method):
             return message_types(self.gps, method)
+        if self.sums_securely:
+            return masked_message_types(self.client, method)
         return message_types(self.client, method)
 
     def flat_model(self, federation: Federation) -> FlatModel:
@@ -697,6 +706,7 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
             run,
             pipeline,
             randomness,
+            aggregator=self.aggregator(config),
             agreed=config,
             costs=self.costs(pipeline, config, noise_streams),
             device=device,

@@ -71,6 +71,18 @@ class PrivacySpec:
         return replace(self, releases=releases)
 
 
+class OfPlainSums(str):
+    """Sentence that holds only where the server reads every reply of a sum."""
+
+    __slots__ = ()
+
+
+class OfSecureSums(str):
+    """Sentence that holds only where sums are secure."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Disclosures:
     """What each party sees beyond the values of single replies, in sentences for the report.

@@ -338,6 +338,13 @@ class IFCA(ClusteringProtocol):
         check_number(self.k, clients)
         check_whole(self, starts=1, start_rounds=1)
 
+    def secure_sums_refusal(self) -> str | None:
+        """Return that a model which one client chooses is averaged over that client alone."""
+        return (
+            "a model that one client of IFCA chooses alone moves by that client's update, which no "
+            "secure sum hides: take FL+HC (flhc) or CFL with a sketch, or aggregation plain"
+        )
+
     def privacy_spec(self, noise: float) -> PrivacySpec:
         """Count a client's updates and losses, and add the noise of losses.
 

@@ -20,6 +20,7 @@ from securecluster.privacy.dp.loss_mechanism import noised_rows
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import LocalFirstClient
 from securecluster.protocols.common.messages import Update
+from securecluster.protocols.common.privacy_spec import OfPlainSums
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -195,7 +196,9 @@ def server_view(
         "cluster",
     ]
     if sizes:
-        views.append("each client's number of samples (the plain sum reads every reply)")
+        views.append(
+            OfPlainSums("each client's number of samples (the plain sum reads every reply)")
+        )
     return views
 
 

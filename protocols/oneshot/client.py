@@ -17,6 +17,7 @@ from securecluster.messaging.messages import Picks, Rows
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.eigenvectors import EigenvectorClient, EigenvectorOptions
 from securecluster.protocols.common.gram_mechanism import told_by_all
+from securecluster.protocols.common.privacy_spec import OfPlainSums
 from securecluster.runtime.endpoint import GATHER, PAIRS, CallContext, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -32,7 +33,7 @@ VIEWS = {
         "newcomers: these, and each client's cluster",
     ),
     "lps": (
-        "each of its clients' number of samples (the plain sum reads every reply)",
+        OfPlainSums("each of its clients' number of samples (the plain sum reads every reply)"),
         "how the common layers of all clusters have moved on average: of two clusters, the other's "
         "up to their samples",
     ),

@@ -23,6 +23,7 @@ from securecluster.privacy.dp.loss_mechanism import WORST, loss_clip, noised, no
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.messages import NO_END, AverageDeltas, ModelChoice, Update
+from securecluster.protocols.common.privacy_spec import OfPlainSums, OfSecureSums
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, CallContext, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -538,15 +539,23 @@ def server_view(
         if not sealed:
             views.append(f"{one_shot}, each of which goes to every client")
         views.append(
-            f"{noise}each client's losses under everyone's model and the clusters' (the plain sum "
-            "reads all replies), and its choices"
+            OfPlainSums(
+                f"{noise}each client's losses under everyone's model and the clusters' (the plain "
+                "sum reads all replies), and its choices"
+            )
+        )
+        views.append(
+            OfSecureSums(
+                f"{noise}each client's losses under everyone's model, which leave in pairs, and "
+                "its choices; of its losses under the clusters' models only sums over clusters"
+            )
         )
     if trims:
         views.append(f"{noise}each client's update, one by one")
     else:
-        views.append(f"{noise}each client's update (the plain sum reads all replies)")
+        views.append(OfPlainSums(f"{noise}each client's update (the plain sum reads all replies)"))
     if weighted:
-        views.append("each client's number of samples")
+        views.append(OfPlainSums("each client's number of samples"))
     views.append("λ, the clusters, and how far their models have moved")
     return views
 

@@ -41,6 +41,7 @@ from securecluster.protocols.common.privacy_spec import (
     ReleaseCounts,
 )
 from securecluster.protocols.common.sampling import TRIES
+from securecluster.protocols.common.sum_options import LARGEST_LOSS
 from securecluster.protocols.srfca import server
 from securecluster.protocols.srfca.client import (
     OneShotTraining,
@@ -476,6 +477,29 @@ class SRFCA(ClusteringProtocol):
         check_number(self, "radius", 0)
         self._check_average()
         self._check_sealed()
+
+    def secure_sums_refusal(self) -> str | None:
+        """Return that some options read single models or updates."""
+        if self.distance == "l2":
+            return (
+                "the distance l2 compares clients' own models one by one, which secure sums do not "
+                "show: take distance loss, or aggregation plain"
+            )
+        if self.trim:
+            return (
+                "a trimmed mean reads clients' updates one by one, which secure sums do not show: "
+                "take trim 0, or aggregation plain"
+            )
+        return None
+
+    @property
+    def weights_updates(self) -> bool:
+        """Return whether averages are weighted."""
+        return self.weighted
+
+    def sum_fields(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Add the losses under the models of clients and clusters."""
+        return {**super().sum_fields(config), "loss": LARGEST_LOSS}
 
     def _check_average(self) -> None:
         """Raise UsageError for a mask or weights that the average does not allow."""

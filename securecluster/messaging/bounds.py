@@ -25,6 +25,7 @@ from securecluster.messaging.messages import Picks, Rows, Shared
 REAL = "floating-point numbers"
 WHOLE = "int64 numbers"
 OCTETS = "bytes"
+RING = {32: "int32 numbers of a ring", 64: "int64 numbers of a ring"}
 # largest norms of rows of float32 and of float64: sums of squares of thousands of these are finite
 LONGEST = (
     1e17,
@@ -105,6 +106,22 @@ class Octets:
 
 
 @dataclass(frozen=True)
+class Ring:
+    """Bound of a masked tensor of a secure sum: any integers of Z_2^32 or Z_2^64.
+
+    Args:
+        axes: axes of one frame's tensor before the pipeline.
+        bits: 32 or 64.
+        through: True if rows have passed through the clients' pipeline, which may have changed the
+            last axis.
+    """
+
+    axes: tuple[Axis, ...] = ()
+    bits: int = 32
+    through: bool = False
+
+
+@dataclass(frozen=True)
 class Between:
     """Bound of an integer.
 
@@ -130,8 +147,8 @@ class Exactly:
     size: Size
 
 
-Bound = Real | Whole | Octets | Between | Exactly
-BOUNDS = (Real, Whole, Octets, Between, Exactly)
+Bound = Real | Whole | Octets | Ring | Between | Exactly
+BOUNDS = (Real, Whole, Octets, Ring, Between, Exactly)
 
 
 @dataclass(frozen=True)
@@ -139,7 +156,7 @@ class Form:
     """Form of a row in a frame.
 
     Args:
-        kind: REAL, WHOLE or OCTETS.
+        kind: REAL, WHOLE, OCTETS or one of RING.
         shape: shape of the row.
     """
 
@@ -250,7 +267,7 @@ def _needs_no_bound(hint: Any) -> bool:
 Lengths = tuple[int, ...]  # of an axis: one for all frames, or one per frame
 Bindings = dict[str, Lengths]  # lengths of each free axis, by name
 Tensors = Shared | Rows | Picks
-Tensorial = Real | Whole | Octets
+Tensorial = Real | Whole | Octets | Ring
 # kind and axes of one row; None if they follow from sizes that the configuration does not fix
 RowForm = tuple[str, Sequence[Axis]] | None
 
@@ -370,6 +387,8 @@ def _row_form(
         return WHOLE, axes
     if isinstance(bound, Octets):
         return OCTETS, axes
+    if isinstance(bound, Ring):
+        return _ring_form(name, bound, limits)
     if not bound.sent and name not in through:
         return REAL, axes
     # rows after a pipeline: their form follows from the shape before it
@@ -381,6 +400,17 @@ def _row_form(
     else:
         form = limits.layout(name, shape, through[name])
     return form.kind, form.shape
+
+
+def _ring_form(name: str, bound: Ring, limits: Limits) -> RowForm:
+    """Return the kind and the axes of one masked row, as `_row_form` does."""
+    if not bound.through:
+        return RING[bound.bits], bound.axes
+    shape = _fixed_shape(bound.axes, limits)
+    if shape is None:
+        return None
+    form = limits.layout(name, shape, False)
+    return RING[bound.bits], form.shape
 
 
 def _fixed_shape(axes: Sequence[Axis], limits: Limits) -> list[int] | None:
@@ -475,8 +505,10 @@ def _dtypes(tensor_kind: str) -> tuple[torch.dtype, ...]:
     """Return the types that a kind of tensor may have."""
     if tensor_kind == REAL:
         return (torch.float32, torch.float64)
-    if tensor_kind == WHOLE:
+    if tensor_kind in (WHOLE, RING[64]):
         return (torch.int64,)
+    if tensor_kind == RING[32]:
+        return (torch.int32,)
     return (torch.uint8,)
 
 
@@ -555,6 +587,8 @@ def _check_values(
     if isinstance(bound, Real):
         if table.is_floating_point():  # sealed rows are bytes
             _check_reals(label, bound, table, finite)
+        return
+    if isinstance(bound, Ring):  # all integers of the type are elements of the ring
         return
     maximum = _maximum(bound, limits)
     smallest = int(table.min())

@@ -9,6 +9,7 @@ matrix where a deployment sends many frames.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,8 @@ FrameRows = tuple[int, ...]  # rows of a table that one frame has
 FIRST_SEPARATE_STEP = 1 << 32
 # verb of frames between servers: a local parameter server sends, and the server replies
 RELAY = "relay"
+# one id, or the first and last of consecutive ones, in the text of `format_ids`
+_RUN = re.compile(r"\d{1,10}(-\d{1,10})?", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,6 +319,9 @@ class Header:
         sender: party that sends the frame.
         recipient: party that receives it.
         members: size of the sum that the reply becomes part of; 1 if it is read on its own.
+        group: clients of the secure sum that the frame belongs to (`format_ids`); empty where there
+            is none.
+        attempt: number of the attempt at a secure sum, from 0.
     """
 
     config: str
@@ -326,6 +332,8 @@ class Header:
     sender: str
     recipient: str
     members: int
+    group: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,6 +353,8 @@ class Call:
         query: message with one frame per recipient.
         members: size of the sum that each recipient's reply becomes part of.
         asker: local parameter server that calls each recipient; empty if the server itself does.
+        group: clients of each recipient's secure sum, as in a header; empty without secure sums.
+        attempt: number of the attempt at a secure sum, from 0.
     """
 
     config: str
@@ -356,6 +366,8 @@ class Call:
     query: Any
     members: tuple[int, ...]
     asker: tuple[int, ...] = ()
+    group: tuple[str, ...] = ()
+    attempt: int = 0
 
     def header(self, position: int) -> Header:
         """Return the header of the request to `to[position]`.
@@ -370,6 +382,9 @@ class Call:
             recipient = "server"
         elif self.asker:
             sender = f"lps/{self.asker[position]}"
+        group = ""
+        if self.group:
+            group = self.group[position]
         return Header(
             config=self.config,
             method=self.method,
@@ -379,6 +394,8 @@ class Call:
             sender=sender,
             recipient=recipient,
             members=self.members[position],
+            group=group,
+            attempt=self.attempt,
         )
 
     def select(self, positions: Sequence[int]) -> Call:
@@ -391,11 +408,15 @@ class Call:
         asker: tuple[int, ...] = ()
         if self.asker:
             asker = tuple(self.asker[k] for k in positions)
+        group: tuple[str, ...] = ()
+        if self.group:
+            group = tuple(self.group[k] for k in positions)
         return dataclasses.replace(
             self,
             to=tuple(self.to[k] for k in positions),
             members=tuple(self.members[k] for k in positions),
             asker=asker,
+            group=group,
             query=select(self.query, positions),
         )
 
@@ -411,6 +432,53 @@ class Response:
 
     ids: tuple[int, ...]
     reply: Any
+
+
+def format_ids(ids: Sequence[int]) -> str:
+    """Return client ids as text, such as "0-5,9"; `parse_ids` reads it.
+
+    Args:
+        ids: distinct ids in ascending order, one or more.
+    """
+    runs: list[list[int]] = []
+    for client in ids:
+        if runs and client == runs[-1][-1] + 1:
+            runs[-1][1:] = [client]
+        else:
+            runs.append([client])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def parse_ids(text: str, count: int) -> tuple[int, ...]:
+    """Return the client ids that `format_ids` wrote, ascending.
+
+    Args:
+        text: the text.
+        count: number of ids that it must have, which bounds what is allocated.
+
+    Raises:
+        FrameError: the text has another number of ids, or is not what `format_ids` writes.
+    """
+    ids: list[int] = []
+    for run in text.split(","):
+        if not _RUN.fullmatch(run):
+            raise _no_group(text)
+        first, _, last = run.partition("-")
+        length = int(last or first) - int(first) + 1
+        if length < 1 or len(ids) + length > count:
+            raise _no_group(text)
+        ids.extend(range(int(first), int(first) + length))
+    # one text for each list of clients: what is signed or hashed cannot differ
+    if len(ids) != count or ids != sorted(set(ids)) or format_ids(ids) != text:
+        raise _no_group(text)
+    return tuple(ids)
+
+
+def _no_group(text: str) -> FrameError:
+    return FrameError(
+        f"a frame names the clients of a secure sum as {text[:40]!r}, which is no list of its "
+        "members: the frame is refused"
+    )
 
 
 def reply_header(request: Header) -> Header:

@@ -109,19 +109,19 @@ class Plain:
             ids += response.ids
             for group in reply_groups:
                 counts[group] += 1
-            size = self._chunk or _chunk_size(sums)  # now the bytes of a reply are known
+            size = self._chunk or chunk_size(sums)  # now the bytes of a reply are known
         return Total(sums, tuple(counts), tuple(ids))
 
 
-def _chunk_size(sums: Any) -> int:
+def chunk_size(reply: Any) -> int:
     """Return the number of clients in a chunk.
 
     Large enough to occupy every thread, and small enough to stay within `CHUNK_BYTES`.
 
     Args:
-        sums: the sums so far, whose fields have the rows of a reply.
+        reply: a batch of replies, or sums of them.
     """
-    fields = vars(sums).values()
+    fields = vars(reply).values()
     rows = [value.table[0] for value in fields if isinstance(value, Rows)]
     bytes_per_client = sum(row.numel() * row.element_size() for row in rows)
     budget = 0

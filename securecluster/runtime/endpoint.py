@@ -27,10 +27,8 @@ from securecluster.messaging import wire
 from securecluster.messaging.bounds import Limits, check, out_of_range
 from securecluster.messaging.messages import (
     RELAY,
-    Ack,
     Batched,
     Call,
-    Empty,
     Header,
     Picks,
     Response,
@@ -40,19 +38,15 @@ from securecluster.messaging.messages import (
     optional,
     reply_header,
 )
-from securecluster.privacy.masking.key_agreement import (
-    KeyRing,
-    Peers,
-    PublicKey,
-    SealedSeed,
-    SealedSeeds,
-)
+from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.runtime.masked_replies import masked_class
+from securecluster.runtime.secure_sum_client import SUM_METHODS, SecureSumService
+from securecluster.runtime.services import GATHER, KEY_METHODS, KeyAgreement, Service
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 
-GATHER = "gather"
 SUM = "sum"
 PAIRS = "pairs"
 # parties that may call a client
@@ -60,12 +54,8 @@ _SENDER = re.compile(r"server|lps/\d{1,9}")
 # members of the smallest sum that a reply takes part in if it may leave in sums only: a sum over
 # one client is that client's own reply
 MINIMUM = 2
-# (query class, reply class) of the methods that every endpoint answers itself
-KEY_METHODS = {
-    "key_offer": (Empty, PublicKey),
-    "key_seal": (Peers, SealedSeeds),
-    "key_open": (SealedSeed, Ack),
-}
+# (query class, reply class) of the methods of all services
+SERVICE_METHODS = {**KEY_METHODS, **SUM_METHODS}
 
 
 @dataclass(frozen=True)
@@ -211,8 +201,8 @@ def message_types(client: type, method: str) -> tuple[type, type]:
         FrameError: the client has no remote method of this name.
         UsageError: the method is annotated with something that is not a message.
     """
-    if method in KEY_METHODS:
-        return KEY_METHODS[method]
+    if method in SERVICE_METHODS:
+        return SERVICE_METHODS[method]
     target = getattr(client, method, None)
     if target is None or not hasattr(target, "__release__"):
         raise FrameError(
@@ -227,6 +217,26 @@ def message_types(client: type, method: str) -> tuple[type, type]:
     for annotated in ("query", "return"):
         _check_message(target, annotated, hints[annotated])
     return hints["query"], hints["return"]
+
+
+def masked_message_types(client: type, method: str) -> tuple[type, type]:
+    """Return the query class and the reply class of a remote method under secure sums.
+
+    Replies that leave in sums only are masked; all others are as without secure sums.
+
+    Args:
+        client: class of the client object.
+        method: name of the method.
+
+    Raises:
+        FrameError: the client has no remote method of this name.
+        UsageError: a reply that no secure sum can hold.
+    """
+    query, reply = message_types(client, method)
+    release = getattr(getattr(client, method, None), "__release__", None)
+    if isinstance(release, ReleasePolicy) and release.via == (SUM,):
+        reply = masked_class(reply, release.through)
+    return query, reply
 
 
 def _check_message(method: Callable[..., Any], annotated: str, annotation: Any) -> None:
@@ -376,9 +386,10 @@ class Endpoint(Generic[C]):
             in sums only.
         limits: bounds that the configuration sets on requests; without it only the types of their
             fields are checked.
+        sums: the clients' part in secure sums; None where sums are plain.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what the clients of one run are made of)
         self,
         client: C,
         ids: Sequence[int],
@@ -387,12 +398,20 @@ class Endpoint(Generic[C]):
         keys: KeyRing,
         minimum: int = MINIMUM,
         limits: Limits | None = None,
+        sums: SecureSumService | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.client = client
         self.ids = tuple(ids)
         self.keys = keys
         self.minimum = minimum
+        self._sums = sums
+        services: list[Service] = [KeyAgreement(keys)]
+        if sums is not None:
+            services.append(sums)
+        self._service_of: dict[str, Service] = {}
+        for service in services:
+            self._service_of.update(dict.fromkeys(service.methods, service))
         self._config = config
         self._pipeline = pipeline
         self._position_of = {client: position for position, client in enumerate(self.ids)}
@@ -451,13 +470,21 @@ class Endpoint(Generic[C]):
 
     def _reply(self, call: Call) -> Any:
         """Return the reply of the called method, after the release policy and the pipeline."""
-        if call.method in KEY_METHODS:
-            return self._key_reply(call)
+        if call.method in self._service_of:
+            return self._service_of[call.method].answer(call)
+        if call.method in SERVICE_METHODS:
+            raise FrameError(
+                f"{call.method} belongs to secure sums, and this run's sums are plain: start both "
+                "sides from the same configuration"
+            )
         _, expected = message_types(type(self.client), call.method)
         method = getattr(self.client, call.method)
         release = release_of(method)
         _refuse_other_verbs(call, release)
         self._refuse_small_sums(call, release)
+        is_masked = self._sums is not None and call.verb == SUM
+        if is_masked:
+            self._refuse_open_sums(call, release)
         # from now on the mask seed is fixed, since a reply leaves under it
         self.keys.use(call.to)
         positions = tuple(self._position_of[client] for client in call.to)
@@ -474,20 +501,24 @@ class Endpoint(Generic[C]):
             rows = getattr(reply, name).values
             rows = self._protected(call, release, name, rows)
             protected[name] = Rows(rows)
-        return dataclasses.replace(reply, **protected)
+        reply = dataclasses.replace(reply, **protected)
+        if self._sums is None or not is_masked:
+            return reply
+        return self._sums.masked(call, reply, masked_class(expected, release.through))
 
-    def _key_reply(self, call: Call) -> Any:
-        """Return this endpoint's reply in the clients' key agreement."""
-        if call.verb != GATHER:
+    def _refuse_open_sums(self, call: Call, release: ReleasePolicy) -> None:
+        """Raise an error, before anything is computed, for a sum that is not to be masked.
+
+        Security rule: under secure sums no reply leaves in a plain sum, and none in a sum of which
+        the client does not know the members.
+        """
+        if release.via != (SUM,):
             raise PolicyError(
-                f"{call.method} may leave its client through {GATHER}, not {call.verb}: the "
-                "request is refused"
+                f"{call.method} may also leave in other ways than sums, so a secure sum would hide "
+                "nothing: the request is refused"
             )
-        if call.method == "key_offer":
-            return self.keys.offer(call.to)
-        if call.method == "key_seal":  # one client leads
-            return self.keys.seal(call.to[0], call.query)
-        return self.keys.open(call.to, call.query, call.step)
+        assert self._sums is not None
+        self._sums.check(call)
 
     def _refuse_small_sums(self, call: Call, release: ReleasePolicy) -> None:
         """Raise PolicyError for a sum over too few members of replies that leave in sums only.
@@ -618,4 +649,6 @@ def _call_of(header: Header, query: Any) -> Call:
         to=(int(client),),
         query=query,
         members=(header.members,),
+        group=(header.group,) if header.group else (),
+        attempt=header.attempt,
     )

@@ -35,7 +35,7 @@ from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, 
 from securecluster.privacy.dp.ledger import CHOICE, Event, Ledger
 from securecluster.privacy.masking.key_agreement import Peers, SealedSeed
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.aggregators import Aggregator, Plain
+from securecluster.runtime.aggregators import Aggregator, Exchange, Plain
 from securecluster.runtime.endpoint import (
     GATHER,
     MINIMUM,
@@ -46,6 +46,7 @@ from securecluster.runtime.endpoint import (
     release_of,
 )
 from securecluster.runtime.release_accounting import ReleaseAccounting
+from securecluster.runtime.secure_sums import KeyDirectory, SecureSums
 from securecluster.runtime.transport import Transport
 
 C = TypeVar("C")
@@ -66,6 +67,8 @@ class ChannelState:
         key_step: number of calls of the key agreement.
         post_step: number of the last call of `ServerChannel.post`.
         keyed: ids of the clients that have the mask seed, in ascending order.
+        sum_step: number of calls of the exchange of keys for secure sums.
+        sum_keys: public keys of the clients for secure sums.
         lost: rounds in which a client did not reply, by client id.
         ledger: events of everything that clients released.
     """
@@ -74,6 +77,8 @@ class ChannelState:
     key_step: int = 0
     post_step: int = FIRST_SEPARATE_STEP
     keyed: list[int] = field(default_factory=list)
+    sum_step: int = 0
+    sum_keys: KeyDirectory = field(default_factory=KeyDirectory)
     lost: dict[int, list[int]] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
 
@@ -137,6 +142,10 @@ class ServerChannel:
         self._asker: dict[int, int] = {}
         self._device = device or torch.device("cpu")
         self.record: Callable[[list[Event]], None] = self.add
+        self._secure_sums: SecureSums | None = None
+        if isinstance(self.aggregator, SecureSums):
+            self._secure_sums = self.aggregator
+            self._secure_sums.connect(self._ask, lambda: self.state.sum_keys)
 
     def add(self, events: list[Event]) -> None:
         """Add the events of one call to the ledger.
@@ -249,6 +258,8 @@ class ServerChannel:
         release = release_of(method)
         if GATHER not in release.via:
             ready = _without_shrunken_groups(ready, group_of)
+        if self._secure_sums is not None:
+            ready = self._secure_sums.ready(ready)
         ready_groups = [group_of[client] for client in ready]
         # Frames carry the size of the client's group, and clients refuse one that is too small.
         members = [ready_groups.count(group) for group in ready_groups]
@@ -261,11 +272,18 @@ class ServerChannel:
             step=step,
             members=members,
         )
-        exchange = partial(self._exchange, method)
+        exchange: Exchange = partial(self._exchange, method)
+        if self._secure_sums is not None:
+            exchange = partial(self._exchange_masked, release)
         sums = self.aggregator.run(exchange, call, ready_groups, groups)
-        rows = self._costs.read(release, sums.rows, step, sums.counts)
+        rows = sums.rows
+        if self._secure_sums is not None and rows is not None:
+            rows = placed(rows, release.through, self._device)
+        rows = self._costs.read(release, rows, step, sums.counts)
         rows = self._in_run_dtype(release, rows)
-        if sums.ids and not self._recorded_at_once(method):
+        # Rows of a secure sum release nothing before it is unmasked.
+        at_once = self._recorded_at_once(method) and self._secure_sums is None
+        if sums.ids and not at_once:
             # The noise is the sum's: another sum has other noise, so the digest is of the sum.
             sum_digests = reply_digests(rows, groups)
             replied_groups = [group_of[client] for client in sums.ids]
@@ -483,6 +501,63 @@ class ServerChannel:
             self._record(method, call.verb, response.ids, reply, call.step)
         # After the ledger: a reply that is not finite has left its client all the same.
         check_finite(call, response)
+        return response
+
+    def _exchange_masked(self, release: ReleasePolicy, call: Call) -> Response:
+        """Return the masked replies to a call, after a check of their bounds.
+
+        Args:
+            release: declaration of the called method.
+            call: the call.
+
+        Raises:
+            UsageError: a method whose replies may leave in other ways than sums.
+            FrameError: a reply exceeds the bounds of the configuration.
+        """
+        if release.via != (SUM,):
+            raise UsageError(
+                f"{call.method} may also leave in other ways than sums, so a secure sum would hide "
+                "nothing: declare it with @answers(SUM), or take aggregation plain"
+            )
+        response = self._transport.exchange(call)
+        if response.reply is not None:
+            check(response.reply, self.limits.beside(call.query))
+        return response
+
+    def _ask(
+        self,
+        method: str,
+        to: Sequence[int],
+        query: Any,
+        call: Call | None = None,
+        group: Sequence[str] = (),
+        members: Sequence[int] = (),
+    ) -> Response:
+        """Send a message of secure sums, as `Ask` declares."""
+        if call is None:
+            self.state.sum_step += 1
+            step = self.state.sum_step
+            attempt = 0
+            members = (1,) * len(to)
+        else:
+            step = call.step
+            attempt = call.attempt
+        request = Call(
+            config=self._config,
+            method=method,
+            verb=GATHER,
+            round=self.round,
+            step=step,
+            to=tuple(to),
+            query=query,
+            members=tuple(members),
+            asker=tuple(self._asker[client] for client in to) if self._asker else (),
+            group=tuple(group),
+            attempt=attempt,
+        )
+        response = self._transport.exchange(request)
+        if response.reply is not None:
+            check(response.reply, self.limits.beside(query))
         return response
 
     def _note_lost(self, to: Sequence[int], received: Sequence[int]) -> tuple[int, ...]:

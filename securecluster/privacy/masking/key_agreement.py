@@ -26,6 +26,7 @@ from securecluster.errors import FrameError
 from securecluster.messaging.bounds import Between, Octets, Upto, Whole
 from securecluster.messaging.messages import Ack, Rows, Shared
 from securecluster.privacy.masking.identities import SIGNATURE, UNSIGNED, Identity, Roster
+from securecluster.privacy.secure_sum.client_secrets import SumSecrets
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
@@ -89,6 +90,7 @@ class Secrets:
         seed: shared seeds, once clients have them.
         noise: keys of the noise.
         unused: number of the key call that brought a seed under which nothing was released yet.
+        sums: keys and records of secure sums.
     """
 
     private: dict[int, bytes] = field(default_factory=dict, repr=False)
@@ -96,6 +98,7 @@ class Secrets:
     seed: dict[int, bytes] = field(default_factory=dict, repr=False)
     noise: dict[int, bytes] = field(default_factory=dict, repr=False)
     unused: dict[int, int] = field(default_factory=dict)
+    sums: SumSecrets = field(default_factory=SumSecrets)
 
 
 class KeyRing:
@@ -137,8 +140,13 @@ class KeyRing:
         for seed in list(secrets.seed.values())[:1]:
             self._unlock(seed)
 
-    def _bytes(self, client: int, purpose: str) -> bytes:
-        """Return 32 new secret bytes, or those that follow from the run seed."""
+    def secret(self, client: int, purpose: str) -> bytes:
+        """Return 32 new secret bytes, or those that follow from the run seed.
+
+        Args:
+            client: id of the client.
+            purpose: what the bytes are for.
+        """
         if self._randomness is None:
             return os.urandom(32)
         return self._randomness.key("client", client, purpose)
@@ -149,11 +157,11 @@ class KeyRing:
         Args:
             client: id of the client.
         """
-        key = self._bytes(client, "noise")
+        key = self.secret(client, "noise")
         return self.secrets.noise.setdefault(client, key)
 
     def _private(self, client: int) -> bytes:
-        key = self._bytes(client, "x25519")
+        key = self.secret(client, "x25519")
         return self.secrets.private.setdefault(client, key)
 
     def use(self, clients: tuple[int, ...]) -> None:
@@ -221,7 +229,7 @@ class KeyRing:
             key = _public(self._private(client))
             offer = self._offered(client, key)
             keys.append(key)
-            signatures.append(self._sign(client, offer))
+            signatures.append(self.sign(client, offer))
         # A client with a seed leads, so that a seed in use stays.
         seeds = self.secrets.seed
         seeded = torch.tensor([client in seeds for client in clients], dtype=torch.uint8)
@@ -253,7 +261,7 @@ class KeyRing:
         signatures = [_bytes(signature) for signature in peers.signatures.value]
         for peer, key, signature in zip(ids, keys, signatures, strict=True):
             offer = self._offered(peer, key)
-            self._verify(peer, offer, signature)
+            self.verify(peer, offer, signature)
         seed = self._leader_seed(leader)
         private = self._private(leader)
         public = _public(private)
@@ -264,7 +272,7 @@ class KeyRing:
             box = _aead(private, key, context).encrypt(seed, None)
             statement = _sealed(context, box)
             boxes.append(box)
-            box_signatures.append(self._sign(leader, statement))
+            box_signatures.append(self.sign(leader, statement))
         return SealedSeeds(
             key=Rows(_tensor(public)[None]),
             ciphertexts=Rows(_table(boxes)[None]),
@@ -276,7 +284,7 @@ class KeyRing:
         shared = self.secrets.seed.get(leader)
         if shared:
             return shared
-        seed = self._bytes(leader, "mask")
+        seed = self.secret(leader, "mask")
         return self.secrets.drawn.setdefault(leader, seed)
 
     def open(
@@ -307,7 +315,7 @@ class KeyRing:
             context = self._context(box.leader, client, leader_key, client_key)
             # A server that plays leader would set the seed, so the signature is checked first.
             statement = _sealed(context, sealed)
-            self._verify(box.leader, statement, _bytes(signature))
+            self.verify(box.leader, statement, _bytes(signature))
             try:
                 seed = _aead(private, leader_key, context).decrypt(sealed, None)
             except InvalidTag:
@@ -318,19 +326,28 @@ class KeyRing:
             self._take(client, seed, step)
         return Ack()
 
-    def _sign(self, client: int, statement: bytes) -> bytes:
+    def sign(self, client: int, statement: bytes) -> bytes:
+        """Return a client's signature of a statement, or zeros where it has no identity.
+
+        Args:
+            client: id of the client.
+            statement: bytes to sign.
+        """
         identity = self._identity(client)
         if identity is None:
             return UNSIGNED
         return identity.sign(statement)
 
-    def _verify(self, client: int, statement: bytes, signature: bytes) -> None:
+    def verify(self, client: int, statement: bytes, signature: bytes) -> None:
         """Raise FrameError unless a client signed a statement; without a roster, verify nothing.
 
         Args:
             client: id of the client.
             statement: bytes that were signed.
             signature: 64 bytes.
+
+        Raises:
+            FrameError: a client that is not on the roster, or another signature.
         """
         if self._roster is not None:
             self._roster.check(client, statement, signature)

@@ -1,0 +1,566 @@
+"""The server's half of secure sums: it reads the sum of a group, and no single reply.
+
+An ordinary sum takes two exchanges: the masked rows, and shares of the survivors' self masks.
+Between them is one more where clients were lost, in which the others reveal the call's pad keys
+with these. Two exchanges of keys come before the first sum of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import FrameError
+from securecluster.messaging.messages import Call, Empty, Picks, Response, Rows, format_ids
+from securecluster.privacy.masking.identities import SIGNATURE
+from securecluster.privacy.secure_sum.double_mask import (
+    MaskedSum,
+    SumContext,
+    TooFewSurvivorsError,
+    Unmasking,
+    broken_pairs,
+)
+from securecluster.privacy.secure_sum.graph import Graph
+from securecluster.privacy.secure_sum.pads import KEY
+from securecluster.runtime.aggregators import Exchange, Total, chunk_size
+from securecluster.runtime.masked_replies import BOX, SumRanges, bits_of, summed_class
+from securecluster.runtime.secure_sum_client import (
+    LostMembers,
+    RelayedBoxes,
+    SumKeys,
+    as_bytes,
+    as_table,
+    sum_graph,
+)
+
+# calls of a client that does not reply, where a sum fails or loses its row without it
+TRIES = 5
+# bytes of masked rows that are kept until the sum is unmasked: a client that is lost after its row
+# arrived can then be taken out again
+KEPT_BYTES = 1 << 30
+FIRST_CHUNK = 32
+
+
+@dataclass
+class SumOffer:
+    """Public key of a client, as the server relays it."""
+
+    client: int
+    key: bytes
+    signature: bytes
+
+
+@dataclass
+class KeyDirectory:
+    """Public keys that clients offered, and which of them each client has received.
+
+    Args:
+        offers: offers in the order in which they came.
+        told: number of the first offers that a client has received, by its id.
+    """
+
+    offers: list[SumOffer] = field(default_factory=list)
+    told: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> dict[int, bytes]:
+        """Return the public keys by client id."""
+        return {offer.client: offer.key for offer in self.offers}
+
+
+class Ask(Protocol):
+    """Interface of the function that sends a message of the aggregator itself."""
+
+    def __call__(
+        self,
+        method: str,
+        to: Sequence[int],
+        query: Any,
+        call: Call | None = None,
+        group: Sequence[str] = (),
+        members: Sequence[int] = (),
+    ) -> Response:
+        """Send a message to some clients, and return their replies.
+
+        Args:
+            method: name of the method.
+            to: ids of the clients.
+            query: message with one frame per client.
+            call: the call whose sum it belongs to; None for the exchange of keys.
+            group: members of each client's sum, as text.
+            members: their numbers.
+        """
+        ...
+
+
+class SecureSums:
+    """Aggregator of masked rows.
+
+    Args:
+        run: hash of the run's configuration.
+        ranges: ranges of the fields that are summed.
+        dtype: type of the models' numbers.
+        minimum: members of the smallest sum.
+    """
+
+    name = "secagg"
+    server_reads_replies = False
+
+    def __init__(self, run: str, ranges: SumRanges, dtype: torch.dtype, minimum: int) -> None:
+        self._run = run.encode()
+        self._ranges = ranges
+        self._dtype = dtype
+        self._minimum = minimum
+        self._ask: Ask | None = None
+        self._directory: Callable[[], KeyDirectory] = KeyDirectory
+
+    def connect(self, ask: Ask, directory: Callable[[], KeyDirectory]) -> None:
+        """Take the channel's function for messages of the aggregator itself.
+
+        Args:
+            ask: sends a message to clients.
+            directory: returns the keys, which are part of the channel's state.
+        """
+        self._ask = ask
+        self._directory = directory
+
+    def ready(self, clients: Sequence[int]) -> list[int]:
+        """Return the clients that have the keys of each other, after an exchange where needed.
+
+        Args:
+            clients: ids of the clients of the next sums.
+        """
+        directory = self._directory()
+        for _ in range(TRIES):
+            offered = directory.keys
+            silent = [client for client in clients if client not in offered]
+            if not silent:
+                break
+            self._collect_offers(silent)
+        for _ in range(TRIES):
+            behind = self._behind(clients)
+            if not behind:
+                break
+            self._relay_offers(behind)
+        last = len(directory.offers)
+        return [client for client in clients if directory.told.get(client) == last]
+
+    def _collect_offers(self, clients: Sequence[int]) -> None:
+        response = self._send("sum_offer", clients, Empty())
+        if response.reply is None:
+            return
+        keys = response.reply.key.values
+        signatures = response.reply.signature.values
+        for client, key, signature in zip(response.ids, keys, signatures, strict=True):
+            offer = SumOffer(client, as_bytes(key), as_bytes(signature))
+            self._directory().offers.append(offer)
+
+    def _behind(self, clients: Sequence[int]) -> list[int]:
+        """Return the clients that offered a key and lack one of another client."""
+        directory = self._directory()
+        offered = directory.keys
+        last = len(directory.offers)
+        return [c for c in clients if c in offered and directory.told.get(c, 0) < last]
+
+    def _relay_offers(self, clients: Sequence[int]) -> None:
+        directory = self._directory()
+        last = len(directory.offers)
+        picks = tuple(tuple(range(directory.told.get(c, 0), last)) for c in clients)
+        ids = torch.tensor([offer.client for offer in directory.offers])
+        keys = as_table([offer.key for offer in directory.offers], KEY)
+        signatures = as_table([offer.signature for offer in directory.offers], SIGNATURE)
+        query = SumKeys(Picks(ids, picks), Picks(keys, picks), Picks(signatures, picks))
+        response = self._send("sum_keys", clients, query)
+        for client in response.ids:
+            directory.told[client] = last
+
+    def _send(self, method: str, clients: Sequence[int], query: Any) -> Response:
+        assert self._ask is not None
+        return self._ask(method, clients, query)
+
+    def run(self, exchange: Exchange, call: Call, by: Sequence[int], groups: int) -> Total:
+        """Collect masked rows, and unmask the sum of each group that enough clients survive.
+
+        Args:
+            exchange: sends a call and returns the replies that arrive.
+            call: the call to all clients, which have the keys of each other (`ready`).
+            by: group of each recipient of the call, in its order.
+            groups: number of groups.
+        """
+        sums = self._group_sums(call, by, groups)
+        asked = [k for k, group in enumerate(by) if group in sums]
+        if not asked:  # groups below the minimum are never asked
+            return Total(None, (0,) * groups, ())
+        texts = {group: format_ids(found.context.members) for group, found in sums.items()}
+        call = replace(call, group=tuple(texts.get(group, "") for group in by))
+        group_of = dict(zip(call.to, by, strict=True))
+        masked = self._collect_rows(exchange, call, asked, group_of, sums)
+        if masked is None:
+            return Total(None, (0,) * groups, ())
+        unmasking = _Rounds(self._ask, call, texts)
+        unmasking.reveal_pads(sums)
+        unmasking.reveal_shares(sums)
+        return self._total(masked, call, sums, groups)
+
+    def _group_sums(self, call: Call, by: Sequence[int], groups: int) -> dict[int, _GroupSum]:
+        """Return the sums of the groups that are large enough, by group."""
+        public = self._directory().keys
+        sums = {}
+        for group in range(groups):
+            members = sorted(c for c, other in zip(call.to, by, strict=True) if other == group)
+            if len(members) < self._minimum:
+                continue
+            graph = sum_graph(self._run, members, public, self._minimum)
+            context = SumContext(
+                run=self._run,
+                purpose=call.method,
+                call=call.step,
+                attempt=call.attempt,
+                members=tuple(members),
+                threshold=graph.threshold,
+            )
+            sums[group] = _GroupSum(context, graph)
+        return sums
+
+    def _collect_rows(
+        self,
+        exchange: Exchange,
+        call: Call,
+        asked: Sequence[int],
+        group_of: Mapping[int, int],
+        sums: Mapping[int, _GroupSum],
+    ) -> type | None:
+        """Add the masked rows to their groups' sums, chunk by chunk.
+
+        Returns:
+            Class of the replies; None if nobody replied.
+        """
+        masked: type | None = None
+        size = FIRST_CHUNK
+        budget = KEPT_BYTES
+        first = 0
+        while first < len(asked):
+            chunk = asked[first : first + size]
+            first += size
+            response = exchange(call.select(chunk))
+            if response.reply is None:  # the whole chunk dropped out
+                continue
+            masked = type(response.reply)
+            size = chunk_size(response.reply)
+            for k, client in enumerate(response.ids):
+                row = _MaskedRow.read(response.reply, k)
+                budget -= row.bytes
+                sums[group_of[client]].add(client, row, keep=budget >= 0)
+        return masked
+
+    def _total(self, masked: type, call: Call, sums: Mapping[int, _GroupSum], groups: int) -> Total:
+        """Return the sums without masks; zeros for groups that failed."""
+        released = {group: found for group, found in sums.items() if found.seeds is not None}
+        counts = [0] * groups
+        survivors: set[int] = set()
+        for group, found in released.items():
+            counts[group] = len(found.survivors)
+            survivors.update(found.survivors)
+        if not released:
+            return Total(None, tuple(counts), ())
+        tables: dict[str, Rows | None] = {}
+        for name, bits in bits_of(masked).items():
+            tables[name] = self._decoded(name, bits, released, groups)
+        ids = tuple(client for client in call.to if client in survivors)
+        return Total(summed_class(masked)(**tables), tuple(counts), ids)
+
+    def _decoded(
+        self, name: str, bits: int, released: Mapping[int, _GroupSum], groups: int
+    ) -> Rows | None:
+        """Return one field's sums (groups, …); None for a field that the replies do not have."""
+        table: torch.Tensor | None = None
+        for group, found in released.items():
+            total = found.unmasked(name)
+            if total is None:
+                return None
+            # Numbers beside updates are few, and are decoded in full.
+            dtype = self._dtype if bits == 32 else torch.float64
+            codec = self._ranges.fixed_point(name, bits, len(found.context.members))
+            decoded = codec.decode(total, len(found.survivors), dtype)
+            if table is None:
+                table = torch.zeros((groups, *decoded.shape), dtype=dtype)
+            table[group] = decoded
+        assert table is not None
+        return Rows(table)
+
+
+@dataclass
+class _MaskedRow:
+    """One client's masked reply."""
+
+    fields: dict[str, torch.Tensor]  # by field; absent ones are left out
+    commitment: bytes
+    boxes: list[bytes]  # for the client's neighbours, in ascending order
+
+    @classmethod
+    def read(cls, reply: Any, position: int) -> _MaskedRow:
+        """Return the reply of one client of a batch."""
+        fields = {}
+        for name in bits_of(type(reply)):
+            value = getattr(reply, name)
+            if value is not None:
+                fields[name] = value.row(position)
+        boxes = reply.boxes.table[list(reply.boxes.picks[position])]
+        return cls(
+            fields, as_bytes(reply.commitment.row(position)), [as_bytes(box) for box in boxes]
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the rows."""
+        return sum(row.numel() * row.element_size() for row in self.fields.values())
+
+
+@dataclass
+class _GroupSum:
+    """The sum of one group, from its masked rows to the seeds that unmask it."""
+
+    context: SumContext
+    graph: Graph
+    sums: dict[str, MaskedSum] = field(default_factory=dict)
+    survivors: tuple[int, ...] = ()
+    commitments: dict[int, bytes] = field(default_factory=dict)
+    boxes: dict[tuple[int, int], bytes] = field(default_factory=dict)  # by (owner, receiver)
+    rows: dict[int, _MaskedRow] = field(default_factory=dict)
+    pad_keys: dict[tuple[int, int], bytes] = field(default_factory=dict)  # by (survivor, lost)
+    seeds: dict[int, bytes] | None = None
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Return the members whose rows are not in the sum, ascending."""
+        return tuple(c for c in self.context.members if c not in self.survivors)
+
+    @property
+    def can_finish(self) -> bool:
+        """Return whether every survivor will see enough of the others alive.
+
+        These are the rules of `UnmaskingGuard`; a group that breaks them is not asked to reveal
+        anything.
+        """
+        alive = set(self.survivors)
+        if 2 * len(alive) <= len(self.context.members):
+            return False
+        for client in self.survivors:
+            near = alive.intersection(self.graph.holders(client))
+            if len(near) < self.context.threshold:
+                return False
+        return True
+
+    def add(self, client: int, row: _MaskedRow, keep: bool) -> None:
+        """Add a client's masked row.
+
+        Args:
+            client: id of the client.
+            row: its reply.
+            keep: True to keep the row, so that `discard` can take it out again.
+
+        Raises:
+            FrameError: a row with other fields than the first one, or another number of boxes.
+        """
+        neighbours = self.graph.neighbours(client)
+        if len(row.boxes) != len(neighbours):
+            raise FrameError(
+                f"client {client} sent {len(row.boxes)} boxes for {len(neighbours)} neighbours in "
+                "a secure sum"
+            )
+        if not self.sums:
+            for name, values in row.fields.items():
+                self.sums[name] = MaskedSum(
+                    self.context, self.graph, name, values.shape, values.dtype
+                )
+        if set(row.fields) != set(self.sums):
+            raise FrameError("masked rows of a secure sum differ in their fields")
+        for name, values in row.fields.items():
+            self.sums[name].add(client, values)
+        self.survivors = tuple(sorted((*self.survivors, client)))
+        self.commitments[client] = row.commitment
+        for peer, box in zip(neighbours, row.boxes, strict=True):
+            self.boxes[client, peer] = box
+        if keep:
+            self.rows[client] = row
+
+    def discard(self, clients: Iterable[int]) -> None:
+        """Take the rows of clients out of the sum; without one of them the whole sum is given up.
+
+        Args:
+            clients: ids of the clients.
+        """
+        gone = set(clients)
+        if not gone <= set(self.rows):
+            self.survivors = ()
+            return
+        for client in gone:
+            for name, values in self.rows[client].fields.items():
+                self.sums[name].discard(client, values)
+        self.survivors = tuple(c for c in self.survivors if c not in gone)
+
+    def missing_pads(self) -> dict[int, tuple[int, ...]]:
+        """Return the lost neighbours with which a survivor has not revealed its pad key."""
+        missing: dict[int, tuple[int, ...]] = {}
+        for survivor, peer in broken_pairs(self.graph, self.survivors):
+            if (survivor, peer) not in self.pad_keys:
+                missing[survivor] = (*missing.get(survivor, ()), peer)
+        return missing
+
+    def boxes_for(self, client: int) -> list[bytes]:
+        """Return the boxes of a survivor's surviving neighbours, in ascending order of these."""
+        alive = set(self.survivors)
+        owners = [peer for peer in self.graph.neighbours(client) if peer in alive]
+        return [self.boxes[owner, client] for owner in owners]
+
+    def unmasked(self, name: str) -> torch.Tensor | None:
+        """Return one field's sum in the ring, without masks; None for an absent field."""
+        if name not in self.sums or self.seeds is None:
+            return None
+        broken = set(broken_pairs(self.graph, self.survivors))
+        keys = {pair: key for pair, key in self.pad_keys.items() if pair in broken}
+        return self.sums[name].unmask(self.seeds, keys)
+
+
+class _Rounds:
+    """The exchanges that unmask the sums of one call, for all of its groups at once.
+
+    Args:
+        ask: sends a message to clients.
+        call: the call for the rows.
+        texts: members of each group, as text.
+    """
+
+    def __init__(self, ask: Ask | None, call: Call, texts: Mapping[int, str]) -> None:
+        assert ask is not None
+        self._ask = ask
+        self._call = call
+        self._texts = texts
+
+    def reveal_pads(self, sums: Mapping[int, _GroupSum]) -> None:
+        """Let survivors reveal their pad keys with lost members.
+
+        Who does not reply is lost, too, and the others are asked again with the larger list.
+
+        Args:
+            sums: by group.
+        """
+        while True:
+            for _ in range(TRIES):
+                if not self._ask_for_pads(sums):
+                    return
+            for found in sums.values():
+                if found.can_finish:
+                    found.discard(found.missing_pads())
+
+    def _ask_for_pads(self, sums: Mapping[int, _GroupSum]) -> bool:
+        """Ask once for all pad keys that are missing; return False if there are none."""
+        groups: list[int] = []
+        clients: list[int] = []
+        for group, found in sums.items():
+            if found.can_finish:
+                missing = found.missing_pads()
+                clients += missing
+                groups += [group] * len(missing)
+        if not clients:
+            return False
+        query = LostMembers(self._call.method, _lost([sums[group] for group in groups]))
+        response = self._send("reveal_pads", clients, groups, query)
+        group_of = dict(zip(clients, groups, strict=True))
+        for k, client in enumerate(response.ids):
+            found = sums[group_of[client]]
+            lost = set(found.lost)
+            peers = [peer for peer in found.graph.neighbours(client) if peer in lost]
+            keys = response.reply.keys.table[list(response.reply.keys.picks[k])]
+            if len(keys) != len(peers):
+                raise FrameError(f"client {client} revealed other pads than it was asked for")
+            for peer, key in zip(peers, keys, strict=True):
+                found.pad_keys[client, peer] = as_bytes(key)
+        return True
+
+    def reveal_shares(self, sums: Mapping[int, _GroupSum]) -> None:
+        """Let survivors reveal shares of each other's self masks, and put the seeds together.
+
+        A group of which too few clients reply keeps its sum masked.
+
+        Args:
+            sums: by group.
+        """
+        open_groups = {}
+        for group, found in sums.items():
+            if found.can_finish:
+                open_groups[group] = Unmasking(
+                    found.context, found.graph, found.survivors, found.commitments
+                )
+        replied: set[int] = set()
+        for _ in range(TRIES):
+            clients: list[int] = []
+            groups: list[int] = []
+            for group in open_groups:
+                silent = [c for c in sums[group].survivors if c not in replied]
+                clients += silent
+                groups += [group] * len(silent)
+            if not clients:
+                break
+            replied.update(self._ask_for_shares(sums, open_groups, clients, groups))
+            for group, unmasking in list(open_groups.items()):
+                try:
+                    sums[group].seeds = unmasking.seeds()
+                except TooFewSurvivorsError:
+                    continue  # ask those that did not reply again
+                del open_groups[group]
+
+    def _ask_for_shares(
+        self,
+        sums: Mapping[int, _GroupSum],
+        unmaskings: Mapping[int, Unmasking],
+        clients: Sequence[int],
+        groups: Sequence[int],
+    ) -> tuple[int, ...]:
+        """Ask some survivors for their shares, and return those that replied."""
+        boxes: list[bytes] = []
+        picks = []
+        for client, group in zip(clients, groups, strict=True):
+            first = len(boxes)
+            boxes += sums[group].boxes_for(client)
+            picks.append(tuple(range(first, len(boxes))))
+        query = RelayedBoxes(
+            self._call.method,
+            _lost([sums[group] for group in groups]),
+            Picks(as_table(boxes, BOX), tuple(picks)),
+        )
+        response = self._send("reveal_shares", clients, groups, query)
+        group_of = dict(zip(clients, groups, strict=True))
+        for k, client in enumerate(response.ids):
+            unmasking = unmaskings[group_of[client]]
+            owners = unmasking.expected_shares(client)
+            shares = response.reply.shares.table[list(response.reply.shares.picks[k])]
+            if len(shares) != len(owners):
+                raise FrameError(f"client {client} revealed other shares than it was asked for")
+            values = [int.from_bytes(as_bytes(share), "big") for share in shares]
+            unmasking.add_shares(client, dict(zip(owners, values, strict=True)))
+        return response.ids
+
+    def _send(
+        self, method: str, clients: Sequence[int], groups: Sequence[int], query: Any
+    ) -> Response:
+        texts = [self._texts[group] for group in groups]
+        counts = dict(zip(self._call.to, self._call.members, strict=True))
+        members = [counts[client] for client in clients]
+        return self._ask(method, clients, query, self._call, texts, members)
+
+
+def _lost(sums: Sequence[_GroupSum]) -> Picks:
+    """Return the lost members of each sum, as a field of a message with one frame per sum."""
+    ids: list[int] = []
+    rows: dict[int, tuple[int, ...]] = {}  # of a sum, by its identity: many frames share one
+    picks = []
+    for found in sums:
+        if id(found) not in rows:
+            first = len(ids)
+            ids += found.lost
+            rows[id(found)] = tuple(range(first, len(ids)))
+        picks.append(rows[id(found)])
+    return Picks(torch.tensor(ids, dtype=torch.int64), tuple(picks))
