@@ -34,7 +34,7 @@ from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.random_walks import Format
 from securecluster.protocols.nsim.similarity_model import fit
-from securecluster.runtime.endpoint import Endpoint, message_types
+from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport
@@ -226,7 +226,7 @@ def node_each(made: Any, federation: Federation, settings: Settings) -> list[End
 def framed(made: Any, nodes: Sequence[Endpoint[Any]]) -> Transport:
     """Return a transport that encodes every message between a server and its nodes."""
     doors = {i: node.answer_frame for i, node in enumerate(nodes)}
-    return Framed(doors, lambda name: message_types(made.client, name)[1])
+    return Framed(doors, lambda name: made.message_types(name)[1])
 
 
 def serve_nodes(
