@@ -457,7 +457,7 @@ class CFL(CompressionOptions):
 
     def sum_fields(self, config: Mapping[str, Any]) -> dict[str, float]:
         """Add the losses of the fallback, times numbers of samples."""
-        largest_loss = LARGEST_LOSS * float(config["most_samples"])
+        largest_loss = LARGEST_LOSS * float(config.get("most_samples", 1))
         return {**super().sum_fields(config), "loss": largest_loss}
 
     def disclosures(self) -> Disclosures:

@@ -85,7 +85,8 @@ class SumOptions(DPOptions):
     def sum_facts(self, federation: Federation, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return what clients and server must agree on for secure sums; nothing for plain ones.
 
-        The largest number of samples of a client is public then, where updates are weighted.
+        The largest number of samples of a client is public then, unless updates are clipped: these
+        count the same, and no number of samples leaves a client.
 
         Args:
             federation: the clients and their data.
@@ -99,8 +100,10 @@ class SumOptions(DPOptions):
             if self.per_client:
                 noise = float(config["noise"])
                 bound = float(config["clip"]) * (ROUNDING + DEVIATIONS * noise)
-        largest = max(len(shard.y) for shard in federation.shards)
-        return {"sum_bound": float(bound), "most_samples": largest}
+        facts: dict[str, Any] = {"sum_bound": float(bound)}
+        if not self.per_client:
+            facts["most_samples"] = max(len(shard.y) for shard in federation.shards)
+        return facts
 
     def sum_fields(self, config: Mapping[str, Any]) -> dict[str, float]:
         """Return the largest magnitude of one client's number in each field that is summed.
@@ -111,7 +114,7 @@ class SumOptions(DPOptions):
         Args:
             config: what clients and server agreed on.
         """
-        samples = float(config["most_samples"])
+        samples = float(config.get("most_samples", 1))
         weight = 1.0
         if self.weights_updates:
             weight = samples

@@ -30,6 +30,7 @@ READ_BY_SERVER = {
     SUM: " (the plain sum reads every reply)",
     PAIRS: " (the plain pairs read the rows)",
 }
+IN_SUMS = "over two clients or more, in secure sums that hide each one's"
 IN_CLEAR = "as they are: no mask covers them"
 
 
@@ -47,6 +48,7 @@ class Disclosure:
         derived: True if it was computed from earlier releases alone.
         masked: True if a mask covers it.
         central: True if the server that reads it adds its noise.
+        summed: True if its reader reads secure sums of it only.
     """
 
     method: str
@@ -57,6 +59,7 @@ class Disclosure:
     derived: bool
     masked: bool
     central: bool
+    summed: bool = False
 
     @property
     def name(self) -> str:
@@ -74,7 +77,7 @@ class Disclosure:
 
         These are neither masked nor noised, nor computed from values that were.
         """
-        if self.masked or self.noised:
+        if self.masked or self.noised or self.summed:
             return False
         return self.mechanism != "free"
 
@@ -89,6 +92,8 @@ class Disclosure:
             senders = "each of its clients"
         protection = self._noise()
         reply = f"{self.field} of {senders} in every {self.method} call, {protection}"
+        if self.summed:
+            return f"sums of {reply}: {IN_SUMS}"
         if self.reader == CLIENT:
             return f"{reply}, sealed"
         also_read = READ_BY_SERVER.get(self.verb, "")
@@ -162,6 +167,7 @@ def _disclosure(
         derived=release.derived,
         masked=masked,
         central=central,
+        summed=fitted.with_fitted_params().sums_securely and event.verb == SUM,
     )
 
 
@@ -172,10 +178,12 @@ def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[
         fitted: the protocol after the run.
         disclosed: all disclosures of the run.
     """
-    by_server = [field for field in disclosed if field.reader == "server"]
+    by_server = [field for field in disclosed if field.reader == "server" and not field.summed]
     names_read = {field.name for field in by_server}
     # a field that the server read in another call is not hidden from it
     hidden = [_hidden_from_server(field) for field in disclosed if field.name not in names_read]
+    if not by_server and any(field.summed for field in disclosed):
+        return hidden
     if not by_server:
         return ["anything that depends on a client's data", *hidden]
     noised = _names(field for field in by_server if field.noised)
@@ -204,6 +212,8 @@ def unprotected(disclosed: Sequence[Disclosure]) -> list[str]:
 
 
 def _hidden_from_server(field: Disclosure) -> str:
+    if field.summed:
+        return f"{field.name} of a single client, of which it read sums only"
     if field.reader == CLIENT:
         return f"{field.name}, which is sealed for other clients"
     return f"{field.name}, which only the client's local parameter server reads"

@@ -22,6 +22,7 @@ from securecluster.app.disclosures import (
 from securecluster.app.number_format import enumerated, times
 from securecluster.privacy.dp.ledger import Price, Row
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.privacy_spec import OfPlainSums, OfSecureSums
 from securecluster.protocols.common.serialization import CLIENTS
 
 # sentences of `not_covered` and `assumed`, which state the limits of the guarantee
@@ -134,9 +135,9 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
 
     views: Section = {
         "masks": _masks(fitted.mask, info.padding_bytes),
-        "server_view": [*sentences("server"), *declared.server],
+        "server_view": [*sentences("server"), *_told(fitted, declared.server)],
     }
-    lps_view = [*sentences("lps"), *declared.lps]
+    lps_view = [*sentences("lps"), *_told(fitted, declared.lps)]
     if lps_view:
         views["lps_view"] = lps_view
     client_view = [*sentences(CLIENT), *declared.clients]
@@ -150,6 +151,21 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
     if fitted.client.clear:
         views["clear"] = True
     return views
+
+
+def _told(fitted: ClusteringProtocol, views: Sequence[str]) -> list[str]:
+    """Return what a protocol declares of a reader's view, as far as it holds for the run's sums.
+
+    Args:
+        fitted: the protocol after the run.
+        views: sentences of `Disclosures`.
+    """
+    if not fitted.with_fitted_params().sums_securely:
+        return [view for view in views if not isinstance(view, OfSecureSums)]
+    told = [view for view in views if not isinstance(view, OfPlainSums)]
+    if "most_samples" in fitted.kept_.learned.config:
+        told.append("the largest number of samples of a client, which is part of the configuration")
+    return told
 
 
 def _guarantee(fitted: ClusteringProtocol, price: Price, rows: Sequence[Row]) -> Section:
