@@ -104,6 +104,16 @@ KEPT = {
         "local",
     )
 }
+SECURE = {
+    f"{name}, secagg": (base, {**params, "aggregation": "secagg"})
+    for name, (base, params) in CASES.items()
+    if name in ("fedavg", "cfl sketch", "srfca")
+}
+SECURED = [
+    ("fedavg, secagg", "none"),
+    ("cfl sketch, secagg", "permutation"),
+    ("srfca, secagg", "permutation"),
+]
 LASTING = [
     (name, "none")
     if name in ("fedavg, momentum", "cfl sketch, momentum", "local, momentum")
@@ -140,7 +150,7 @@ FEW = [
 
 def method(name: str, mask: str) -> Any:
     """A protocol by its name in `CASES`, `NOISY` or `KEPT`, with few rounds and a small network."""
-    base, params = (CASES | NOISY | KEPT)[name]
+    base, params = (CASES | NOISY | KEPT | SECURE)[name]
     small = {"rounds": 4, "model": "mlp-32", "mask": mask, "epochs": 1}
     return cases.variant(base, **{**small, **params})
 
@@ -190,7 +200,9 @@ def endpoint_of(
     pipeline.guard = made.guard(config, draws)
     cohort.secret = draws
     client, limits = made.make_client(cohort, pipeline, config), made.limits(config, pipeline)
-    return Endpoint(client, cohort.ids, config_hash(config), pipeline, own, limits=limits)
+    sums = made.secure_sum_service(config, own, pipeline)
+    run = config_hash(config)
+    return Endpoint(client, cohort.ids, run, pipeline, own, limits=limits, sums=sums)
 
 
 @dataclass
@@ -373,7 +385,7 @@ def calm(federation: Federation) -> Callable[[str, str], tuple[Result, list[tupl
     return run
 
 
-@pytest.mark.parametrize(("name", "mask"), [*cases.covering(ALL, COVERED), *LASTING])
+@pytest.mark.parametrize(("name", "mask"), [*cases.covering(ALL, COVERED), *LASTING, *SECURED])
 def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_does(
     name: str, mask: str, federation: Federation, calm: Any
 ) -> None:

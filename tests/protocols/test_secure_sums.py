@@ -1,0 +1,464 @@
+"""Runs under secure sums: the same models and labels, and a server that reads no single reply."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import (
+    DOUBLE,
+    FULL,
+    Served,
+    node_each,
+    serve,
+    stub_pair_network,
+    two_clusters,
+    variant,
+)
+from conformance import Example, check_frames, check_nodes, check_replay, check_resume, example
+
+from securecluster import Federation
+from securecluster.app import privacy_report
+from securecluster.core.randomness import Randomness
+from securecluster.errors import (
+    FrameError,
+    PolicyError,
+    SecureClusterError,
+    UpdateError,
+    UsageError,
+)
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Call, Header, Picks, Response, Rows, format_ids
+from securecluster.privacy.secure_sum.shamir import VALUE
+from securecluster.protocols import Settings
+from securecluster.protocols.common.messages import Update
+from securecluster.runtime.endpoint import SUM, Endpoint
+from securecluster.runtime.masked_replies import BOX, masked_class
+from securecluster.runtime.secure_sum_client import LostMembers, SeedShares, SumKey
+
+ACCEPTED = (
+    "cfl sketch",
+    "cfl compress",
+    "flhc",
+    "flhc apart",
+    "srfca",
+    "srfca sealed",
+    "oneshot",
+    "nsim",
+    "nsim apart",
+    "local-kmeans",
+    "random",
+    "fedavg",
+    "finetune",
+    "local",
+)
+REFUSED = {
+    "cfl": ("single updates", "sketch"),
+    "cfl gradient": ("single updates", "sketch"),
+    "cfl fallback": ("single updates", "sketch"),
+    "srfca l2": ("one by one", "distance loss"),
+    "srfca trim": ("one by one", "trim 0"),
+    "ifca": ("alone", "flhc"),
+}
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return two_clusters(6, 40)
+
+
+@pytest.fixture(autouse=True)
+def small_pair_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_pair_network(monkeypatch)
+
+
+def make(name: str, **params: Any) -> Any:
+    """A variant with secure sums and few rounds."""
+    small: dict[str, Any] = {"rounds": 4, "epochs": 1, "model": "mlp-32"}
+    return variant(name, **{**small, "aggregation": "secagg", **params})
+
+
+def row_dropouts(share: float) -> Callable[[Call], set[int]]:
+    """Lose clients in the calls for rows alone, by client and call."""
+    randomness = Randomness(3)
+
+    def lost(call: Call) -> set[int]:
+        if call.verb != SUM:
+            return set()
+        gone = set()
+        for client in call.to:
+            if randomness.generator("lost", client, call.step).random() < share:
+                gone.add(client)
+        return gone
+
+    return lost
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_models_and_labels_are_those_of_plain_sums(name: str, federation: Federation) -> None:
+    plain = make(name, aggregation="plain").fit(federation)
+    run: Example = example(partial(make, name), federation)
+    calm = make(name).fit(federation, FULL)
+    assert list(calm.labels_) == list(plain.labels_)
+    torch.testing.assert_close(
+        calm.client_models_.values, plain.client_models_.values, rtol=0, atol=1e-6
+    )
+    check_frames(calm)
+    check_frames(run.fitted)
+    check_replay(run)
+
+
+def test_every_other_method_is_refused_with_a_reason_and_a_choice_that_works(
+    federation: Federation,
+) -> None:
+    for name, words in REFUSED.items():
+        with pytest.raises(UsageError) as caught:
+            make(name).fit(federation)
+        for word in words:
+            assert word in str(caught.value)
+    with pytest.raises(UsageError, match="placement local"):
+        make("fedavg", clip=1.0, noise=1.0, placement="central").fit(federation)
+    with pytest.raises(UsageError, match="aggregation"):
+        make("fedavg", aggregation="bfv").fit(federation)
+    with pytest.raises(UsageError, match="sum_bound"):
+        make("fedavg", sum_bound=0.0).fit(federation)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "srfca"])
+def test_dropouts_of_rows_cost_no_more_than_under_plain_sums(name: str) -> None:
+    many = two_clusters(12, 20)
+    lost = row_dropouts(0.3 if name == "fedavg" else 0.1)
+    found = []
+    for aggregation in ("plain", "secagg"):
+        served = serve(make(name, aggregation=aggregation), many, lost)
+        found.append(served)
+    plain, secure = found
+    assert secure.net.state.lost == plain.net.state.lost
+    assert any(plain.net.state.lost.values())
+    torch.testing.assert_close(
+        secure.endpoint.client.models.values,
+        plain.endpoint.client.models.values,
+        rtol=0,
+        atol=1e-6,
+    )
+    pads = [e for e in secure.transcript.entries if e.method == "reveal_pads"]
+    shares = [e for e in secure.transcript.entries if e.method == "reveal_shares"]
+    rows = [e for e in secure.transcript.entries if e.verb == SUM]
+    assert 0 < len(pads) <= len(shares) == len(rows)
+
+
+def test_without_dropouts_a_sum_takes_two_exchanges_and_a_run_two_more(
+    federation: Federation,
+) -> None:
+    fitted = make("fedavg").fit(federation, FULL)
+    methods = [entry.method for entry in fitted.transcript_.entries]
+    assert methods == ["sum_offer", "sum_keys", *["contribute", "reveal_shares"] * 4, "receive"]
+
+
+def test_clients_may_be_lost_in_every_exchange() -> None:
+    many = two_clusters(12, 20)
+    settings = Settings(dropout=0.3, transcript="full")
+    fitted = make("fedavg", rounds=6).fit(many, settings)
+    check_frames(fitted)
+    assert fitted.dropped_
+    again = make("fedavg", rounds=6).fit(many, settings)
+    assert torch.equal(fitted.client_models_.values, again.client_models_.values)
+
+
+def test_a_client_that_is_lost_after_its_row_arrived_is_taken_out_of_the_sum() -> None:
+    """Client 0's row is lost, and client 1 reveals no pads: the sum is that of the others."""
+    many = two_clusters(8, 20)
+
+    def late(call: Call) -> set[int]:
+        gone = {0} if call.verb == SUM else set()
+        return gone | ({1} if call.method in ("reveal_pads", "reveal_shares") else set())
+
+    def early(call: Call) -> set[int]:
+        return {0, 1} if call.verb == SUM else set()
+
+    secure = serve(make("fedavg", rounds=1), many, late)
+    plain = serve(make("fedavg", rounds=1, aggregation="plain"), many, early)
+    assert secure.net.state.lost == plain.net.state.lost == {0: [1], 1: [1]}
+    torch.testing.assert_close(
+        secure.state.outbox.posts[0].table,
+        plain.state.outbox.posts[0].table,
+        rtol=0,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("method", ["contribute", "reveal_shares"])
+def test_too_few_survivors_release_nothing(method: str, federation: Federation) -> None:
+    def lost(call: Call) -> set[int]:
+        return {0, 1, 2} if call.method == method else set()
+
+    served = serve(make("fedavg", rounds=2), federation, lost)
+    assert not served.state.outbox.posts
+    assert served.net.state.lost == {i: [1, 2] for i in range(6)}
+    assert served.net.state.ledger.events == []
+
+
+def test_a_run_that_was_stopped_ends_as_if_it_never_had_been(
+    federation: Federation, tmp_path: Path
+) -> None:
+    check_resume(example(partial(make, "srfca"), federation), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "flhc", "oneshot"])
+def test_nodes_behind_real_frames_end_with_the_models_of_one_process(
+    name: str, federation: Federation
+) -> None:
+    check_nodes(partial(make, name), federation)
+
+
+def test_noise_is_priced_as_under_plain_sums(federation: Federation) -> None:
+    noised: dict[str, Any] = {"clip": 0.5, "noise": 1.0, "mask": "permutation"}
+    plain = make("fedavg", aggregation="plain", **noised).fit(federation)
+    secure = make("fedavg", **noised).fit(federation)
+    for fitted in (plain, secure):
+        fitted.events = [
+            (e.method, e.verb, e.fields, e.mechanism, e.noise_multiplier, e.ids)
+            for e in fitted.ledger_.events
+        ]
+    assert secure.events == plain.events
+    assert secure.ledger_.price(1e-5).epsilon == plain.ledger_.price(1e-5).epsilon < 100
+    assert "most_samples" not in secure.kept_.learned.config
+
+
+def masked_rows(federation: Federation) -> tuple[Served, list[Any], torch.Tensor]:
+    """A run of one round, what the server read from `contribute`, and the clients' updates."""
+    secure = serve(make("fedavg", rounds=1), federation)
+    plain = serve(make("fedavg", rounds=1, aggregation="plain"), federation)
+    frames = [
+        seen.content
+        for seen in secure.transcript.seen_by("server")
+        if seen.method == "contribute" and seen.receiver.kind == "server"
+    ]
+    (position,) = [k for k, e in enumerate(plain.transcript.entries) if e.verb == SUM]
+    updates = plain.transcript.content(position)[1].reply.delta.values
+    return secure, frames, updates
+
+
+def test_what_the_server_reads_of_one_client_is_uniform_and_correlates_with_nothing(
+    federation: Federation,
+) -> None:
+    _, frames, updates = masked_rows(federation)
+    d = updates.shape[1]
+    assert len(frames) == len(updates) == 6
+    for frame in frames:
+        row = frame.delta.values[0].to(torch.float64)
+        assert frame.delta.table.dtype == torch.int32
+        assert frame.size.table.dtype == torch.int64
+        # 16 equal parts of the ring: chi-squared with 15 degrees of freedom, below 1e-6
+        counts, _ = np.histogram(row.numpy(), bins=16, range=(-(2.0**31), 2.0**31))
+        assert ((counts - d / 16) ** 2 / (d / 16)).sum() < 60
+        for update in updates:
+            correlation = np.corrcoef(row.numpy(), update.numpy())[0, 1]
+            assert abs(correlation) < 6 / np.sqrt(d)
+    # a number of samples, 40, is far from the masked ones
+    sizes = [int(frame.size.values[0]) for frame in frames]
+    assert len(set(sizes)) == 6
+    assert min(abs(size) for size in sizes) > 1 << 32
+
+
+def test_the_same_rows_are_masked_anew_in_each_call(federation: Federation) -> None:
+    secure = serve(make("fedavg", rounds=2, lr=1e-12), federation)
+    rows = [
+        secure.transcript.content(k)[1].reply.delta.values
+        for k, entry in enumerate(secure.transcript.entries)
+        if entry.verb == SUM
+    ]
+    for first, second in zip(*rows, strict=True):
+        assert float((first == second).double().mean()) < 0.01
+
+
+def test_a_number_beyond_the_range_is_one_clear_sentence(federation: Federation) -> None:
+    with pytest.raises(UpdateError, match=r"delta: .* beyond its bound .*: raise sum_bound"):
+        make("fedavg", sum_bound=1e-6).fit(federation)
+    noised = make("fedavg", sum_bound=1e-6, clip=1.0, noise=0.1)
+    noised.fit(federation)  # an error would tell of the data
+
+
+# --- a server that lies ---
+
+
+@pytest.fixture(scope="module")
+def honest(federation: Federation) -> Served:
+    """One honest round, whose frames a lying server starts from."""
+    return serve(make("fedavg", rounds=1), federation)
+
+
+class Clients:
+    """The nodes of a federation, which have answered the first frames of an honest server."""
+
+    def __init__(self, honest: Served, federation: Federation, upto: str) -> None:
+        self.calls = {}
+        for k, entry in enumerate(honest.transcript.entries):
+            self.calls.setdefault(entry.method, honest.transcript.content(k)[0])
+        self.nodes = node_each(make("fedavg", rounds=1), federation, DOUBLE)
+        for method in ("sum_offer", "sum_keys", "contribute", "reveal_shares"):
+            for client in range(len(self.nodes)):
+                self.ask(client, self.calls[method])
+            if method == upto:
+                break
+
+    def ask(self, client: int, call: Call, **changes: Any) -> Response:
+        """Send one client its frame of a call, with changes."""
+        own = call.select([call.to.index(client)])
+        node: Endpoint[Any] = self.nodes[client]
+        return node.answer(dataclasses.replace(own, **changes))
+
+
+def picks(*ids: int) -> Picks:
+    return Picks(torch.tensor(ids, dtype=torch.int64), (tuple(range(len(ids))),))
+
+
+def test_a_client_reveals_shares_for_one_list_of_survivors(
+    honest: Served, federation: Federation
+) -> None:
+    clients = Clients(honest, federation, "reveal_shares")
+    call = clients.calls["reveal_shares"]
+    clients.ask(0, call)  # the same list again gives the same shares
+    own = call.select([0]).query
+    boxes = Picks(own.boxes.table, (own.boxes.picks[0][:-1],))
+    other = dataclasses.replace(own, lost=picks(5), boxes=boxes)
+    with pytest.raises(PolicyError, match="another list of survivors"):
+        clients.ask(0, call, query=other)
+    with pytest.raises(PolicyError, match="another list of survivors"):
+        clients.ask(0, call, method="reveal_pads", query=LostMembers("contribute", picks(5)))
+
+
+def test_a_client_reveals_a_pad_or_a_share_and_never_both(
+    honest: Served, federation: Federation
+) -> None:
+    clients = Clients(honest, federation, "contribute")
+    call = clients.calls["reveal_shares"]
+    query = LostMembers("contribute", picks(5))
+    found = clients.ask(0, call, method="reveal_pads", query=query)
+    assert found.reply.keys.table.shape == (1, 32)
+    with pytest.raises(PolicyError, match="pair key"):
+        clients.ask(0, call)
+    with pytest.raises(PolicyError, match="survived"):
+        too_many = LostMembers("contribute", picks(3, 4, 5))
+        clients.ask(1, call, method="reveal_pads", query=too_many)
+
+
+@pytest.mark.parametrize(
+    ("group", "members", "error", "words"),
+    [
+        ("", 6, FrameError, "no list of its members"),
+        ("0", 1, PolicyError, "a single contribute answer"),
+        ("1-5", 5, PolicyError, "client 0 is no member"),
+        ("0-4,6", 6, PolicyError, "no key of client 6"),
+        ("0-5", 4, FrameError, "no list of its members"),
+        ("0,1", 2, FrameError, "no list of its members"),
+        ("1,0", 2, FrameError, "no list of its members"),
+        ("0-0,1", 2, FrameError, "no list of its members"),
+        ("0,0-1", 3, FrameError, "no list of its members"),
+        ("0-9999999999", 6, FrameError, "no list of its members"),
+        ("x", 2, FrameError, "no list of its members"),
+    ],
+)
+def test_members_are_checked_before_a_row_is_computed(
+    group: str,
+    members: int,
+    error: type[SecureClusterError],
+    words: str,
+    honest: Served,
+    federation: Federation,
+) -> None:
+    clients = Clients(honest, federation, "sum_keys")
+    trained: list[int] = []
+    clients.nodes[0].client.cohort.train = lambda *args, **named: trained.append(1)
+    with pytest.raises(error, match=words):
+        clients.ask(0, clients.calls["contribute"], group=(group,), members=(members,))
+    assert not trained
+
+
+def test_a_plain_sum_of_the_same_client_is_refused(honest: Served, federation: Federation) -> None:
+    clients = Clients(honest, federation, "sum_keys")
+    call = clients.calls["contribute"]
+    with pytest.raises(FrameError, match="sums are secure"):
+        clients.ask(0, call, group=())
+    plain = make("fedavg", rounds=1, aggregation="plain")
+    node = plain.build_client(federation, DOUBLE, [0])
+    own = clients.calls["sum_offer"].select([0])
+    config = serve(plain, federation).transcript.content(0)[0].config
+    with pytest.raises(FrameError, match="sums are plain"):
+        node.answer(dataclasses.replace(own, config=config))
+
+
+def test_one_attempt_masks_one_row(honest: Served, federation: Federation) -> None:
+    clients = Clients(honest, federation, "contribute")
+    call = clients.calls["contribute"]
+    first = clients.ask(0, call).reply
+    again = clients.ask(0, call).reply
+    assert torch.equal(first.delta.table, again.delta.table)
+    with pytest.raises(PolicyError, match="already"):
+        clients.ask(0, call, group=("0-4",), members=(5,))
+
+
+def test_keys_that_were_swapped_are_refused(honest: Served, federation: Federation) -> None:
+    clients = Clients(honest, federation, "sum_offer")
+    call = clients.calls["sum_keys"]
+    query = call.select([0]).query
+    swapped = query.keys.table.clone()
+    swapped[[1, 2]] = swapped[[2, 1]]
+    with pytest.raises(FrameError):  # not what these clients signed
+        clients.ask(0, call, query=dataclasses.replace(query, keys=Picks(swapped, query.ids.picks)))
+    clients.ask(0, call)
+    mine = clients.nodes[0]._sums
+    assert mine is not None
+    mine._keys._roster = None  # even where no signature is verified, a key stays
+    other = query.keys.table.clone()
+    other[1, 0] ^= 1
+    with pytest.raises(FrameError, match="another key of client 1"):
+        clients.ask(0, call, query=dataclasses.replace(query, keys=Picks(other, query.ids.picks)))
+
+
+def test_the_report_tells_what_the_server_read(federation: Federation) -> None:
+    secure = privacy_report.section(make("fedavg").fit(federation))
+    plain = privacy_report.section(make("fedavg", aggregation="plain").fit(federation))
+    text = " ".join(secure["server_view"])
+    assert "plain sum" not in str(secure) and "plain sum" in str(plain)
+    assert "sums of delta" in text and "largest number of samples" in text
+    assert any("delta of contribute of a single client" in s for s in secure["unseen"])
+
+
+def test_frames_of_a_million_numbers_are_two_percent_longer_at_most() -> None:
+    clients, d = 100, 10**6
+    run = "c" * 32
+    group = format_ids(range(clients))
+
+    def up(method: str, message: Any, secure: bool = True) -> int:
+        verb = SUM if method == "contribute" else "gather"
+        fields = (group, 0) if secure else ("", 0)
+        header = Header(run, method, verb, 40, 40, "client/99", "server", clients, *fields)
+        return wire.size(header, message)
+
+    def rows(*shape: int, dtype: torch.dtype) -> Rows:
+        return Rows(torch.empty(1, *shape, dtype=dtype, device="meta"))
+
+    def block(count: int, width: int) -> Picks:
+        table = torch.empty(count, width, dtype=torch.uint8, device="meta")
+        return Picks(table, (tuple(range(count)),))
+
+    sizes = rows(dtype=torch.float32)
+    plain = up("contribute", Update(rows(d, dtype=torch.float32), sizes), secure=False)
+    masked = masked_class(Update, ("delta",))(
+        delta=rows(d, dtype=torch.int32),
+        size=rows(dtype=torch.int64),
+        commitment=rows(32, dtype=torch.uint8),
+        boxes=block(clients - 1, BOX),
+    )
+    shares = SeedShares(block(clients, VALUE))
+    keys = SumKey(rows(32, dtype=torch.uint8), rows(64, dtype=torch.uint8))
+    secure = up("contribute", masked) + up("reveal_shares", shares) + up("sum_offer", keys)
+    print(f"uplink at d = 1e6, m = 100: {secure / plain:.5f} of plain ({secure - plain} bytes)")
+    assert secure < 1.02 * plain
