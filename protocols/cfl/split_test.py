@@ -79,7 +79,7 @@ def server_view(weighted: bool, compresses: bool, tree: bool, judged: bool) -> l
         tree: the server keeps the parameter tree.
         judged: clients evaluate the models on their paths at the end.
     """
-    view = []
+    view: list[str] = []
     if weighted:
         view.append(OfPlainSums("each client's number of samples"))
     view.append(

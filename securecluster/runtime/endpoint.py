@@ -40,13 +40,15 @@ from securecluster.messaging.messages import (
 )
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.runtime import services
 from securecluster.runtime.masked_replies import masked_class
 from securecluster.runtime.secure_sum_client import SUM_METHODS, SecureSumService
-from securecluster.runtime.services import GATHER, KEY_METHODS, KeyAgreement, Service
+from securecluster.runtime.services import KeyAgreement, Service
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 
+GATHER = services.GATHER
 SUM = "sum"
 PAIRS = "pairs"
 # parties that may call a client
@@ -54,6 +56,7 @@ _SENDER = re.compile(r"server|lps/\d{1,9}")
 # members of the smallest sum that a reply takes part in if it may leave in sums only: a sum over
 # one client is that client's own reply
 MINIMUM = 2
+KEY_METHODS = services.KEY_METHODS
 # (query class, reply class) of the methods of all services
 SERVICE_METHODS = {**KEY_METHODS, **SUM_METHODS}
 

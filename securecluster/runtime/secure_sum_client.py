@@ -186,7 +186,7 @@ class SecureSumService:
             if value is not None:
                 tables[name] = self._encoded(name, value.values.cpu(), width, groups)
         commitments = []
-        boxes = []
+        boxes: list[bytes] = []
         picks = []
         for k, (client, members) in enumerate(groups):
             context, graph = self._context(call, call.method, members)
