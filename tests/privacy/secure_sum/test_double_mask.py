@@ -382,6 +382,8 @@ def test_no_pad_or_seed_is_used_twice(changes: dict[str, Any]) -> None:
 def test_signs_cancel_and_coordinates_are_never_zero() -> None:
     for i, j in itertools.permutations(range(5), 2):
         assert pad_sign(i, j) == -pad_sign(j, i)
+    # the lower id adds, on every version of the code
+    assert pad_sign(0, 1) == 1
     assert [coordinate(i) for i in range(3)] == [1, 2, 3]
 
 
@@ -638,6 +640,9 @@ def test_guards_of_a_ring_look_at_their_own_neighbours() -> None:
     client.take_part(context, ring)
     near = (1, 2, 3, 17, 18, 19)
     assert ring.neighbours(0) == near
+    half = range(4, 14)
+    refuses("and a majority must", client.reveal_pads, context, half)
+    refuses("and a majority must", client.reveal_shares, context, {*range(20)} - {*half})
     # 3 of 7 holders lost, and others far away
     refuses("4 holders of its seed", client.reveal_pads, context, (1, 2, 3))
     assert client.reveal_pads(context, (1, 2, 10, 11)) == (1, 2)

@@ -137,10 +137,13 @@ def test_saturated_numbers_never_exceed_the_largest(bound: float, members: int) 
     assert encoded.abs().max() <= point.largest
 
 
-def test_a_row_that_is_not_finite_is_zeros_in_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", [0, 5, 9])
+def test_a_row_that_is_not_finite_is_zeros_in_every_block(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fixed_point, "BLOCK", 4)
     rows = torch.ones(3, 10)
-    rows[1, 9] = math.nan
+    rows[1, place] = math.nan
     point = FixedPoint(2.0, 3)
     encoded = point.encode(rows, saturate=True)
     assert encoded[1].eq(0).all()
