@@ -542,6 +542,11 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         """
         dimension = self.flat_model(federation).dimension
         params = {**self.shown_params(), **self.resolve_defaults(federation)}
+        if not self.sums_securely:
+            # Noise follows the configuration: that of plain sums is as it was before there were
+            # others.
+            del params["aggregation"]
+            del params["sum_bound"]
         config = numbers(
             {
                 "schema": 2,

@@ -46,7 +46,7 @@ from securecluster.protocols import (
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.ifca.client import ModelAverages
 from securecluster.protocols.srfca.client import RelayedModels
-from securecluster.runtime.endpoint import KEY_METHODS, Endpoint, message_types
+from securecluster.runtime.endpoint import SERVICE_METHODS, Endpoint, message_types
 
 NAN = float("nan")
 
@@ -140,7 +140,7 @@ def test_every_field_of_every_message_declares_what_it_may_hold(
 ) -> None:
     client = protocol.client
     names = [name for name in dir(client) if hasattr(getattr(client, name), "__release__")]
-    for name in (*names, *KEY_METHODS):
+    for name in (*names, *SERVICE_METHODS):
         for kind in message_types(client, name):
             assert undeclared(kind) == [], f"{protocol.__name__}.{name}: {kind.__name__}"
 
