@@ -99,7 +99,7 @@ def test_the_clusters_are_found_without_their_number(
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
 
 
-@pytest.mark.parametrize("distance", ["loss", "l2"])
+@pytest.mark.parametrize("distance", ["loss", cases.exhaustive("l2")])
 def test_clients_with_alike_data_are_one_cluster(distance: str) -> None:
     fitted = SRFCA(distance=distance, rounds=2).fit(
         Federation.simulate("digits", scenario=Iid(), seed=0)
@@ -118,7 +118,14 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("params", VARIANTS, ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [
+        cases.exhaustive(params) if params in (VARIANTS[0], VARIANTS[4]) else params
+        for params in VARIANTS
+    ],
+    ids=str,
+)
 def test_masked_equals_plain_in_every_variant(params: dict[str, Any], two: Federation) -> None:
     plain = short(**params).fit(two, DOUBLE)
     assert plain.agreement_ is not None and plain.agreement_["exact"]
@@ -139,8 +146,8 @@ def test_masked_equals_plain_in_every_variant(params: dict[str, Any], two: Feder
 @pytest.mark.parametrize(
     "params",
     [
-        # those that the others together hold, or that change nothing but how a client trains
-        cases.exhaustive(params) if params in (VARIANTS[0], VARIANTS[3]) else params
+        # the rest are parts of these, or change nothing but how a client trains or who is near
+        params if params in (VARIANTS[2], *VARIANTS[5:]) else cases.exhaustive(params)
         for params in VARIANTS
     ],
     ids=str,
