@@ -16,7 +16,7 @@ from securecluster.protocols import CFL, FedAvg, Local, Settings
 
 
 # ten seeds: benchmarks/seeds.py
-@pytest.mark.parametrize("seed", cases.seeds(3, of=10))
+@pytest.mark.parametrize("seed", cases.seeds(1, of=10))
 def test_label_swap_on_digits_is_recovered_exactly(seed: int) -> None:
     fitted = CFL().fit(Federation.simulate("digits", seed=seed))
     assert fitted.agreement_ is not None
@@ -25,13 +25,13 @@ def test_label_swap_on_digits_is_recovered_exactly(seed: int) -> None:
     assert np.mean(fitted.accuracy_) > before + 0.1
 
 
-@pytest.mark.parametrize("seed", cases.seeds(2, of=3))
+@pytest.mark.parametrize("seed", cases.seeds(1, of=3))
 def test_iid_clients_stay_together(seed: int) -> None:
     fitted = CFL().fit(Federation.simulate("digits", scenario=Iid(), seed=seed))
     assert len(set(fitted.labels_)) == 1
 
 
-@pytest.mark.parametrize("clusters", [2, 3, 5])
+@pytest.mark.parametrize("clusters", [2, cases.exhaustive(3), 5])
 def test_other_numbers_of_clusters_are_found_without_being_told(clusters: int) -> None:
     fitted = CFL().fit(Federation.simulate("digits", scenario=LabelSwap(clusters=clusters), seed=0))
     assert fitted.agreement_ is not None
