@@ -139,7 +139,7 @@ def test_a_signal_says_how_to_go_on(
     assert list(out.glob("checkpoint-*"))
 
 
-# tests/app/test_kill.py sends Ctrl-C to a process by default
+# tests/app/test_compare.py sends Ctrl-C to a process by default
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_process_says_how_to_go_on(number: signal.Signals, code: int, tmp_path: Path) -> None:
