@@ -70,6 +70,7 @@ def test_names_of_this_project_come_first_and_stay_its_own() -> None:
     assert registry.protocol_class("cfl").__module__.startswith("securecluster.")
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_declared_protocol_runs_resumes_and_compares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_declaration_that_leads_to_no_protocol_is_one_sentence(name: str, sent
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_broken_declaration_does_not_stop_other_protocols(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
