@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import SMALL_FEDERATION, exhaustive
+from cases import SMALL_FEDERATION
 from rich.console import Console
 
 from securecluster.app.cli import main
@@ -426,11 +426,10 @@ def check_same_comparison(out: Path, whole: Path) -> None:
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-@pytest.mark.parametrize(
-    ("how", "running"),
-    [exhaustive(signal.SIGKILL, "cfl"), (signal.SIGINT, "fedavg")],
-)
-def test_a_stopped_comparison_resumes_to_the_same_one(
+# tests/app/test_kill.py and tests/app/test_stops.py stop processes by default
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("how", "running"), [(signal.SIGKILL, "cfl"), (signal.SIGINT, "fedavg")])
+def test_a_stopped_process_resumes_to_the_same_comparison(
     how: signal.Signals, running: str, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "stopped"
@@ -456,21 +455,28 @@ def test_a_stopped_comparison_resumes_to_the_same_one(
     check_same_comparison(out, whole)
 
 
-def test_a_comparison_that_stops_in_its_first_run_resumes_to_the_same_one(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("running", ["cfl", "fedavg"])
+def test_a_stopped_comparison_resumes_to_the_same_one(
+    running: str,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out, checkpoint = tmp_path / "stopped", Run._checkpoint
 
     def checkpoint_and_stop(run: Run) -> None:
         checkpoint(run)
-        if run._clock.number == 2:
+        if list((out / running).glob("checkpoint-000002")):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Run, "_checkpoint", checkpoint_and_stop)
         assert main(["compare", *NAMES, *SMALL, "--quiet", "--out", str(out)]) == 130
-    assert [path.name for path in out.iterdir() if path.is_dir()] == ["cfl"]
-    assert not (out / "cfl" / "result.json").exists()
+    advice = f"securecluster: stopped; go on with: securecluster resume {out}\n"
+    assert capsys.readouterr().err == advice
+    assert not (out / running / "result.json").exists()
+    assert (out / "cfl" / "result.json").exists() == (running == "fedavg")
     check_same_comparison(out, whole)
 
 
