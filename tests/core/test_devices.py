@@ -281,30 +281,36 @@ class Message:
 FULL = Settings(transcript="full", dtype="float64", dropout=0.1)
 
 
+@pytest.fixture(scope="module")
+def few() -> Federation:
+    """Six clients with so few samples that an epoch is two batches: each operation costs much."""
+    return cases.two_clusters(clients=6, samples=12)
+
+
 @pytest.mark.parametrize(("protocol", "mask", "params"), RUNS)
 def test_a_run_elsewhere_equals_that_on_the_cpu_resumes_and_replays(
     protocol: Protocol,
     mask: str,
     params: dict[str, Any],
-    small: Federation,
+    few: Federation,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
     cases.stub_pair_network(monkeypatch)
-    made = cases.build(protocol, mask=mask, model="linear", rounds=3, **params)
-    cpu = made.fit(small, FULL).client_models_.values
+    made = cases.build(protocol, mask=mask, model="linear", rounds=3, epochs=1, **params)
+    cpu = made.fit(few, FULL).client_models_.values
     request.getfixturevalue("elsewhere")
 
     with pytest.raises(KeyboardInterrupt):
-        made.fit(small, FULL, folder=tmp_path / "stopped", report=cases.interrupt_after(2))
-    resumed = made.fit(small, FULL, folder=tmp_path / "stopped")
+        made.fit(few, FULL, folder=tmp_path / "stopped", report=cases.interrupt_after(2))
+    resumed = made.fit(few, FULL, folder=tmp_path / "stopped")
     state, models = resumed.server_state_, resumed.client_models_.values.cpu()
-    whole = made.fit(small, FULL, folder=tmp_path / "whole")
+    whole = made.fit(few, FULL, folder=tmp_path / "whole")
     assert whole.device_ == NAME
     assert torch.equal(whole.client_models_.values.cpu(), models)
     assert whole.server_state_ == state
-    assert made.replay(whole.transcript_, made.config(small, "float64")) == state
+    assert made.replay(whole.transcript_, made.config(few, "float64")) == state
     if params.get("noise"):  # the noise belongs to the very bits of a row
         assert models.isfinite().all()
     else:
