@@ -37,7 +37,7 @@ OPTIONS = [
     "mlp-32",
     "--rounds",
     "14",
-    # a resumed run has to lose the same replies again
+    # clients do not reply to some calls; a resumed run has to draw the same ones
     "--dropout",
     "0.05",
 ]
