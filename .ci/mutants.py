@@ -127,7 +127,8 @@ class Outcome:
     @property
     def broken(self) -> bool:
         """Return True if code did not run, rather than give a wrong result."""
-        if self.status not in (0, FAILED, None):
+        named = self.report.startswith("tests/")  # else no test failed, but pytest itself
+        if self.status not in (0, None) and not (self.status == FAILED and named):
             return True
         return any(error in self.report for error in BROKEN)
 

@@ -64,7 +64,8 @@ def test_a_mutant_that_does_not_fit_is_refused(old: str, new: str, problem: str)
         (0, "", "SURVIVED"),
         (1, "tests/a.py::test_b - AssertionError", "caught"),
         (1, "tests/a.py::test_b - NameError: name 'x' is not defined", "BROKEN"),
-        (2, "tests/a.py - ImportError", "BROKEN"),
+        (1, "Traceback (most recent call last):", "BROKEN"),
+        (2, "tests/a.py - TypeError", "BROKEN"),
         (None, "", "TIME LIMIT"),
     ],
 )

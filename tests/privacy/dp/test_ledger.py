@@ -275,3 +275,9 @@ def test_only_other_bits_are_another_release() -> None:
     assert Recall().new([first]) == [first]
     with pytest.raises(ValueError, match="digests"):
         told(4, (0, 1), "a")
+
+
+def test_a_run_with_one_release_that_no_digest_names_is_not_taken_for_another() -> None:
+    events = [told(4, (0,), "a"), gaussian(4, (0,))]
+    one, two = named(events, "ann"), named(events, "ann")
+    assert len(Ledger.union(one, two).events) == 4
