@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -40,6 +41,9 @@ def test_every_mutant_names_tests_that_exist_and_no_mutant_occurs_twice() -> Non
         assert mutant.tests
         missing = [test for test in mutant.tests if not (ROOT / test).is_file()]
         assert not missing, f"{mutant.mistake}: {missing}"
+        text = "".join((ROOT / test).read_text(encoding="utf-8") for test in mutant.tests)
+        for word in filter(None, mutant.select.split(" or ")):
+            assert re.search(rf"def test_\w*{word}", text), f"{mutant.mistake}: no test {word}"
 
 
 @pytest.mark.parametrize(
