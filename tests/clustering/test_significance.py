@@ -82,3 +82,12 @@ def test_draws_stop_at_the_first_that_reaches_the_observed_value() -> None:
     assert made[0] == 7
     assert p_value(statistic, np.inf, null, 0.01, np.random.default_rng(0)) == 0.01
     assert made[0] == 7 + 99
+
+
+def test_variances_add_up_to_that_of_clients_around_their_groups_means() -> None:
+    rows = np.random.default_rng(0).normal(size=(9, 6))
+    labels = [0, 0, 0, 1, 1, 1, 1, 2, 2]
+    null = Null.within(rows @ rows.T, labels)
+    groups = [rows[np.array(labels) == label] for label in range(3)]
+    squares = sum(float(((group - group.mean(0)) ** 2).sum()) for group in groups)
+    assert float(null.spread.sum()) + null.bulk == pytest.approx(squares / (9 - 3))

@@ -227,3 +227,8 @@ def test_opacus_top_level_packages_never_stand_in_for_ours(tmp_path: Path) -> No
     ).stdout.split()
     assert Path(ours).is_relative_to(ROOT)
     assert not any(Path(other).is_relative_to(ROOT) for other in others)
+
+
+def test_a_history_of_more_steps_at_a_lower_rate_is_not_left_out() -> None:
+    few, many, less = ((1.0, 0.2, 1),), ((1.0, 0.1, 50),), ((1.0, 0.1, 1),)
+    assert set(accounting._undominated([few, many, less])) == {few, many}

@@ -14,13 +14,15 @@ import torch
 from securecluster import Federation, Iid, Tasks
 from securecluster.errors import FrameError, ReplayError, UpdateError, UsageError
 from securecluster.messaging import wire
-from securecluster.messaging.messages import RELAY, Call, Rows, reply_header
+from securecluster.messaging.messages import RELAY, Call, Picks, Rows, reply_header
 from securecluster.messaging.parties import SERVER, WIRE, client, lps
 from securecluster.messaging.transcript import Transcript
 from securecluster.models.objectives import Language
 from securecluster.protocols import OneShot, Settings
+from securecluster.protocols.oneshot.client import OtherEigenvectors
 from securecluster.protocols.oneshot.hierarchical_averaging import GPS, CommonDeltas
-from securecluster.protocols.oneshot.server import OneShotState
+from securecluster.protocols.oneshot.server import OneShotState, agglomerate
+from securecluster.runtime.endpoint import CallContext
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess, Recorded
 
@@ -504,3 +506,28 @@ def test_text_is_refused() -> None:
     texts = {f"c{k}": (t := draw.integers(0, 9, (20, 7)), np.roll(t, -1, 1)) for k in range(4)}
     with pytest.raises(UsageError, match="text is not: choose another protocol"):
         OneShot(rounds=1, tasks=2).fit(Federation.from_arrays(texts, objective=Language(), seed=0))
+
+
+def test_tasks_are_merged_by_their_average_relevance() -> None:
+    places = np.array([0.0, 0.1, 0.22, 0.35, 0.6, 0.72])  # a chain, at whose end two are apart
+    relevance = torch.from_numpy(1 - np.abs(places[:, None] - places))
+    found = agglomerate(3, None)(relevance)
+    assert found.labels == [0, 0, 1, 1, 2, 2]
+    assert found.merges[-1, 2] == pytest.approx(np.abs(places[:4, None] - places[4:]).mean())
+
+
+def test_a_newcomer_joins_the_task_whose_members_are_most_relevant_on_average(
+    tasks: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newcomers: Any = OneShot().build_client(tasks, Settings()).client
+    relevances = torch.tensor([0.9, 0.1, 0.6, 0.6])
+    monkeypatch.setattr(newcomers, "_compared", lambda *_: [([0, 1, 2, 3], relevances)])
+    rows = ((0, 1, 2, 3),)
+    query = OtherEigenvectors(
+        Picks(torch.zeros(4, 1, 1), rows),
+        Picks(torch.arange(4), rows),
+        Picks(torch.tensor([0, 0, 1, 1]), rows),
+        1,
+    )
+    choice = newcomers.choose(CallContext((9,), (9,), 1, 1), query)
+    assert choice.cluster.values.tolist() == [1]
