@@ -12,7 +12,7 @@ from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.dp.ledger import Event
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.endpoint import GATHER, ReleasePolicy
-from securecluster.runtime.release_accounting import ReleaseAccounting
+from securecluster.runtime.release_accounting import FieldNoise, ReleaseAccounting
 from securecluster.training.config import LocalTraining
 
 NOISY = Pipeline([Clip(1.0), Noise(1.0, 3.0)])
@@ -35,7 +35,7 @@ def test_a_field_beside_a_noisy_one_is_exact_unless_it_has_noise_of_its_own() ->
     delta, size = ReleaseAccounting(NOISY).events(release, CALL, REPLY)
     assert (delta.fields, delta.mechanism, delta.noise_multiplier) == (("delta",), "gaussian", 3.0)
     assert (size.fields, size.mechanism, size.noise_multiplier) == (("size",), "exact", None)
-    costs = ReleaseAccounting(NOISY, {"size": math.inf})
+    costs = ReleaseAccounting(NOISY, {"size": FieldNoise(math.inf)})
     assert [event.mechanism for event in costs.events(release, CALL, REPLY)] == ["gaussian", "free"]
 
 
