@@ -288,7 +288,38 @@ def few() -> Federation:
 
 
 @pytest.mark.parametrize(("protocol", "mask", "params"), RUNS)
-def test_a_run_elsewhere_equals_that_on_the_cpu_resumes_and_replays(
+def test_a_run_elsewhere_equals_that_on_the_cpu_and_replays(
+    protocol: Protocol,
+    mask: str,
+    params: dict[str, Any],
+    few: Federation,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    cases.stub_pair_network(monkeypatch)
+    made = cases.build(protocol, mask=mask, model="linear", rounds=3, epochs=1, **params)
+    cpu = made.fit(few, FULL).client_models_.values
+    request.getfixturevalue("elsewhere")
+    whole = made.fit(few, FULL)
+    assert whole.device_ == NAME
+    models = whole.client_models_.values.cpu()
+    assert made.replay(whole.transcript_, made.config(few, "float64")) == whole.server_state_
+    if params.get("noise"):  # the noise belongs to the very bits of a row
+        assert models.isfinite().all()
+    else:
+        torch.testing.assert_close(models, cpu, rtol=0, atol=1e-11)
+
+
+# each protocol once, under a mask where it has one
+RESUMED = {protocol: (protocol, mask, params) for protocol, mask, params in reversed(RUNS)}
+OTHERS = [run for run in RUNS if run not in RESUMED.values()]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "mask", "params"),
+    [*RESUMED.values(), *(cases.exhaustive(*run) for run in OTHERS)],
+)
+def test_a_run_elsewhere_resumes(
     protocol: Protocol,
     mask: str,
     params: dict[str, Any],
@@ -299,22 +330,14 @@ def test_a_run_elsewhere_equals_that_on_the_cpu_resumes_and_replays(
 ) -> None:
     cases.stub_pair_network(monkeypatch)
     made = cases.build(protocol, mask=mask, model="linear", rounds=3, epochs=1, **params)
-    cpu = made.fit(few, FULL).client_models_.values
     request.getfixturevalue("elsewhere")
-
     with pytest.raises(KeyboardInterrupt):
-        made.fit(few, FULL, folder=tmp_path / "stopped", report=cases.interrupt_after(2))
-    resumed = made.fit(few, FULL, folder=tmp_path / "stopped")
+        made.fit(few, FULL, folder=tmp_path, report=cases.interrupt_after(2))
+    resumed = made.fit(few, FULL, folder=tmp_path)
     state, models = resumed.server_state_, resumed.client_models_.values.cpu()
-    whole = made.fit(few, FULL, folder=tmp_path / "whole")
-    assert whole.device_ == NAME
+    whole = made.fit(few, FULL)
     assert torch.equal(whole.client_models_.values.cpu(), models)
     assert whole.server_state_ == state
-    assert made.replay(whole.transcript_, made.config(few, "float64")) == state
-    if params.get("noise"):  # the noise belongs to the very bits of a row
-        assert models.isfinite().all()
-    else:
-        torch.testing.assert_close(models, cpu, rtol=0, atol=1e-11)
 
 
 def test_newcomers_are_placed_elsewhere(small: Federation, elsewhere: None) -> None:
