@@ -47,8 +47,12 @@ LEFT_OUT = (
 BROKEN = ("ImportError", "IndentationError", "ModuleNotFoundError", "NameError", "SyntaxError")
 # exit status of pytest if a test failed; others are errors of its use or of the collection
 FAILED = 1
-# lines of the traceback, if pytest reports no failed test
+# lines of the output, if pytest reports no failed test
 TAIL = 15
+# The test of the table reads the mutated text, and would catch every mutant.
+ALL_TESTS = ["tests", "--ignore=tests/test_mutants.py"]
+# time limit of all tests on the unchanged copy, in limits of one mutant's
+UNCHANGED = 10
 
 
 class DoesNotApplyError(Exception):
@@ -163,7 +167,7 @@ class Copy:
     """Copy of the repository that tests import instead of the checkout.
 
     Args:
-        folder: an empty folder.
+        folder: the copy's folder, which does not exist yet.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -281,47 +285,92 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _unchanged_runs(mutants: Sequence[Mutant], all_tests: bool) -> list[list[str]]:
+    """Return the arguments of few runs of pytest with all tests that the mutants name.
+
+    Tests of whole files are in one run, selected ones in another.
+
+    Args:
+        mutants: the mutants.
+        all_tests: True to run all tests.
+    """
+    if all_tests:
+        return [ALL_TESTS]
+    whole = {test for mutant in mutants if not mutant.select for test in mutant.tests}
+    others = {test for mutant in mutants for test in mutant.tests} - whole
+    words = {mutant.select for mutant in mutants if mutant.select}
+    runs = []
+    if whole:
+        runs.append(sorted(whole))
+    if others:
+        runs.append([*sorted(others), "-k", " or ".join(sorted(words))])
+    return runs
+
+
+class Trials:
+    """Test runs in several copies at a time.
+
+    Args:
+        folder: an empty folder for the copies.
+        jobs: number of copies.
+        all_tests: True to run all tests on each mutant.
+        limit: time limit of a run, in seconds.
+    """
+
+    def __init__(self, folder: Path, jobs: int, all_tests: bool, limit: float) -> None:
+        self._all_tests = all_tests
+        self._limit = limit
+        self._pool = ThreadPoolExecutor(jobs)
+        self._idle: Queue[Copy] = Queue()
+        for job in range(jobs):
+            self._idle.put(Copy(folder / str(job)))
+
+    def problems(self, mutants: Sequence[Mutant]) -> list[str]:
+        """Return what fails in copies without any mistake, one entry a run."""
+        runs = _unchanged_runs(mutants, self._all_tests)
+        return [problem for problem in self._pool.map(self._problem, runs) if problem]
+
+    def caught(self, mutants: Sequence[Mutant]) -> int:
+        """Print a line for each mutant, and return how many are caught."""
+        return sum(self._pool.map(self._is_caught, mutants))
+
+    def _problem(self, arguments: list[str]) -> str:
+        copy = self._idle.get()
+        try:
+            outcome = copy.test(arguments, UNCHANGED * self._limit)
+        finally:
+            self._idle.put(copy)
+        if outcome.status == 0:
+            return ""
+        return outcome.report
+
+    def _is_caught(self, mutant: Mutant) -> bool:
+        arguments = ALL_TESTS if self._all_tests else mutant.pytest_arguments
+        copy = self._idle.get()
+        try:
+            outcome = copy.test_with(mutant, arguments, self._limit)
+            verdict = _verdict(outcome)
+            line = _line(mutant, verdict, outcome.report, outcome.seconds)
+        except DoesNotApplyError as error:
+            verdict = "DOES NOT APPLY"
+            line = _line(mutant, verdict, str(error), 0)
+        finally:
+            self._idle.put(copy)
+        print(line, flush=True)
+        return verdict == "caught"
+
+
 def main() -> int:
     """Return 0 if every mutant is caught, else 1."""
     asked = _arguments()
     mutants = [mutant for mutant in load() if not asked.only or mutant.number in asked.only]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        idle: Queue[Copy] = Queue()
-        for job in range(asked.jobs):
-            idle.put(Copy(Path(folder, str(job))))
-
-        def arguments_of(mutant: Mutant) -> list[str]:
-            if asked.all_tests:
-                # this test reads the mutated text, and would catch every mutant
-                return ["tests", "--ignore=tests/test_mutants.py"]
-            return mutant.pytest_arguments
-
-        def unchanged(arguments: tuple[str, ...]) -> str:
-            copy = idle.get()
-            outcome = copy.test(arguments, asked.limit)
-            idle.put(copy)
-            return "" if outcome.status == 0 else f"{' '.join(arguments)}: {outcome.report}"
-
-        def tried(mutant: Mutant) -> bool:
-            copy = idle.get()
-            try:
-                outcome = copy.test_with(mutant, arguments_of(mutant), asked.limit)
-                verdict = _verdict(outcome)
-                print(_line(mutant, verdict, outcome.report, outcome.seconds), flush=True)
-            except DoesNotApplyError as error:
-                verdict = "DOES NOT APPLY"
-                print(_line(mutant, verdict, str(error), 0), flush=True)
-            finally:
-                idle.put(copy)
-            return verdict == "caught"
-
-        with ThreadPoolExecutor(asked.jobs) as pool:
-            distinct = dict.fromkeys(tuple(arguments_of(mutant)) for mutant in mutants)
-            problems = [problem for problem in pool.map(unchanged, distinct) if problem]
-            if problems:
-                print("tests fail without any mistake:", *problems, sep="\n")
-                return 1
-            caught = sum(pool.map(tried, mutants))
+        trials = Trials(Path(folder), asked.jobs, asked.all_tests, asked.limit)
+        problems = trials.problems(mutants)
+        if problems:
+            print("tests fail without any mistake:", *problems, sep="\n")
+            return 1
+        caught = trials.caught(mutants)
     print(f"{caught} of {len(mutants)} mutants caught")
     return int(caught < len(mutants))
 
