@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from securecluster.core.lazy_torch import torch
@@ -228,14 +229,27 @@ def message_types(client: type, method: str) -> tuple[type, type]:
         raise FrameError(
             f"{method!r} is not a method this client answers: both sides must run the same protocol"
         )
+    return _annotated_types(target)
+
+
+@cache
+def _annotated_types(method: Callable[..., Any]) -> tuple[type, type]:
+    """Return the (query class, reply class) that a client method is annotated with.
+
+    Args:
+        method: with `@answers`.
+
+    Raises:
+        UsageError: an annotation names no message class.
+    """
     try:
-        hints = get_type_hints(target)
+        hints = get_type_hints(method)
     except NameError as error:
         raise UsageError(
-            f"{target.__qualname__} is annotated with a class that is not there: {error}"
+            f"{method.__qualname__} is annotated with a class that is not there: {error}"
         ) from None
     for annotated in ("query", "return"):
-        _check_message(target, annotated, hints[annotated])
+        _check_message(method, annotated, hints[annotated])
     return hints["query"], hints["return"]
 
 
