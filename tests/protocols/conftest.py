@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 import cases
@@ -17,17 +16,6 @@ def stub_pair_network() -> Iterator[None]:
     """A pair network for NSIM that trains for three steps."""
     with pytest.MonkeyPatch.context() as patch:
         cases.stub_pair_network(patch)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def divergences_once() -> Iterator[None]:
-    """Rényi divergences that opacus computes anew for the same noise and share of samples."""
-    from opacus.accountants.analysis import rdp
-
-    once = functools.lru_cache(1 << 16)(rdp._compute_rdp)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rdp, "_compute_rdp", once)
         yield
 
 

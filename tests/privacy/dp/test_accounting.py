@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import mpmath
+import numpy as np
 import pytest
+from opacus.accountants import PRVAccountant
+from opacus.accountants.analysis import rdp
 
 from securecluster.errors import UsageError
 from securecluster.privacy.dp import accounting
@@ -126,6 +131,45 @@ def test_what_a_grid_cannot_hold_is_priced_by_renyi_divergences() -> None:
         assert (found.accountant, found.epsilon) == ("RDP", found.rdp)
     mu = 100 * math.sqrt(20)  # no sampling costs more
     assert found.epsilon <= gaussian_epsilon(mu, DELTA) * 1.01
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [(1.0, 0.1, 100)],
+        [(0.7, 0.25, 12), (4.0, 1.0, 1)],
+        [(0.5, 0.02, 7), (1.5, 0.3, 40), (2.0, 0.9, 3)],
+    ],
+)
+@pytest.mark.parametrize("delta", [1e-3, 1e-5])
+def test_the_prv_accountant_is_opacus_to_the_last_bit(
+    history: list[accounting.Step], delta: float
+) -> None:
+    found = epsilon(history, delta)
+    accountant = PRVAccountant()
+    accountant.history = [*merged(history)]
+    error = accounting._grid_error(merged(history), delta, found.rdp)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        theirs = float(accountant.get_epsilon(delta, eps_error=error))
+    assert found.accountant == "PRV"
+    assert found.epsilon == theirs
+
+
+def test_no_divergence_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[object] = []
+    genuine = rdp.compute_rdp
+
+    def compute(**step: Any) -> float:
+        computed.append(tuple(step.values()))
+        return float(genuine(**step))
+
+    monkeypatch.setattr(rdp, "compute_rdp", compute)
+    accounting._divergence.cache_clear()
+    accounting._epsilon.cache_clear()
+    assert epsilon([(1.1, 0.2, 9)], DELTA).accountant == "PRV"
+    assert epsilon([(1.1, 0.2, 10)], DELTA).accountant == "PRV"
+    assert len(computed) == len(set(computed)) == len(accounting.ORDERS)
 
 
 def test_large_and_tiny_noise_are_priced_without_a_grid() -> None:
