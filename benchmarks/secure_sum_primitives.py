@@ -1,0 +1,184 @@
+"""What the primitives of secure sums cost beside a copy of the row, in processor time.
+
+python -m securecluster.benchmarks.secure_sum_primitives [numbers, 1000000] [repetitions, 9]
+
+Every time is the median of processor seconds of this process, on one thread, and every ratio is to
+a copy of the int32 row with numpy in the same process. Shares and keys do not depend on the row.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from securecluster.benchmarks.table import machine
+from securecluster.privacy.secure_sum import pads, shamir
+from securecluster.privacy.secure_sum.double_mask import (
+    ClientMasks,
+    MaskedSum,
+    SumContext,
+    Unmasking,
+)
+from securecluster.privacy.secure_sum.fixed_point import FixedPoint
+from securecluster.privacy.secure_sum.graph import Graph, build_graph
+from securecluster.privacy.secure_sum.shares import ShareSeal
+
+MEMBERS = 100
+BOUND = 4.0
+RUN = b"benchmark"
+Work = Callable[[], object]
+
+
+def key(number: int) -> bytes:
+    """Return 32 bytes that stand for a secret."""
+    return bytes(14) + number.to_bytes(4, "big") + bytes(14)
+
+
+def seconds(work: Work, repetitions: int) -> float:
+    """Return the median processor time of one execution."""
+    work()
+    times = []
+    for _ in range(repetitions):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return statistics.median(times)
+
+
+def on_rows(numbers: int) -> dict[str, Work]:
+    """Return what is done to a row.
+
+    Args:
+        numbers: numbers of the row.
+    """
+    floats = torch.randn(numbers).clamp(-BOUND, BOUND)
+    point = FixedPoint(BOUND, MEMBERS)
+    wide = FixedPoint(BOUND, MEMBERS, 64)
+    row, row64 = point.encode(floats), wide.encode(floats)
+    source, target = row.numpy(), np.empty(numbers, np.int32)
+    total = torch.zeros_like(row)
+    streams = [(key(k), 1) for k in range(MEMBERS)]
+
+    def copy() -> None:
+        np.copyto(target, source)
+
+    return {
+        "numpy copy of the int32 row": copy,
+        "add a row to a sum": lambda: total.add_(row),
+        "encode float32 to int32": lambda: point.encode(floats),
+        "encode, saturated": lambda: point.encode(floats[None], saturate=True),
+        "encode float32 to int64": lambda: wide.encode(floats),
+        "decode int32 to float32": lambda: point.decode(row, MEMBERS),
+        "one pad, int32": lambda: pads.add_pad(row, streams[0][0], 1),
+        "one pad, int64": lambda: pads.add_pad(row64, streams[0][0], 1),
+        f"{MEMBERS} pads, int32": lambda: pads.add_pads(row, streams),
+    }
+
+
+def on_keys() -> dict[str, Work]:
+    """Return what is done once for each pair, call or secret, whatever the row."""
+    own, peer = pads.KeyPair(key(1)), pads.KeyPair(key(2))
+    pair = own.pair_key(0, 1, peer.public, RUN, "sums")
+    members = pads.members_hash(range(MEMBERS))
+    holders = range(1, MEMBERS + 1)
+    source = pads.byte_source(key(3))
+    shares = shamir.share(key(4), holders, 52, source)
+
+    def recover() -> None:
+        shamir.lagrange_weights.cache_clear()
+        shamir.recover(shares[:52])
+
+    return {
+        "key of a pair (X25519, HKDF)": lambda: own.pair_key(0, 1, peer.public, RUN, "sums"),
+        "key of a call (HKDF)": lambda: pads.call_key(pair, 1, 0, members),
+        "box of a share (AES-SIV)": lambda: ShareSeal(pair, RUN).close([1], members, 0, 1),
+        f"share a seed, n = {MEMBERS}": lambda: shamir.share(key(4), holders, 52, source),
+        f"recover a seed, n = {MEMBERS}": recover,
+        "recover with weights that are kept": lambda: shamir.recover(shares[:52]),
+    }
+
+
+def clients_of(context: SumContext, graph: Graph) -> list[ClientMasks]:
+    """Return the masks of every member of a sum, after an agreement on keys."""
+    pairs = [pads.KeyPair(key(k)) for k in range(MEMBERS)]
+    clients = []
+    for i, own in enumerate(pairs):
+        keys = {}
+        for j in graph.neighbours(i):
+            keys[j] = own.pair_key(i, j, pairs[j].public, RUN, "sums")
+        clients.append(ClientMasks(i, key(i), keys, context, graph))
+    return clients
+
+
+def on_sums(numbers: int) -> dict[str, Work]:
+    """Return a client's and the server's work on one sum, and a plain sum beside them.
+
+    Args:
+        numbers: numbers of a row.
+    """
+    graph = build_graph(range(MEMBERS), b"seed", minimum=3, colluding=0.0)
+    context = SumContext(RUN, "train", 0, 0, tuple(range(MEMBERS)), graph.threshold)
+    clients = clients_of(context, graph)
+    boxes = [client.boxes() for client in clients]
+    point = FixedPoint(BOUND, MEMBERS)
+    floats = torch.randn(numbers).clamp(-BOUND, BOUND)
+    commitments = {i: client.commitment() for i, client in enumerate(clients)}
+    unmasking = Unmasking(context, graph, range(MEMBERS), commitments)
+    for j, client in enumerate(clients[: graph.threshold]):
+        received = {i: boxes[i][j] for i in graph.neighbours(j)}
+        unmasking.add_shares(j, client.shares(range(MEMBERS), received))
+    seeds = unmasking.seeds()
+    masked = torch.zeros(numbers, dtype=torch.int32)
+
+    def client_sends() -> None:
+        fresh = ClientMasks(0, key(0), clients[0]._pair_keys, context, graph)
+        fresh.mask(point.encode(floats), "delta")
+        fresh.boxes()
+
+    def server_sums() -> None:
+        total = MaskedSum(context, graph, "delta", (numbers,), torch.int32)
+        for i in range(MEMBERS):
+            total.add(i, masked)
+        unmasking.seeds()
+        total.unmask(seeds, {})
+
+    def plain_sum() -> None:
+        total = torch.zeros(numbers)
+        for _ in range(MEMBERS):
+            total.add_(floats)
+
+    return {
+        f"client's row and boxes, m = {MEMBERS}": client_sends,
+        f"server's sum and unmasking, m = {MEMBERS}": server_sums,
+        f"plain sum of float32 rows, m = {MEMBERS}": plain_sum,
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Print the table.
+
+    Args:
+        arguments: numbers of a row, and repetitions.
+    """
+    numbers = int(arguments[0]) if arguments else 1_000_000
+    repetitions = int(arguments[1]) if len(arguments) > 1 else 9
+    torch.set_num_threads(1)
+    print(machine())
+    print(
+        f"{'work on a row of ' + format(numbers, ',') + ' numbers':48}{'CPU ms':>10}{'copies':>10}"
+    )
+    works = {**on_rows(numbers), **on_keys(), **on_sums(numbers)}
+    copy = 0.0
+    for name, work in works.items():
+        taken = seconds(work, repetitions)
+        copy = copy or taken  # the first work is the copy
+        print(f"{name:48}{1e3 * taken:10.3f}{taken / copy:10.2f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
