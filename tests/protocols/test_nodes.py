@@ -192,7 +192,8 @@ FEW = [
 def method(name: str, mask: str) -> Any:
     """A protocol by its name in `CASES`, `NOISY` or `KEPT`, with few rounds and a small network."""
     base, params = (CASES | NOISY | KEPT)[name]
-    small = {"rounds": 4, "model": "mlp-32", "mask": mask, "epochs": 1}
+    rounds = 4 if name == "local, momentum" else 3
+    small = {"rounds": rounds, "model": "mlp-32", "mask": mask, "epochs": 1}
     return cases.variant(base, **{**small, **params})
 
 

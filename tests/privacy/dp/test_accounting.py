@@ -180,7 +180,7 @@ def test_large_and_tiny_noise_are_priced_without_a_grid() -> None:
 
 
 def test_the_dearest_history_is_found_without_pricing_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    histories = [((1.0, 16 / n, 3 * math.ceil(n / 16)),) for n in range(40, 120)]
+    histories = [((1.0, 16 / n, 3 * math.ceil(n / 16)),) for n in range(40, 80)]
     priced: list[object] = []
     genuine = accounting._epsilon
     dear = max(
