@@ -102,7 +102,7 @@ MISTAKES = [
     ("    k: int | None = None\n", "    labels_: int | None = None\n", "as results of fit do"),
     ("    k: int | None = None\n", "    fit: int | None = None\n", "has the name of a method of"),
     ("    k: int | None = None\n", "    k: list[int] = []\n", "mutable default"),
-    ("@protocol\n", "", "declares mask and lacks @protocol"),
+    ("@protocol\n", "", "declares k and lacks @protocol"),
     ("    def cluster(self,", "    def clusters(self,", "lacks cluster: define cluster(self, sig"),
     ("signatures: torch.Tensor, seed: int)", "signatures: torch.Tensor)", "give it these arg"),
     ("def check(self, clients: int)", "def check(self)", "is called as check(self, clients)"),

@@ -103,12 +103,12 @@ class ClusteringProtocol(DPOptions, ProtocolHooks):
         Raises:
             UsageError: the class has annotated fields, and lacks `@protocol`.
         """
-        annotations = vars(cls).get("__annotations__", {})
         if "__dataclass_fields__" not in vars(cls):
-            fields = [name for name, kind in annotations.items() if "ClassVar" not in str(kind)]
-            if fields:
+            declared = vars(cls).get("__annotations__", {})
+            given = [name for name in values if name in declared]
+            if given:
                 raise UsageError(
-                    f"{cls.__name__} declares {fields[0]} and lacks @protocol: decorate the class"
+                    f"{cls.__name__} declares {given[0]} and lacks @protocol: decorate the class"
                 )
         return super().__new__(cls)
 

@@ -149,8 +149,8 @@ def separation_scores(alphas: Array) -> Array:
     rows = order[:, :, None]
     columns = order[:, None, :]
     ordered = alphas[matrix[:, :, None], rows, columns]
-    above_diagonal = ~np.tri(m, dtype=bool)
-    inner_min = np.where(above_diagonal, ordered, math.inf)
+    up_to_diagonal = np.tri(m, dtype=bool)
+    inner_min = np.where(up_to_diagonal, math.inf, ordered)
     np.minimum.accumulate(inner_min, axis=2, out=inner_min)
     from_below = inner_min[:, ::-1]
     np.minimum.accumulate(from_below, axis=1, out=from_below)
@@ -159,14 +159,23 @@ def separation_scores(alphas: Array) -> Array:
     ends = np.full((count, 1), -math.inf)
     bounded = np.hstack([ends, edges, ends])
     own = edges[:, :, None]
+    left_edges = bounded[:, None, :-1]
+    right_edges = bounded[:, None, 1:]
     on_the_left = np.tri(m - 1, m, dtype=bool)
-    weaker_left = on_the_left & (bounded[:, None, :-1] < own)
-    weaker_right = ~on_the_left & (bounded[:, None, 1:] <= own)
-    first = m - 1 - weaker_left[:, :, ::-1].argmax(2)
+    on_the_right = ~on_the_left
+    weaker_left = on_the_left & (left_edges < own)
+    weaker_right = on_the_right & (right_edges <= own)
+    # the nearest weaker edge on each side bounds the cluster
+    leftwards = weaker_left[:, :, ::-1]
+    first = m - 1 - leftwards.argmax(2)
     last = weaker_right.argmax(2)
+    left_bound = bounded[matrix, first]
+    right_bound = bounded[matrix, last + 1]
     # It is merged with the rest at the stronger of its two bounds.
-    cross_max = np.maximum(bounded[matrix, first], bounded[matrix, last + 1])
-    scores = (last - first) * (inner_min[matrix, first, last] - cross_max)
+    cross_max = np.maximum(left_bound, right_bound)
+    intra_min = inner_min[matrix, first, last]
+    others = last - first
+    scores = others * (intra_min - cross_max)
     # The cluster of all clients has no rest.
     scores[cross_max == -math.inf] = -math.inf
     best: Array = scores.max(1)
@@ -207,13 +216,17 @@ def _spanning_trees(alphas: Array) -> tuple[NDArray[np.intp], Array]:
     nearest_flat = nearest.ravel()
     reached_flat = reached.ravel()
     for step in range(m - 1):
-        place = start + order[:, step]
+        position = order[:, step]
+        place = start + position
         # Subtracted, so that a position is reached once.
         reached_flat[place] = math.inf
-        np.maximum(nearest, rows[place], out=nearest)
-        following = (nearest - reached).argmax(1)
+        similarities = rows[place]
+        np.maximum(nearest, similarities, out=nearest)
+        remaining = nearest - reached
+        following = remaining.argmax(1)
         order[:, step + 1] = following
-        edges[:, step] = nearest_flat[start + following]
+        edge = start + following
+        edges[:, step] = nearest_flat[edge]
     return order, edges
 
 
