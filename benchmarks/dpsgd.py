@@ -141,6 +141,7 @@ def opacus(batched: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
             sgd,
             noise_multiplier=plan.noise,
             max_grad_norm=plan.clip,
+            # DP-SGD divides sums by the expected number of examples of a batch, whatever is drawn
             expected_batch_size=min(plan.batch_size, size),
             loss_reduction="mean",
         )
@@ -161,6 +162,7 @@ def opacus(batched: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
             optimizer.zero_grad()
             outputs = module(batched._x[rows])
             losses = objective.losses(outputs, batched._y[rows])
+            # a sum, as the wrapper's `loss_reduction` says: no gradient is divided by a batch size
             losses.sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         trained = {}
@@ -237,6 +239,7 @@ def measure(model: str, clients: int, rounds: int) -> list[dict[str, Any]]:
         # plain training neither clips nor adds noise, so its updates are others
         if variant != "plain training":
             difference = updates[variant] - reference
+            # relative to the largest number of an update; opacus adds 1e-6 to norms, so about 1e-6
             error = f"{float(difference.abs().max() / largest):.1e}"
         row = {
             "model": model,

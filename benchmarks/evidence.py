@@ -41,10 +41,14 @@ from securecluster.errors import SecureClusterError
 
 Row = Mapping[str, str]
 Condition = tuple[str, bool, frozenset[str]]  # a column, whether its value must be one of some
+# relative to the working folder, as `RESULTS` is: run from the top of the repository
 PAGES = (Path("README.md"), Path("docs/evidence"))
+# status of a cell of the papers' own scale that `Sheet.expect` lists without measuring it
 NOT_RUN = "not run"
 BEGIN, END = "<!-- table", "<!-- end of table -->"
 BLOCK = re.compile(rf"{BEGIN}\n(?P<settings>.*?)-->\n(?P<lines>.*?){END}", re.DOTALL)
+# "mean fit_seconds/60:.1f as minutes": statistic, column, divisor, format and heading, of which
+# only the statistic is required
 COLUMN = re.compile(
     r"(?P<statistic>\w+)(?: (?!as )(?P<name>[^:/]+?))?"
     r"(?:/(?P<divisor>[\d.e+-]+))?(?::(?P<form>\.\d+[fg%]))?(?: as (?P<heading>.+))?"
@@ -56,6 +60,7 @@ NUMBERS: dict[str, Callable[[Sequence[float]], float]] = {
     "median": statistics.median,
     "sum": sum,
 }
+# of columns with "True" and "False", as the csv module writes bools
 TRUTHS: dict[str, Callable[[Sequence[bool]], float]] = {
     "count": sum,
     "share": lambda values: sum(values) / len(values),
@@ -157,6 +162,7 @@ def _plain(number: float, form: str) -> str:
     if form.endswith("g") and abs(number) >= 1000:
         return f"{number:,.0f}"
     text = f"{number:{form}}"
+    # a small negative number may round to -0.00, which is no result
     if float(text.rstrip("%")) == 0:
         return text.lstrip("-")
     return text.replace("-", "−")
@@ -260,6 +266,7 @@ class Table:
 
     def _fits(self, run: Row) -> bool:
         """Return whether a run was measured and fulfils all conditions of the table."""
+        # such a cell has no measurements: as a run it would count in `runs`, and fill no mean
         if run.get("status") == NOT_RUN:
             return False
         for name, included, values in self.where:
@@ -313,6 +320,7 @@ def _grouped(
         if absent:
             raise EvidenceError(f"{source} has no column {absent[0]!r}")
         key = tuple(run[name] for name in names)
+        # dicts keep the order of insertion, which is that of the file
         groups.setdefault(key, []).append(run)
     return groups
 
@@ -351,6 +359,7 @@ def filled(page: str, folder: Path) -> str:
     Raises:
         EvidenceError: a table cannot be made.
     """
+    # a block without an end would stay as it is, out of date and unnoticed
     if page.count(BEGIN) != len(BLOCK.findall(page)):
         raise EvidenceError(f"a table has no end: close it with {END}")
 

@@ -94,11 +94,13 @@ TEXTS = (
     "", "x", "server", "server/1", "lps/0", "lps/x", "lps/-1", "client/0", "client/1", "client/4",
     "gather", "sum", "pairs", "relay",
 )  # fmt: skip
+# in float32 the square of 3e38 overflows, 1e300 is infinite, and 1e-45 is the smallest subnormal
 SPECIAL = (float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 1e300, 0.0, -1.0, 1e-45)
 SHAPES: tuple[tuple[int, ...], ...] = (
     (), (0,), (1,), (3,), (0, 0), (2, 3), (1, 2, 3), (1 << 16,),
 )  # fmt: skip
 INTEGERS = (-1, 0, 1, 2, 3, 4, 7, 1 << 20, 1 << 33, 1 << 62, -(1 << 62))
+# classes of named errors with a column of their own in the table
 OUTCOMES = ("FrameError", "PolicyError", "UpdateError", "UsageError")
 
 
@@ -118,6 +120,8 @@ def walks(form: Any, users: int, draw: np.random.Generator) -> list[Any]:
     return synthetic
 
 
+# CFL splits where ‖mean Δ‖ < ε1, max ‖Δ_i‖ > ε2 and γ_max < √((1 − α_cross^max)/2) (Sattler et al.
+# 2019, eq. 39): bounds that updates keep in every round, so that short runs reach later code, too
 SPLITS: dict[str, Any] = {
     "criterion": "absolute",
     "eps1": 100.0,
@@ -283,6 +287,7 @@ def forget_peak() -> None:
     """
     path = Path("/proc/self/clear_refs")
     if path.exists():
+        # 5 resets the peak resident set, VmHWM in /proc/self/status (proc(5))
         path.write_text("5")
 
 
@@ -345,6 +350,7 @@ class Recorded:
         net = self.method.build_network(framed, self.config)
         change(net)
         run = Run(begin=lambda number: setattr(net, "round", number))
+        # parts of a run that are there already are not computed again, as in a resumed run
         run._parts.update(self.phases)
         state = self.method.run_server(net, run)
         if "phase-estimator" in run._parts:
@@ -440,6 +446,7 @@ class Forger:
         if what < 0.05:
             del tensors[name]
         elif what < 0.15:
+            # another message's valid tensor, which only a check of its place can refuse
             _, others = wire._read(self._draw.choice(self._frames))
             if others:
                 tensors[name] = self._draw.choice(list(others.values()))
@@ -529,6 +536,8 @@ class Forger:
 
     def _bomb(self) -> bytes:
         """Return a short frame that describes deeply nested or giant content."""
+        # deeper than Python's recursion limit; and 2^62 numbers, whose size must be checked before
+        # anything of that size is allocated
         deep = "[" * 10_000 + "]" * 10_000
         side = 1 << 31
         giant = {"dtype": "F32", "shape": [side, side], "data_offsets": [0, 4]}
@@ -591,6 +600,7 @@ def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:
         node = nodes[sent.client]
         if draw.random() < 0.1:
             state = unpack(sent.before, ClientState)
+            # the client as it was when the recorded request reached it, so that some are in order
             node.client.restore(state)
             node.keys.restore(state.secrets)
         data = forger.forge(sent.request)

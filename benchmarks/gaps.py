@@ -55,6 +55,7 @@ def _settings() -> list[dict[str, Any]]:
     mnist: dict[str, Any] = {"data": "mnist"}
     for name in SCENARIOS:
         settings.append({**mnist, "scenario": name, "clients": 20, "samples": 200})
+    # the paper's number of clients (Briggs et al. 2020)
     for name in ("iid", "label-swap"):
         settings.append({**mnist, "scenario": name, "clients": 100, "samples": 100})
     return settings
@@ -88,6 +89,7 @@ def updates(federation: Federation, rounds: int) -> torch.Tensor:
     # updates are sent one by one in the clustering round only
     position = next(k for k, entry in enumerate(entries) if entry.method == "train")
     _, answer = fitted.transcript_.content(position)
+    # as in Briggs et al. 2020: local weights after the round less the global ones, of every client
     rows: torch.Tensor = answer.reply.delta.values
     return rows
 
@@ -107,6 +109,8 @@ def judge(rows: torch.Tensor, truth: tuple[int, ...], metric: str, linkage: str)
     """
     tree = merges(distances(rows, metric).cpu().numpy(), linkage)
     cosines = alike(rows, "cosine").cpu().numpy()
+    # the largest gap of heights if it is large, else a test of cosines against clients without
+    # clusters (not in the paper, which fixes a threshold for each setting)
     threshold = default_threshold(tree, gap_of(metric, linkage), cosines, seed=0)
     labels = cut(tree, threshold)
     tree_heights = heights(tree)
@@ -194,6 +198,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=10)
+    # n = 10, as in Tables IV–VI of Briggs et al. 2020, which compare metrics and linkages
     parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args()
     table: list[dict[str, Any]] = []

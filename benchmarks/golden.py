@@ -49,6 +49,7 @@ from securecluster.protocols import (
     Settings,
 )
 
+# bounds that updates keep in every round (Sattler et al. 2019, eq. 39), so CFL splits soon
 SPLIT = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
 PROTOCOLS: dict[str, tuple[type, dict[str, Any]]] = {
     "cfl": (CFL, SPLIT),
@@ -203,6 +204,7 @@ def _leave_names_out_of_draws() -> None:
             module.config_hash = lambda config: "0" * 32  # type: ignore[attr-defined]
     key = Randomness.key
 
+    # the classes themselves are changed, since every run makes instances of its own
     def without_method(self: Randomness, *path: str | int) -> bytes:
         # the fourth item of a dropout's path is the method's name
         if path[2:3] == ("dropout",):
@@ -242,6 +244,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[li
         changed = [key for key in keys if earlier[key] != later[key]]
         if changed:
             lines.append(f"{name}: {', '.join(changed)}")
+        # lengths of frames contain those of fields' names, so they may change with a renaming
         if earlier[FRAMES] != later[FRAMES]:
             other_frames.append(name)
     return lines, other_frames

@@ -26,6 +26,7 @@ from securecluster.protocols import SRFCA
 CLIENTS = 20
 CASES: list[tuple[str, Scenario, int | None]] = [
     ("digits", LabelSwap(), None),
+    # one true cluster: a false split counts as an error, too
     ("digits", Iid(), None),
     ("mnist", LabelSwap(), 200),
     ("mnist", Rotation(), 200),
@@ -52,6 +53,7 @@ def measure(
     federation = Federation.simulate(
         data, scenario=scenario, clients=CLIENTS, samples=samples, seed=seed
     )
+    # λ is left out, so it follows from the one-shot models (not in the paper, where λ is given)
     fitted = SRFCA(distance=distance, rounds=5, refine=1).fit(federation)
     # the round of ONE_SHOT, whose line has the graph
     line = next(line for line in fitted.history_ if "lambda" in line)
@@ -69,8 +71,11 @@ def measure(
         "seed": seed,
         "graph": agreement(labels, federation.truth)["exact"],
         "refined": fitted.agreement_["exact"],
+        # in clusters of fewer than t clients, which ONE_SHOT drops (Vardhan et al. 2024)
         "waiting": CLIENTS - clustered_clients,
         "lambda": f"{cut:.4g}",
+        # components of the graph dist ≤ λ are those of the spanning tree's edges up to λ; here λ is
+        # derived from the clusters, and serves MERGE
         "joined": f"{max(joined, default=0):.4g}",
         "apart": f"{min(separated, default=0):.4g}",
     }

@@ -66,6 +66,7 @@ class FloatNoise:
             grid: unused, since the noise lies on no grid.
             sigma: each row's standard deviation, (k,).
         """
+        # x + σn in floating point, whose lowest bits reveal x (Mironov 2012)
         drawn = torch.randn(rows.shape, generator=self._draw, dtype=rows.dtype)
         deviations = rows.new_tensor(list(sigma))
         rows += drawn.mul_(deviations[:, None])
@@ -84,6 +85,7 @@ def fastest(tasks: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, fl
             start = time.perf_counter()
             task()
             elapsed = time.perf_counter() - start
+            # other load of the machine only adds to a time
             shortest[name] = min(shortest[name], elapsed)
     return shortest
 
@@ -99,6 +101,7 @@ def noise(rounds: int) -> Iterator[dict[str, Any]]:
         if d >= 10**6:
             count = 2
         rows = torch.randn(count, d)
+        # noise multiplier z = 1 and sensitivity Δ = 1: σ = z (Δ + g√d) for the grid's spacing g
         grid = [spacing(1.0, 1.0, d)] * count
         sigma = [deviation(1.0, 1.0, d)] * count
         seeds = [bytes([k] * 32) for k in range(count)]
@@ -223,6 +226,7 @@ def largest_excess(gradients: dict[str, Outer], batch: int) -> float:
         without = clipped_sum(gradients, weight).double()
         # float64 here, so that the comparison rounds nothing
         distance = (all_examples - without).norm()
+        # in exact arithmetic the distance is the norm of one clipped gradient, at most 1
         excess = max(excess, float(distance) - 1)
     return excess
 
@@ -251,6 +255,7 @@ def rows_of(what: str, case: str, values: dict[str, float], unit: str) -> Iterat
         unit: of the values.
     """
     for name, value in values.items():
+        # the measurement `gap` has no floating-point noise to compare with
         ratio = float("nan")
         if "float" in values:
             ratio = value / values["float"]

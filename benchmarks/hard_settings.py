@@ -132,6 +132,7 @@ SETTINGS: dict[str, Hard] = {
         ("cfl",),
         AUTHORS_TRAINING,
     ),
+    # 60 samples are one batch of at most 128: a local epoch is a single step
     "mnist-swap-4x5-one-step": Hard(
         _even("mnist", LabelSwap(4), (5,) * 4, 60),
         ("cfl",),

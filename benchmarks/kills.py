@@ -37,6 +37,7 @@ OPTIONS = [
     "mlp-32",
     "--rounds",
     "14",
+    # clients do not reply to some calls; a resumed run has to draw the same ones
     "--dropout",
     "0.05",
 ]
@@ -52,6 +53,7 @@ def result(folder: Path) -> dict[str, Any]:
         folder: of a finished run.
     """
     values: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    # the wall time of the run, the only value that may differ
     del values["seconds"]
     return values
 

@@ -44,7 +44,9 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
     "none": {"mask": "none"},
     "permutation": {"mask": "permutation"},
     "signed-permutation": {"mask": "signed-permutation"},
+    # mixes coordinates: a column is no longer one weight's, and the correlation falls to 0.6 to 0.7
     "rotation": {"mask": "rotation"},
+    # noise of clients with multipliers 0.1 and 1, which one round prices at ε = 91.8 and 4.38
     "permutation, clip 1, noise 0.1": {"mask": "permutation", "clip": 1.0, "noise": 0.1},
     "permutation, clip 1, noise 1": {"mask": "permutation", "clip": 1.0, "noise": 1.0},
 }
@@ -98,6 +100,7 @@ def guess_shares(updates: Array, groups: int = GROUPS, seed: int = 0) -> Array:
     """
     from sklearn.cluster import KMeans
 
+    # over clients: what all have in common says nothing of their labels
     centred = updates - updates.mean(0)
     norms = np.linalg.norm(centred, axis=0)
     selected = norms >= np.quantile(norms, 1 - KEPT)
@@ -147,6 +150,7 @@ def attack(federation: Federation, seed: int = 0, **params: Any) -> dict[str, fl
     Returns:
         The correlation of the guess with the truth, its level by chance, and ε of the run.
     """
+    # in the first round all clients start from the same weights, so updates compare directly
     protocol = FedAvg(**{"rounds": 1, "model": "mlp", **params})
     fitted = protocol.fit(federation, Settings(transcript="full", threads=1))
     shares = label_shares(federation)

@@ -32,6 +32,7 @@ ROUND = 180  # steps of a client's round in Briggs et al. 2020
 SHORT = 10  # steps that are timed
 BATCH = 10
 COHORT = 8
+# a small model is among them, since the dense Haar map has d² numbers
 MODELS = {"linear": (1, 14, 14), "mlp-200": (1, 28, 28), "cnn-briggs": (1, 28, 28)}
 STEPS = ("make", "mask", "undo")
 

@@ -23,6 +23,8 @@ from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, OneShot
 RUNS = 20
 LATER = 20
 PROTOCOLS: dict[str, Any] = {p.name: p for p in (CFL, FLHC, IFCA, SRFCA, OneShot)}
+# four clusters of swapped labels as in Sattler et al. 2019, and four turns by multiples of 90° as
+# in Vardhan et al. 2024
 SCENARIOS: dict[str, Any] = {
     "label-swap": LabelSwap(clusters=4),
     "rotation": Rotation(clusters=4),
@@ -31,6 +33,7 @@ SCENARIOS: dict[str, Any] = {
 MASKS = ("none", "permutation", "rotation")
 SAMPLES: dict[str, dict[str, int | None]] = {
     "digits": {"cpu": None, "full": None},
+    # all 60,000 training images among 40 clients are 1500 each
     "mnist": {"cpu": 100, "full": 1500},
 }
 
@@ -78,6 +81,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         seed=cell["seed"],
     )
     federation = all_clients.select(range(RUNS))
+    # of the same draw, so that both halves share clusters and no samples
     newcomers = all_clients.select(range(RUNS, RUNS + LATER))
     protocol = PROTOCOLS[cell["protocol"]](mask=cell["mask"])
     fitted = protocol.fit(federation)

@@ -28,6 +28,7 @@ from securecluster.benchmarks.private_runs import DELTA, PROTOCOLS
 from securecluster.benchmarks.table import RESULTS
 from securecluster.data.scenarios import Tasks
 
+# multipliers z, the same for every mechanism of a run
 NOISES = (0.0, 1.0, 2.0)
 OWN: dict[str, dict[str, Any]] = {
     "cfl": {},
@@ -35,6 +36,7 @@ OWN: dict[str, dict[str, Any]] = {
     "flhc": {},
     "flhc average": {"clusterer": "average"},
     "srfca": {"local_rounds": 10, "rounds": 10, "distance": "loss"},
+    # ten starts by default: the rounds of each are releases, so ε is the highest of the table
     "ifca": {},
     "ifca, three starts": {"starts": 3},
     "local-kmeans": {"local_rounds": 10},
@@ -60,6 +62,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     # one-shot clustering cannot see swapped labels
     if name == "oneshot":
         clients = 10
+        # 10 % of each client's labels are of another task (Ali & Arafa 2024)
         scenario = Tasks(minority=0.1)
     federation = Federation.simulate(
         "fashion_mnist",
@@ -72,6 +75,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     if z:
         params |= {"clip": 1.0, "noise": z, "dp_unit": "example"}
         if name == "oneshot":
+            # relevance follows from the noisy Gram matrix, so this one release covers it
             params["gram_noise"] = z
     # the first word of a case is the protocol's name
     protocol_name = name.split()[0].rstrip(",")

@@ -58,8 +58,10 @@ WAYS = (
     ("example", 0.5),
     ("example", 1.0),
 )
+# L2 norms; SR-FCA and Local-KMeans release models of many rounds, which lie farther from θ_0
 CLIP = {"srfca": 10.0, "local-kmeans": 3.0, "nsim": 0.3}
 OWN: dict[str, dict[str, Any]] = {
+    # the number of tasks T is given, as in Ali & Arafa 2024
     "oneshot": {"tasks": 2},
     "nsim": {"rounds": 10, "local_rounds": 5, "synthetic": 40, "grid": 1},
     "srfca": {"local_rounds": 10, "rounds": 10},
@@ -99,6 +101,7 @@ def federation(protocol: str, seed: int) -> Federation:
         seed: of the federation's draws.
     """
     if protocol == "oneshot":
+        # two tasks of five users each, 10 % of labels from the other one (Ali & Arafa 2024)
         return Federation.simulate("digits", scenario=Tasks(minority=0.1), clients=10, seed=seed)
     if protocol == "nsim":
         return Federation.simulate("mobility", clients=20, seed=seed)
@@ -126,6 +129,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         "accountant": price.accountant,
         "ari": fitted.agreement_["ari"],
         "metric": fitted.metric_,
+        # accuracy in [0, 1]; NSIM's is a position error in metres, where less is better
         "score": float(np.nanmean(fitted.scores_)),
         "clusters": len(set(fitted.labels_)),
         "up": fitted.bytes_["up"],
@@ -240,6 +244,7 @@ def _epsilon(rows: Sequence[Row], unit: str, z: float) -> str:
     values: list[float] = []
     for row in rows:
         if row["unit"] == unit and float(row["noise"]) == z:
+            # a protocol that releases something without noise has ε = ∞
             values += filter(math.isfinite, numbers(row.get("epsilon", "")))
     if not values:
         return "?\nto ?"

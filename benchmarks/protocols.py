@@ -34,6 +34,7 @@ from securecluster.protocols import (
 
 # each with the number of clusters that protocols with a `k` are given
 SCENARIOS: dict[str, tuple[Any, int]] = {
+    # 20 clients in four clusters (Sattler et al. 2019)
     "label-swap": (LabelSwap(clusters=4), 4),
     "rotation": (Rotation(clusters=4), 4),
     "pathological": (Pathological(clusters=5), 5),
@@ -44,6 +45,7 @@ PROTOCOLS: dict[str, Any] = {
     p.name: p
     for p in (CFL, FLHC, OneShot, SRFCA, IFCA, LocalKMeans, RandomClusters, FedAvg, FineTune, Local)
 }
+# training samples of each of 20 clients; None are all of MNIST's, 3000 each
 SAMPLES = {"cpu": 200, "full": None}
 
 
@@ -87,11 +89,13 @@ def measure(cell: Cell) -> dict[str, Any]:
         seed=cell["seed"],
     )
     protocol = PROTOCOLS[cell["protocol"]]()
+    # k is an oracle here: CFL, FL+HC and SR-FCA find the number of clusters themselves
     if "k" in protocol.get_params():
         protocol.set_params(k=k)
     fitted = protocol.fit(federation)
     assert fitted.agreement_ is not None
     clusters = len(set(fitted.labels_))
+    # of runs that ended in several clusters only: else the two accuracies are of one model
     before = None
     if clusters > 1:
         before = _accuracy_before(fitted.history_)

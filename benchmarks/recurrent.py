@@ -98,8 +98,11 @@ class Case:
 
 
 CASES = {
+    # 10 past positions of two coordinates, and the next one (Pacheco et al. 2021)
     "lstm-trajectory": Case(lstm_trajectory, (10, 2), 2, Trajectory(), 100, (100, 400)),
+    # 20 words of AG-News, of a vocabulary of 2000
     "lstm-words": Case(lstm_words, (20,), 2000, Language(), 50, (20, 100)),
+    # 80 characters of Shakespeare
     "lstm-chars": Case(lstm_chars, (80,), 74, Language(), 30, (20, 100)),
 }
 
@@ -204,6 +207,7 @@ def variants(
     threads = torch.get_num_threads()
     single.model = FlatModel(
         plain_module(single.model.module, seeded=True),
+        # clients are not batched: each thread trains one client at a time
         together=False,
         objective=case.objective,
     )
@@ -278,6 +282,7 @@ def timed(
     # the first round only warms up
     for number in range(rounds + 1):
         for variant, (threads, run_once) in tasks.items():
+            # variants take turns, so that other load of the machine affects all of them
             with cpu_threads(threads):
                 start = time.perf_counter()
                 run_once()

@@ -50,6 +50,7 @@ from securecluster.errors import SecureClusterError
 from securecluster.protocols import Settings
 
 BASELINES = ("fedavg", "finetune", "local")
+# of these IFCA and Local-KMeans are given k; the others find the number of clusters
 CLUSTERED = ("cfl", "flhc", "srfca", "oneshot", "ifca", "local-kmeans")
 # protocols whose server knows the format of trajectories and of no other data
 TRAJECTORIES = ("nsim",)
@@ -97,6 +98,7 @@ class Setting:
         return self.k
 
 
+# names: data, what differs, and clusters x clients or the clients of each cluster
 SETTINGS: dict[str, Setting] = {
     "mnist-permutation-12x3": Setting(
         about="twelve small clusters",
@@ -170,6 +172,7 @@ SETTINGS: dict[str, Setting] = {
         sizes=(100,),
         samples=(40,),
         dealt=80,
+        # IID clients are one true cluster, and k = 1 would make IFCA and Local-KMeans FedAvg
         k=3,
     ),
     "femnist-writers-permutation-12-8": Setting(
@@ -181,6 +184,7 @@ SETTINGS: dict[str, Setting] = {
         samples=(120,),
         dealt=120,
     ),
+    # metric: position error in metres, where less is better
     "mobility-topics-2x5": Setting(
         about="trajectories, of which the groups by home and work area are only a reference",
         half="first",
@@ -190,6 +194,7 @@ SETTINGS: dict[str, Setting] = {
         samples=(60,),
         dealt=160,
     ),
+    # second half: run once, when the defaults no longer changed
     "fashion-permutation-9x4": Setting(
         about="nine clusters",
         half="second",
@@ -244,6 +249,8 @@ SETTINGS: dict[str, Setting] = {
         samples=(80,),
         dealt=80,
     ),
+    # in the first look SR-FCA's unweighted means counted clients with 30 samples as much as those
+    # with 90; since then means are weighted by default
     "mobility-topics-7-3": Setting(
         about="trajectories, groups (a reference) of unequal size, 30 or 90 samples a client",
         half="second",
@@ -263,6 +270,8 @@ SETTINGS: dict[str, Setting] = {
         dealt=400,
         foreign=0.4,
     ),
+    # in the first look three clients with 20 samples became tasks of their own in one-shot
+    # clustering; since then no cut leaves one task and lone clients
     "fashion-iid-9": Setting(
         about="clients of one distribution, 20 to 600 samples a client",
         half="second",
@@ -308,6 +317,7 @@ def clients_of(setting: Setting, seed: int) -> Federation:
     dealt = Federation.simulate(
         setting.data,
         scenario=setting.scenario,
+        # clusters are dealt equally large, and surplus clients of the smaller ones are left out
         clients=clusters * max(setting.sizes),
         samples=setting.dealt,
         seed=seed,
@@ -384,6 +394,7 @@ def _exchanged(
     leaving = np.linspace(0, n - 1, round(share * n))
     leaving = leaving.round().astype(int)
     for shift in range(1, clusters):
+        # rows of this shift alone, so that each other cluster gives the same share of them
         rows = leaving[shift - 1 :: clusters - 1]
         # clients are ordered by cluster, so a roll by whole clusters never stays within one
         offset = shift * size
@@ -394,6 +405,7 @@ def _exchanged(
 
 def _shortened(shard: Shard, samples: int) -> Shard:
     """Return the shard with its first training samples only."""
+    # held-out samples stay, so that clients with few samples are tested on enough
     return replace(shard, x=shard.x[:samples], y=shard.y[:samples])
 
 
@@ -464,6 +476,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     params: dict[str, Any] = {}
     if cell["k"] is not None:
         params["k"] = cell["k"]
+    # all other hyper-parameters, the network too, are the protocol's defaults: they are under test
     protocol = protocol_class(cell["protocol"])(**params)
     try:
         fitted = protocol.fit(clients, Settings(transcript="none"))
@@ -517,6 +530,7 @@ def _gain(metric: str, score: float, reference: float) -> float:
     """Return how much better a score is than FedAvg's."""
     if metric == "accuracy":
         return score - reference
+    # relative, since perplexities and metres have scales of their own; positive is better
     return 1 - score / reference
 
 
@@ -552,8 +566,10 @@ def _below_fedavg(gain: Mapping[tuple[str, str], float]) -> list[str]:
     Args:
         gain: by setting and protocol, as `gains` returns it.
     """
+    # FedAvg's gain over itself is 0
     measured = {key: value for key, value in gain.items() if key[1] != "fedavg"}
     below = {key: value for key, value in measured.items() if value < -MARGIN}
+    # the claim of docs/evidence/robust.md is that no cell does
     lines = [f"{len(below)} of {len(measured)} cells end more than {MARGIN} below FedAvg"]
     cells_of = Counter(protocol for _, protocol in measured)
     for protocol, count in cells_of.items():

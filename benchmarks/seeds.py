@@ -69,6 +69,7 @@ def row(seed: int) -> dict[str, Any]:
     if split_lines:
         before = round(split_lines[0]["accuracy"], 4)
     one_distribution = Federation.simulate("digits", scenario=Iid(), seed=seed)
+    # a control without clusters: CFL must not split it
     iid = CFL().fit(one_distribution)
     bytes_up = cfl.bytes_["up"]
     bytes_down = cfl.bytes_["down"]
@@ -111,6 +112,7 @@ def main(seeds: int = 10) -> None:
     equal = 0
     for line in rows:
         counted = line["bytes_up"] + line["bytes_down"]
+        # a simulation counts the bytes of frames that it does not encode
         equal += counted == line["bytes_encoded"]
     exact = sum(line["exact"] for line in rows)
     print(f"exact {exact} of {seeds}; frames as long as counted in {equal}")

@@ -95,6 +95,7 @@ def plain(batched: LocalTrainer, module: nn.Module) -> torch.Tensor:
     clients = len(batched.ids)
     out = torch.empty(clients, batched.model.dimension, dtype=batched.dtype)
     for client in range(clients):
+        # a clone, since parameters become views of the vector and training would change it
         nn.utils.vector_to_parameters(batched.start.clone(), module.parameters())
         optimizer = torch.optim.SGD(module.parameters(), lr=PLAN.lr)
         for batch in batched._batches(client, PLAN, 1):
@@ -140,6 +141,7 @@ def errors_in_float64(model: str, clients: int = 4) -> dict[str, float]:
         By variant, relative to the largest number in the plain loop's updates.
     """
     updates = {}
+    # in float32 the order of sums alone changes the last bits, which training amplifies
     for name, (_, run_once) in variants(model, clients, torch.float64).items():
         updates[name] = run_once()
     reference = updates["plain loop, 1 thread"]
@@ -186,6 +188,7 @@ def measure(model: str, clients: int, rounds: int) -> list[dict[str, Any]]:
         # without the first round, which only warms up
         medians[name] = float(np.median(times[1:]))
     plain_medians = [median for name, median in medians.items() if name.startswith("plain")]
+    # the ratio is to the plain loop at its better number of threads
     best_plain = min(plain_medians)
     rows = []
     for name, times in seconds.items():

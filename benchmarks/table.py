@@ -44,6 +44,7 @@ def write(name: str, rows: Iterable[Mapping[str, Any]]) -> Path:
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.csv"
     with path.open("w", newline="") as stream:
+        # times of two machines do not compare; `benchmarks.evidence` skips this line
         stream.write(f"# {machine()}\n")
         writer = csv.DictWriter(stream, list(table[0]), lineterminator="\n")
         writer.writeheader()

@@ -32,10 +32,12 @@ SAMPLES = {
     "cifar10": (100, 300, 1000),
 }
 SCENARIOS = ("iid", "tasks", "rotation")
+# 10 users as in Figs. 2 and 3 of Ali & Arafa 2024, and twice as many
 CLIENTS = (10, 20)
 FEATURES = ("identity", "conv")
 FIRST = 10  # no default was chosen on seeds from here on
 ROWS = 30_000  # samples in memory
+# p, as in Ali & Arafa 2024: five were enough in their Fig. 4
 VECTORS = 5
 
 

@@ -55,6 +55,7 @@ from securecluster.runtime.transport import InProcess, Recorded
 Array = NDArray[np.float64]
 Sample = tuple[NDArray[np.float32], int]
 DELTA = 1e-5
+# of every run; noise is keyed by each client's secret, so clients are independent samples
 SEED = 11
 FEATURES = 6
 CLASSES = 4
@@ -84,6 +85,7 @@ class Finding:
         present = self.audit.present
         absent = self.audit.absent
         variances = present.var(ddof=1) + absent.var(ddof=1)
+        # pooled over both worlds, which have the same noise
         deviation = math.sqrt(variances / 2)
         distance = float(present.mean() - absent.mean())
         return distance / deviation
@@ -100,6 +102,7 @@ class Finding:
     @property
     def least(self) -> float:
         """Return a lower bound of ε: by rates, and by moments where the release is Gaussian."""
+        # ε ≥ log((hits − δ) / false alarms), without assumptions on the release (Nasr et al. 2021)
         by_rates = self.audit.epsilon(DELTA)
         if not self.gaussian:
             return by_rates
@@ -113,6 +116,7 @@ class Finding:
 
     def row(self) -> dict[str, Any]:
         """Return the finding as a line of the table."""
+        # an estimate, no bound: ε(δ) of one Gaussian release is exact in μ (Balle & Wang 2018)
         epsilon_of_mu: float | str = ""
         if self.gaussian:
             epsilon_of_mu = round(gaussian_epsilon(max(self.mu, 0.0), DELTA), 3)
@@ -169,6 +173,7 @@ def weights(other: bool = False) -> Array:
     zeros = np.zeros(FEATURES, np.float32)
     data = federation(2, 4, lambda i: (zeros, 0))
     flat = FedAvg(model="linear", rounds=1).flat_model(data)
+    # initial weights follow from the seed alone, so canaries can be made before the run
     vector = flat.initial()
     if other:
         vector = flat.redrawn(Randomness(SEED), "start", 0, 1)
@@ -188,6 +193,7 @@ def telling_feature() -> tuple[NDArray[np.float32], int, int]:
     """
     matrix = weights()
     ordered = np.sort(matrix, axis=0)
+    # the larger the margin, the nearer the loss of the surest label is to 0
     margins = ordered[-1] - ordered[-2]
     feature = int(np.argmax(margins))
     sample = np.zeros(FEATURES, np.float32)
@@ -285,6 +291,7 @@ def dp_sgd(count: int, confidence: float, batch: int, z: float) -> Finding:
         batch: expected samples a mini-batch, of 24.
         z: the noise multiplier.
     """
+    # worlds differ in one sample; without the canary its gradient is about zero, as if removed
     clients = loss_canaries(count, 24, every_sample=False)
     params = {**LINEAR, "lr": 1e-3, "clip": 0.5, "dp_unit": "example"}
     noiseless = FedAvg(**params, batch_size=24).fit(clients, FULL)
@@ -315,6 +322,8 @@ def local_updates(count: int, confidence: float, z: float = 1.0) -> Finding:
         z: the noise multiplier.
     """
     clients = update_canaries(count, held)
+    # a canary's feature of 1e4 makes an update longer than the clip norm, and without it an update
+    # is that of a bias, of about 1e-6
     params = {**LINEAR, "lr": 1e-6, "clip": 1e-3}
     noiseless = FedAvg(**params).fit(clients, FULL)
     plain = first(replies(noiseless.transcript_, "contribute", "delta"))
@@ -376,12 +385,14 @@ def central_sums(
     one_round = {**params, "rounds": 1}
     unaudited = RandomClusters(**one_round).fit(update_canaries(count, held))
     labels = unaudited.labels_.tolist()
+    # one client of every other cluster, so that two worlds differ in one client
     holders = {labels.index(c) for c in range(0, count // 2, 2)}
     clients = update_canaries(count, lambda i: i in holders)
     noiseless = RandomClusters(**params).fit(clients, FULL)
     plain = averages(noiseless, labels)
     fitted = kind(**params, noise=z).fit(clients, FULL)
-    # cluster 0 has a canary among its members and cluster 1 has none
+    # cluster 0 has a canary among its members and cluster 1 has none; a mean divides noise and
+    # canary alike, so its μ is that of the sum
     statistic = along(averages(fitted, labels), plain[0], plain[1])
     ledger = fitted.ledger_
     # the averages are those after the first round, so later noise is not part of the claim
@@ -445,6 +456,7 @@ def eigenvectors(count: int, confidence: float, z: float = 1.0) -> Finding:
     }
     protocol = OneShot(**params, dp_unit="example")
     net, transcript = connected(protocol, clients)
+    # this phase alone: the noise of training is not part of the audit
     net.gather(OneShotClient.eigen, Empty(), to=net.clients)
     vectors = first(replies(transcript, "eigen", "vectors"))
     # the share of the canary's direction in the leading eigenvector, whose sign is arbitrary
@@ -512,6 +524,7 @@ def choices(count: int, confidence: float, z: float = 2.0, rounds: int = 20) -> 
         warnings.simplefilter("ignore", SecureClusterWarning)
         fitted = protocol.fit(clients, FULL)
     chosen = replies(fitted.transcript_, "choose", "model")
+    # each choice is 0 or 1: their sum counts how often the second model was chosen
     statistic = {i: float(np.sum(rows)) for i, rows in chosen.items()}
     return Finding(
         f"IFCA's choices, {rounds} of them",
@@ -547,8 +560,10 @@ def srfca_losses(
     }
     net, transcript = connected(kind(**params), clients)
     models = net.gather(SRFCAClient.send_model, Empty(), to=net.clients)
+    # rows of k mean losses, whose sensitivity is B√k/n for an example and B√k for a client
     cross_losses(net, models.ids, models.rows.delta.values, models.step)
     rows = first(replies(transcript, "losses", "loss"))
+    # the canary moves all losses of a row by the same amount, so the mean is along that direction
     statistic = {i: float(row.mean()) for i, row in rows.items()}
     return Finding(
         "SR-FCA's losses",
@@ -608,6 +623,7 @@ def fallback_losses(
     net, transcript = connected(kind(**params), clients)
     half = count // 2
     labels = [int(i >= half) for i in range(count)]
+    # a split by hand, since the fallback compares losses of parents and children
     tree = ParameterTree.start(count)
     halves = (list(range(half)), list(range(half, count)))
     tree.branch(0, halves, 1)
@@ -627,6 +643,7 @@ def fallback_losses(
 
 
 AUDITS: dict[str, Callable[[int, float], Finding]] = {
+    # q = 1 and q = 1/3 of 24 samples; sampled batches are priced by opacus' PRV accountant
     "dpsgd": lambda count, level: dp_sgd(count, level, 24, 1.2),
     "dpsgd-sampled": lambda count, level: dp_sgd(count, level, 8, 0.6),
     "updates": local_updates,
@@ -647,6 +664,7 @@ def main(argv: list[str] | None = None) -> Path:
     parser.add_argument("--confidence", type=float, default=0.95)
     parser.add_argument("--only", nargs="*", default=list(AUDITS))
     options = parser.parse_args(argv)
+    # so that `--only srfca` takes both units of privacy
     prefixes = tuple(options.only)
     chosen = [name for name in AUDITS if name.startswith(prefixes)]
     torch.set_num_threads(1)

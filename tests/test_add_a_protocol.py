@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from securecluster import Federation, Rotation
+from securecluster import Federation, Rotation, SecureClusterError
 from securecluster.app import registry
 from securecluster.app.cli import main
+from securecluster.core.field_docs import _definitions
 
 PROTOCOL_TESTS = Path(__file__).parent / "protocols"
 PAGE = Path(__file__).parent.parent / "docs" / "add-a-protocol.md"
@@ -84,3 +86,63 @@ def test_the_template_runs_from_the_command_line(
     assert main(["replay", str(out)]) == 0
     main(["run", "mean-clusters", "--help"])
     assert "cuts at the largest gap" in " ".join(capsys.readouterr().out.split())
+
+
+# an author's mistakes in the template: a line, what stands there instead, and what the error says
+MISTAKES = [
+    ('    name: ClassVar[str] = "mean-clusters"\n', "", "MeanClusters has no name: set `name`"),
+    ('"mean-clusters"', '"mean clusters!"', "set `name` to letters, digits and hyphens"),
+    ("class MeanClient(SumClient)", "class MeanClient", "set it to a subclass of TrainingClient"),
+    ("    client: ClassVar[type[TrainingClient]] = MeanClient\n", "", "which TrainingClient lacks"),
+    ("    signature: ClassVar[Any] = MeanClient.send_mean\n", "", "names no signature"),
+    ("ClassVar[Any] = MeanClient.send_mean", "ClassVar[Any] = 'send_mean'", "that can be gathered"),
+    ("    signature: ClassVar[Any] =", "    signature: Any =", "annotate it as ClassVar"),
+    ("    k: int | None = None\n", "    k: int | None\n", "MeanClusters.k has no default"),
+    ('    """number of clusters; None cuts at the largest gap"""\n', "", "k has no description"),
+    ("    k: int | None = None\n", "    labels_: int | None = None\n", "as results of fit do"),
+    ("    k: int | None = None\n", "    fit: int | None = None\n", "has the name of a method of"),
+    ("    k: int | None = None\n", "    k: list[int] = []\n", "mutable default"),
+    ("@protocol\n", "", "declares k and lacks @protocol"),
+    ("    def cluster(self,", "    def clusters(self,", "lacks cluster: define cluster(self, sig"),
+    ("signatures: torch.Tensor, seed: int)", "signatures: torch.Tensor)", "give it these arg"),
+    ("def check(self, clients: int)", "def check(self)", "is called as check(self, clients)"),
+    ('    @answers(GATHER, through=("mean",), fresh=True)\n', "", "decorate the method with @ans"),
+    ("@answers(GATHER, through", "@answers(SUM, through", "that can be gathered"),
+    ('@answers(GATHER, through=("mean",), fresh=True)', "@answers", "write @answers(GATHER, ...)"),
+    ('through=("mean",)', 'through="mean"', 'write through=("mean",)'),
+    ('through=("mean",)', 'through=("means",)', "names 'means': a SampleMean has mean"),
+    ("fresh=True", "fresch=True", "knows no 'fresch'"),
+    ('Real(("width",))', 'Real(("wdith",))', "has a bound by 'wdith'"),
+    ("Rows(torch.stack(means))", "torch.stack(means)", "put it into Rows"),
+    ("Rows(torch.stack(means))", "Rows(torch.stack(means).numpy())", "make it a torch.Tensor"),
+    ("Rows(torch.stack(means))", "Rows(torch.stack(means) / 0)", "check these clients' data"),
+    ("-> SampleMean:", "-> SampleMeen:", "a class that is not there"),
+    ("context: CallContext, query: Empty", "query: Empty", "takes (self, context, query)"),
+    ("signatures).double()", "signatures[:3]).double()", "square distance matrix"),
+    ("count=self.k)", "count=self.k, height=1.0)", "give one of them"),
+    ('"average", count', '"avrage", count', "did you mean 'average'"),
+    ('labels, "average")', 'labels, "avrage")', "did you mean 'average'"),
+    ("return linkage_clusters(", "linkage_clusters(", "a list of 8 whole numbers"),
+    ("return nearest(", "nearest(", "a list of 3 whole numbers"),
+    ("return nearest(", "return [7, 7, 7]  # ", "join one of these"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "sentence"), MISTAKES, ids=lambda value: str(value)[:40])
+def test_a_mistake_in_the_template_is_one_sentence(
+    old: str, new: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert BLOCKS[0].count(old) >= 1
+    source = BLOCKS[0].replace(old, new).replace("    GATHER,\n", "    GATHER,\n    SUM,\n")
+    (tmp_path / "mistaken.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mistaken", raising=False)
+    with pytest.raises(SecureClusterError) as caught:
+        module = importlib.import_module("mistaken")
+        fitted = module.MeanClusters(k=2, rounds=1, epochs=1, model="linear").fit(clients(0))
+        fitted.predict(clients(1, 4).select(range(3)))
+    sys.modules.pop("mistaken", None)
+    _definitions.cache_clear()  # the next test has another module of this name
+    message = str(caught.value)
+    assert sentence in message
+    assert "\n" not in message

@@ -22,6 +22,7 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 WIDE = torch.float64
 NARROW = torch.float32
+# clients have SIZES samples: one full batch, and a full and a partial one
 PLAN = LocalTraining(lr=0.05, epochs=1, batch_size=3, dropout=False)
 PRIVATE = replace(PLAN, clip=0.5)
 LONGER = replace(PLAN, epochs=2)
@@ -97,6 +98,7 @@ def masked(mask: str, dtype: torch.dtype, device: torch.device) -> float:
     """
     rows = rows_of(dtype)
     width = rows.shape[1]
+    # the map follows from seed and call's number, so both devices draw the same
     expected = unlocked(mask, width).forward(rows, 1)
     result = unlocked(mask, width).forward(rows.to(device), 1)
     return apart(result, expected)
@@ -133,6 +135,7 @@ def inner_products(mask: str, device: torch.device) -> float:
     """Return how far masked rows' inner products on the device are from the rows' own."""
     rows = rows_of(WIDE)
     stage = unlocked(mask, rows.shape[1])
+    # every mask is an orthonormal map
     hidden = stage.forward(rows.to(device), 1).cpu()
     return apart(hidden @ hidden.T, rows @ rows.T)
 
@@ -152,7 +155,7 @@ def in_blocks(device: torch.device) -> float:
 def mask_checks() -> list[Check]:
     """Return the checks of masks."""
     checks = [Check("mask blocks, float64", 1e-12, LINEAR, in_blocks)]
-    for mask in MASKS[1:]:
+    for mask in MASKS[1:]:  # without “none”
         name = f"mask {mask}"
         masked64 = partial(masked, mask, WIDE)
         masked32 = partial(masked, mask, NARROW)
@@ -271,7 +274,7 @@ def grid_noise(rows: torch.Tensor) -> torch.Tensor:
     out = torch.zeros_like(rows)
     count = len(rows)
     keys = [bytes([k] * 32) for k in range(count)]
-    grids = [2.0**-20] * count
+    grids = [2.0**-20] * count  # spacing of the grid
     sigmas = [1.0] * count
     GridNoise(keys).add_to(out, grids, sigmas)
     return out
@@ -408,6 +411,7 @@ def trained_alike(network: str, plan: LocalTraining, device: torch.device) -> fl
 
 def trained_twice(network: str, plan: LocalTraining, device: torch.device) -> float:
     """Return in how many numbers the same call differs from itself."""
+    # sums in an order that varies would show in float32
     first = updates(cohort(network, device, NARROW), plan)
     second = updates(cohort(network, device, NARROW), plan)
     return differing(first, second)

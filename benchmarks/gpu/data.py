@@ -20,11 +20,12 @@ CPU = torch.device("cpu")
 # of a sample, and classes, by kind of objective
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "classification": ((1, 16, 16), 4),
-    "trajectory": ((5, 2), 2),
-    "language": ((6,), 12),
+    "trajectory": ((5, 2), 2),  # five positions; coordinates of the next one
+    "language": ((6,), 12),  # tokens of a text, and of the vocabulary
 }
 SMALLER = {"resnet9": (1, 8, 8)}  # the most expensive network
 SIZES = (3, 5)  # samples by client, so that clients take different numbers of steps
+# fixed, since noise is compared between devices
 SECRET = NoiseStreams(lambda client: bytes([client] * 32), "run")
 
 
@@ -54,6 +55,7 @@ def cohort(network: str, device: torch.device, dtype: torch.dtype) -> LocalTrain
     def samples(count: int) -> tuple[Any, Any]:
         if task == "language":
             length = shape[0]
+            # a target is the token after its input, so a text is one token longer than x
             text = draw.integers(classes, size=(count, length + 1))
             x = text[:, :-1]
             y = text[:, 1:]
@@ -116,6 +118,7 @@ def apart(result: torch.Tensor, expected: torch.Tensor) -> float:
     expected = expected.detach().cpu().double()
     magnitude = float(expected.abs().max())
     error = float((result - expected).abs().max())
+    # the absolute error where the reference is zero
     return error / (magnitude or 1.0)
 
 

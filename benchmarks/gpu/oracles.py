@@ -18,6 +18,7 @@ def gradient(cohort: LocalTrainer, client: int) -> torch.Tensor:
         client: its position in the cohort.
     """
     objective = cohort.model.objective
+    # LSTMs become torch's nn.LSTM; dropout stays the package's, seeded one
     module = plain_module(cohort.model.module, seeded=True)
     load(module, cohort.start)
     # the cohort concatenates its clients' samples
@@ -78,6 +79,7 @@ def _private_update(
     start = cohort.start[None]
     digest = cohort._train_on.digest(client)
     identity = cohort.ids[client]
+    # the batches (Poisson sampling) are the trainer's own; only the arithmetic is independent
     draws = DPSGDState(cohort.secret, [identity], [size], start, plan, 1, 1, [digest])
     load(module, cohort.start)
     parameters = list(module.parameters())
@@ -93,6 +95,7 @@ def _private_update(
             loss = objective.losses(outputs, cohort._y[example]).sum()
             gradients = torch.autograd.grad(loss, parameters)
             flat_gradient = torch.cat([gradient.flatten() for gradient in gradients])
+            # g / max(1, ‖g‖/C): Abadi et al. 2016, Algorithm 1
             ratio = plan.clip / flat_gradient.norm()
             # a gradient within the bound is not scaled up
             factor = float(ratio.clamp(max=1))

@@ -132,7 +132,7 @@ class Budget:
             cost: nominal, in seconds on two cores.
             took: seconds on this machine.
         """
-        self._paces.append(took / cost)
+        self._paces.append(took / cost)  # seconds here for one nominal second
 
     def estimate(self, cost: float) -> float:
         """Return the seconds that a piece takes here, by the pace of those before.

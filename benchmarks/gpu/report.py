@@ -11,6 +11,7 @@ from typing import Any
 from securecluster.core import atomic_files
 
 CHECKS = ("check", "result", "error", "bound", "why", "message")
+# seconds of one round of all clients; peaks in GiB, that of the device empty on the CPU
 TIMINGS = (
     "network",
     "parameters",

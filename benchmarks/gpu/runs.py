@@ -185,7 +185,7 @@ def first_round(name: str, device: torch.device) -> float:
     case = CASES[name]
     options: dict[str, Any] = {}
     if case.protocol is FLHC:
-        options["pre_rounds"] = 0
+        options["pre_rounds"] = 0  # with one round in all, none precedes the clustering
     protocol = case.make().set_params(rounds=1, **options)
     start = protocol.flat_model(digits()).initial().double()
     updates = []
@@ -250,6 +250,7 @@ def resumed(name: str, device: torch.device) -> float:
     uninterrupted = on_device(name, "float32", device.type)
     case = CASES[name]
     folder = scratch() / f"{name} stopped"
+    # in the middle: rounds precede the stop, and rounds follow
     stop = _stop_at(ROUNDS // 2 + 1)
     try:
         case.fit(device.type, "float32", folder, report=stop)
@@ -288,6 +289,7 @@ def newcomers(name: str, device: torch.device) -> float:
         name: of a case.
         device: the one that is checked.
     """
+    # the run's own clients stand for newcomers
     expected = reference(name, "float64").predict(digits())
     result = on_device(name, "float64", device.type).predict(digits())
     return float((result != expected).sum())

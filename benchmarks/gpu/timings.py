@@ -106,6 +106,7 @@ def centralised(cohort: LocalTrainer, module: torch.nn.Module) -> None:
     module.train()
     optimizer = optimizer_of(PLAN, module)
     order = np.random.default_rng(0).permutation(len(cohort._y))
+    # as many samples a step as all clients' mini-batches together have, up to POOLED
     size = min(POOLED, PLAN.batch_size * len(cohort.ids))
     shuffled = torch.as_tensor(order).to(cohort.device)
     for rows in torch.split(shuffled, size):
@@ -169,9 +170,11 @@ def measure(network: str, clients: int, device: torch.device, budget: Budget) ->
         reason = f"a turn of all ways takes {turn:.0f} s, and {remaining:.0f} s were left"
         raise Skipped(reason)
     taken, peaks = take_turns(ways, rounds, device, budget)
+    # in the unit of `probe`, a turn of PROBED clients, for the next case of this network
     budget.known[network] = sum(map(median, taken.values())) * PROBED / clients
     medians = {}
     for name, turns in taken.items():
+        # scaled up to all clients, of which the plain loop may train a few
         medians[name] = median(turns) * clients / ways[name].clients
     rows = []
     for name, turns in taken.items():

@@ -62,6 +62,7 @@ def watch(
     """
     end = clock() + seconds - MARGIN
     with tempfile.TemporaryDirectory(prefix="securecluster-gpu-") as scratch:
+        # run folders of a worker that is ended go with this folder
         environment = {**os.environ, "TMPDIR": scratch}
         while end - clock() > LAST:
             task = {
@@ -157,6 +158,7 @@ def _listen(
     Raises:
         UsageError: the worker cannot use this device.
     """
+    # a thread reads, since a read from a pipe cannot be given a deadline
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_read, args=(stream, lines), daemon=True).start()
     current = _CurrentPiece()

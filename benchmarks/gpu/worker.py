@@ -40,6 +40,7 @@ def work(pieces: Sequence[Piece], device: torch.device, budget: Budget, tell: Te
             reason = f"needs about {needed:.0f} s, and {max(remaining, 0):.0f} s were left"
             tell(_skipped(piece, reason))
             continue
+        # a timing fits itself into the remaining time, so only checks have a limit of their own
         limit = PATIENCE + remaining
         if piece.category == "check":
             limit = PATIENCE + 5 * needed
@@ -47,6 +48,7 @@ def work(pieces: Sequence[Piece], device: torch.device, budget: Budget, tell: Te
         began = budget.now()
         for event in _done(piece, device, budget):
             tell(event)
+        # a timing takes as many turns as fit, so it says nothing about the pace
         if piece.category == "check":
             budget.learn(piece.cost, budget.now() - began)
 
@@ -155,6 +157,7 @@ def main() -> None:
         )
     tell({"event": "machine", "machine": machine(device), "pieces": names, "notes": notes})
     done = set(task["done"])
+    # as in runs: no TF32, and no kernels that sum in any order
     with reproducible(device):
         remaining = [piece for piece in pieces if piece.name not in done]
         work(remaining, device, budget, tell)

@@ -60,9 +60,9 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     """Return the cells of every k and γ."""
     fixed = {
         "scale": scale,
-        "d": 100,
+        "d": 100,  # d = 10² and m = 3k, as before eq. 30
         "clients_each": 3,
-        "trials": 1000 if scale == "full" else 100,
+        "trials": 1000 if scale == "full" else 100,  # not in the paper
         "paper": PAPER,
     }
     return [
@@ -97,6 +97,7 @@ def vectors(
     for c in range(k):
         truth += [c] * clients_each
     means = v[truth]
+    # eq. 30 is for normally distributed X_i; the same γ_i for all (eq. 16) is not in the paper
     x = rng.standard_normal((len(truth), d))
     mean_norms = np.linalg.norm(means, axis=1, keepdims=True)
     norms = np.linalg.norm(x, axis=1, keepdims=True)
@@ -122,6 +123,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         r, truth = vectors(k, cell["clients_each"], cell["d"], gamma, rng)
         norms = np.linalg.norm(r, axis=1, keepdims=True)
         unit = r / norms
+        # eq. 50: cosines of gradients
         alpha = unit @ unit.T
         gap = separation_gap(alpha, truth)
         if gap is not None and gap > 0:
@@ -132,6 +134,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     return {
         "p_gap_positive": positive / trials,
         "p_correct": correct / trials,
+        # the paper's green region, where Theorem 1 holds whatever the vectors
         "guaranteed": gamma < guaranteed_noise(k),
     }
 

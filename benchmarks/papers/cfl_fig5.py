@@ -31,7 +31,7 @@ from securecluster.benchmarks.papers.sheet import (
 )
 
 # learning rate and batch sizes are not in the paper
-COMMON = {"clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}
+COMMON = {"clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}  # m, k and epochs of VI-A
 SCALES: dict[str, list[dict[str, Any]]] = {
     "cpu": [
         {
@@ -55,17 +55,18 @@ SCALES: dict[str, list[dict[str, Any]]] = {
             "model": "cnn-briggs",
             "batch_size": 10,
             "rounds": 50,
-            "points": (10, 20, 30, 50, 100, 150, 200),
+            "points": (10, 20, 30, 50, 100, 150, 200),  # VI-A prints 10 and 200
         },
         {
             "data": "cifar10",
             "model": "cnn-cifar",
             "batch_size": 20,
             "rounds": 50,
-            "points": (100, 200, 500, 1000, 1500, 2400),
+            "points": (100, 200, 500, 1000, 1500, 2400),  # VI-A prints 100 and 2400
         },
     ],
 }
+# points from which g > 0 (VI-A), for MNIST with updates (caption of Fig. 5), and the claim
 PAPER = {
     "mnist": (20, "positive from 20 points"),
     "cifar10": (500, "positive from about 500 points"),

@@ -29,7 +29,7 @@ from securecluster.benchmarks.papers.sheet import (
 )
 
 # learning rate and batch sizes are not in the paper
-COMMON = {"clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}
+COMMON = {"clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}  # m, k and epochs of VI-A
 SCALES: dict[str, list[dict[str, Any]]] = {
     "cpu": [
         {
@@ -93,6 +93,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     for name, gap in CURVES.items():
         curve = [line[gap] for line in history]
         correct = [line[f"correct_{name}"] for line in history]
+        # g > 0 is sufficient for a correct bipartition (Corollary 1), not necessary: both are kept
         results[f"{name}_positive_from"] = _first_round([value > 0 for value in curve])
         results[f"{name}_correct_from"] = _first_round(correct)
         results[f"{name}_last"] = last[gap]
@@ -119,6 +120,7 @@ def draw(rows: Sequence[Row]) -> Any:
         for k, (name, label) in enumerate(labels.items()):
             _lines(axis, selected, name, f"C{k}", label)
         axis.axhline(0, color="grey", linewidth=0.8)
+        # Fig. 6's caption: correct after around 10 rounds on both data sets, with weight-updates
         axis.axvline(
             10,
             color="grey",

@@ -42,6 +42,7 @@ from securecluster.protocols import CFL
 # learning rate and batch size are not in the paper
 COMMON = {"data": "mnist", "epochs": 3, "lr": 0.05, "batch_size": 100}
 SCALES: dict[str, dict[str, Any]] = {
+    # rounds are saved and not samples: swapped labels of few images are learned by heart
     "cpu": {"model": "cnn-ali", "samples": 2000, "rounds": 100},
     "full": {
         "model": "cnn-briggs",
@@ -53,7 +54,7 @@ PAPER = {
     "congruent": "max norm falls along with the mean's",
     "incongruent": "max norm stagnates or grows while the mean's falls",
 }
-NORMS = ("mean_norm", "max_norm")
+NORMS = ("mean_norm", "max_norm")  # eq. 32 and 33, of weight-updates in place of gradients
 LABELS = ("‖mean Δ‖", "max ‖Δ‖")
 POINTS = 200  # of each curve in the file
 
@@ -79,7 +80,7 @@ def halves(data: str, samples: int, seed: int) -> Federation:
     """
     data_set = source(data)
     labels = data_set.train.y
-    middle = data_set.classes // 2
+    middle = data_set.classes // 2  # digits 0 to 4 and 5 to 9 (VI-B)
     # four fifths of a client's samples are for training
     count = samples * 5 // 4
     shards = {}
@@ -106,7 +107,7 @@ def trend(norms: Sequence[float]) -> float:
     late = np.maximum(norms[middle:], 1e-12)
     rounds = np.arange(len(late))
     slope, _ = np.polyfit(rounds, np.log(late), 1)
-    return float(np.exp(100 * slope))
+    return float(np.exp(100 * slope))  # the slope is per round
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -132,6 +133,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     tenth = max(1, len(history) // 10)
     # rounded up, so that a curve has at most POINTS values
     step = -(-len(history) // POINTS)
+    # every: rounds between two values of a stored curve
     results: dict[str, Any] = {"accuracy": history[-1]["accuracy"], "every": step}
     for name in NORMS:
         curve = [line["split_tests"][0][name] for line in history]

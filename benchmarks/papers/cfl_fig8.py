@@ -52,11 +52,12 @@ COMMON = {
     "data": "cifar10",
     "clients": 20,
     "clusters": 4,
-    "epochs": 3,
+    "epochs": 3,  # as in all experiments of VI-C
     "lr": 0.1,  # not in the paper
 }
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"model": "cnn-ali", "samples": 300, "batch_size": 20, "rounds": 60},
+    # all samples, and batches of 100 as in VI-C
     "full": {"model": "cnn-cifar", "samples": None, "batch_size": 100, "rounds": 200},
 }
 PAPER = (
@@ -122,6 +123,7 @@ class Watched(CFL):
         for statistics in self.split_tests:
             alpha = cosine(statistics.inner).cpu().numpy()
             clusters = [truth[i] for i in statistics.replied]
+            # eq. 28 needs the true clusters, so only an observer can compute g
             gap = separation_gap(alpha, clusters)
             gaps.append((statistics.cluster, gap))
         by_truth = []
@@ -149,6 +151,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         samples=cell["samples"],
         seed=cell["seed"],
     )
+    # ‖mean Δ‖ is at most max ‖Δ‖, so a share of 1 leaves the time of splits to `_incongruent`
     fitted = Watched(**training(cell), eps1=1.0, tree=False).fit(federation)
     history = fitted.history_
     agreement = fitted.agreement_
@@ -165,6 +168,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     if split_lines:
         first = split_lines[0]
         results["accuracy_before"] = first["accuracy"]
+        # until the first split there is one cluster, whose gap is the only one
         results["gap_at_first_split"] = first["gaps"][0][1]
     gaps_by_round = [dict(line["gaps"]) for line in history]
     for c in range(cell["clusters"]):

@@ -58,6 +58,7 @@ COMMON = {
 }
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"samples": 300, "epochs": 1, "batch_size": 10, "rounds": 24},
+    # epochs, batch size and rounds of VI-C; the CPU's are not in the paper
     "full": {"samples": None, "epochs": 3, "batch_size": 100, "rounds": 100},
 }
 PAPER = (
@@ -124,6 +125,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         seed=cell["seed"],
     )
     fitted = Watched(**training(cell), eps1=1.0, tree=False).fit(federation)
+    # the dotted line of the paper's figure: one shared model, trained for as many rounds
     baseline = FedAvg(**training(cell)).fit(federation)
     shared = [line["perplexity"] for line in baseline.history_]
     history = fitted.history_

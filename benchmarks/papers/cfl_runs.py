@@ -27,9 +27,9 @@ from securecluster.training.config import FULL_GRADIENT
 NEVER: dict[str, Any] = {
     "criterion": "absolute",
     "eps1": 1e-9,
-    "eps2": 1e9,
+    "eps2": 1e9,  # and no update exceeds this ε2 (eq. 33)
     "mask": "none",
-    "tree": False,
+    "tree": False,  # no newcomers, so no updates are stored for them
 }
 
 
@@ -74,7 +74,9 @@ class Watched(CFL):
         clients = range(len(federation))
         # an update of one step of rate 1 is the negative gradient
         updates = client.cohort.train(client.models, clients, FULL_GRADIENT, self.seen)
+        # eq. 50: cosines of full gradients
         by_gradient = cosine(gram(-updates)).cpu().numpy()
+        # eq. 51: cosines of weight-updates
         by_update = state.alpha.numpy()
         gap_gradients = separation_gap(by_gradient, truth)
         return {
@@ -92,6 +94,7 @@ def _correct(alpha: NDArray[np.float64], truth: Sequence[int]) -> bool:
         alpha: similarities, (m, m).
         truth: the clients' true clusters, (m,).
     """
+    # Definition 1, for the bipartition with the smallest α_cross^max
     first, second, *_ = bipartition(alpha)
     return is_correct(first, second, truth)
 

@@ -20,12 +20,14 @@ from securecluster.benchmarks.papers.flhc_runs import BEFORE, PAIRS, SHARES, gri
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 
 PAPER: dict[tuple[float, int], str] = {}
+# III-A: clusters at n = 1 alone, whatever the client fraction
 for _cf in SHARES:
     for _n in BEFORE:
         PAPER[_cf, _n] = "one cluster, as FL"
     PAPER[_cf, 1] = "several clusters, accuracy very slightly lower"
 BY_PAIR = dict.fromkeys(PAIRS, "one cluster, as FL")
 for _metric, _linkage in PAIRS:
+    # III-B: the Manhattan distance alone splits iid clients
     if _metric == "l1":
         BY_PAIR[_metric, _linkage] = "several clusters, accuracy lower"
 
@@ -40,6 +42,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
         seeds: the number of seeds.
     """
     over_rounds = grid("mnist", "iid", scale, seeds, 3.0, PAPER)
+    # the thresholds of III-B are not printed
     by_pair = pairs("mnist", "iid", scale, seeds, "gap", BY_PAIR)
     # the cells of FL are in the grid already
     clustered = [cell for cell in by_pair if cell["method"] == "flhc"]

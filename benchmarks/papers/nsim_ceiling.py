@@ -93,6 +93,7 @@ def measured(cell: Cell) -> dict[str, Any]:
     synthetic, true = synthetic_users(cell["synthetic"], seed)
     real, true_real = real_users(cell["clients"], seed)
     if cell["reads"] == "layer":
+        # that of the paper's results
         layer = find_layer(network(cell), "hidden")
         rows, rows_real = (layer.rows(models) for models in trained_models(cell))
     else:
@@ -100,6 +101,7 @@ def measured(cell: Cell) -> dict[str, Any]:
         rows_real = statistics(real)
     if cell["learns"] == "real":
         fitted = fit(rows_real, torch.from_numpy(true_real), randomness)
+        # users that the fit held out, which are real ones here
         return {"pearson_real": fitted.pearson}
     fitted = fit(rows, torch.from_numpy(true), randomness)
     predicted = predict(fitted.estimator, rows_real, rows_real).numpy()

@@ -64,6 +64,7 @@ NAMES = {
     "local": "alone",
     "repeat": "the last position again",
 }
+# once: the paper's experiment; last: its continuation, which is not in the paper
 STAGES = {"once": ("nsim", "together", "local"), "last": METHODS}
 
 
@@ -145,7 +146,7 @@ def _clustered(cell: Cell, users: Federation, plan: Mapping[str, Any]) -> dict[s
     sizes = sorted(np.bincount(fitted.labels_), reverse=True)
     results: dict[str, Any] = {
         "clusters": sum(n > 1 for n in sizes),
-        "lone": sum(n == 1 for n in sizes),
+        "lone": sum(n == 1 for n in sizes),  # DBSCAN's noise, which has models of its own
         "largest": sizes[0],
     }
     if cell["method"] == "nsim":
@@ -163,6 +164,7 @@ def _repeated(users: Federation) -> dict[str, Any]:
     errors = []
     for shard in users.shards:
         last_positions = shard.x_test[:, -1]
+        # the newest position of a window is ten seconds older than the one to predict
         differences = (last_positions - shard.y_test) * metres
         distances = np.linalg.norm(differences, axis=1)
         errors.append(distances.mean())
@@ -182,7 +184,7 @@ def _spread(stage: str, errors: Any) -> dict[str, Any]:
         f"q10_{stage}": low,
         f"median_{stage}": median,
         f"q90_{stage}": high,
-        f"errors_{stage}": np.round(errors, 1),
+        f"errors_{stage}": np.round(errors, 1),  # metres, by user
     }
 
 

@@ -88,6 +88,7 @@ def regressed(layers: Array, others: Array, observed: Array) -> Array:
     targets = others - mean
     penalty = RIDGE * np.eye(inputs.shape[1])
     covariance = inputs.T @ inputs + penalty
+    # W = (XᵀX + ridge·I)⁻¹XᵀY
     weights = np.linalg.solve(covariance, inputs.T @ targets)
     standardised = (observed - centre) / scale
     return np.asarray(standardised @ weights + mean)
@@ -136,8 +137,10 @@ def turned(inner: Array, guess: Array) -> Array:
     values, vectors = np.linalg.eigh(inner)
     # rounding makes some eigenvalues slightly negative
     deviations = np.sqrt(values.clip(0))
+    # the symmetric root S: all rows with these inner products are S·Q for orthonormal Q
     root = vectors * deviations @ vectors.T
     rotation_in, _, rotation_out = np.linalg.svd(root @ guess, full_matrices=False)
+    # Q = UVᵀ of S·guess = UΣVᵀ minimises ‖S·Q − guess‖
     return np.asarray(root @ rotation_in @ rotation_out)
 
 
@@ -149,11 +152,13 @@ def measure(cell: Cell) -> dict[str, Any]:
     """
     flat = network(cell)
     begin = flat.initial().double().numpy()
+    # displacements θ_i − θ_0, which masked averages consist of
     synthetic, real = (models.double().numpy() - begin for models in trained_models(cell))
     layer = find_layer(flat, cell["layer"])
     # the layer's rows of a model whose weights are their own positions
     positions = torch.arange(len(begin))
     public = layer.rows(positions[None])[0].numpy()
+    # the d − q coordinates that leave a client under the mask alone
     hidden = np.setdiff1d(positions.numpy(), public)
     true = real[:, hidden]
     others = synthetic[:, hidden]
@@ -163,6 +168,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     estimates = {
         "by_mean": others.mean(0),
         "by_layer": guess,
+        # rotation and haar keep inner products; less those of the known layer, they are these
         "by_gram": turned(true @ true.T, guess),
         "by_signed": signed,
         "by_permuted": permuted,
@@ -195,6 +201,7 @@ def seeded(cell: Cell, real: Array, begin: Array) -> float | None:
     randomness = Randomness(cell["seed"])
     cohort = LocalTrainer(federation(cell), network(cell), randomness, device)
     starts = initial_models(cohort, cell["init"])
+    # displacements count from θ_0, so an own start is part of each of them
     guess = starts.double().numpy() - begin
     _, share = assigned(real, guess)
     return share

@@ -46,7 +46,7 @@ VALUES = (
     "cka_real",
     "cca",
     "cca_real",
-    "svcca",
+    "svcca",  # drops weak directions, so it is not constant where mean CCA is 1 for every pair
     "svcca_real",
 )
 PAPER = {"hidden": "pearson 0.96 (pairs not said to be unseen); CCA and CKA low", "last": ""}
@@ -63,6 +63,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
     """
     fixed = {"scale": scale, **SCALES[scale], **TRAINED}
     settings: list[Cell] = []
+    # the paper says both “last layer” and “last hidden layer”, and “random” initial weights
     for init, seed, layer in product(INITIALIZATIONS, range(seeds), LAYERS):
         varied = {"init": init, "layer": layer, "paper": PAPER[layer], "seed": seed}
         settings.append({**fixed, **varied})
@@ -102,6 +103,7 @@ def _scatter(axes: Any, row: Row, suffix: str, users: str) -> None:
         suffix: the end of its columns' names.
         users: the kind of users, for the titles.
     """
+    # Figures 1, 2 and 3
     scores = {"nsim": "pearson", "cca": "cca", "cka": "cka"}
     for axis, (measure, score) in zip(axes, scores.items(), strict=True):
         label = measure.upper()

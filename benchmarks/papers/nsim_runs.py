@@ -32,12 +32,13 @@ from securecluster.training.local_trainer import LocalTraining
 T = TypeVar("T")
 Array = NDArray[np.float64]
 Users = list[tuple[Any, Any]]
-RADIUS = 0.2  # within which LCSS matches two positions; not in the paper
-STRIDE = 2  # of synthetic users' LCSS
+RADIUS = 0.2  # up to which LCSS matches two positions, in units of the area; not in the paper
+STRIDE = 2  # LCSS compares every other position of synthetic users
 POINTS = 300  # pairs of a scatter plot
 # not in the paper
 TRAINED: dict[str, Any] = {"local_rounds": 4, "epochs": 5, "batch_size": 32, "lr": 0.05}
 SCALES: dict[str, dict[str, Any]] = {
+    # the paper: 100 synthetic users
     "cpu": {"synthetic": 1000, "clients": 400},
     "full": {"synthetic": 4000, "clients": 400},
 }
@@ -90,6 +91,7 @@ def network(cell: Cell) -> FlatModel:
     seed = cell["seed"]
     # two persons are enough to read the shapes of samples and predictions
     persons = federation({"clients": 2, "seed": seed})
+    # Section 3.1: four LSTM cells, three layers of 20, dropout 0.2, leaky ReLU, two outputs
     return build(
         "lstm-trajectory",
         persons.shape,
@@ -177,6 +179,7 @@ def layer_correlations(cell: Cell) -> dict[str, Any]:
     synthetic, real = (layer.rows(models) for models in trained_models(cell))
     _, true = synthetic_users(cell["synthetic"], seed)
     _, true_real = real_users(cell["clients"], seed)
+    # the true similarity is LCSS of users' positions; the pair network reads two layers
     fitted = fit(synthetic, torch.from_numpy(true), Randomness(seed))
     # correlations over users that the fit has seen would be too high
     unseen = fitted.unseen
@@ -193,6 +196,7 @@ def layer_correlations(cell: Cell) -> dict[str, Any]:
             true_real,
         ),
     }
+    # unseen pairs of seen users; the paper does not say which pairs its 0.96 is of
     results: dict[str, Any] = {"pearson_pairs": fitted.pearson_pairs}
     for name, (predicted, weights, similarity) in groups.items():
         results |= correlations(predicted, weights, similarity, name)
@@ -200,6 +204,7 @@ def layer_correlations(cell: Cell) -> dict[str, Any]:
         results[f"points_true{name}"] = spaced_pairs(similarity)
         results[f"points_nsim{name}"] = spaced_pairs(predicted)
         for kernel in ("cca", "cka"):
+            # kernels of the same layers, as in the paper's Figures 2 and 3
             scores = KERNELS[kernel](weights)
             results[f"points_{kernel}{name}"] = spaced_pairs(scores)
     return results

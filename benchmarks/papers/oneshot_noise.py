@@ -144,6 +144,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         return results | _naive_results(features, truth, mechanism)
     mechanism = GramNoise(1.0, "gram", False, draws)
     if cell["mechanism"] == "all":
+        # also eigenvalues count that noise alone could produce
         mechanism = replace(mechanism, separation=0.0)
     for e in EPSILONS:
         noised = not np.isinf(e)
@@ -219,6 +220,7 @@ def multiplier(e: float) -> float:
     Args:
         e: ε at δ = 1e-5.
     """
+    # one step (z, q, count) with all samples: q = 1
     return float(find_noise(lambda z: [(z, 1.0, 1)], e, DELTA))
 
 
@@ -242,12 +244,14 @@ def noisy(features: Sequence[torch.Tensor], noise: GramNoise) -> Array:
     spectra = [noise.spectrum(matrix, VECTORS) for matrix in matrices]
     vectors = torch.stack([basis for _, basis in spectra])
     flat = vectors.flatten(0, 1)
+    # pairs that compare fewer vectors would look more similar whatever their data
     shared = told_by_all(vectors)
     rows = []
     for matrix, (values, _) in zip(matrices, spectra, strict=True):
         # from the same noisy matrix, so that it is post-processing
         norms = (flat @ matrix).norm(dim=1)
         image = norms.view(len(matrices), -1)
+        # a small turn of the first noisy vector would change eq. 3's ratios of all later ones
         row = span_relevance(values, image, shared=shared)
         rows.append(row.numpy())
     return symmetric(np.stack(rows))
@@ -296,6 +300,7 @@ def symmetric(r: Array) -> Array:
     Args:
         r: relevance, (m, m), by row of the client that computes it.
     """
+    # eq. 5; Table I has ones on the diagonal
     out = (r + r.T) / 2
     np.fill_diagonal(out, 1)
     return np.asarray(out, dtype=np.float64)

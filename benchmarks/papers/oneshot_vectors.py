@@ -84,6 +84,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     for e in EPSILONS:
         draws = NoiseStreams.derived(randomness, "oneshot_vectors")
         noise = GramNoise(multiplier(e), "gram", False, draws)
+        # one release for all p, so that ARIs differ by the comparison alone
         matrices = [noise.matrix(x, i) for i, x in enumerate(features)]
         spectra = [noise.spectrum(matrix, max(VECTORS)) for matrix in matrices]
         for p in VECTORS:
@@ -162,8 +163,10 @@ def compared(
     alone = []
     span = []
     for matrix, (values, _) in zip(matrices, spectra, strict=True):
+        # eq. 2, of the noisy matrix
         norms = (flat @ matrix).norm(dim=1)
         image = norms.view(vectors.shape[:2])
+        # eq. 3 and 4: vectors are matched by index
         by_vector = relevance(values, image, shared=shared)
         by_span = span_relevance(values, image, shared=shared)
         alone.append(by_vector.numpy())

@@ -46,9 +46,9 @@ COMMON = {"data": "shakespeare", "epochs": 1, "batch_size": 10}
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {
         "clients": 20,
-        "samples": 100,
+        "samples": 100,  # windows of 80 characters, at most
         "model": "lstm-chars",
-        "optimizer": "adam",
+        "optimizer": "adam",  # optimizer and rates are not in the paper
         "lr": 0.01,
         "rounds": 25,
     },
@@ -68,6 +68,7 @@ MADE: dict[str, Callable[[dict[str, Any]], ClusteringProtocol]] = {
     "cfl": lambda params: CFL(**params, tree=False),
     # the round of the clustering is not in the paper
     "flhc": lambda params: FLHC(**params, pre_rounds=params["rounds"] // 3),
+    # one REFINE step on real data, as in the paper
     "srfca": lambda params: SRFCA(**params, local_rounds=params["rounds"], refine=1),
 }
 PAPER = {"srfca": "outperforms all baselines"}

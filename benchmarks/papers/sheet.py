@@ -80,6 +80,7 @@ class Sheet:
             SystemExit: with one sentence, where a cell cannot be measured (its data are missing,
                 say); what was measured is kept.
         """
+        # cells that the time does not suffice for stand in the file, too
         rows = self.expect(cells)
         end = clock() + 60 * minutes
         for cell, row in zip(cells, rows, strict=True):
@@ -332,6 +333,7 @@ def _text(value: Any) -> str:
         words = [_text(np.nan if item is None else item) for item in value]
         return " ".join(words)
     if isinstance(value, float | np.floating):
+        # rows are identified by these texts, so a parameter must always read the same
         return f"{value:.6g}"
     return str(value)
 

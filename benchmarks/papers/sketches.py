@@ -56,10 +56,10 @@ SIGMAS = (0.0, 0.01, 0.03, 0.06, 0.09, 0.125, 0.18, 0.25, 0.5, 1.0)  # σ/S
 SKETCHES = (0, 64, 256)  # 0: whole updates
 CODES = ("none", "8bit", "4bit", "1bit", "topk:0.01", "topk:0.1")
 FIRST = 20  # seed; constants were chosen on lower ones
-DRAWS = 3
+DRAWS = 3  # of noise and sketches, over which the ARI is averaged
 ROUNDS = 25  # of a whole run
 RECORDED = 20  # the round of CFL's recorded updates
-LEAST = 0.9
+LEAST = 0.9  # mean ARI with which clusters count as found
 CLIENTS = 20
 CLUSTERS = 4
 RUN = {"sketch": None, "compress": "none", "clusterer": "paper", "noise": 0.0}
@@ -114,6 +114,7 @@ def _run(cell: Cell) -> dict[str, Any]:
     """Return the results of a whole run."""
     params = {name: cell[name] for name in ("sketch", "compress", "clusterer")}
     if cell["noise"]:
+        # S = 1, so that the noise σ is σ/S
         params |= {"clip": 1.0, "noise": cell["noise"]}
     method = METHODS[cell["method"]](rounds=ROUNDS, **params)
     federation = _federation(cell["seed"])
@@ -144,6 +145,7 @@ def _updates(cell: Cell) -> dict[str, Any]:
         cluster = _cfl
     sigmas: tuple[float, ...] = SIGMAS
     if cell["compress"] != "none":
+        # compression is measured without noise
         sigmas = SIGMAS[:1]
     results: dict[str, Any] = {}
     for sigma in sigmas:
@@ -252,6 +254,7 @@ def _cfl(
         # the longest of noisy norms would be the one with the most noise
         longest = float(norms.square().mean().sqrt())
     alpha = _cosines(inner, norms, noise, rows.shape[1], sketch)
+    # eq. 33 with ε2 as a share of the largest norm of any round (not in the paper)
     incongruent = longest > plan.eps2 * max(first, longest)
     labels = [0] * len(rows)
     pending = [0]

@@ -27,7 +27,7 @@ from securecluster.benchmarks.papers.sheet import Cell, Sheet, options
 from securecluster.benchmarks.papers.srfca_runs import MADE, OWN, table
 
 TOLD = ("ifca", "local-kmeans")  # methods that receive the number of clusters
-KS = (2, 3, 4, 5)
+KS = (2, 3, 4, 5)  # among which the paper tunes K of the clustered baselines
 COMMON: dict[str, Any] = {
     "data": "femnist",
     "scenario": "natural",

@@ -27,23 +27,24 @@ COMMON = {
     "data": "mnist",
     "overlap": False,
     "clients": 100,
-    "model": "mlp-200",
+    "model": "mlp-200",  # two layers, of which 200 units are hidden
     "participation": 1.0,
 }
 SCALES: dict[str, dict[str, Any]] = {
     "cpu": {"samples": 200, "optimizer": "sgd", "batch_size": 20},
+    # batches and Adam are from the authors' code
     "full": {"samples": 600, "optimizer": "adam", "batch_size": 50},
 }
 OWN: dict[str, dict[str, dict[str, Any]]] = {
     # rounds of ten iterations, 250 and 280 in all as in the paper
     "cpu": {
         "rotation": {"clusters": 4, "lr": 0.1, "rounds": 25},
-        "inversion": {"clusters": 2, "lr": 0.03, "rounds": 28},
+        "inversion": {"clusters": 2, "lr": 0.03, "rounds": 28},  # negatives have large inputs
     },
     # rounds of twelve iterations
     "full": {
-        "rotation": {"clusters": 4, "lr": 2e-4, "rounds": 21},
-        "inversion": {"clusters": 2, "lr": 2e-4, "rounds": 23},
+        "rotation": {"clusters": 4, "lr": 2e-4, "rounds": 21},  # 252 iterations; the paper: 250
+        "inversion": {"clusters": 2, "lr": 2e-4, "rounds": 23},  # 276; the paper: 280
     },
 }
 PAPER = {"srfca": "the correct clusters without k; accuracy no worse than the best baseline"}

@@ -50,10 +50,10 @@ TRAINING = ("model", "optimizer", "lr", "batch_size", "epochs", "participation")
 OWN: dict[str, dict[str, Any]] = {
     "ifca": {"starts": 10},  # of which the best is taken
     "srfca": {
-        "distance": "loss",
+        "distance": "loss",  # the cross-cluster loss, as in the paper's experiments
         "trim": 0.15,  # β of the authors' code
-        "size": 2,
-        "refine": 2,
+        "size": 2,  # t
+        "refine": 2,  # R, at most; 1 on real data
     },
 }
 
@@ -85,6 +85,7 @@ def _local_kmeans(cell: Cell, params: dict[str, Any]) -> LocalKMeans:
 def _srfca(cell: Cell, params: dict[str, Any]) -> SRFCA:
     rounds = cell["rounds"]
     own = {name: cell[name] for name in OWN["srfca"]}
+    # T in ONE_SHOT, and T in each REFINE, which restarts from w_0 (Algorithms 1 and 3)
     return SRFCA(**params, rounds=rounds, local_rounds=rounds, **own)
 
 
@@ -187,6 +188,7 @@ def graph(fitted: ClusteringProtocol) -> dict[str, Any]:
     separate = [edge for edge in edges if not edge <= limit]
     by_message = fitted.bytes_["by_message"]
     return {
+        # the loss distance needs f_j(w_i), so one-shot models go down to the other clients
         "relayed": by_message["losses"]["down"],
         "lambda": limit,
         "joined": max(joined, default=None),

@@ -24,6 +24,7 @@ app = ClientApp()
 @cache
 def setup() -> tuple[Work, torch.nn.Module, torch.optim.Optimizer, str]:
     """Return what an actor keeps between calls: the data, network, optimizer and device."""
+    # ray has one actor a core
     torch.set_num_threads(1)
     device = os.environ[DEVICE]
     work = load(os.environ[EXPORT])
@@ -57,6 +58,7 @@ def train(message: Any, context: Context) -> Any:
     sgd(net, optimizer, x, y, work.batch)
     content = {
         "arrays": ArrayRecord(net.state_dict()),
+        # FedAvg's weights, which are equal here, as the plain loop's are
         "metrics": MetricRecord({"num-examples": len(y)}),
     }
     return Message(RecordDict(content), reply_to=message)

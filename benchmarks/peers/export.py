@@ -46,6 +46,7 @@ def export(path: Path, model: str, clients: int, rounds: int, samples: int = SAM
         y=y[positions],
         x_test=x_test,
         y_test=y_test,
+        # in the order of `named_parameters`, which the networks of net.py share
         start=flat.initial().numpy(),
         order=order,
         model=model,
@@ -102,14 +103,17 @@ def data() -> str:
 
 
 def _order(clients: int, samples: int, turn: int, randomness: Randomness) -> NDArray[np.int16]:
+    # by round, so that a longer run begins with the orders of a shorter one
     generator = randomness.generator("peers", "order", turn)
     draws = generator.random((clients, samples))
+    # sorting uniform numbers makes a random permutation of each row, (m, n)
     return draws.argsort(axis=1).astype(np.int16)
 
 
 def _pixels(pool: SourcePool) -> Pool:
     """Return a pool's images as bytes, and its labels."""
     positions = np.arange(len(pool.y))
+    # bytes are a quarter of float32, and every worker scales them to the same bits (`work.scaled`)
     pixels = np.round(pool.read(positions) * 255)
     return pixels.astype(np.uint8), pool.y
 

@@ -21,6 +21,7 @@ WHERE = Path.home() / ".cache" / "securecluster" / "peers"
 ROOT = Path(__file__).resolve().parents[2]
 # always in the same pip call: an open range may bring another build than this project uses
 TORCH = "torch>=2.6,<2.14"
+# pfl and Flower are pinned; the CSV names the versions of each peer's packages
 NEEDS = {
     "plain": (TORCH, "numpy"),
     "securecluster": (TORCH, "-e", str(ROOT)),
@@ -64,6 +65,7 @@ for name in {VERSIONS!r}:
         pass
 print(json.dumps(found))
 """
+    # -I: isolated from the working folder, whose packages are not the environment's
     command = [str(interpreter), "-I", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     by_name: dict[str, str] = json.loads(done.stdout)
@@ -87,6 +89,7 @@ def make(name: str, where: Path = WHERE) -> None:
     folder = where / name
     log = where / f"{name}.log"
     where.mkdir(parents=True, exist_ok=True)
+    # clear removes what an incomplete installation left
     venv.create(folder, clear=True, with_pip=True)
     interpreter = folder / "bin" / "python"
     command = [str(interpreter), "-m", "pip", "install", *NEEDS[name]]
@@ -94,6 +97,7 @@ def make(name: str, where: Path = WHERE) -> None:
         done = subprocess.run(command, stdout=stream, stderr=stream, check=False)
     if done.returncode:
         raise UsageError(f"installing {name} failed: read {log}, then run this again")
+    # written last, so that an installation that was cut off, or of other requirements, is repeated
     _mark(name, where).write_text(_wanted(name))
 
 

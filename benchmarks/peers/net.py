@@ -43,6 +43,7 @@ def cnn() -> nn.Sequential:
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
+        # 64 channels of 7 × 7: 28 × 28 pixels, halved by two poolings
         nn.Linear(3136, 512),
         nn.ReLU(),
         nn.Linear(512, 10),
@@ -78,6 +79,7 @@ def put(net: nn.Module, weights: torch.Tensor) -> None:
 
 def flat(net: nn.Module) -> torch.Tensor:
     """Return the network's weights as one new vector (d,)."""
+    # concatenation copies, so later training does not change the vector
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
@@ -93,6 +95,7 @@ def sgd(
         y: labels (n,).
         batch: samples of a mini-batch; the last one may have fewer.
     """
+    # no shuffling: callers pass samples in the exported order
     for first in range(0, len(y), batch):
         rows = slice(first, first + batch)
         optimizer.zero_grad()
@@ -108,6 +111,7 @@ def accuracy(work: Work, weights: Weights) -> float:
         work: holds the test set.
         weights: of the model, (d,).
     """
+    # on the CPU on any device, so that all workers are evaluated with the same arithmetic
     net = build(work)
     put(net, torch.as_tensor(weights))
     hits = 0
@@ -132,6 +136,7 @@ def settle(device: str) -> Callable[[], int]:
     """
 
     def settled() -> int:
+        # kernels run asynchronously: without this the clock would stop before the round's work ends
         torch.cuda.synchronize()
         return torch.cuda.max_memory_reserved()
 

@@ -66,6 +66,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=stream,
                 env=self._environment(),
+                # a folder without modules, from which a worker could import by accident
                 cwd=self._scratch.name,
             )
         # where memory runs out, a worker goes first, and the driver can tell
@@ -86,11 +87,15 @@ class Worker:
     def _environment(self) -> dict[str, str]:
         additions = {
             TAG: self._tag,
+            # this package's parent folder: the worker imports it as `peers`, without securecluster
             "PYTHONPATH": str(HERE.parent),
+            # huge pages and passive waiting as in this project, so that no peer lacks them
             **ENVIRONMENT,
+            # also of the processes that a framework starts
             "OMP_NUM_THREADS": str(self.threads),
             "TMPDIR": self._scratch.name,
             "FLWR_HOME": self._scratch.name,
+            # no network: telemetry, update check, installation of an app's dependencies by uv
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -154,6 +159,7 @@ class Worker:
         with suppress(OSError):
             self._process.stdin.close()  # the end of the input means quit
         wait_until(lambda: self._process.poll() is not None, patience)
+        # by their mark, since a daemon has another parent as soon as its own has ended
         for force in (signal.SIGTERM, signal.SIGKILL):
             for pid in tagged(self._tag):
                 _kill(pid, force)

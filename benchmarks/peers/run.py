@@ -41,6 +41,8 @@ ENVIRONMENTS = {
     "plain": "plain",
     "central": "plain",
 }
+# printed ones: first, median, min and max are seconds a round, `times_ours` a peer's median over
+# this project's, `share_of_central` the centralised model's median over a peer's
 COLUMNS = (
     "peer",
     "first",
@@ -85,9 +87,11 @@ def rows(
         ratios = {
             "times_ours": _text(median / ours.time(), 2),
             "share_of_central": _text(central.time() / median, 3),
+            # a round is one pass over all clients' samples
             "samples_per_second": _text(clients * SAMPLES / median, 0),
         }
         differences = {
+            # after the first round differences are of rounding alone; later training amplifies them
             "diff_first": _difference(result, plain, "first"),
             "diff_end": _difference(result, plain, "end"),
         }
@@ -230,6 +234,7 @@ def chosen(options: argparse.Namespace, scratch: Path) -> Plan:
         raise UsageError(
             "two rounds and two clients are the least: the first round is reported apart"
         )
+    # raises if there is no such device, before any worker is started
     choose_device(options.device)
     pythons = {}
     for peer in options.peers:
@@ -289,5 +294,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(run(plan, options.name))
         except UsageError as error:
             print(error, file=sys.stderr)
+            # the exit code of argparse's own errors
             return 2
     return 0

@@ -17,6 +17,7 @@ from securecluster.benchmarks.peers.export import export
 from securecluster.benchmarks.peers.process import PeerError, Worker
 from securecluster.benchmarks.peers.work import CORES
 
+# this project takes all cores in one process; Flower and pfl_mp have a process a core
 THREADS = {
     "ours": (CORES,),
     "flower": (1,),
@@ -48,6 +49,7 @@ class Measured:
         Args:
             of: another statistic than the median, such as `min`.
         """
+        # the first round includes what happens once: ray's actors read data, pfl evaluates users
         later = self.seconds[1:]
         if not later:
             return float("nan")
@@ -126,6 +128,7 @@ class Turns:
         result.peak = max(result.peak, answer["peak_rss_bytes"])
         result.peak_device = max(result.peak_device, answer["peak_device_bytes"])
         if len(result.seconds) == 1:
+            # before training amplifies differences in the last bits
             result.weights["first"] = self._weights(result)
 
     def finish(self, result: Measured) -> None:
@@ -164,6 +167,7 @@ def measure(plan: Plan, model: str, clients: int, trials: Trials) -> list[Measur
         turns = Turns(plan, work, measured, stack)
         turns.each(turns.start)
         began = time.monotonic()
+        # one round each, so that the machine's other load affects all workers equally
         for number in range(plan.rounds):
             turns.each(turns.round)
             latest = []
@@ -218,6 +222,7 @@ def _trial(plan: Plan, peer: str, work: Path, threads: int) -> float:
             for _ in range(TRIAL[1]):
                 answer = worker.ask("round", plan.timeout)
                 seconds.append(float(answer["seconds"]))
+            # the fastest one, since other load only adds to a time, and the first one warms up
             return min(seconds)
     except PeerError:
         return float("inf")
@@ -235,6 +240,7 @@ def _planned(peer: str, clients: int, trial: tuple[int, float], timeout: float) 
         timeout: seconds that a round may take.
     """
     threads, per_client = trial
+    # linear in the number of clients, from the trial's 20
     expected = per_client * clients
     result = Measured(peer, threads)
     if per_client == float("inf"):

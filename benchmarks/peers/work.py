@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 NAMES = {"mlp": "mlp-200", "cnn": "cnn-briggs"}  # the networks' names in this project
 Weights = NDArray[np.float32]
+# those that this process may use, which can be fewer than the machine has
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -148,6 +149,7 @@ class Talk:
         self._weights = weights
         self._accuracy = accuracy
         self._settle = settle
+        # the pipe to the driver, which only `_say` writes to
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # whatever a framework prints goes to the log
         self._since = 0.0
@@ -175,6 +177,7 @@ class Talk:
 
     def end(self) -> None:
         """Stop the clock after a round, and send the driver its figures."""
+        # before the clock is read, since a GPU works asynchronously
         device_bytes = self._settle()
         seconds = time.perf_counter() - self._since
         self._say(

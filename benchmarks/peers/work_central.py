@@ -31,6 +31,7 @@ def main(arguments: Options) -> None:
             pipe.begin()
             order = torch.as_tensor(work.turn(number))
             positions = (order + offsets).to(device)
+            # as many steps as one client has, each on the mini-batches of all clients at once
             for columns in positions.split(work.batch, dim=1):
                 batch = columns.flatten()
                 sgd(net, optimizer, x[batch], y[batch], len(batch))

@@ -49,6 +49,7 @@ class Server:
         """
         clients = self._work.clients
         strategy = FedAvg(
+            # all clients in every round, as in the other workers, and no evaluation
             fraction_train=1.0,
             fraction_evaluate=0.0,
             min_train_nodes=clients,
@@ -64,6 +65,7 @@ class Server:
     def _round(self, strategy: Any, grid: Any, number: int) -> None:
         messages = strategy.configure_train(number, self._arrays, ConfigRecord(), grid)
         replies = list(grid.send_and_receive(messages))
+        # the strategy would leave failed clients out, and the round would be of less work
         failed = [reply for reply in replies if reply.has_error()]
         if failed or len(replies) != self._work.clients:
             reason: Any = "no reply"
@@ -86,12 +88,14 @@ def main(arguments: Options) -> None:
     ray = {
         "num_cpus": actors,
         "include_dashboard": False,
+        # bytes: 512 MiB
         "object_store_memory": 1 << 29,
         "_temp_dir": folder,
     }
     share: float = 0
     if arguments.device == "cuda":
         share = 1 / actors
+    # of one actor; a GPU is divided equally among them
     resources = {"num_cpus": 1, "num_gpus": share}
     backend = {"init_args": ray, "client_resources": resources}
     run_simulation(server, app, work.clients, backend_config=backend)

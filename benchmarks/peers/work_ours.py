@@ -30,6 +30,7 @@ class Ordered(LocalTrainer):
     work: Work
 
     def _batches(self, client: int, plan: LocalTraining, step: int) -> Iterator[NDArray[np.int64]]:
+        # calls are numbered from 1
         exported = self.work.order[step - 1, self.ids[client]]
         order = exported + self._offsets[client]
         for first in range(0, len(order), plan.batch_size):
@@ -51,6 +52,7 @@ class Stepwise(FedAvg):
         endpoint: Any = super().build_client(federation, settings, *positional, **named)
         cohort = endpoint.client.cohort
         start = cohort.start.cpu().numpy()
+        # bit for bit: both follow from the exporter's seed
         if not np.array_equal(start, self.work.start):
             raise RuntimeError("the exported initial weights are not the ones this project draws")
         cohort.__class__ = Ordered
@@ -107,6 +109,7 @@ def main(arguments: Options) -> None:
     protocol.work = work
     settled = settle(arguments.device)
     protocol.pipe = Talk(protocol.weights, partial(accuracy, work), settled)
+    # no transcript, as no peer writes one
     settings = Settings(arguments.device, arguments.threads, transcript="none")
     with suppress(Quit):
         protocol.fit(federation, settings, report=protocol.next)

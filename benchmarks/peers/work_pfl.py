@@ -125,16 +125,20 @@ def main(arguments: Options) -> None:
     torch.set_num_threads(arguments.threads)
     work = load(arguments.export)
     net = build(work, arguments.device)
+    # pfl applies the average as a gradient: at rate 1 the new model is the mean, as in FedAvg
     central_optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     model = PyTorchModel(Net(net), torch.optim.SGD, central_optimizer)
     users = Users(work, arguments.device)
+    # each user once a round, as the cohort is all of them
     sampler = MinimizeReuseUserSampler(list(range(work.clients)))
     data = FederatedDataset(users, sampler)
     pipe: Talk | None = None
+    # one process talks to the driver; the others follow it by a barrier
     if os.environ.get("RANK", "0") == "0":
         pipe = talk(work, net, arguments)
     rounds = NNAlgorithmParams(
         central_num_iterations=len(work.order) + 1,
+        # never again after iteration 0
         evaluation_frequency=1 << 30,
         train_cohort_size=work.clients,
         val_cohort_size=0,

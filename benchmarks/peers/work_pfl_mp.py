@@ -32,6 +32,7 @@ def join(arguments: Options, rank: int) -> None:
     """
     size = processes(arguments.device)
     meet = torch.distributed.init_process_group
+    # torchrun's variables, which pfl reads when it is imported; gloo on the loopback interface
     os.environ.update(
         TORCHELASTIC_RUN_ID="peers",
         RANK=str(rank),
@@ -46,6 +47,7 @@ def join(arguments: Options, rank: int) -> None:
         meet("gloo", init_method=meeting, rank=rank, world_size=size)
 
     torch.distributed.init_process_group = group  # type: ignore[assignment]
+    # imported after the variables and the group are in place
     from .work_pfl import main
 
     main(arguments)

@@ -24,6 +24,7 @@ def main(arguments: Options) -> None:
         images = torch.as_tensor(work.images(client))
         x.append(images.to(device))
     y = torch.as_tensor(work.y).to(device)
+    # one for all clients: plain SGD has no state that would pass from one to the next
     optimizer = torch.optim.SGD(net.parameters(), lr=work.lr)
     pipe = talk(work, net, arguments)
     with suppress(Quit):
@@ -36,6 +37,7 @@ def main(arguments: Options) -> None:
                 rows = order[client]
                 put(net, start)
                 sgd(net, optimizer, x[client][rows], y[client][rows], work.batch)
+                # unweighted, since all clients have equally many samples
                 model_sum += flat(net)
             put(net, model_sum / work.clients)
             pipe.end()

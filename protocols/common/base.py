@@ -28,7 +28,7 @@ from securecluster.core.validation import check_number, check_whole
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging import wire
-from securecluster.messaging.bounds import Limits
+from securecluster.messaging.bounds import Limits, free_axes, unknown_sizes
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.transcript import INDEX, Transcript
 from securecluster.models.objectives import Objective, objective
@@ -39,7 +39,7 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.config import check_kind, known, numbers
-from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.declaration import hyper_parameters
 from securecluster.protocols.common.execution import (
     Joined,
     KeySource,
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 FEW_ROUNDS = 30  # below this number a warning about poor models suggests more rounds
 
 
-@protocol
+@hyper_parameters
 class ClusteringProtocol(SumOptions, ProtocolHooks):
     """Base class of all clustering protocols.
 
@@ -101,6 +101,21 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             have no effect here.
         joined_: after `predict`, what newcomers released in that call, and its cost.
     """
+
+    def __new__(cls, *arguments: Any, **values: Any) -> Self:
+        """Return a new protocol, after a check that its hyper-parameters are declared.
+
+        Raises:
+            UsageError: the class has annotated fields, and lacks `@protocol`.
+        """
+        if "__dataclass_fields__" not in vars(cls):
+            declared = vars(cls).get("__annotations__", {})
+            given = [name for name in values if name in declared]
+            if given:
+                raise UsageError(
+                    f"{cls.__name__} declares {given[0]} and lacks @protocol: decorate the class"
+                )
+        return super().__new__(cls)
 
     rounds: int = 40
     """communication rounds in all"""
@@ -614,8 +629,26 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         itemsize = 4
         if config["dtype"] == "float64":
             itemsize = 8
-        row_layout = layout(pipeline, itemsize)
-        return Limits(self.frame_sizes(config), row_layout)
+        sizes = self.frame_sizes(config)
+        self._check_sizes(sizes)
+        return Limits(sizes, layout(pipeline, itemsize))
+
+    def _check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Raise UsageError for a message of this method with a bound of an unknown name."""
+        messages: list[type] = []
+        for name in dir(self.client):
+            if hasattr(getattr(self.client, name), "__release__"):
+                messages += self.message_types(name)
+        known = set(sizes)
+        for message in messages:
+            known |= free_axes(message)
+        for message in messages:
+            unknown = unknown_sizes(message, known)
+            if unknown:
+                raise UsageError(
+                    f"{message.__name__} has a bound by {unknown[0]!r}, which is no size of this "
+                    f"protocol ({', '.join(sizes)}): name one of these, or add it to frame_sizes"
+                )
 
     def message_types(self, method: str) -> tuple[type, type]:
         """Return the (query class, reply class) of a call.

@@ -30,11 +30,12 @@ from securecluster.protocols.common.averaging import (
     visible_sample_counts,
 )
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.labels import check_numbering, checked_labels
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec
 from securecluster.protocols.common.sampling import TRIES
-from securecluster.runtime.endpoint import message_types
+from securecluster.runtime.endpoint import GATHER, message_types
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -130,6 +131,7 @@ class ClusterOnce(ClusteringProtocol):
         seed = net.randomness.integer("server", "clusterer")
         name = f"{type(self).__name__}.cluster"
         labels = checked_labels(name, self.cluster(rows, seed), len(rows))
+        check_numbering(name, labels)
         label_of = dict(zip(replies.ids, labels, strict=True))
         default = largest(labels)
         all_labels = [label_of.get(i, default) for i in net.clients]
@@ -172,6 +174,12 @@ class ClusterOnce(ClusteringProtocol):
             raise UsageError(
                 f"{name} names no signature: set `signature` to the client method that returns "
                 "what clients are clustered by"
+            )
+        release = getattr(method, "__release__", None)
+        if release is None or GATHER not in release.via:
+            raise UsageError(
+                f"{name}.signature is no client method that can be gathered: decorate the method "
+                "with @answers(GATHER, ...)"
             )
         if getattr(self.client, method.__name__, None) is None:
             raise UsageError(
@@ -259,35 +267,3 @@ class ClusterOnce(ClusteringProtocol):
                 *visible_sample_counts(weighted=not self.per_client),
             ]
         )
-
-
-def checked_labels(
-    name: str, labels: Sequence[int], count: int, existing: int | None = None
-) -> list[int]:
-    """Return labels as a list of ints, after a check of what an author's method returned.
-
-    Args:
-        name: of the method, for errors.
-        labels: one for each signature.
-        count: number of signatures.
-        existing: number of clusters that labels may name; None takes all that the labels name.
-
-    Raises:
-        UsageError: another number of labels, or labels that do not number clusters from 0.
-    """
-    values = np.asarray(labels)
-    if values.shape != (count,) or not np.issubdtype(values.dtype, np.integer):
-        raise UsageError(
-            f"{name} returns one label for each of {count} signatures: return a list of {count} "
-            "whole numbers"
-        )
-    numbers: list[int] = values.tolist()
-    used = set(numbers)
-    if existing is None and used != set(range(len(used))):
-        raise UsageError(f"{name} returns {numbers}: number the clusters from 0 without gaps")
-    if existing is not None and not used <= set(range(existing)):
-        raise UsageError(
-            f"{name} returns {numbers}: the run has the clusters 0 to {existing - 1}, and "
-            "newcomers join one of these"
-        )
-    return numbers

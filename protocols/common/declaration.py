@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeVar, dataclass_transform
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, dataclass_transform
 
-from securecluster.core.field_docs import with_parameters
+from securecluster.core.field_docs import field_descriptions, has_source, with_parameters
+from securecluster.errors import UsageError
+from securecluster.protocols.common.client import TrainingClient
 
 P = TypeVar("P", bound=type)
+# types of the values of hyper-parameters that JSON cannot hold: these are no hyper-parameters
+NOT_A_VALUE = (type, type(lambda: None))
 
 
 @dataclass_transform(kw_only_default=True)
@@ -19,8 +25,144 @@ def protocol(declared: P) -> P:
 
     Args:
         declared: a subclass of `ClusteringProtocol`.
+
+    Raises:
+        UsageError: the class lacks a part of a protocol, or declares one that cannot work.
+    """
+    _check_hyper_parameters(declared)
+    hyper_parameters(declared)
+    _check_parts(declared)
+    _check_methods(declared)
+    return declared
+
+
+@dataclass_transform(kw_only_default=True)
+def hyper_parameters(declared: P) -> P:
+    """Make a class, which may be abstract, a keyword-only dataclass with documented fields.
+
+    Args:
+        declared: a class with annotated fields.
+
+    Raises:
+        UsageError: a default that dataclasses refuse, such as a list.
     """
     text = declared.__doc__ or ""
-    dataclasses.dataclass(kw_only=True)(declared)  # changes the class in place
+    try:
+        dataclasses.dataclass(kw_only=True)(declared)  # changes the class in place
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{declared.__name__}: {error}") from None
     declared.__doc__ = with_parameters(declared, text)
     return declared
+
+
+def _check_hyper_parameters(declared: type) -> None:
+    """Raise UsageError for an annotated field of the class that is no hyper-parameter.
+
+    Args:
+        declared: the class, before it is a dataclass.
+    """
+    for name, annotation in vars(declared).get("__annotations__", {}).items():
+        label = f"{declared.__name__}.{name}"
+        if "ClassVar" in str(annotation):
+            continue
+        if name.endswith("_"):
+            raise UsageError(
+                f"{label} ends in an underscore, as results of fit do: give the hyper-parameter "
+                "another name"
+            )
+        for base in declared.__mro__[1:]:
+            if callable(vars(base).get(name)) or isinstance(vars(base).get(name), property):
+                raise UsageError(
+                    f"{label} has the name of a method of {base.__name__}: give the "
+                    "hyper-parameter another name"
+                )
+        if name not in vars(declared):
+            raise UsageError(f"{label} has no default: give the hyper-parameter one")
+        if isinstance(vars(declared)[name], NOT_A_VALUE):
+            raise UsageError(
+                f"{label} is no hyper-parameter: annotate it as ClassVar, or leave the annotation "
+                "out"
+            )
+
+
+def _check_parts(declared: type) -> None:
+    """Raise UsageError for a class that lacks a part of a protocol.
+
+    Args:
+        declared: the class.
+    """
+    label = declared.__name__
+    name = getattr(declared, "name", None)
+    if not isinstance(name, str) or not name.replace("-", "").isalnum():
+        raise UsageError(
+            f"{label} has no name: set `name` to letters, digits and hyphens, by which the command "
+            "line finds it"
+        )
+    client = getattr(declared, "client", None)
+    if not (isinstance(client, type) and issubclass(client, TrainingClient)):
+        raise UsageError(
+            f"{label}.client is {getattr(client, '__name__', client)}: set it to a subclass of "
+            "TrainingClient, such as SumClient"
+        )
+    missing = sorted(getattr(declared, "__abstractmethods__", ()))
+    if missing:
+        raise UsageError(f"{label} lacks {missing[0]}: define {_signature(declared, missing[0])}")
+    if not has_source(declared):
+        return
+    described = field_descriptions(declared)
+    for field in dataclasses.fields(declared):
+        own_field = field.name in vars(declared).get("__annotations__", {})
+        if own_field and field.name not in described:
+            raise UsageError(
+                f"{label}.{field.name} has no description: write a string below it, which help and "
+                "--help show"
+            )
+
+
+def _check_methods(declared: type) -> None:
+    """Raise UsageError for a method that cannot be called as the method that it overrides.
+
+    Args:
+        declared: the class.
+    """
+    for name, method in vars(declared).items():
+        if not inspect.isfunction(method) or name.startswith("_"):
+            continue
+        for base in declared.__mro__[1:]:
+            overridden = vars(base).get(name)
+            if not inspect.isfunction(overridden):
+                continue
+            if not _accepts(method, overridden):
+                own = ", ".join(inspect.signature(method).parameters)
+                raise UsageError(
+                    f"{declared.__name__}.{name}({own}) is called as "
+                    f"{_signature(base, name)}: give it these arguments"
+                )
+            break
+
+
+def _accepts(method: Callable[..., Any], overridden: Callable[..., Any]) -> bool:
+    """Return whether a method takes the arguments that another one takes by position.
+
+    Args:
+        method: the method of a subclass.
+        overridden: that of its base.
+    """
+    parameters = inspect.signature(overridden).parameters.values()
+    required = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    try:
+        inspect.signature(method).bind(*required)
+    except TypeError:
+        return False
+    return True
+
+
+def _signature(owner: type, name: str) -> str:
+    """Return how a method is called, such as "cluster(self, signatures, seed)".
+
+    Args:
+        owner: a class that has the method.
+        name: of the method.
+    """
+    parameters = inspect.signature(getattr(owner, name)).parameters
+    return f"{name}({', '.join(parameters)})"

@@ -239,6 +239,19 @@ class EigenvectorProtocol(ClusteringProtocol):
     # the pipeline adds no noise to eigenvectors: the Gram matrices have noise of their own
     noises_signatures: ClassVar[bool] = False
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Check that this class comes before `ClusterOnce` among the bases.
+
+        Raises:
+            UsageError: signatures would be clipped and noised as updates are.
+        """
+        super().__init_subclass__(**keywords)
+        if cls.noises_signatures:
+            raise UsageError(
+                f"class {cls.__name__}: name EigenvectorProtocol first among the bases, since its "
+                "noise replaces that of signatures"
+            )
+
     def shared_facts(self, federation: Federation) -> dict[str, Any]:
         """Return D, the numbers of a sample's features.
 

@@ -29,6 +29,7 @@ from securecluster.privacy.masking.identities import Identity, Roster, check_ros
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import ClientState, TrainingClient
+from securecluster.protocols.common.labels import checked_labels
 from securecluster.protocols.common.messages import ModelDelta
 from securecluster.protocols.common.newcomers import (
     NewcomerRecord,
@@ -459,7 +460,8 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     state: Any = unpack(protocol.kept_.server, protocol.state_class())
     with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
         labels = protocol.assign_newcomers(net, state, guests.ids)
-    clusters = tuple(map(int, labels))
+    name = f"{type(protocol).__name__}.assign_newcomers"
+    clusters = tuple(checked_labels(name, labels, len(guests.ids)))
     return Joined(clusters, net.state.ledger, transcript, transcript.totals())
 
 

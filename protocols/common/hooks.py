@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, cast, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Rows
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.labels import checked_labels
 from securecluster.protocols.common.privacy_spec import Disclosures
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -117,18 +118,21 @@ class ProtocolHooks(ABC):
             run: gives the numbers of rounds, and stores checkpoints and history.
 
         Raises:
-            UsageError: `run_server` returned an object of another class than it declares.
+            UsageError: `run_server` returned an object of another class than it declares, or one
+                without a label for each client.
         """
         state_type = self.state_class()
-        state = self.run_server(net, run)
+        state: Any = self.run_server(net, run)
         if isinstance(state, state_type):
+            labels = f"the state of {type(self).__name__}.run_server"
+            checked_labels(labels, cast(Any, state).labels, len(net.clients))
             return state
         returned = "nothing"
         if state is not None:
-            returned = f"a {type(state).__name__}"
+            returned = type(state).__name__
         name = type(self).__name__
         raise UsageError(
-            f"{name}.run_server returned {returned}, and declares a {state_type.__name__}: end it "
+            f"{name}.run_server returned {returned}, and declares {state_type.__name__}: end it "
             "with `return state`"
         )
 

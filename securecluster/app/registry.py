@@ -11,11 +11,12 @@ They then run, compare and resume on the command line like any other.
 from __future__ import annotations
 
 import importlib
+import warnings
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from securecluster.errors import UsageError, unknown
+from securecluster.errors import SecureClusterWarning, UsageError, unknown
 
 GROUP = "securecluster.protocols"
 PROTOCOLS = {  # module and class
@@ -49,6 +50,7 @@ def protocol_class(name: str) -> Any:
     """
     # Only the protocol that runs is imported, so that the command line answers at once.
     if name in PROTOCOLS:
+        _warn_of_other_declaration(name)
         module_name, _, class_name = PROTOCOLS[name].partition(":")
         module = importlib.import_module(f"securecluster.protocols.{module_name}")
         return getattr(module, class_name)
@@ -56,6 +58,19 @@ def protocol_class(name: str) -> Any:
     if name not in declared:
         raise unknown("protocol", name, protocol_names())
     return _loaded(declared[name])
+
+
+@cache
+def _warn_of_other_declaration(name: str) -> None:
+    """Warn if an installed package declares a protocol under the name of one of this project's."""
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            warnings.warn(
+                f"{point.value} is declared under the name {name!r} of a protocol of "
+                "securecluster, which is the one that runs: give yours another name",
+                SecureClusterWarning,
+                stacklevel=3,
+            )
 
 
 @cache

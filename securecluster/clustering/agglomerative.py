@@ -79,6 +79,11 @@ def merges(distance: Array, linkage: str) -> Array:
 
     # "l2" goes with every linkage: the caller checks the metric.
     check_linkage("l2", linkage)
+    if distance.ndim == 2 and not np.isfinite(distance).all():
+        raise UsageError(
+            "clustering needs a finite square distance matrix, and some distances are NaN or "
+            "infinite: check what they are computed from"
+        )
     if len(distance) < 2 or not is_finite_square(distance):
         raise UsageError(
             "clustering needs a finite square distance matrix of at least two clients, not "
@@ -191,8 +196,18 @@ def linkage_clusters(
 
     Returns:
         Labels (m,), numbered from 0 in the order of first members.
+
+    Raises:
+        UsageError: a count and a height, or distances that are not symmetric.
     """
+    if count is not None and height is not None:
+        raise UsageError("a count and a height both say where to cut: give one of them")
     tree = merges(distance, linkage)
+    if not np.allclose(distance, distance.T):
+        raise UsageError(
+            "clustering needs the distance of two clients to be the same in both directions: "
+            "average the matrix and its transpose"
+        )
     if count is not None:
         return into(tree, min(count, len(distance)))
     if height is None:
@@ -305,7 +320,11 @@ def nearest(
 
     Returns:
         Clusters (n,); ties go to the first one.
+
+    Raises:
+        UsageError: an unknown linkage.
     """
+    check_linkage("l2", linkage)
     reductions = {"single": np.min, "complete": np.max}
     reduce = reductions.get(linkage, np.mean)
     columns = []

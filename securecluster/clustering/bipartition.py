@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.clustering.labels import Array, is_finite_square
 from securecluster.errors import UsageError
@@ -126,6 +127,61 @@ def separated(alpha: Array) -> Separated:
     return Separated(best.score, labels, tuple(sorted(best.cluster)))
 
 
+def separation_scores(alphas: Array) -> Array:
+    """Return the score of `separated` for each of many similarity matrices.
+
+    The scores are the same to the last bit, and take a small part of the time for many matrices of
+    few clients. In the order of `_spanning_trees` the members of each cluster that single linkage
+    makes stand side by side.
+
+    Args:
+        alphas: similarities, (n, m, m), symmetric and finite; the diagonals are not read.
+
+    Returns:
+        (n,); minus infinity for two clients.
+    """
+    count, m, _ = alphas.shape
+    if m < 3:
+        return np.full(count, -math.inf)
+    order, edges = _spanning_trees(alphas)
+    matrix = np.arange(count)[:, None]
+    # [:, first, last]: the smallest similarity of two members that stand from first to last
+    rows = order[:, :, None]
+    columns = order[:, None, :]
+    ordered = alphas[matrix[:, :, None], rows, columns]
+    up_to_diagonal = np.tri(m, dtype=bool)
+    inner_min = np.where(up_to_diagonal, math.inf, ordered)
+    np.minimum.accumulate(inner_min, axis=2, out=inner_min)
+    from_below = inner_min[:, ::-1]
+    np.minimum.accumulate(from_below, axis=1, out=from_below)
+    # Edge k, between positions k and k + 1, makes a cluster of all positions around it up to edges
+    # that are merged later: weaker ones, and tied ones on its right.
+    ends = np.full((count, 1), -math.inf)
+    bounded = np.hstack([ends, edges, ends])
+    own = edges[:, :, None]
+    left_edges = bounded[:, None, :-1]
+    right_edges = bounded[:, None, 1:]
+    on_the_left = np.tri(m - 1, m, dtype=bool)
+    on_the_right = ~on_the_left
+    weaker_left = on_the_left & (left_edges < own)
+    weaker_right = on_the_right & (right_edges <= own)
+    # the nearest weaker edge on each side bounds the cluster
+    leftwards = weaker_left[:, :, ::-1]
+    first = m - 1 - leftwards.argmax(2)
+    last = weaker_right.argmax(2)
+    left_bound = bounded[matrix, first]
+    right_bound = bounded[matrix, last + 1]
+    # It is merged with the rest at the stronger of its two bounds.
+    cross_max = np.maximum(left_bound, right_bound)
+    intra_min = inner_min[matrix, first, last]
+    others = last - first
+    scores = others * (intra_min - cross_max)
+    # The cluster of all clients has no rest.
+    scores[cross_max == -math.inf] = -math.inf
+    best: Array = scores.max(1)
+    return best
+
+
 def _single_linkage(alpha: Array) -> Array:
     """Return scipy's linkage matrix (m − 1, 4) of −alpha by single linkage."""
     from scipy.cluster.hierarchy import linkage
@@ -135,6 +191,43 @@ def _single_linkage(alpha: Array) -> Array:
     np.fill_diagonal(distance, 0.0)
     condensed = squareform(distance, checks=False)
     return np.asarray(linkage(condensed, "single"))
+
+
+def _spanning_trees(alphas: Array) -> tuple[NDArray[np.intp], Array]:
+    """Return the maximum spanning tree of each of many similarity matrices by Prim's algorithm.
+
+    It starts at position 0, and of tied positions the first is next, as in scipy's `linkage`.
+
+    Args:
+        alphas: similarities, (n, m, m).
+
+    Returns:
+        The positions in the order in which they are reached, (n, m), and the similarity by which
+        each but the first is reached, (n, m - 1).
+    """
+    count, m, _ = alphas.shape
+    rows = alphas.reshape(count * m, m)
+    # row of each matrix's position 0 in `rows`, and its place in the flat views below
+    start = np.arange(count) * m
+    order = np.zeros((count, m), dtype=np.intp)
+    edges = np.empty((count, m - 1))
+    nearest = np.full((count, m), -math.inf)
+    reached = np.zeros((count, m))
+    nearest_flat = nearest.ravel()
+    reached_flat = reached.ravel()
+    for step in range(m - 1):
+        position = order[:, step]
+        place = start + position
+        # Subtracted, so that a position is reached once.
+        reached_flat[place] = math.inf
+        similarities = rows[place]
+        np.maximum(nearest, similarities, out=nearest)
+        remaining = nearest - reached
+        following = remaining.argmax(1)
+        order[:, step + 1] = following
+        edge = start + following
+        edges[:, step] = nearest_flat[edge]
+    return order, edges
 
 
 def _scored_clusters(alpha: Array) -> list[_Scored]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, TypedDict
 
 import numpy as np
@@ -32,6 +33,13 @@ def agreement(labels: Sequence[int], truth: Sequence[int]) -> Agreement:
     Returns:
         Adjusted Rand index, normalised mutual information, purity, and exact recovery.
     """
+    # A run asks for it in every round, and clusters seldom change.
+    return _agreement(tuple(labels), tuple(truth)).copy()
+
+
+@lru_cache(maxsize=64)
+def _agreement(labels: tuple[int, ...], truth: tuple[int, ...]) -> Agreement:
+    """Return the scores of `agreement`, which are stored."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
     from sklearn.metrics.cluster import contingency_matrix
 

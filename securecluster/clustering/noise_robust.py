@@ -6,14 +6,20 @@ Average linkage, spectral clustering and k-means of similarities, and the number
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.agglomerative import into, merges, threshold
-from securecluster.clustering.bipartition import Bipartition, bipartition, intra_min, separated
+from securecluster.clustering.bipartition import (
+    Bipartition,
+    bipartition,
+    intra_min,
+    separated,
+    separation_scores,
+)
 from securecluster.clustering.k_means import kmeans
 from securecluster.clustering.labels import is_finite_square, members, relabel
 from securecluster.clustering.significance import Null, p_value
@@ -241,9 +247,11 @@ def evidence_for_split(
     if len(set(labels)) in (1, len(labels)):
         return SplitEvidence(observed, 1.0)
 
-    def statistic(drawn: Array) -> float:
-        score, _ = _separation(drawn, clusterer, seed)
-        return score
+    def statistic(drawn: Array) -> Iterable[float]:
+        if clusterer == "paper":
+            return separation_scores(drawn)
+        # One at a time, since no draw after the first as separated one is asked for.
+        return (_separation(cosines, clusterer, seed)[0] for cosines in drawn)
 
     null = Null.within(alpha, labels)
     generator = np.random.default_rng(seed)

@@ -11,7 +11,7 @@ chance.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 from securecluster.clustering.labels import members
 
 Array = NDArray[np.float64]
-Statistic = Callable[[Array], float]
+# cosines of several draws, (draws, m, m) -> the value of each draw, in order
+Statistic = Callable[[Array], Iterable[float]]
+# Most draws need few operations on many numbers: draws are made together. The first ones are few,
+# since a large p-value is known after a few draws.
+FIRST_DRAWS = 8
+# largest number of cosines that are drawn together, unless one draw has more: 0.5 MB
+DRAWN_TOGETHER = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -66,25 +72,27 @@ class Null:
         mean = max(0.0, noisy_mean - noise_of_mean)
         return cls(len(labels), spread, bulk, mean)
 
-    def cosines(self, generator: np.random.Generator) -> Array:
-        """Draw the cosines of the vectors of m clients.
+    def cosines(self, draws: int, generator: np.random.Generator) -> Array:
+        """Draw the cosines of the vectors of m clients, several times.
 
         Args:
+            draws: number of independent draws.
             generator: source of the draws.
 
         Returns:
-            (m, m) in [-1, 1].
+            (draws, m, m) in [-1, 1].
         """
-        shape = (self.clients, len(self.spread))
+        shape = (draws, self.clients, len(self.spread))
         normal = generator.standard_normal(shape)
         rows = normal * np.sqrt(self.spread)
-        inner = rows @ rows.T + self.mean
+        inner = rows @ rows.swapaxes(1, 2) + self.mean
         # Vectors are orthogonal in the bulk's directions, which add to their norms only.
-        inner[np.diag_indices(self.clients)] += self.bulk
+        clients = np.arange(self.clients)
+        inner[:, clients, clients] += self.bulk
         # Positive, so that a vector of zeros does not divide by zero.
         tiny = np.finfo(float).tiny
-        norms = np.sqrt(np.maximum(inner.diagonal(), tiny))
-        cosines: Array = inner / np.outer(norms, norms)
+        norms = np.sqrt(np.maximum(inner[:, clients, clients], tiny))
+        cosines: Array = inner / (norms[:, :, None] * norms[:, None, :])
         return cosines.clip(-1, 1)
 
 
@@ -97,21 +105,42 @@ def p_value(
     Monte Carlo p-values", Biometrika 78).
 
     Args:
-        statistic: function of the cosines (m, m); the larger, the more clustered.
+        statistic: function of the cosines of several draws, (draws, m, m), that returns the value
+            of each; the larger, the more clustered. It may be a generator: no value is asked for
+            after the first that reaches `observed`.
         observed: its value for the clients.
         null: distribution of clients without clusters.
         level: in (0, 1); at most `ceil(1 / level) - 1` draws are made.
-        generator: source of the draws.
+        generator: source of the draws. It may be asked for more draws than are tested.
 
     Returns:
         One over the number of draws up to the first that reaches `observed`. Without such a draw at
         most `level`.
     """
     draws = math.ceil(1 / level) - 1
-    for draw in range(1, draws + 1):
-        if statistic(null.cosines(generator)) >= observed:
-            return 1 / draw
+    tested = 0
+    for size in _batch_sizes(draws, null.clients):
+        for value in statistic(null.cosines(size, generator)):
+            tested += 1
+            if value >= observed:
+                return 1 / tested
     return 1 / (draws + 1)
+
+
+def _batch_sizes(draws: int, clients: int) -> Iterator[int]:
+    """Yield numbers of draws to make together: each twice the last, up to `DRAWN_TOGETHER`.
+
+    Args:
+        draws: sum of the numbers.
+        clients: m, the number of clients of a draw.
+    """
+    largest = max(1, DRAWN_TOGETHER // clients**2)
+    size = FIRST_DRAWS
+    while draws > 0:
+        size = min(size, largest, draws)
+        yield size
+        draws -= size
+        size *= 2
 
 
 def _contrasts(labels: Sequence[int]) -> Array:

@@ -34,6 +34,15 @@ def field_descriptions(declaring: type) -> dict[str, str]:
     return descriptions
 
 
+def has_source(declaring: type) -> bool:
+    """Return whether the descriptions of a class's own fields can be read.
+
+    Args:
+        declaring: a class; one made in a function, or at a prompt, has no source to read.
+    """
+    return declaring.__qualname__ in _definitions(declaring.__module__)
+
+
 def _own_descriptions(declaring: type) -> dict[str, str]:
     """Return the descriptions of the fields that a class itself declares."""
     definition = _definitions(declaring.__module__).get(declaring.__qualname__)

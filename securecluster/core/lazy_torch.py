@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -29,7 +30,11 @@ class _Lazy(ModuleType):
     """Stand-in that loads the module of its name on the first access to an attribute."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self.__name__), name)
+        module = sys.modules.get(self.__name__)
+        # A module that is still being loaded is left to the import system, which waits for it.
+        if module is None or getattr(module.__spec__, "_initializing", False):
+            module = importlib.import_module(self.__name__)
+        return getattr(module, name)
 
 
 torch = _Lazy("torch")

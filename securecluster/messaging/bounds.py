@@ -12,7 +12,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast, get_args, get_origin, get_type_hints
@@ -254,6 +254,41 @@ def undeclared(message: type) -> list[str]:
         if name not in bounds and not _needs_no_bound(hint):
             names.append(name)
     return names
+
+
+def free_axes(message: Any) -> set[str]:
+    """Return the names of a message's axes whose lengths its sender chooses.
+
+    Args:
+        message: the class.
+    """
+    names = set()
+    for bound in declared(cast(Hashable, message)).values():
+        if isinstance(bound, Tensorial):
+            names |= {axis.name for axis in bound.axes if isinstance(axis, Upto)}
+    return names
+
+
+def unknown_sizes(message: Any, known: Collection[str]) -> list[str]:
+    """Return the names of sizes in a message's bounds that are not among the known ones.
+
+    A bound in terms of such a name allows any value, so a misspelt name would remove the bound.
+
+    Args:
+        message: the class.
+        known: names of sizes that the configuration fixes, and of free axes.
+    """
+    named: list[Size | None] = []
+    for bound in declared(cast(Hashable, message)).values():
+        if isinstance(bound, Exactly):
+            named.append(bound.size)
+        if isinstance(bound, Whole | Between):
+            named += [bound.below, bound.maximum]
+        if isinstance(bound, Tensorial):
+            for axis in bound.axes:
+                named.append(axis.maximum if isinstance(axis, Upto) else axis)
+    unknown = {name for name in named if isinstance(name, str) and name not in known}
+    return sorted(unknown)
 
 
 def _needs_no_bound(hint: Any) -> bool:

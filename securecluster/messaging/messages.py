@@ -153,7 +153,8 @@ def kinds(message: Any) -> dict[str, type]:
     return field_kinds
 
 
-def optional(message: type, name: str) -> bool:
+@cache
+def optional(message: Any, name: str) -> bool:
     """Return True if a field may be None; it is then absent from the frame.
 
     Args:

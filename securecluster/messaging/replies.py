@@ -99,10 +99,10 @@ def _check_finite_rows(call: Call, name: str, rows: Rows, ids: Sequence[int]) ->
     infinite_rows = set(infinite.flatten().tolist())
     clients = _clients_of_rows(rows, ids, infinite_rows)
     shown = ", ".join(map(str, clients[:SHOWN_CLIENTS]))
-    raise UpdateError(
-        f"round {call.round}: {name} of client(s) {shown} is not finite: lower the learning rate "
-        "(--lr)"
-    )
+    cure = "lower the learning rate (--lr)"
+    if call.round == 0:  # nothing has been trained yet
+        cure = "check these clients' data"
+    raise UpdateError(f"round {call.round}: {name} of client(s) {shown} is not finite: {cure}")
 
 
 def check_squares(number: int, ids: Sequence[int], reply: object) -> None:

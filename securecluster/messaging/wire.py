@@ -323,7 +323,7 @@ def decode(data: bytes, message: type[A]) -> tuple[Header, A]:
         if field_kind in (Shared, Rows, Picks):
             source = tensors
         value = source.pop(name, None)
-        if value is None and not optional(message, name):
+        if value is None and not optional(cast(Hashable, message), name):
             raise FrameError(
                 f"a {message.__name__} frame lacks the field {name!r}: both sides must run the "
                 "same version"

@@ -154,7 +154,7 @@ def lstm_chars_256(shape: Shape, classes: int) -> nn.Module:
 
 
 def lstm_trajectory(shape: Shape, classes: int) -> nn.Module:
-    """Return the network of Pacheco et al. 2021, IV.
+    """Return the network of Pacheco et al. 2021, Section 3.1.
 
     An LSTM of 4 cells, and three Linear layers of 20 with leaky ReLU and dropout 0.2.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import warnings
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -45,11 +46,27 @@ def build(
     """
     if not isinstance(model, str):
         return prepare_module(model, shape, classes, objective=objective)
+    return _named(model, tuple(shape), classes, randomness.integer("model"), objective)
+
+
+# A run needs its model several times, for the configuration, the clients and the results. A model
+# is a function of parameters that are passed to it, so all of these can share one.
+@lru_cache(maxsize=2)
+def _named(model: str, shape: Shape, classes: int, seed: int, objective: Objective) -> FlatModel:
+    """Return a model by its network's name, as `build` does.
+
+    Args:
+        model: name of the network.
+        shape: shape of a sample.
+        classes: number of labels, tokens or coordinates.
+        seed: of the initial weights.
+        objective: the learning objective.
+    """
     make = network(model, objective, classes)
     default_dtype = torch.get_default_dtype()
     # No device's generator is touched.
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(randomness.integer("model"))
+        torch.default_generator.manual_seed(seed)
         # Another type draws other numbers.
         torch.set_default_dtype(torch.float32)
         try:

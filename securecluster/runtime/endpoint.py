@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from securecluster.core.lazy_torch import torch
@@ -105,6 +106,10 @@ def answers(*via: str, **declared: Any) -> Callable[[F], F]:
             contradicts itself.
     """
 
+    if via and callable(via[0]):
+        method_name = getattr(via[0], "__qualname__", "a method")
+        raise UsageError(f"@answers on {method_name} names no verb: write @answers(GATHER, ...)")
+
     def mark(method: F) -> F:
         method.__release__ = _declared(method, via, declared)  # type: ignore[attr-defined]
         return method
@@ -117,6 +122,12 @@ def _declared(
 ) -> ReleasePolicy:
     """Return what a method declares, after checks of the declaration and of its signature."""
     name = method.__qualname__
+    for option in ("through", "sealed", "unmasked"):
+        if isinstance(declared.get(option), str):
+            raise UsageError(
+                f"@answers on {name} gives {option} as a text: write "
+                f'{option}=("{declared[option]}",)'
+            )
     _check_verbs(name, via)
     _check_options(name, declared)
     _check_signature(method, via)
@@ -211,14 +222,27 @@ def message_types(client: type, method: str) -> tuple[type, type]:
         raise FrameError(
             f"{method!r} is not a method this client answers: both sides must run the same protocol"
         )
+    return _annotated_types(target)
+
+
+@cache
+def _annotated_types(method: Callable[..., Any]) -> tuple[type, type]:
+    """Return the (query class, reply class) that a client method is annotated with.
+
+    Args:
+        method: with `@answers`.
+
+    Raises:
+        UsageError: an annotation names no message class.
+    """
     try:
-        hints = get_type_hints(target)
+        hints = get_type_hints(method)
     except NameError as error:
         raise UsageError(
-            f"{target.__qualname__} is annotated with a class that is not there: {error}"
+            f"{method.__qualname__} is annotated with a class that is not there: {error}"
         ) from None
     for annotated in ("query", "return"):
-        _check_message(target, annotated, hints[annotated])
+        _check_message(method, annotated, hints[annotated])
     return hints["query"], hints["return"]
 
 
@@ -305,6 +329,12 @@ def check_reply(
                 f"{name} replied with a {received} as {field}: put it into "
                 f"{field_kind.__name__}(…), as {declared} declares"
             )
+        if is_tensor_field and not isinstance(_tensor_of(value), torch.Tensor):
+            received = type(_tensor_of(value)).__name__
+            raise UsageError(
+                f"{name} put a {received} into {field_kind.__name__} as {field}: make it a "
+                "torch.Tensor"
+            )
         if isinstance(value, Batched):
             _check_row_count(name, field, len(value), clients)
         _refuse_undeclared_numbers(name, release, field, value)
@@ -333,6 +363,13 @@ def _refuse_undeclared_numbers(name: str, release: ReleasePolicy, field: str, va
         f"{name} would send {field} without a mask: name it in through=, or in unmasked= where no "
         "mask is to cover it"
     )
+
+
+def _tensor_of(value: Any) -> Any:
+    """Return what a field of a reply holds."""
+    if isinstance(value, Shared):
+        return value.value
+    return value.table
 
 
 def _is_numeric(value: Any) -> bool:

@@ -71,6 +71,8 @@ def test_the_run_folder_holds_what_the_contract_says(
 @pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - {"nsim"}))
 def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path) -> None:
     longer = [*SMALL, "--rounds", "12", "--epochs", "1"]  # some methods cluster after ten rounds
+    if protocol == "ifca":
+        longer += ["--starts", "2"]
     assert main(["run", protocol, *longer, "--quiet", "--out", str(tmp_path / "r")]) == 0
     result = json.loads((tmp_path / "r" / "result.json").read_text())
     first = json.loads((tmp_path / "r" / "history.jsonl").read_text().splitlines()[0])
@@ -130,6 +132,7 @@ def test_mistakes_get_one_sentence_and_leave_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_updates_that_are_not_finite_stop_the_run_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +148,7 @@ def test_updates_that_are_not_finite_stop_the_run_by_name(
     assert json.loads((out / "config.json").read_text())["protocol"]["lr"] == 1e30
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_folder_in_use_is_never_overwritten(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +168,7 @@ def test_a_folder_in_use_is_never_overwritten(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     assert main(["run", "fedavg", *SMALL, "--quiet", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "result.json").exists()

@@ -31,6 +31,7 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.protocols import CFL, FLHC, FedAvg
 from securecluster.protocols.common.averaging import AveragingState
+from securecluster.runtime.run import Run
 
 SMALL = [
     "--clients",
@@ -411,24 +412,30 @@ def _hear() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def check_same_comparison(out: Path, whole: Path) -> None:
+    """Resume a stopped comparison, and compare it with the one that nobody stopped."""
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert _timeless(out / "compare.json") == _timeless(whole / "compare.json")
+    for name in (
+        "cfl/history.jsonl",
+        "fedavg/models.safetensors",
+        "local/server.safetensors",
+        "accuracy.png",
+        "cost.png",
+    ):
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+# tests/app/test_kill.py and tests/app/test_stops.py stop processes by default
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("how", "running"), [(signal.SIGKILL, "cfl"), (signal.SIGINT, "fedavg")])
-def test_a_stopped_comparison_resumes_to_the_same_one(
+def test_a_stopped_process_resumes_to_the_same_comparison(
     how: signal.Signals, running: str, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "stopped"
-    command = [
-        sys.executable,
-        "-m",
-        "securecluster",
-        "compare",
-        *NAMES,
-        *SMALL,
-        "--quiet",
-        "--out",
-        str(out),
-    ]
+    arguments = ["compare", *NAMES, *SMALL, "--quiet", "--out", str(out)]
     with subprocess.Popen(
-        command,
+        [sys.executable, "-m", "securecluster", *arguments],
         env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
         stderr=subprocess.PIPE,
         preexec_fn=_hear,
@@ -445,16 +452,32 @@ def test_a_stopped_comparison_resumes_to_the_same_one(
     if how is signal.SIGINT:
         assert process.returncode == 130
         assert said.decode() == f"securecluster: stopped; go on with: securecluster resume {out}\n"
-    assert main(["resume", str(out), "--quiet"]) == 0
-    assert _timeless(out / "compare.json") == _timeless(whole / "compare.json")
-    for name in (
-        "cfl/history.jsonl",
-        "fedavg/models.safetensors",
-        "local/server.safetensors",
-        "accuracy.png",
-        "cost.png",
-    ):
-        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+    check_same_comparison(out, whole)
+
+
+@pytest.mark.parametrize("running", ["cfl", "fedavg"])
+def test_a_stopped_comparison_resumes_to_the_same_one(
+    running: str,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, checkpoint = tmp_path / "stopped", Run._checkpoint
+
+    def checkpoint_and_stop(run: Run) -> None:
+        checkpoint(run)
+        if list((out / running).glob("checkpoint-000002")):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_checkpoint", checkpoint_and_stop)
+        assert main(["compare", *NAMES, *SMALL, "--quiet", "--out", str(out)]) == 130
+    advice = f"securecluster: stopped; go on with: securecluster resume {out}\n"
+    assert capsys.readouterr().err == advice
+    assert not (out / running / "result.json").exists()
+    assert (out / "cfl" / "result.json").exists() == (running == "fedavg")
+    check_same_comparison(out, whole)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.02])

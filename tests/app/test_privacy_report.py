@@ -50,6 +50,7 @@ def delta_of(mu: float, epsilon: float) -> float:
 
 
 @pytest.mark.parametrize("placement", ["local", "central"])
+@pytest.mark.usefixtures("no_pictures")
 def test_the_number_comes_with_unit_neighbours_placement_and_gaps(
     placement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +91,7 @@ def test_the_number_comes_with_unit_neighbours_placement_and_gaps(
     assert main(["replay", str(tmp_path / "r")]) == 0
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_what_makes_epsilon_infinite_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +104,7 @@ def test_what_makes_epsilon_infinite_is_named(
     assert "infinite" in out and "without noise went" in out
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_target_is_met_in_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     privacy, _ = told(
         ["flhc", *SMALL, "--pre-rounds", "1", "--clip", "1", "--target-epsilon", "8"],
@@ -114,6 +117,7 @@ def test_the_target_is_met_in_print(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_examples_are_their_own_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     privacy, out = told(
         ["fedavg", *SMALL, "--clip", "1", "--noise", "1", "--dp-unit", "example"],
@@ -130,6 +134,7 @@ def test_examples_are_their_own_unit(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "training of contribute, 2 times, z = 1" in out
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_nothing_released_costs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     privacy, out = told(["local", *SMALL, "--clip", "1", "--noise", "1"], tmp_path / "r", capsys)
     assert (privacy["epsilon"], privacy["delta"], privacy["placement"]) == (
@@ -173,6 +178,7 @@ def test_a_trusted_server_reads_clients_own_noise_as_such(small: Federation) -> 
     assert "before the server adds its noise" in how["delta"] and "with noise" in how["vectors"]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_epsilon_of_much_noise_keeps_its_delta_and_no_client_tells_its_samples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +193,7 @@ def test_epsilon_of_much_noise_keeps_its_delta_and_no_client_tells_its_samples(
     )
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_exact_releases_beside_noisy_vectors_are_named_and_who_adds_what_noise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,6 +225,7 @@ def fields_of(privacy: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return {(own["method"], own["field"]): own for own in privacy["fields"]}
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_vectors_in_the_clear_are_told_and_nothing_is_claimed_of_the_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -302,6 +310,7 @@ def test_what_noise_masks_and_servers_hide_is_derived_from_how_replies_left(
     assert alone["unseen"] == ["anything that depends on a client's data"] and alone["fields"] == []
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_free_releases_say_why_they_cost_nothing(
     small: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from securecluster.app import registry
 from securecluster.app.cli import main
-from securecluster.errors import UsageError
+from securecluster.errors import SecureClusterWarning, UsageError
 
 MODULE = """
 from typing import ClassVar
@@ -49,7 +49,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (info / "entry_points.txt").write_text(
         "[securecluster.protocols]\n"
         "outside = outside_protocols:Outside\n"
-        "cfl = outside_protocols:Outside\n"
         "gone = no_such_module:Gone\n"
         "absent = outside_protocols:Absent\n"
         "number = outside_protocols:number\n"
@@ -67,9 +66,22 @@ def test_names_of_this_project_come_first_and_stay_its_own() -> None:
     names = registry.protocol_names()
     assert names[: len(registry.PROTOCOLS)] == list(registry.PROTOCOLS)
     assert "outside" in names and names.count("cfl") == 1
-    assert registry.protocol_class("cfl").__module__.startswith("securecluster.")
 
 
+def test_a_declaration_under_the_name_of_a_protocol_of_this_project_is_ignored_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    points = tmp_path / "site" / "outside-1.0.dist-info" / "entry_points.txt"
+    points.write_text("[securecluster.protocols]\ncfl = outside_protocols:Outside\n")
+    registry._warn_of_other_declaration.cache_clear()
+    with pytest.warns(SecureClusterWarning, match="outside_protocols:Outside is declared under"):
+        found = registry.protocol_class("cfl")
+    registry._warn_of_other_declaration.cache_clear()
+    assert found.__module__.startswith("securecluster.")
+    assert registry.protocol_names().count("cfl") == 1
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_a_declared_protocol_runs_resumes_and_compares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +117,7 @@ def test_a_declaration_that_leads_to_no_protocol_is_one_sentence(name: str, sent
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_broken_declaration_does_not_stop_other_protocols(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,25 +4,40 @@ run to go on with.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol, TextIO
 
 import numpy as np
 import pytest
-from cases import SMALL_FEDERATION
+from cases import SMALL_FEDERATION, exhaustive
 
+from securecluster.__main__ import entry
 from securecluster.app.cli import main
 from securecluster.app.stops import READABLE
+from securecluster.core.lazy_torch import ENVIRONMENT
+from securecluster.runtime.run import Run
 
 SMALL = [*SMALL_FEDERATION, "--threads", "1"]
 RUN = ["run", "fedavg", *SMALL, "--rounds", "3"]
 LONG = ["run", "fedavg", *SMALL, "--rounds", "100000", "--transcript", "none", "--quiet"]
 ENV = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+FULL = "securecluster: cannot print (No space left on device): send the output elsewhere"
+
+
+class Enter(Protocol):
+    """The program's entry point, given arguments and where standard output goes, or None if it is
+    closed; it returns the exit code and what was said on standard error.
+    """
+
+    def __call__(self, *arguments: str, stdout: TextIO | None) -> tuple[int, str]: ...
 
 
 def _restore_signals() -> None:
@@ -32,13 +47,102 @@ def _restore_signals() -> None:
 
 
 def start(*arguments: str, **more: object) -> subprocess.Popen[bytes]:
+    """Start the program in a process of its own, which loads everything for seconds."""
     command = [sys.executable, "-m", "securecluster", *arguments]
     settings = {"env": ENV, "stderr": subprocess.PIPE, "preexec_fn": _restore_signals} | more
     return subprocess.Popen(command, **settings)  # type: ignore[call-overload, no-any-return]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_says_how_to_go_on(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def in_a_process(*arguments: str, stdout: TextIO | None) -> tuple[int, str]:
+    def prepare() -> None:
+        _restore_signals()
+        if stdout is None:
+            os.close(1)
+
+    env = ENV if stdout is None else {**ENV, "PYTHONIOENCODING": stdout.encoding}
+    with start(*arguments, env=env, stdout=stdout, preexec_fn=prepare) as process:
+        _, said = process.communicate()
+    return process.returncode, said.decode()
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Enter]:
+    terminate = signal.getsignal(signal.SIGTERM)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, os.environ.get(name, value))
+
+    def entered(*arguments: str, stdout: TextIO | None) -> tuple[int, str]:
+        said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+            patch.setattr(sys, "argv", ["securecluster", *arguments])
+            patch.setattr(sys, "stdout", stdout)
+            patch.setattr(sys, "stderr", said)
+            entry()
+        assert isinstance(stop.value.code, int)
+        said.seek(0)
+        return stop.value.code, said.read()
+
+    yield entered
+    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGINT, interrupt)
+
+
+@pytest.fixture(params=["this process", exhaustive("a process of its own")])
+def enter(request: pytest.FixtureRequest) -> Enter:
+    if request.param == "this process":
+        found: Enter = request.getfixturevalue("in_this_process")
+        return found
+    return in_a_process
+
+
+@pytest.fixture
+def without_reader() -> Iterator[TextIO]:
+    """A pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as stream:
+        yield stream
+
+
+@pytest.fixture
+def full() -> Iterator[TextIO]:
+    """A file on a disk that is full."""
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with open("/dev/full", "w") as stream:
+        yield stream
+
+
+SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_signal_says_how_to_go_on(
+    number: signal.Signals,
+    code: int,
+    in_this_process: Enter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, checkpoint = tmp_path / "a run", Run._checkpoint
+
+    def checkpoint_and_stop(run: Run) -> None:
+        checkpoint(run)
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(Run, "_checkpoint", checkpoint_and_stop)
+    assert in_this_process(*LONG, "--out", str(out), stdout=None) == (
+        code,
+        f"securecluster: stopped; go on with: securecluster resume '{out}'\n",
+    )
+    assert list(out.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [exhaustive(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
+def test_a_process_says_how_to_go_on(number: signal.Signals, code: int, tmp_path: Path) -> None:
     out = tmp_path / "a run"
     with start(*LONG, "--out", str(out)) as process:
         while process.poll() is None and not list(out.glob("checkpoint-*")):
@@ -61,76 +165,81 @@ def test_a_signal_while_the_program_is_loaded_is_a_word(delay: float, tmp_path: 
     if b"Traceback" in said:
         assert process.returncode in (1, *stopped)
         assert b"/securecluster/" not in said, said
+    elif not said:  # Python did not listen to signals yet
+        assert process.returncode == -signal.SIGINT
     else:
         assert process.returncode in stopped
         assert said.startswith(b"securecluster: stopped"), said
 
 
-def test_help_may_be_cut_off_by_its_reader() -> None:
-    with start("run", "cfl", "--help", stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.close()
-        said = process.stderr.read()
-    assert process.returncode == 141
-    assert said == b""
+def test_help_may_be_cut_off_by_its_reader(without_reader: TextIO) -> None:
+    assert in_a_process("run", "cfl", "--help", stdout=without_reader) == (141, "")
 
 
-def test_a_run_whose_reader_leaves_can_be_gone_on_with(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_whose_reader_leaves_can_be_gone_on_with(
+    enter: Enter, without_reader: TextIO, tmp_path: Path
+) -> None:
     out = tmp_path / "r"
-    with start(*RUN, "--out", str(out), stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.close()
-        said = process.stderr.read().decode()
-    assert process.returncode == 141
-    assert said == f"securecluster: stopped; go on with: securecluster resume {out}\n"
+    assert enter(*RUN, "--out", str(out), stdout=without_reader) == (
+        141,
+        f"securecluster: stopped; go on with: securecluster resume {out}\n",
+    )
     assert main(["resume", str(out), "--quiet"]) == 0
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_an_output_that_is_full_is_a_sentence(tmp_path: Path) -> None:
+def test_a_process_whose_output_is_full_says_so_in_a_sentence(full: TextIO) -> None:
+    assert in_a_process("--help", stdout=full) == (2, FULL + "\n")
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["--help"], ["run", "cfl", "--help"]])
+def test_an_output_that_is_full_is_a_sentence(
+    arguments: list[str], enter: Enter, full: TextIO
+) -> None:
+    assert enter(*arguments, stdout=full) == (2, FULL + "\n")
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_whose_output_is_full_can_be_gone_on_with(
+    enter: Enter, full: TextIO, tmp_path: Path
+) -> None:
     out = tmp_path / "r"
-    for arguments in (["list"], ["--help"], ["run", "cfl", "--help"], [*RUN, "--out", str(out)]):
-        with open("/dev/full", "w") as full, start(*arguments, stdout=full) as process:
-            assert process.stderr is not None
-            said = process.stderr.read().decode()
-        assert process.returncode == 2, (arguments, said)
-        assert said.startswith("securecluster: cannot print (No space left on device)"), said
-        assert said.count("\n") == 1, said
-    assert said.endswith(f"go on with: securecluster resume {out}\n")
+    said = f"{FULL}; go on with: securecluster resume {out}\n"
+    assert enter(*RUN, "--out", str(out), stdout=full) == (2, said)
     assert main(["resume", str(out), "--quiet"]) == 0
 
 
-def test_an_output_that_is_closed_is_none(tmp_path: Path) -> None:
+def test_a_process_whose_output_is_closed_prints_nothing() -> None:
+    assert in_a_process("--help", stdout=None) == (0, "")
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_an_output_that_is_closed_is_none(enter: Enter, tmp_path: Path) -> None:
     out = tmp_path / "r"
-    for arguments in ("list", " ".join([*RUN, "--out", str(out)])):
-        done = subprocess.run(
-            ["sh", "-c", f"{sys.executable} -m securecluster {arguments} >&-"],
-            capture_output=True,
-            env=ENV,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, b"")
+    assert enter("list", stdout=None) == (0, "")
+    assert enter(*RUN, "--out", str(out), stdout=None) == (0, "")
     assert (out / "result.json").is_file()
 
 
+def test_a_process_prints_its_help_in_an_old_encoding(tmp_path: Path) -> None:
+    with (tmp_path / "printed").open("w", encoding="ascii") as stream:
+        assert in_a_process("run", "cfl", "--help", stdout=stream) == (0, "")
+    assert "--eps1" in (tmp_path / "printed").read_text(encoding="ascii")
+
+
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
-def test_every_encoding_prints_every_line(encoding: str, tmp_path: Path) -> None:
-    env = {**ENV, "PYTHONIOENCODING": encoding}
+def test_every_encoding_prints_every_line(encoding: str, enter: Enter, tmp_path: Path) -> None:
+    printed = tmp_path / "printed"
     commands = [
         ["run", "cfl", "--help"],
         ["run", "cfl", *SMALL, "--rounds", "3", "--out", str(tmp_path / "r")],
     ]
     for command in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", "securecluster", *command],
-            capture_output=True,
-            env=env,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == b""
-        text = done.stdout.decode(encoding)
-    line = next(line for line in text.splitlines() if line.startswith("round   1"))
+        with printed.open("w", encoding=encoding) as stream:
+            assert enter(*command, stdout=stream) == (0, "")
+    lines = printed.read_text(encoding=encoding).splitlines()
+    (line,) = [line for line in lines if line.startswith("round   1")]
     assert ("‖mean‖/max" if encoding == "utf-8" else "||mean||/max") in line
     assert (tmp_path / "r" / "result.json").is_file()
 

@@ -5,6 +5,8 @@ its checks.
 from __future__ import annotations
 
 import csv
+import io
+import json
 import subprocess
 import sys
 import time
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from securecluster.benchmarks.gpu import checks, runs, timings
+from securecluster.benchmarks.gpu import checks, runs, timings, worker
 from securecluster.benchmarks.gpu.__main__ import main
 from securecluster.benchmarks.gpu.data import apart, differing
 from securecluster.benchmarks.gpu.pieces import Budget, Check, Piece, Skipped, Timing
@@ -223,6 +225,32 @@ def test_mistakes_are_one_sentence_and_leave_no_folder(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["full"]
 
 
+def test_the_worker_tells_of_every_piece_once_and_does_what_it_has_time_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = [piece.name for piece in (*checks.every_check(), *timings.every_timing())]
+    task = {"device": "cpu", "seconds": 2, "done": every[:1]}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(task)))
+    stdout = sys.stdout
+    try:
+        worker.main()
+    finally:
+        sys.stdout = stdout
+    machine, *events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, _ in machine["pieces"]] == every
+    assert machine["machine"]["device"] == "cpu"
+    assert events.pop() == {"event": "end"}
+    ended = [event for event in events if event["event"] != "begin"]
+    assert [event["piece"] for event in ended] == every[1:]
+    skipped = [event for event in ended if event["event"] == "skipped"]
+    assert 0 < len(skipped) < len(ended)
+    assert all(event["reason"] for event in skipped)
+    for event in ended:
+        for row in event.get("rows", []):
+            assert row["result"] == "passed" and row["why"] and row["bound"], row
+
+
+@pytest.mark.exhaustive  # it uses its quarter of a minute up
 def test_the_command_ends_in_time_and_leaves_whole_files(tmp_path: Path) -> None:
     began = time.monotonic()
     command = [*COMMAND, "--device", "cpu", "--minutes", "0.25", "--out", str(tmp_path / "out")]

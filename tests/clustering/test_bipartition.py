@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from securecluster.clustering.bipartition import bipartition
+from securecluster.clustering.bipartition import bipartition, separated, separation_scores
 from securecluster.errors import UsageError
 
 Alpha = NDArray[np.float64]
@@ -106,3 +106,27 @@ def test_similarities_closer_than_rounding_of_one_minus_alpha_are_told_apart() -
 def test_what_is_no_similarity_matrix_is_refused(alpha: Alpha) -> None:
     with pytest.raises(UsageError):
         bipartition(alpha)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(2, 40), st.integers(1, 5), st.integers(0, 10**6), LEVELS)
+def test_scores_of_many_matrices_are_those_of_each_to_the_last_bit(
+    m: int, count: int, seed: int, levels: int | None
+) -> None:
+    generator = np.random.default_rng(seed)
+    alphas = np.stack([symmetric(m, generator, levels) for _ in range(count)])
+    before = alphas.copy()
+    expected = [separated(alpha).score for alpha in alphas]
+    assert separation_scores(alphas).tolist() == expected
+    assert np.array_equal(alphas, before)
+
+
+@pytest.mark.parametrize("diagonal", [-5.0, 1.0, 5.0])
+def test_scores_of_clusters_do_not_depend_on_the_diagonal(diagonal: float) -> None:
+    alpha = np.full((7, 7), -0.25)
+    alpha[:4, :4] = 0.5
+    alpha[5:, 5:] = 0.75
+    np.fill_diagonal(alpha, diagonal)
+    # 3 · (0.5 + 0.25), more than 1 · (0.75 + 0.25)
+    assert separation_scores(alpha[None]).tolist() == [2.25]
+    assert separated(alpha).score == 2.25

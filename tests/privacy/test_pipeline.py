@@ -81,3 +81,10 @@ def test_stages_apply_in_order_with_the_step_and_are_undone_in_reverse() -> None
     rows = torch.ones(2)
     assert Pipeline().forward(rows, 1) is rows
     assert Pipeline().inverse(rows, 1) is rows
+
+
+def test_a_run_shares_a_seed_where_any_field_has_a_mask() -> None:
+    masked, clipped = Pipeline([Fake(Kind.MASK)]), Pipeline([Fake(Kind.CLIP)])
+    assert masked.keyed and not clipped.keyed
+    assert Pipeline(clipped.stages, fields={"layer": masked}).keyed
+    assert not Pipeline(clipped.stages, fields={"layer": Pipeline()}).keyed

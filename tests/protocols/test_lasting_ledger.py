@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import cases
 import pytest
 import torch
 
@@ -53,9 +55,30 @@ class KilledError(Exception):
     pass
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def small() -> Federation:
     return Federation.simulate("digits", clients=4, samples=40, seed=0)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run that nobody stopped: what it ended with, and its folder."""
+
+    ledger: Ledger
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def whole(small: Federation, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Whole]:
+    """Return the run of a way, which is fitted once."""
+
+    @cache
+    def fitted(way: str) -> Whole:
+        kind, params = WAYS[way]
+        folder = tmp_path_factory.mktemp("whole")
+        return Whole(kind(**params).fit(small, FULL, folder=folder).ledger_, folder)
+
+    return fitted
 
 
 def test_what_was_released_is_on_the_disk_and_the_rest_does_not_wait_for_it(
@@ -119,24 +142,22 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("number", [1, 2, cases.exhaustive(3)])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_killed_run_that_repeats_every_bit_ends_with_the_ledger_of_one_that_was_left_alone(
-    way: str, number: int, small: Federation, tmp_path: Path
+    way: str, number: int, small: Federation, whole: Callable[[str], Whole], tmp_path: Path
 ) -> None:
     kind, params = WAYS[way]
-    whole = kind(**params).fit(small, FULL, folder=tmp_path / "whole")
+    expected = whole(way)
     killed(kind(**params), small, tmp_path / "run", number)
     left = (tmp_path / "run" / "ledger.jsonl").read_bytes()
     assert left  # what was released stands there, though no checkpoint came
     again = kind(**params).fit(small, FULL, folder=tmp_path / "run")
     for name in SAME:
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), (
-            name
-        )
+        assert (tmp_path / "run" / name).read_bytes() == (expected.folder / name).read_bytes(), name
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes().startswith(left)
-    assert result(tmp_path / "run") == result(tmp_path / "whole")
-    assert again.ledger_ == whole.ledger_
+    assert result(tmp_path / "run") == result(expected.folder)
+    assert again.ledger_ == expected.ledger
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import cases
 import numpy as np
 import pytest
 import torch
@@ -27,7 +28,9 @@ def three() -> Federation:
     return Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=9, seed=0)
 
 
-@pytest.mark.parametrize("mask", ["none", "permutation", "signed-permutation", "rotation"])
+@pytest.mark.parametrize(
+    "mask", ["none", "permutation", cases.exhaustive("signed-permutation"), "rotation"]
+)
 def test_the_clusters_are_those_of_k_means_on_the_models_themselves(
     mask: str, three: Federation
 ) -> None:
@@ -61,7 +64,7 @@ def test_clusters_go_on_by_weighted_averages_from_the_mean_of_their_models(
         )
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", cases.seeds(1, of=3))
 def test_the_clusters_of_swapped_digits_are_found(seed: int) -> None:
     fitted = LocalKMeans(rounds=10).fit(Federation.simulate("digits", seed=seed))
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]

@@ -51,7 +51,11 @@ FEW: dict[str, dict[str, Any]] = {
     "local-kmeans": {"rounds": 2},
 }
 CASES = [(name, way) for name in FEW for way in WAYS if (name, way) != ("srfca sealed", "central")]
-SHARED = pytest.mark.parametrize(("name", "way"), CASES, scope="module")
+# Every variant, and each way where losses are chosen from, summed, or come with a layer
+COVERED = [(name, "client") for name in FEW]
+COVERED += [(name, "example") for name in ("srfca", "srfca sealed", "ifca", "nsim", "local-kmeans")]
+COVERED += [(name, "central") for name in ("srfca", "srfca trim", "ifca", "nsim")]
+SHARED = pytest.mark.parametrize(("name", "way"), cases.covering(CASES, COVERED), scope="module")
 
 
 def method(name: str, way: str = "client", **params: Any) -> Any:
@@ -376,8 +380,16 @@ def test_a_newcomer_that_compares_models_of_the_unit_client_blurs_its_own(
         assert 0 < fitted.joined_.ledger.price(1e-5).epsilon < math.inf
 
 
-@pytest.mark.parametrize("name", ["srfca", "ifca", "nsim", "local-kmeans"])
-@pytest.mark.parametrize("way", WAYS)
+NEWCOMERS = [(name, way) for name in ("srfca", "ifca", "nsim", "local-kmeans") for way in WAYS]
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        case if case[1] == "client" or case[0] == "ifca" else cases.exhaustive(*case)
+        for case in NEWCOMERS
+    ],
+)
 def test_what_newcomers_tell_is_priced(name: str, way: str, small: Federation) -> None:
     fitted = method(name, way).fit(small)
     fitted.predict(fresh())

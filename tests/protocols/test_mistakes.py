@@ -385,9 +385,9 @@ class Absent(Sixth):
 LOOPS = [
     (
         Nothing,
-        r"Nothing\.run_server returned nothing, and declares a State: end it with `return state`",
+        r"Nothing\.run_server returned nothing, and declares State: end it with `return state`",
     ),
-    (Other, r"Other\.run_server returned a AveragingState, and declares a State"),
+    (Other, r"Other\.run_server returned AveragingState, and declares State"),
     (Labels, r"Labels\.run_server returns list.*: it must be a dataclass with labels"),
     (Absent, r"Absent\.run_server is annotated with a class that is not there: name 'Clusters'"),
 ]

@@ -75,8 +75,19 @@ def models_file(fitted: ClusteringProtocol, folder: Path) -> dict[str, torch.Ten
     return load_file(folder / "models.safetensors")
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", LONE)
+@pytest.mark.parametrize(
+    ("name", "way"),
+    cases.covering(
+        [(name, way) for name in LONE for way in WAYS],
+        [
+            *((name, "client") for name in LONE),
+            *(("nsim", way) for way in WAYS),
+            ("flhc", "example"),
+            ("local k-means", "example"),
+            ("one-shot", "central"),
+        ],
+    ),
+)
 def test_what_clients_trained_alone_is_in_no_file_for_others(
     name: str, way: str, four_clients: Federation, tmp_path: Path
 ) -> None:
@@ -128,8 +139,13 @@ LAGGING: dict[str, tuple[Protocol, dict[str, Any], str]] = {
 
 
 @pytest.mark.filterwarnings("ignore:threshold = 1000000000.0, a λ of 1e.09, joins all")
-@pytest.mark.parametrize("mask", ["none", "permutation"])
-@pytest.mark.parametrize("name", LAGGING)
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    cases.covering(
+        [(name, mask) for name in LAGGING for mask in ("none", "permutation")],
+        [*((name, "permutation") for name in LAGGING), ("nsim", "none")],
+    ),
+)
 def test_a_cluster_whose_first_member_never_got_the_average_shows_another_members_model(
     name: str, mask: str, four_clients: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,3 +159,13 @@ def test_replies_of_different_shapes_or_types_are_refused_also_across_chunks(
 
 def test_the_plain_sum_says_that_the_server_reads_replies() -> None:
     assert (Plain.name, Plain.server_reads_replies) == ("plain", True)
+
+
+def test_a_wide_sum_loses_no_small_row_beside_a_large_one() -> None:
+    values = torch.tensor([[2.0**24], [1.0], [1.0]])  # float32 has no 2^24 + 1
+    asked = call((0, 1, 2))
+    wide = Plain(wide=True).run(clients(values, set()), asked, [0, 0, 0], 1)
+    assert wide.rows.delta.table.tolist() == [[2.0**24 + 2]]
+    assert (wide.rows.delta.table.dtype, wide.rows.size.table.dtype) == (torch.float64, torch.int64)
+    narrow = Plain().run(clients(values, set()), asked, [0, 0, 0], 1)
+    assert narrow.rows.delta.table.dtype == torch.float32

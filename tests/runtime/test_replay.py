@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import SMALL_FEDERATION
 
 from securecluster import Federation
 from securecluster.app.cli import main
@@ -38,10 +39,10 @@ class PeekingEarly(CFL):
 
 def test_a_fresh_process_without_clients_replays_a_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert (
-        main(["run", "cfl", "--rounds", "15", "--dropout", "0.1", "--quiet", "--out", str(out)])
-        == 0
-    )
+    splits = ["--criterion", "absolute", "--eps1", "100", "--eps2", "1e-6", "--gamma-max", "0"]
+    arguments = [*SMALL_FEDERATION, "--rounds", "5", "--dropout", "0.1", *splits, "--quiet"]
+    assert main(["run", "cfl", *arguments, "--out", str(out)]) == 0
+    assert set(CFL.load(out).labels_) != {0}
     code = f"""
 import sys, securecluster.data.federation as f
 def refuse(*a, **k): raise SystemExit("a client was built")
@@ -73,24 +74,8 @@ def test_a_changed_transcript_fails_the_replay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    assert (
-        main(
-            [
-                "run",
-                "cfl",
-                "--rounds",
-                "3",
-                "--clients",
-                "6",
-                "--clusters",
-                "2",
-                "--quiet",
-                "--out",
-                str(out),
-            ]
-        )
-        == 0
-    )
+    arguments = [*SMALL_FEDERATION, "--rounds", "3", "--quiet"]
+    assert main(["run", "cfl", *arguments, "--out", str(out)]) == 0
     update = sorted((out / "transcript").glob("*.safetensors"))[3]
     data = bytearray(update.read_bytes())
     data[-1] ^= 0x40  # one bit of an exponent in an update
@@ -103,21 +88,7 @@ def test_a_run_without_contents_cannot_be_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    assert (
-        main(
-            [
-                "run",
-                "fedavg",
-                "--rounds",
-                "1",
-                "--transcript",
-                "sizes",
-                "--quiet",
-                "--out",
-                str(out),
-            ]
-        )
-        == 0
-    )
+    arguments = [*SMALL_FEDERATION, "--rounds", "1", "--transcript", "sizes", "--quiet"]
+    assert main(["run", "fedavg", *arguments, "--out", str(out)]) == 0
     assert main(["replay", str(out)]) == 2
     assert "--transcript full" in capsys.readouterr().err

@@ -458,3 +458,18 @@ def test_finite_numbers_whose_sum_overflows_pass_and_others_do_not() -> None:
     rows[1, 3], rows[2, 5] = float("nan"), -float("inf")
     assert _finite(rows).tolist() == [True, False, False, True]
     assert _finite(torch.tensor([1.0, float("inf")])).tolist() == [True, False]
+
+
+def test_a_group_that_shrinks_to_one_client_is_summed_later() -> None:
+    net = network(ROWS, lambda call: {3} if call.method == "key_open" else set(), masked=True)
+    query = {"to": ALL, "by": (0, 0, 0, 1, 1), "groups": 2}
+    total = net.sum(Toy.masked_sum, Empty(), **query)
+    assert (total.ids, total.counts, total.lost) == ((0, 1, 2), (3, 0), (3, 4))
+
+
+def test_posted_calls_have_numbers_and_masks_of_their_own() -> None:
+    net = network(ROWS, masked=True)
+    first, second = (net.post(Toy.masked, Empty(), to=ALL) for _ in range(2))
+    assert second.step == first.step + 1
+    assert not torch.equal(first.rows.rows.values, second.rows.rows.values)
+    assert net.gather(Toy.masked, Empty(), to=ALL).step == 1

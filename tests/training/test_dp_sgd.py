@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -163,8 +164,18 @@ def plain_loop(
     return nn.utils.parameters_to_vector(own).detach(), [len(batch) for batch in batches]
 
 
-@pytest.mark.parametrize("model", NETWORKS)
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def trained(plans: Sequence[str], each: int) -> list[Any]:
+    """Return networks with plans: each network with every `each`-th plan by default, so that each
+    plan has networks, too, and with all plans under --exhaustive.
+    """
+    found = []
+    for (i, model), (j, plan) in itertools.product(enumerate(NETWORKS), enumerate(plans)):
+        marks = [pytest.mark.exhaustive] if (i + j) % each else []
+        found.append(pytest.param(model, PLANS[plan], id=f"{model}-{plan}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("model", "plan"), trained(list(PLANS), 3))
 def test_training_equals_the_printed_algorithm(model: str, plan: LocalTraining) -> None:
     batched, sizes = cohort(model), list[int]()
     updates = batched.train(Rows(starts(batched)), EVERYONE, plan, 3)
@@ -187,8 +198,7 @@ def test_without_noise_or_a_bound_that_binds_a_step_on_everyone_is_a_plain_one(m
     torch.testing.assert_close(found, plainly, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("model", NETWORKS)
-@pytest.mark.parametrize("plan", [PLANS["momentum"], PLANS["adam"]], ids=["momentum", "adam"])
+@pytest.mark.parametrize(("model", "plan"), trained(["momentum", "adam"], 2))
 def test_chunks_threads_and_a_batch_of_one_do_not_matter(
     model: str, plan: LocalTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,8 @@ FEW = [
     33,
     63,
 ]
+# Orders whose divergences take hardly any time: those of fractional orders are long series.
+WHOLE = [order for order in ORDERS if float(order).is_integer()]
 # largest grid of the PRV accountant, in points: about 0.2 GB
 GRID = 1 << 20
 # Noise multipliers above are accounted for as if nothing was sampled: an upper bound, where the
@@ -245,13 +247,15 @@ def find_noise(
     if not 0 < target < math.inf:
         raise UsageError(f"a target epsilon of {target:g} cannot be met: choose a number above 0")
 
-    def bound(z: float) -> float:
-        return _bound(merged(history(z)), delta)
+    def fits(z: float) -> bool:
+        released = merged(history(z))
+        # A minimum over some of the orders is no smaller than that over all.
+        return _bound(released, delta, WHOLE) <= target or _bound(released, delta) <= target
 
     def cost(z: float) -> float:
         return epsilon(history(z), delta).epsilon
 
-    return _narrow(cost, target, _bracket(bound, target))
+    return _narrow(cost, target, _bracket(fits, target))
 
 
 def find_noise_for_all(
@@ -294,27 +298,27 @@ def _rough_cost(history: Callable[[float], Iterable[Step]]) -> float:
     return sum(costs)
 
 
-def _bracket(bound: Callable[[float], float], target: float) -> float:
+def _bracket(fits: Callable[[float], bool], target: float) -> float:
     """Return a power of two z whose bound is at most the target, unlike that of z/2.
 
     The search downwards ends at 1e-4.
 
     Args:
-        bound: z -> bound of ε, decreasing.
+        fits: z -> True if its bound of ε is at most the target; larger z must fit better.
         target: ε, positive.
 
     Raises:
         UsageError: z would be above `LARGEST`.
     """
     z = 1.0
-    while bound(z) > target:
+    while not fits(z):
         z *= 2
         if z > LARGEST:
             raise UsageError(
                 f"a target epsilon of {target:g} cannot be met by noise up to {LARGEST:g}: release "
                 "less, or raise the target"
             )
-    while z > 1e-4 and bound(z / 2) <= target:
+    while z > 1e-4 and fits(z / 2):
         z /= 2
     return z
 
@@ -429,13 +433,15 @@ def _rdp(
         delta: δ, in (0, 1).
         orders: orders of the Rényi divergences.
     """
+    import numpy as np
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
     if _has_exact_step(history):
         return math.inf
     divergences: Any = 0
     for z, q, count in history:
-        divergences += count * _divergences(z, q, tuple(orders))
+        of_one_step = [_divergence(z, q, order) for order in orders]
+        divergences += count * np.array(of_one_step)
     # opacus warns where the best order is the first or the last: the bound is loose there but holds
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -445,22 +451,23 @@ def _rdp(
     return max(0.0, float(bound))
 
 
-@lru_cache(4096)
-def _divergences(
-    z: float,
-    q: float,
-    orders: tuple[float, ...],
-) -> Any:
-    """Return the Rényi divergences of one step, one for each order."""
+@lru_cache(1 << 16)
+def _divergence(z: float, q: float, order: float) -> float:
+    """Return the Rényi divergence of one step at one order."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return compute_rdp(q=q, noise_multiplier=z, steps=1, orders=list(orders))
+        # compute_rdp takes a single order as a float only.
+        return float(compute_rdp(q=q, noise_multiplier=z, steps=1, orders=float(order)))
 
 
 def _prv(history: Sequence[Step], delta: float, rdp: float) -> float | None:
     """Return the upper bound of ε by the PRV accountant of opacus.
+
+    This is opacus' `PRVAccountant.get_epsilon` to the last bit, from the parts that it is made of.
+    The accountant itself computes all divergences anew for the grid's width, which takes most of
+    its time.
 
     Args:
         history: merged history.
@@ -471,19 +478,30 @@ def _prv(history: Sequence[Step], delta: float, rdp: float) -> float | None:
         None if the accountant's grid is too large, or it fails.
     """
     import numpy as np
-    from opacus.accountants import PRVAccountant
+    from opacus.accountants import RDPAccountant
+    from opacus.accountants.analysis import prv
 
     error = _grid_error(history, delta, rdp)
     if error is None:
         return None
-    accountant = PRVAccountant()
-    accountant.history = [*history]
+    tail = delta / 1000
+    counts = [count for _, _, count in history]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
-            bound = float(accountant.get_epsilon(delta, eps_error=error))
+            width = _grid_width(history, tail, error, RDPAccountant.DEFAULT_ALPHAS)
+            mesh = error / np.sqrt(sum(counts) * np.log(12 / tail) / 2)
+            grid = prv.Domain.create_aligned(-width, width, mesh)
+            losses = []
+            for z, q, _ in history:
+                loss = prv.PoissonSubsampledGaussianPRV(q, z)
+                truncated = prv.TruncatedPrivacyRandomVariable(loss, grid.t_min, grid.t_max)
+                losses.append(prv.discretize(truncated, grid))
+            composed = prv.compose_heterogeneous(losses, counts)
+            _, _, upper = composed.compute_epsilon(delta, tail, error)
         except (RuntimeError, ValueError):
             return None
+    bound = float(upper)
     if not math.isfinite(bound):
         return None
     return bound
@@ -514,18 +532,36 @@ def _points(history: Sequence[Step], delta: float, error: float) -> float:
     """
     tail = delta / 1000
     steps = sum(count for _, _, count in history)
-    # half width of the grid: tails of the composition, and of each step
-    width = max(error, _rdp(history, tail / 4))
-    for z, q, _ in history:
-        step_tail = tail / (8 * steps)
-        step_width = _rdp([(z, q, 1)], step_tail)
-        width = max(width, step_width)
-    width += 3
+    width = _grid_width(history, tail, error, ORDERS)
     # e^709 overflows
     if not width < 600:
         return math.inf
     log_tail = math.log(12 / tail)
     return 2 * width * math.sqrt(steps * log_tail / 2) / error
+
+
+def _grid_width(
+    history: Sequence[Step],
+    tail: float,
+    error: float,
+    orders: Sequence[float],
+) -> float:
+    """Return half the width of the PRV accountant's grid (Gopi, Lee & Wutschitz 2021, remark 5.6).
+
+    Args:
+        history: merged history.
+        tail: probability that the grid may leave out.
+        error: error of ε that the grid is made for.
+        orders: orders of the Rényi divergences.
+    """
+    steps = sum(count for _, _, count in history)
+    # tails of the composition, and of each step
+    width = max(error, _rdp(history, tail / 4, orders))
+    for z, q, _ in history:
+        step_tail = tail / (8 * steps)
+        step_width = _rdp([(z, q, 1)], step_tail, orders)
+        width = max(width, step_width)
+    return width + 3
 
 
 def _undominated(histories: Iterable[History]) -> list[History]:

@@ -166,7 +166,11 @@ class ClientMasks:
     def __repr__(self) -> str:
         return f"ClientMasks(client={self.client}, keys hidden)"
 
-    def mask(self, rows: torch.Tensor, field: str) -> None:
+    def mask(
+        self,
+        rows: torch.Tensor,
+        field: str,
+    ) -> None:
         """Add the client's self mask and pads to an encoded row, in place.
 
         Args:
@@ -201,7 +205,11 @@ class ClientMasks:
         """
         return {peer: self._call_keys[peer] for peer in lost}
 
-    def shares(self, owners: Iterable[int], boxes: Mapping[int, bytes]) -> dict[int, int]:
+    def shares(
+        self,
+        owners: Iterable[int],
+        boxes: Mapping[int, bytes],
+    ) -> dict[int, int]:
         """Return the client's shares of the seeds of survivors, by their owners.
 
         Args:
@@ -283,7 +291,11 @@ class MaskedSum:
         """Return the clients whose rows are in the sum, ascending."""
         return tuple(sorted(self._added))
 
-    def add(self, client: int, row: torch.Tensor) -> None:
+    def add(
+        self,
+        client: int,
+        row: torch.Tensor,
+    ) -> None:
         """Add a client's masked row, in the ring.
 
         Args:
@@ -302,7 +314,11 @@ class MaskedSum:
         self._total.add_(row)
         self._added.add(client)
 
-    def discard(self, client: int, row: torch.Tensor) -> None:
+    def discard(
+        self,
+        client: int,
+        row: torch.Tensor,
+    ) -> None:
         """Take the row of a client that was lost later out of the sum.
 
         Args:
@@ -428,7 +444,11 @@ class Unmasking:
         holds = set(self._graph.holders(holder))
         return tuple(owner for owner in self._survivors if owner in holds)
 
-    def add_shares(self, holder: int, values: Mapping[int, int]) -> None:
+    def add_shares(
+        self,
+        holder: int,
+        values: Mapping[int, int],
+    ) -> None:
         """Store the shares that a survivor revealed.
 
         Args:
@@ -570,7 +590,12 @@ class UnmaskingGuard:
         self._active_server = active_server
         self.state = GuardState()
 
-    def take_part(self, context: SumContext, graph: Graph, digest: bytes = b"") -> None:
+    def take_part(
+        self,
+        context: SumContext,
+        graph: Graph,
+        digest: bytes = b"",
+    ) -> None:
         """Record that the client sends a masked row, or refuse.
 
         Two rows under one context would give away their difference. A client that is asked again
@@ -600,7 +625,11 @@ class UnmaskingGuard:
         self._check_difference(context, context.members)
         attempts[context.attempt] = record
 
-    def reveal_pads(self, context: SumContext, lost: Sequence[int]) -> tuple[int, ...]:
+    def reveal_pads(
+        self,
+        context: SumContext,
+        lost: Sequence[int],
+    ) -> tuple[int, ...]:
         """Return the lost neighbours with which the client may reveal its pair keys, ascending.
 
         It may be asked again with more lost clients, until it reveals shares.
@@ -625,7 +654,11 @@ class UnmaskingGuard:
         self._store(context, replace(record, lost=gone))
         return tuple(peer for peer in record.holders if peer in gone)
 
-    def reveal_shares(self, context: SumContext, survivors: Sequence[int]) -> tuple[int, ...]:
+    def reveal_shares(
+        self,
+        context: SumContext,
+        survivors: Sequence[int],
+    ) -> tuple[int, ...]:
         """Return the survivors whose shares the client may reveal, itself included, ascending.
 
         Args:

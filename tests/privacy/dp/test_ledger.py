@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -275,3 +276,19 @@ def test_only_other_bits_are_another_release() -> None:
     assert Recall().new([first]) == [first]
     with pytest.raises(ValueError, match="digests"):
         told(4, (0, 1), "a")
+
+
+def test_a_run_with_one_release_that_no_digest_names_is_not_taken_for_another() -> None:
+    events = [told(4, (0,), "a"), gaussian(4, (0,))]
+    one, two = named(events, "ann"), named(events, "ann")
+    assert len(Ledger.union(one, two).events) == 4
+
+
+def test_a_repeated_training_counts_again_once_however_much_follows_from_it() -> None:
+    alone = training((0,), kept=True)
+    first, second = (told(4, (0,), name, step=n) for n, name in ((2, "a"), (3, "b")))
+    recall = Recall([alone, first, second])
+    assert recall.new([alone]) == []
+    other, last = told(4, (0,), "x", step=2), told(4, (0,), "y", step=3)
+    assert recall.new([other]) == [replace(alone, again=True), other]
+    assert recall.new([last]) == [last]

@@ -42,7 +42,7 @@ EXACT = 1 + 1e-9  # float64
 def climb(
     moved: Callable[..., torch.Tensor],
     shapes: Iterable[tuple[int, ...]],
-    restarts: int = 8,
+    restarts: int = 4,
     steps: int = 120,
 ) -> float:
     """The largest value of `moved` along gradient ascents from starts of very different sizes."""

@@ -296,3 +296,12 @@ def test_a_seed_that_is_sealed_again_gives_the_same_box_and_another_one_for_each
     first, again = party.led(0, [1, 2]), party.led(0, [1, 2])
     assert torch.equal(first.ciphertexts.values, again.ciphertexts.values)
     assert sealed_by(first, 0) != sealed_by(first, 1)
+
+
+def test_a_box_of_another_run_is_refused() -> None:
+    _, got, _, peer, boxes = agreement()
+    elsewhere = KeyRing("other config", Randomness(1), got.append)
+    assert elsewhere._private(1) == peer._private(1)  # all that differs is the run
+    with pytest.raises(FrameError, match="cannot open its box"):
+        elsewhere.open((1,), box_of(boxes, 0, 1), 3)
+    assert not got

@@ -27,19 +27,21 @@ from securecluster.runtime.transport import Framed, InProcess
 
 FULL = Settings(transcript="full", dtype="float64")
 MASKS = ["none", "permutation", "rotation", cases.exhaustive("signed-permutation")]
+# enough for three splits of `halves`, and a coarser test for clusters, which draws fewer nulls
+BRIEF: dict[str, Any] = {"rounds": 14, "level": 0.01}
 
 
 @pytest.fixture(scope="module")
 def halves() -> tuple[Federation, Federation]:
     """Twenty clients of four clusters, and eight that come later."""
-    whole = Federation.simulate("digits", clients=28, seed=3)
+    whole = Federation.simulate("digits", clients=28, samples=50, seed=3)
     return whole.select(range(20)), whole.select(range(20, 28))
 
 
 @pytest.fixture(scope="module")
 def fitted(halves: tuple[Federation, Federation]) -> Callable[[str], CFL]:
     """The twenty clients' run under a mask, with a full transcript in float64; fitted once."""
-    return functools.cache(lambda mask: CFL(mask=mask).fit(halves[0], FULL))
+    return functools.cache(lambda mask: CFL(mask=mask, **BRIEF).fit(halves[0], FULL))
 
 
 def grown() -> ParameterTree:
@@ -168,7 +170,8 @@ def test_newcomers_find_their_cluster_masked_as_well_as_plain(
     fitted: Callable[[str], CFL],
 ) -> None:
     old, new = halves
-    run = fitted(mask) if average == "uniform" else CFL(mask=mask, average=average).fit(old)
+    weighted = CFL(mask=mask, average="weighted", **BRIEF)
+    run = fitted(mask) if average == "uniform" else weighted.fit(old)
     assert run.agreement_ is not None
     assert run.agreement_["exact"]
     assert old.truth is not None
@@ -186,7 +189,7 @@ def test_newcomers_find_their_cluster_masked_as_well_as_plain(
 def test_newcomers_are_compared_by_gradients_where_the_clients_were(
     halves: tuple[Federation, Federation],
 ) -> None:
-    fitted = CFL(similarity="gradient", level=0.05).fit(halves[0])
+    fitted = CFL(similarity="gradient", rounds=14, level=0.05).fit(halves[0])
     assert len(set(fitted.labels_)) > 1
     fitted.predict(halves[1])
     assert {e.method for e in fitted.joined_.ledger.events} == {"gradient"}
@@ -213,7 +216,7 @@ def test_the_gradient_is_the_full_one(halves: tuple[Federation, Federation]) -> 
 def test_a_run_without_a_tree_sends_less_and_places_nobody(
     halves: tuple[Federation, Federation], fitted: Callable[[str], CFL]
 ) -> None:
-    small, whole = CFL(tree=False).fit(halves[0], FULL), fitted(CFL().mask)
+    small, whole = CFL(tree=False, **BRIEF).fit(halves[0], FULL), fitted(CFL().mask)
     assert list(small.labels_) == list(whole.labels_)
     assert "post" in whole.bytes_["by_message"]
     assert "post" not in small.bytes_["by_message"]
@@ -230,7 +233,7 @@ def test_a_split_waits_until_a_member_posts_the_model(
     from securecluster.messaging.transcript import Transcript
     from securecluster.runtime.transport import Recorded
 
-    made = CFL()
+    made = CFL(**BRIEF)
     first = next(line["round"] for line in made.fit(halves[0]).history_ if line["splits"])
     endpoint = made.build_client(halves[0], Settings())
     for deaf in (range(20), range(1)):

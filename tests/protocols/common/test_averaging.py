@@ -113,3 +113,19 @@ def test_local_training_diverges_by_name(small: Federation) -> None:
     with pytest.raises(UpdateError, match=r"round 1: the model of client\(s\) 0, 1"):
         Local(rounds=1, lr=1e30).fit(small)
     assert np.isfinite(Local(rounds=1).fit(small).accuracy_).all()
+
+
+def test_clipped_updates_have_no_weights_and_tell_no_sizes() -> None:
+    draw = np.random.default_rng(0)
+    arrays = {f"c{n}": (draw.normal(size=(n, 3)), np.arange(n) % 2) for n in (4, 8, 20)}
+    federation = Federation.from_arrays(arrays, classes=2, seed=0)
+    told = []
+    for clip in (None, 1e9):  # it cuts nothing
+        fitted = FedAvg(rounds=1, model="linear", mask="none", clip=clip).fit(federation, EXACT)
+        entries = fitted.transcript_.entries
+        position = [entry.method for entry in entries].index("contribute")
+        told.append(fitted.transcript_.content(position)[1].reply)
+    weighted, clipped = told
+    assert clipped.size is None
+    rows, sizes = weighted.delta.values, weighted.size.values
+    torch.testing.assert_close(clipped.delta.values, rows / sizes[:, None], rtol=1e-9, atol=1e-12)

@@ -136,9 +136,10 @@ def test_one_round_moves_the_models_as_it_does_without_briefs(
 @pytest.mark.parametrize("kind", [CFL, FLHC])
 def test_clusters_come_from_few_bytes(kind: type[Any]) -> None:
     federation = Federation.simulate("digits", seed=0)
-    plain = kind(rounds=15).fit(federation, FULL)
+    coarse = {"level": 0.01} if kind is CFL else {}
+    plain = kind(rounds=15, **coarse).fit(federation, FULL)
     for way in ({"compress": "4bit"}, {"sketch": 64, "clusterer": "average"}):
-        fitted = kind(rounds=15, **way).fit(federation, FULL)
+        fitted = kind(rounds=15, **coarse, **way).fit(federation, FULL)
         assert fitted.agreement_["exact"], way
         short = next(
             e for e in fitted.transcript_.entries if e.method == "send_compressed_update"
@@ -151,12 +152,29 @@ def test_clusters_come_from_few_bytes(kind: type[Any]) -> None:
         assert list(fitted.predict(federation)) == list(fitted.labels_)
 
 
-@pytest.mark.parametrize("clusterer", ["average", "spectral", "kmeans"])
-@pytest.mark.parametrize("kind", [CFL, FLHC])
-def test_iid_clients_stay_together_whatever_the_clusterer(kind: type[Any], clusterer: str) -> None:
+IID = [
+    (kind, clusterer, way)
+    for kind in (CFL, FLHC)
+    for clusterer in ("average", "spectral", "kmeans")
+    for way in ({}, {"sketch": 64, "clip": 1.0, "noise": 0.06})
+]
+# each clusterer with both protocols, plain with one of them and by noisy sketches with the other
+TURNS = [(CFL, "average"), (FLHC, "spectral"), (CFL, "kmeans")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "clusterer", "way"),
+    [
+        case if ((case[0], case[1]) in TURNS) == (not case[2]) else cases.exhaustive(*case)
+        for case in IID
+    ],
+    ids=str,
+)
+def test_iid_clients_stay_together_whatever_the_clusterer(
+    kind: type[Any], clusterer: str, way: dict[str, Any]
+) -> None:
     federation = Federation.simulate("digits", scenario=Iid(), seed=1)
-    for way in ({}, {"sketch": 64, "clip": 1.0, "noise": 0.06}):
-        assert kind(rounds=15, clusterer=clusterer, **way).fit(federation).labels_.max() == 0
+    assert kind(rounds=15, clusterer=clusterer, **way).fit(federation).labels_.max() == 0
 
 
 def test_noise_that_drowns_whole_updates_leaves_sketches_clusters() -> None:

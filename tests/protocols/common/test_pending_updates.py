@@ -403,3 +403,10 @@ def test_training_alone_is_done_once_a_call_and_never_for_an_earlier_one(tiny: F
     again.restore(unpack(pack(client.state(Secrets())), ClientState))
     again.train_locally(CallContext((1,), (0,), 1, 5), none.message_for([1]))
     assert torch.equal(again.models.values, client.models.values)
+
+
+def test_after_a_split_both_halves_continue_the_displacement_of_their_parent() -> None:
+    outbox = PendingUpdates.start(4, fresh=False)
+    outbox.post(1, torch.tensor([[1.0], [10.0]]), [0, 0, 1, 1])
+    outbox.post(2, torch.tensor([[2.0], [20.0], [5.0]]), [0, 2, 1, 1])
+    assert [float(outbox.displacement(i, 1)) for i in range(4)] == [3.0, 6.0, 30.0, 30.0]

@@ -125,8 +125,20 @@ class Reference:
         return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
-@pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
-@pytest.mark.parametrize(("k", "starts", "rounds"), [(3, 1, 5), (2, 4, 4), (3, 4, 2)])
+LOOPS = [
+    (k, starts, rounds, mask)
+    for k, starts, rounds in ((3, 1, 5), (2, 4, 4), (3, 4, 2))
+    for mask in ("none", "permutation", "rotation")
+]
+
+
+@pytest.mark.parametrize(
+    ("k", "starts", "rounds", "mask"),
+    [
+        loop if loop[0] == 2 or loop[3] == "permutation" else cases.exhaustive(*loop)
+        for loop in LOOPS
+    ],
+)
 def test_ifca_equals_a_plain_loop(k: int, starts: int, rounds: int, mask: str) -> None:
     made = IFCA(k=k, starts=starts, start_rounds=2, rounds=rounds, mask=mask, **TINY)
     state, models, *_ = served(made, tiny())
@@ -169,7 +181,7 @@ def test_one_model_is_fedavg() -> None:
     torch.testing.assert_close(models, expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", cases.seeds(1, of=2))
 def test_the_clusters_of_swapped_digits_are_found(seed: int) -> None:
     federation = Federation.simulate("digits", seed=seed)
     fitted = IFCA(rounds=15).fit(federation)

@@ -41,13 +41,16 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair network that trains for a moment."""
+    trained_for(monkeypatch, steps=100)
+
+
+def trained_for(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Let the pair network train for so many steps."""
+    brief = PairNetworkConfig(width=64, embedding=16, steps=steps, dropout=0.0)
     monkeypatch.setattr(
         "securecluster.protocols.nsim.synthetic_users.fit",
-        lambda rows, true, draws, grid: fit(rows, true, draws, grid=(BRIEF,), networks=1),
+        lambda rows, true, draws, grid: fit(rows, true, draws, grid=(brief,), networks=1),
     )
-
-
-BRIEF = PairNetworkConfig(width=64, embedding=16, steps=300, dropout=0.0)
 
 
 def corner(number: int, draw: np.random.Generator) -> np.ndarray:
@@ -68,7 +71,10 @@ def corners() -> Federation:
 
 
 @pytest.mark.parametrize("layer", ["hidden", "last"])
-def test_users_of_the_same_places_share_a_cluster(layer: str, corners: Federation) -> None:
+def test_users_of_the_same_places_share_a_cluster(
+    layer: str, corners: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained_for(monkeypatch, steps=300)
     fitted = NSIM(**SMALL | {"rounds": 3, "epochs": 10}, layer=layer).fit(corners, FULL)
     assert fitted.agreement_ is not None
     assert fitted.agreement_["exact"]

@@ -83,3 +83,9 @@ def test_what_is_no_stack_of_layers_is_refused() -> None:
                 compare(wrong)
     with pytest.raises(UsageError, match="share"):
         svcca(LAYERS, 0)
+
+
+def test_a_layer_whose_directions_are_all_in_another_one_is_like_it() -> None:
+    wide = LAYERS[0]
+    narrow = wide[:, :1] * np.arange(1.0, wide.shape[1] + 1)  # of rank one
+    np.testing.assert_allclose(cca(np.stack([narrow, wide])), 1, atol=1e-12)

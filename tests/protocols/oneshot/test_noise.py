@@ -80,10 +80,19 @@ def served(made: OneShot, federation: Federation) -> tuple[Any, Endpoint[Any]]:
     return state, endpoint
 
 
-@pytest.mark.parametrize("sealed", [True, False])
-@pytest.mark.parametrize("mask", MASKS)
+NOISES = [(0.1, "example", 4), (0.01, "client", 1), (40.0, "example", 1)]
+HIDDEN = [(mask, sealed) for mask in MASKS for sealed in (True, False)]
+
+
 @pytest.mark.parametrize(
-    ("z", "unit", "counted"), [(0.1, "example", 4), (0.01, "client", 1), (40.0, "example", 1)]
+    ("z", "unit", "counted", "mask", "sealed"),
+    [
+        (*noise, *hidden)
+        if noise == NOISES[0] or hidden == ("permutation", True)
+        else cases.exhaustive(*noise, *hidden)
+        for noise in NOISES
+        for hidden in HIDDEN
+    ],
 )
 def test_relevance_is_made_of_the_noisy_matrix_alone(
     z: float, unit: str, counted: int, mask: str, sealed: bool, tasks: Federation
@@ -316,8 +325,15 @@ def test_newcomers_choose_by_noisy_matrices_and_pay_for_one(mechanism: str) -> N
     )
 
 
-@pytest.mark.parametrize("mechanism", ["gram", "naive"])
-@pytest.mark.parametrize("mask", ["none", "permutation"])
+@pytest.mark.parametrize(
+    ("mask", "mechanism"),
+    [
+        ("permutation", "gram"),
+        ("none", "naive"),
+        cases.exhaustive("none", "gram"),
+        cases.exhaustive("permutation", "naive"),
+    ],
+)
 def test_noisy_runs_replay_resume_and_count_their_bytes(
     mask: str, mechanism: str, tasks: Federation, tmp_path: Path
 ) -> None:

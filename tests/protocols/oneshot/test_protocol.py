@@ -14,13 +14,15 @@ import torch
 from securecluster import Federation, Iid, Tasks
 from securecluster.errors import FrameError, ReplayError, UpdateError, UsageError
 from securecluster.messaging import wire
-from securecluster.messaging.messages import RELAY, Call, Rows, reply_header
+from securecluster.messaging.messages import RELAY, Call, Picks, Rows, reply_header
 from securecluster.messaging.parties import SERVER, WIRE, client, lps
 from securecluster.messaging.transcript import Transcript
 from securecluster.models.objectives import Language
 from securecluster.protocols import OneShot, Settings
+from securecluster.protocols.oneshot.client import OtherEigenvectors
 from securecluster.protocols.oneshot.hierarchical_averaging import GPS, CommonDeltas
-from securecluster.protocols.oneshot.server import OneShotState
+from securecluster.protocols.oneshot.server import OneShotState, agglomerate
+from securecluster.runtime.endpoint import CallContext
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess, Recorded
 
@@ -67,7 +69,7 @@ def test_relevance_is_that_of_full_decompositions_whatever_hides_the_eigenvector
     np.testing.assert_allclose(r.numpy(), oracle(tasks, 7), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", cases.seeds(2, of=4))
+@pytest.mark.parametrize("seed", cases.seeds(1, of=4))
 @pytest.mark.parametrize("told", [{"tasks": 2}, {}, {"height": 0.2}])
 def test_it_finds_the_tasks(told: dict[str, Any], seed: int) -> None:
     federation = Federation.simulate("digits", scenario=Tasks(), clients=10, samples=90, seed=seed)
@@ -168,8 +170,14 @@ def test_bytes_between_servers_and_of_eigenvectors_are_those_of_real_frames(
     assert max(relevance.up) < 4 * 10 + 400
 
 
-@pytest.mark.parametrize("mask", MASKS[:4])
-@pytest.mark.parametrize(("model", "common"), [("mlp", "auto"), (None, "0,2")])
+@pytest.mark.parametrize(
+    ("model", "common", "mask"),
+    [
+        *(("mlp", "auto", mask) for mask in MASKS[:4]),
+        (None, "0,2", MASKS[1]),
+        *(cases.exhaustive(None, "0,2", mask) for mask in (MASKS[0], *MASKS[2:4])),
+    ],
+)
 def test_common_layers_become_the_weighted_average_and_the_rest_stays(
     mask: str, model: str | None, common: str
 ) -> None:
@@ -459,8 +467,17 @@ def test_layers_without_names_cannot_be_named() -> None:
         OneShot(rounds=1, model=torch.nn.Linear(6, 3), common="weight").fit(federation)
 
 
-@pytest.mark.parametrize("mask", ["none", "permutation"])
-@pytest.mark.parametrize("stop", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("mask", "stop"),
+    [
+        ("permutation", 1),
+        ("permutation", 2),
+        ("none", 3),
+        cases.exhaustive("permutation", 3),
+        cases.exhaustive("none", 1),
+        cases.exhaustive("none", 2),
+    ],
+)
 def test_a_run_stopped_between_two_averages_of_the_common_layers_goes_on_as_if_it_never_had(
     mask: str, stop: int, tasks: Federation, tmp_path: Path
 ) -> None:
@@ -489,3 +506,28 @@ def test_text_is_refused() -> None:
     texts = {f"c{k}": (t := draw.integers(0, 9, (20, 7)), np.roll(t, -1, 1)) for k in range(4)}
     with pytest.raises(UsageError, match="text is not: choose another protocol"):
         OneShot(rounds=1, tasks=2).fit(Federation.from_arrays(texts, objective=Language(), seed=0))
+
+
+def test_tasks_are_merged_by_their_average_relevance() -> None:
+    places = np.array([0.0, 0.1, 0.22, 0.35, 0.6, 0.72])  # a chain, at whose end two are apart
+    relevance = torch.from_numpy(1 - np.abs(places[:, None] - places))
+    found = agglomerate(3, None)(relevance)
+    assert found.labels == [0, 0, 1, 1, 2, 2]
+    assert found.merges[-1, 2] == pytest.approx(np.abs(places[:4, None] - places[4:]).mean())
+
+
+def test_a_newcomer_joins_the_task_whose_members_are_most_relevant_on_average(
+    tasks: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newcomers: Any = OneShot().build_client(tasks, Settings()).client
+    relevances = torch.tensor([0.9, 0.1, 0.6, 0.6])
+    monkeypatch.setattr(newcomers, "_compared", lambda *_: [([0, 1, 2, 3], relevances)])
+    rows = ((0, 1, 2, 3),)
+    query = OtherEigenvectors(
+        Picks(torch.zeros(4, 1, 1), rows),
+        Picks(torch.arange(4), rows),
+        Picks(torch.tensor([0, 0, 1, 1]), rows),
+        1,
+    )
+    choice = newcomers.choose(CallContext((9,), (9,), 1, 1), query)
+    assert choice.cluster.values.tolist() == [1]

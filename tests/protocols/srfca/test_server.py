@@ -22,6 +22,7 @@ from securecluster.protocols.srfca.model_distance import (
     ClusterModels,
     CrossClusterLoss,
     WeightDistance,
+    pairwise_l2,
 )
 from securecluster.protocols.srfca.server import (
     SRFCAState,
@@ -393,3 +394,10 @@ def test_the_noise_that_is_taken_off_clusters_models_is_theirs(
     (plain, none), (noisy, told) = found
     assert none == [0.0, 0.0] and told[0] == told[1]
     assert (noisy - plain).square().sum(1).tolist() == pytest.approx(told, rel=0.1)
+
+
+def test_the_noise_of_both_models_is_taken_off_their_squared_distance() -> None:
+    rows = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
+    expected = np.sqrt([[0, 25 - 8, 0], [25 - 8, 0, 18 - 8], [0, 18 - 8, 0]])
+    np.testing.assert_allclose(pairwise_l2(rows, 4.0), expected, rtol=1e-6)
+    assert pairwise_l2(rows, 0.0)[0, 1] == 5

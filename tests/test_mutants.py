@@ -1,0 +1,83 @@
+"""The table of seeded mistakes fits the code, so `.ci/mutants.py` tests what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def _script() -> ModuleType:
+    """Return the script as a module."""
+    spec = importlib.util.spec_from_file_location("mutants", ROOT / ".ci" / "mutants.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["mutants"] = module  # dataclasses look up their module
+    spec.loader.exec_module(module)
+    return module
+
+
+mutants = _script()
+
+
+def test_every_mutant_changes_one_line_of_code_that_occurs_once() -> None:
+    for mutant in mutants.load():
+        source = (ROOT / mutant.file).read_text(encoding="utf-8")
+        assert mutant.apply(source) != source  # raises an error where it does not fit
+
+
+def test_every_mutant_names_tests_that_exist_and_no_mutant_occurs_twice() -> None:
+    seen = Counter((mutant.file, mutant.old, mutant.new) for mutant in mutants.load())
+    assert set(seen.values()) == {1}
+    for mutant in mutants.load():
+        assert mutant.tests
+        missing = [test for test in mutant.tests if not (ROOT / test).is_file()]
+        assert not missing, f"{mutant.mistake}: {missing}"
+        text = "".join((ROOT / test).read_text(encoding="utf-8") for test in mutant.tests)
+        for word in filter(None, mutant.select.split(" or ")):
+            assert re.search(rf"def test_\w*{word}", text), f"{mutant.mistake}: no test {word}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("z = 3", "z = 4", "occurs 0 times"),
+        ("= 1", "= 2", "occurs 2 times"),
+        ("x = 1\ny = 1", "x = 2\ny = 2", "exactly one line"),
+        ("x = 1", "x = ", "does not compile"),
+        ("x = 1", "x  =  1", "nothing but the layout"),
+    ],
+)
+def test_a_mutant_that_does_not_fit_is_refused(old: str, new: str, problem: str) -> None:
+    mutant = mutants.Mutant(1, "", "a.py", old, new, ())
+    with pytest.raises(mutants.DoesNotApplyError, match=problem):
+        mutant.apply("x = 1\ny = 1\n")
+
+
+@pytest.mark.parametrize(
+    ("status", "report", "verdict"),
+    [
+        (0, "", "SURVIVED"),
+        (1, "tests/a.py::test_b - AssertionError", "caught"),
+        (1, "tests/a.py::test_b - NameError: name 'x' is not defined", "BROKEN"),
+        (1, "Traceback (most recent call last):", "BROKEN"),
+        (2, "tests/a.py - TypeError", "BROKEN"),
+        (None, "", "TIME LIMIT"),
+    ],
+)
+def test_only_a_failed_test_catches_a_mutant(status: int | None, report: str, verdict: str) -> None:
+    outcome = mutants.Outcome(status, report, 0.0)
+    assert mutants._verdict(outcome) == verdict
+
+
+def test_the_failed_test_is_read_from_the_output_of_pytest() -> None:
+    output = "F\n=== short test summary info ===\nFAILED tests/a.py::test_b - assert 1 == 2\n"
+    assert mutants._failure(output) == "tests/a.py::test_b - assert 1 == 2"
