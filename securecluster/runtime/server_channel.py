@@ -45,9 +45,10 @@ from securecluster.runtime.endpoint import (
     ReleasePolicy,
     release_of,
 )
+from securecluster.runtime.key_exchange import KeyDirectory
 from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
 from securecluster.runtime.release_accounting import ReleaseAccounting
-from securecluster.runtime.secure_sums import KeyDirectory, SecureSums
+from securecluster.runtime.secure_sums import SecureSums
 from securecluster.runtime.transport import Transport
 
 C = TypeVar("C")
