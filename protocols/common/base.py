@@ -51,11 +51,11 @@ from securecluster.protocols.common.execution import (
 from securecluster.protocols.common.hooks import ProtocolHooks
 from securecluster.protocols.common.newcomers import NewcomerRecord, warn_if_dear
 from securecluster.protocols.common.serialization import SHARED, FittedState, load, read_kept, save
-from securecluster.protocols.common.sum_options import SumOptions
+from securecluster.protocols.common.sum_options import PLAIN, SumOptions
 from securecluster.runtime.endpoint import (
     Endpoint,
     config_hash,
-    masked_message_types,
+    hidden_message_types,
     message_types,
 )
 from securecluster.runtime.run import Line, Run
@@ -562,6 +562,8 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             # others.
             del params["aggregation"]
             del params["sum_bound"]
+        if self.relevance == PLAIN:
+            del params["relevance"]
         config = numbers(
             {
                 "schema": 2,
@@ -659,9 +661,8 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         """
         if hasattr(self.gps, method):
             return message_types(self.gps, method)
-        if self.sums_securely:
-            return masked_message_types(self.client, method)
-        return message_types(self.client, method)
+        ranges = self.pair_fields if self.pads_pairs else {}
+        return hidden_message_types(self.client, method, self.sums_securely, ranges)
 
     def flat_model(self, federation: Federation) -> FlatModel:
         """Return the network with its initial weights θ_0, as a flat vector."""
@@ -749,6 +750,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             costs=self.costs(pipeline, config, noise_streams),
             device=device,
             limits=self.limits(config, pipeline),
+            pair_aggregator=self.pair_aggregator(config),
         )
 
     def replay(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice, check_number
@@ -14,13 +14,24 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.secure_sum.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.protocols.common.dp_options import DPOptions
-from securecluster.runtime.endpoint import MINIMUM, config_hash
+from securecluster.runtime.endpoint import MINIMUM, config_hash, has_pairs
 from securecluster.runtime.masked_replies import SumRanges
+from securecluster.runtime.pad_client import PadService, PairRange
+from securecluster.runtime.padded_pairs import PaddedPairs
+from securecluster.runtime.pair_aggregators import (
+    PairAggregator,
+    PairFunction,
+    PairFunctions,
+    PlainPairs,
+)
 from securecluster.runtime.secure_sum_client import SecureSumService
 from securecluster.runtime.secure_sums import SecureSums
 
 PLAIN = "plain"
 SECAGG = "secagg"
+# backends of the relevance of pairs
+PADS = "pads"
+RELEVANCES = (PLAIN, PADS)
 # largest coordinate of an update without a clip norm
 UNCLIPPED_BOUND = 8.0
 # largest mean loss in nats that a secure sum tells from larger ones
@@ -43,11 +54,26 @@ class SumOptions(DPOptions):
     """largest coordinate of one client's update, before its weight, that a secure sum can hold;
     None is the clip norm with room for its noise, or 8 without a clip
     """
+    relevance: str = PLAIN
+    """how R_ij = (r_ij + r_ji)/2 of pairs of clients is formed: plain (the server reads every r_ij)
+    or pads (it reads R_ij only)
+    """
+
+    pair_functions: ClassVar[Mapping[str, PairFunction]] = {}
+    """Functions of R that the server may ask for, by name. Their parameters are those of the
+    configuration, so that another party than the server can compute them."""
+    pair_fields: ClassVar[Mapping[str, PairRange]] = {}
+    """Ranges of the fields of rows of pairs."""
 
     @property
     def sums_securely(self) -> bool:
         """Return whether sums are secure."""
         return self.aggregation == SECAGG
+
+    @property
+    def pads_pairs(self) -> bool:
+        """Return whether rows of pairs are padded."""
+        return self.relevance == PADS
 
     @property
     def weights_updates(self) -> bool:
@@ -60,9 +86,13 @@ class SumOptions(DPOptions):
         Raises:
             UsageError: an option out of range, or a method that secure sums do not work with.
         """
-        check_choice(self, aggregation=(PLAIN, SECAGG))
+        check_choice(self, aggregation=(PLAIN, SECAGG), relevance=RELEVANCES)
         if self.sum_bound is not None:
             check_number(self, "sum_bound", SMALLEST_BOUND, LARGEST_BOUND, high_in=True)
+        if self.relevance != PLAIN:
+            reason = self.pairs_refusal()
+            if reason is not None:
+                raise UsageError(reason)
         if not self.sums_securely:
             return
         if self.placement == "central":
@@ -81,6 +111,21 @@ class SumOptions(DPOptions):
             One sentence; None where the method works.
         """
         return None
+
+    def pairs_refusal(self) -> str | None:
+        """Return why the server of this method forms no pairs, and the nearest choice that works.
+
+        A method that forms pairs with some of its options only adds a reason.
+
+        Returns:
+            One sentence; None where the method works.
+        """
+        if has_pairs(type(self).client):  # type: ignore[attr-defined]
+            return None
+        return (
+            f"no reply of {type(self).__name__} leaves in pairs, so there is no relevance to hide "
+            f"by {self.relevance}: take relevance plain"
+        )
 
     def sum_facts(self, federation: Federation, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return what clients and server must agree on for secure sums; nothing for plain ones.
@@ -155,3 +200,27 @@ class SumOptions(DPOptions):
         dtypes = {"float32": torch.float32, "float64": torch.float64}
         dtype = dtypes[config["dtype"]]
         return SecureSums(config_hash(config), self._sum_ranges(config), dtype, MINIMUM)
+
+    def pad_service(self, config: Mapping[str, Any], keys: KeyRing) -> PadService | None:
+        """Return the clients' half of padded pairs; None where rows are not padded.
+
+        Args:
+            config: what clients and server agreed on.
+            keys: the clients' keys.
+        """
+        if not self.pads_pairs:
+            return None
+        # Under noise an error would tell of the data, so numbers are clamped instead.
+        noisy = config["noise"] > 0 or config.get("gram_noise", 0) > 0
+        return PadService(config_hash(config), keys, self.pair_fields, noisy, MINIMUM)
+
+    def pair_aggregator(self, config: Mapping[str, Any]) -> PairAggregator:
+        """Return the server's half of the relevance of pairs.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        functions = PairFunctions(self.pair_functions, config)
+        if self.pads_pairs:
+            return PaddedPairs(self.pair_fields, functions)
+        return PlainPairs(functions)
