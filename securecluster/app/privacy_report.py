@@ -66,6 +66,9 @@ ASSUMED = {
 ASKED = "who is asked in which round is visible, so no amplification by sampling clients is claimed"
 # who adds the noise, by the option `placement`
 PLACED = {
+    "distributed": "each client adds a share of the noise, as whole numbers in secure sums: the "
+    "server sees noised sums only, and no single reply is private by itself; the shares of the "
+    "fewest survivors of which a sum is unmasked amount to the noise, if all of them are honest",
     "local": "local: each client adds the noise itself, so it protects from the server, too",
     "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates "
     "without noise, and a full transcript contains them like this; losses, layers and Gram "

@@ -286,9 +286,9 @@ class ServerChannel:
         if sums.ids and not at_once:
             # The noise is the sum's: another sum has other noise, so the digest is of the sum.
             sum_digests = reply_digests(rows, groups)
-            replied_groups = [group_of[client] for client in sums.ids]
-            digests = [sum_digests[group] for group in replied_groups]
-            self._record(method, SUM, sums.ids, rows, step, digests)
+            for ids, asked in self._recorded_sums(sums.ids, group_of, ready_groups):
+                digests = [sum_digests[group_of[client]] for client in ids]
+                self._record(method, SUM, ids, rows, step, digests, asked)
         lost = self._note_lost(to, sums.ids)
         return Sums(
             ids=sums.ids,
@@ -560,6 +560,26 @@ class ServerChannel:
             check(response.reply, self.limits.beside(query))
         return response
 
+    def _recorded_sums(
+        self, ids: Sequence[int], group_of: Mapping[int, int], asked_groups: Sequence[int]
+    ) -> list[tuple[tuple[int, ...], int]]:
+        """Return clients whose releases have one event, and how many were asked with them.
+
+        The noise that clients add in shares differs between sums, so each sum has its own event.
+
+        Args:
+            ids: clients whose rows are in sums.
+            group_of: group of every recipient of the call, by client id.
+            asked_groups: group of each client that was asked for a row.
+        """
+        if self._costs.sum_noise is None:
+            return [(tuple(ids), 1)]
+        events = []
+        for group in sorted({group_of[client] for client in ids}):
+            survivors = tuple(client for client in ids if group_of[client] == group)
+            events.append((survivors, asked_groups.count(group)))
+        return events
+
     def _note_lost(self, to: Sequence[int], received: Sequence[int]) -> tuple[int, ...]:
         """Store which recipients did not reply in this round, and return their ids.
 
@@ -608,6 +628,7 @@ class ServerChannel:
         reply: Any,
         step: int,
         digests: Sequence[str] | None = None,
+        members: int = 1,
     ) -> None:
         """Write what some clients released in one call to the ledger.
 
@@ -619,6 +640,7 @@ class ServerChannel:
                 without noise would distinguish them.
             step: number of the call.
             digests: of each client's release, where `reply` is a sum; else of its frame.
+            members: clients that were asked for a row of the sum, in which `ids` survived.
         """
         if not ids:
             return
@@ -643,7 +665,7 @@ class ServerChannel:
             step=step,
             digests=tuple(digests),
         )
-        events = self._costs.events(release, event, reply)
+        events = self._costs.events(release, event, reply, members)
         self.record(list(events))
 
     def _agree(self, to: Sequence[int]) -> None:
