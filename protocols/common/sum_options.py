@@ -10,10 +10,10 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice, check_number
 from securecluster.data import Federation
 from securecluster.errors import UsageError
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.secure_sum.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
-from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols.common.dp_options import DISTRIBUTED, DPOptions
 from securecluster.runtime.endpoint import MINIMUM, SUM, config_hash, releases_of
 from securecluster.runtime.masked_replies import SumRanges
@@ -91,8 +91,9 @@ class SumOptions(DPOptions):
             names = [name for name in release.through if name not in covered]
             if names:
                 raise UsageError(
-                    f"clients of {self.name} also send {names[0]} by itself ({method}), and with placement "
-                    "distributed only sums have enough noise: take placement local, or fedavg"
+                    f"clients of {self.name} also send {names[0]} by itself ({method}), and with "
+                    "placement distributed only sums have enough noise: take placement local, or "
+                    "fedavg"
                 )
 
     def check_sum_noise(self, config: Mapping[str, Any], pipeline: Pipeline) -> None:

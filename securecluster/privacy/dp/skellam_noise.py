@@ -4,11 +4,10 @@ Skellam noise of variance μ is the difference of two Poisson numbers of mean μ
 are P(X = k) = e^(-μ) I_|k|(μ), where I are the modified Bessel functions. Sums of independent
 Skellam numbers are Skellam, and their variances add up.
 
-A table holds P(|X| <= k), rounded down to `BITS` bits. A number is drawn from a word of 64 bits: one
-bit is the sign, and 63 choose |X|. Where these do not decide, 64 more do. So the distance of a
-number from its law is at most the table's error: below 2^-100 in total variation. Nothing is cut
-off that has a probability of 2^-BITS or more, and neither an error nor the time depends on the
-numbers that noise is added to. The assumption is that the words are random.
+A table holds P(|X| <= k), rounded down to `BITS` bits. A number is drawn from a word of 64 bits:
+one bit is the sign, and 63 choose |X|. Where these do not decide, 64 more do. So the distance of a
+number from its law is the table's error, below 2^-100 in total variation. Neither an error nor the
+time depends on the numbers that noise is added to. The assumption is that the words are random.
 """
 
 from __future__ import annotations
