@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
 from securecluster.privacy.dp.accounting import SkellamRelease
 from securecluster.privacy.dp.noise_streams import NoiseStreams
-from securecluster.privacy.dp.skellam_noise import LARGEST_VARIANCE
+from securecluster.privacy.dp.skellam_noise import LARGEST_VARIANCE, Integers
 from securecluster.privacy.secure_sum.graph import least_survivors
 
 # Steps of the grid in the clip norm, over √d: rounding adds at most √d/2 steps to a row's norm,
@@ -177,22 +178,23 @@ class SkellamMechanism:
         return numbers.to(dtype or torch.float32)
 
 
-def rounded(row: torch.Tensor, plan: SumPlan) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def rounded(row: torch.Tensor, plan: SumPlan) -> Integers:
     """Return a row in steps of the grid, (d,), with a squared norm of at most the plan's.
 
     Args:
         row: numbers of any shape.
         plan: grid of the sum.
     """
-    scaled = row.detach().cpu().reshape(-1).to(torch.float64).numpy()
+    scaled: npt.NDArray[np.float64] = row.detach().cpu().reshape(-1).to(torch.float64).numpy()
     steps = np.rint(np.ldexp(scaled, plan.exponent))
     # Whole numbers below 2^53 and their squares' sum have no error: more is refused all the same.
     with np.errstate(over="ignore", invalid="ignore"):
         squared_norm = float(np.dot(steps, steps))
     # False for NaN, too
-    if squared_norm <= plan.squared_norm:
-        return steps.astype(np.int64)
-    return np.zeros(len(steps), dtype=np.int64)
+    if not squared_norm <= plan.squared_norm:
+        steps = np.zeros_like(steps)
+    integers: Integers = steps.astype(np.int64)
+    return integers
 
 
 def least_release(multiplier: float) -> SkellamRelease:
