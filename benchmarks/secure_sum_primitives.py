@@ -17,6 +17,11 @@ import numpy as np
 import torch
 
 from securecluster.benchmarks.table import machine
+from securecluster.core.randomness import Randomness
+from securecluster.privacy.dp.accounting import epsilon, skellam_epsilon
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, rounded
+from securecluster.privacy.dp.skellam_noise import table
 from securecluster.privacy.secure_sum import pads, shamir
 from securecluster.privacy.secure_sum.double_mask import (
     ClientMasks,
@@ -30,6 +35,8 @@ from securecluster.privacy.secure_sum.shares import ShareSeal
 
 MEMBERS = 100
 BOUND = 4.0
+MULTIPLIER = 1.0
+DELTA = 1e-5
 RUN = b"benchmark"
 Work = Callable[[], object]
 
@@ -103,6 +110,56 @@ def on_keys() -> dict[str, Work]:
     }
 
 
+def on_noise(numbers: int) -> dict[str, Work]:
+    """Return how a client adds noise to its row: a share in a secure sum, and all of it.
+
+    Args:
+        numbers: numbers of a row.
+    """
+    row = torch.randn(numbers)
+    row /= 1.01 * row.norm()
+    streams = NoiseStreams.derived(Randomness(0), "run")
+    mechanism = SkellamMechanism(1.0, MULTIPLIER, 2, streams)
+    plan = mechanism.plan(numbers, MEMBERS)
+    total = torch.zeros(numbers, dtype=torch.int32)
+
+    def new_table() -> None:
+        table.cache_clear()
+        table(plan.draw_variance)
+
+    return {
+        "round to the grid of noised sums": lambda: rounded(row, plan),
+        "round, and add a share of Skellam noise": lambda: mechanism.encode(
+            row, plan, 0, "delta", 1
+        ),
+        "table of Skellam noise, once a run": new_table,
+        "Gaussian noise of placement local": lambda: streams.noised(
+            0, "delta", 1, row, MULTIPLIER, 1.0
+        ),
+        "decode a noised sum": lambda: mechanism.decode(total, plan),
+    }
+
+
+def prices(numbers: int) -> list[tuple[int, float, float, float]]:
+    """Return what noised sums cost at one noise multiplier.
+
+    Args:
+        numbers: numbers of a row.
+
+    Returns:
+        Numbers of rounds, and ε of Skellam noise, of Gaussian noise by Rényi divergences, and of
+        Gaussian noise exactly.
+    """
+    plan = SkellamMechanism(1.0, MULTIPLIER, 2).plan(numbers, MEMBERS)
+    release = plan.release(plan.shares)
+    found = []
+    for rounds in (1, 3, 10, 30, 100):
+        skellam = skellam_epsilon([], [(release, rounds)], DELTA).epsilon
+        gaussian = epsilon([(MULTIPLIER, 1.0, rounds)], DELTA)
+        found.append((rounds, skellam, gaussian.rdp, gaussian.epsilon))
+    return found
+
+
 def clients_of(context: SumContext, graph: Graph) -> list[ClientMasks]:
     """Return the masks of every member of a sum, after an agreement on keys."""
     pairs = [pads.KeyPair(key(k)) for k in range(MEMBERS)]
@@ -172,12 +229,16 @@ def main(arguments: list[str]) -> None:
     print(
         f"{'work on a row of ' + format(numbers, ',') + ' numbers':48}{'CPU ms':>10}{'copies':>10}"
     )
-    works = {**on_rows(numbers), **on_keys(), **on_sums(numbers)}
+    works = {**on_rows(numbers), **on_noise(numbers), **on_keys(), **on_sums(numbers)}
     copy = 0.0
     for name, work in works.items():
         taken = seconds(work, repetitions)
         copy = copy or taken  # the first work is the copy
         print(f"{name:48}{1e3 * taken:10.3f}{taken / copy:10.2f}")
+    print(f"epsilon at noise {MULTIPLIER:g} and delta {DELTA:g}, m = {MEMBERS}")
+    print(f"{'rounds':>6}{'Skellam':>10}{'Gaussian, RDP':>16}{'Gaussian':>10}")
+    for rounds, skellam, renyi, exact in prices(numbers):
+        print(f"{rounds:6}{skellam:10.3f}{renyi:16.3f}{exact:10.3f}")
 
 
 if __name__ == "__main__":

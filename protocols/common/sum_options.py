@@ -190,7 +190,7 @@ class SumOptions(DPOptions):
         if pipeline.guard is not None:
             draws = pipeline.guard.draws
         ranges = self._sum_ranges(config, draws)
-        return SecureSumService(config_hash(config), keys, ranges, MINIMUM)
+        return SecureSumService(config_hash(config), keys, ranges, MINIMUM, pipeline.shares)
 
     def aggregator(self, config: Mapping[str, Any]) -> SecureSums | None:
         """Return the server's half of secure sums; None where sums are plain.

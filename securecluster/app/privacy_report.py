@@ -42,6 +42,12 @@ SUMS = (
     "beyond some ten thousand samples in a batch the rounding may exceed the margin that the clip "
     "leaves for it (benchmarks.grid_noise)"
 )
+# of noise in shares
+SHARES = (
+    "noise that clients add in shares is enough against a server that unmasks one sum of the "
+    "survivors that it names, and where they do not collude: each colluding client's share is none, "
+    "and a server that names other survivors to each client may read a sum over fewer of them"
+)
 NOISED = [
     "choosing the clip, the noise, the number of rounds or any other option by private data is a "
     "release of its own",
@@ -256,6 +262,8 @@ def _not_covered(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
         limits.append(EXACT)
     if noised:
         limits += NOISED
+    if any(event.mechanism == "skellam" for event in ledger.events):
+        limits.append(SHARES)
     if any(event.mechanism == "dp-sgd" for event in ledger.events):
         limits.append(SUMS)
     if noised:

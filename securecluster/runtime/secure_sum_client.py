@@ -103,15 +103,19 @@ class SecureSumService:
         keys: the clients' identities, roster and secrets.
         ranges: ranges of the fields that are summed.
         minimum: members of the smallest sum in which a client takes part.
+        shares: smallest number of survivors, where the pipeline's noise is in as many shares.
     """
 
     methods = SUM_METHODS
 
-    def __init__(self, run: str, keys: KeyRing, ranges: SumRanges, minimum: int) -> None:
+    def __init__(
+        self, run: str, keys: KeyRing, ranges: SumRanges, minimum: int, shares: int = 0
+    ) -> None:
         self._run = run.encode()
         self._keys = keys
         self._ranges = ranges
         self._minimum = minimum
+        self._shares = shares
         # Pair keys by (lower id, its public key, higher id, its public key); an endpoint with both
         # clients computes them once.
         self._pair_keys: dict[tuple[int, bytes, int, bytes], bytes] = {}
@@ -159,7 +163,7 @@ class SecureSumService:
                 raise PolicyError(
                     f"client {client} is no member of the secure sum that it is asked for a row of"
                 )
-            least = self._ranges.least_members(self._minimum, len(members))
+            least = self._least_members(len(members))
             if len(members) < least:
                 raise PolicyError(
                     f"a secure sum over {len(members)} client(s) is refused: client {client} asks "
@@ -367,10 +371,14 @@ class SecureSumService:
 
     def _guard(self, client: int, context: SumContext) -> UnmaskingGuard:
         """Return a client's guard for a sum, with what it has allowed so far."""
-        least = self._ranges.least_members(self._minimum, len(context.members))
+        least = self._least_members(len(context.members))
         guard = UnmaskingGuard(client, self._minimum, least)
         guard.state = self._keys.secrets.sums.guards.setdefault(client, guard.state)
         return guard
+
+    def _least_members(self, members: int) -> int:
+        """Return the smallest number of members and survivors of a sum over some clients."""
+        return max(self._shares, self._ranges.least_members(self._minimum, members))
 
     def _pair(self, client: int) -> KeyPair:
         """Return a client's X25519 keys, drawn once a run."""

@@ -109,6 +109,10 @@ SECURE = {
     for name, (base, params) in CASES.items()
     if name in ("fedavg", "cfl sketch", "srfca")
 }
+# noise in shares, which every new process draws as the last one did
+SHARES: dict[str, Any] = {**CLIENT, "placement": "distributed", "aggregation": "secagg"}
+SECURE["fedavg, shares"] = ("fedavg", SHARES)
+SHARED = ("fedavg, shares", "permutation")
 SECURED = [
     ("fedavg, secagg", "none"),
     ("cfl sketch, secagg", "permutation"),
@@ -437,7 +441,9 @@ def calm(federation: Federation) -> Callable[[str, str], tuple[Result, list[tupl
     return run
 
 
-@pytest.mark.parametrize(("name", "mask"), [*cases.covering(ALL, REBORN), *LASTING, *SECURED])
+@pytest.mark.parametrize(
+    ("name", "mask"), [*cases.covering(ALL, REBORN), *LASTING, *SECURED, SHARED]
+)
 def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_does(
     name: str, mask: str, federation: Federation, calm: Any
 ) -> None:
