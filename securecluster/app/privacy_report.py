@@ -44,9 +44,9 @@ SUMS = (
 )
 # of noise in shares
 SHARES = (
-    "noise that clients add in shares is enough against a server that unmasks one sum of the "
-    "survivors that it names, and where they do not collude: each colluding client's share is none, "
-    "and a server that names other survivors to each client may read a sum over fewer of them"
+    "noise that clients add in shares is enough where the survivors of a sum do not collude with "
+    "the server, which knows the shares of those that do, and where it names the same survivors to "
+    "all of them: else it may read a sum over fewer"
 )
 NOISED = [
     "choosing the clip, the noise, the number of rounds or any other option by private data is a "

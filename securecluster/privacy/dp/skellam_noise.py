@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ GUARD = 160
 LARGEST_VARIANCE = 1 << 31
 # numbers that are drawn together, so that temporaries stay in cache
 BLOCK = 1 << 16
+# steps from where the guide points, before the table is searched
+STEPS = 3
 
 Words = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
@@ -46,6 +48,31 @@ class Table:
 
     high: Words
     low: Words
+
+    @cached_property
+    def guide(self) -> Integers:
+        """Return where to search, by the first bits of a uniform number.
+
+        It has about two entries for each one of the table.
+        """
+        bits = len(self.high).bit_length() + 1
+        starts = np.arange(1 << bits, dtype=np.uint64) << np.uint64(HALF - bits)
+        return np.searchsorted(self.high, starts, side="right")
+
+    def above(self, uniform: Words) -> Integers:
+        """Return the number of entries whose first bits are not above those of a uniform number.
+
+        Args:
+            uniform: uniform numbers of 63 bits (n,).
+        """
+        bits = len(self.high).bit_length() + 1
+        found = self.guide[uniform >> np.uint64(HALF - bits)]
+        for _ in range(STEPS):
+            found += self.high[found] <= uniform
+        # Numbers in the tail have many entries with the same first bits.
+        rest = np.nonzero(self.high[found] <= uniform)[0]
+        found[rest] = np.searchsorted(self.high, uniform[rest], side="right")
+        return found
 
 
 @lru_cache(maxsize=64)
@@ -137,7 +164,7 @@ def _inverted(words: Words, law: Table, start: int, key: bytes) -> Integers:
     """
     one = np.uint64(1)
     uniform = words >> one
-    magnitudes = np.searchsorted(law.high, uniform, side="right")
+    magnitudes = law.above(uniform)
     # A word that equals an entry's first bits may lie on either side of the entry.
     before = np.maximum(magnitudes - 1, 0)
     unsure = np.nonzero(law.high[before] == uniform)[0]

@@ -64,6 +64,16 @@ def test_draws_have_the_law_of_skellam_numbers(variance: int, seed: int) -> None
     assert p_value(drawn, 1.05 * variance) < 1e-3
 
 
+@pytest.mark.parametrize("variance", [1, 50, 1_000_003])
+def test_the_guide_changes_no_search(variance: int) -> None:
+    law = table(variance)
+    edges = np.array([0, 2**63 - 1], dtype=np.uint64)
+    tail = np.uint64(2**63 - 1) - (words(1000) >> np.uint64(40))
+    uniform = np.concatenate([words(20_000) >> np.uint64(1), law.high[:-1], edges, tail])
+    expected = np.searchsorted(law.high, uniform, side="right")
+    assert (law.above(uniform) == expected).all()
+
+
 def test_a_sum_of_shares_has_the_law_of_the_whole() -> None:
     shares = [numbers(100_000, 12, seed) for seed in range(8)]
     total = np.sum(shares, axis=0)
