@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice, check_number
 from securecluster.data import Federation
 from securecluster.errors import UsageError
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.secure_sum.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
-from securecluster.protocols.common.dp_options import DPOptions
-from securecluster.runtime.endpoint import MINIMUM, config_hash, has_pairs
+from securecluster.protocols.common.dp_options import DISTRIBUTED, DPOptions
+from securecluster.runtime.endpoint import MINIMUM, SUM, config_hash, has_pairs, releases_of
 from securecluster.runtime.masked_replies import SumRanges
 from securecluster.runtime.pad_client import PadService, PairRange
 from securecluster.runtime.padded_pairs import PaddedPairs
@@ -26,6 +27,9 @@ from securecluster.runtime.pair_aggregators import (
 )
 from securecluster.runtime.secure_sum_client import SecureSumService
 from securecluster.runtime.secure_sums import SecureSums
+
+if TYPE_CHECKING:
+    from securecluster.protocols.common.client import TrainingClient
 
 PLAIN = "plain"
 SECAGG = "secagg"
@@ -45,6 +49,10 @@ ROUNDING = 1.01
 @dataclass(kw_only=True)
 class SumOptions(DPOptions):
     """Options of sums over clients."""
+
+    # what protocols declare (`ProtocolHooks`)
+    name: ClassVar[str]
+    client: ClassVar[type[TrainingClient]]
 
     aggregation: str = PLAIN
     """how sums of updates are formed: plain (the server reads every reply and adds them) or secagg
@@ -87,6 +95,8 @@ class SumOptions(DPOptions):
             UsageError: an option out of range, or a method that secure sums do not work with.
         """
         check_choice(self, aggregation=(PLAIN, SECAGG), relevance=RELEVANCES)
+        if self.placement == DISTRIBUTED:
+            self._check_distributed()
         if self.sum_bound is not None:
             check_number(self, "sum_bound", SMALLEST_BOUND, LARGEST_BOUND, high_in=True)
         if self.relevance != PLAIN:
@@ -103,6 +113,39 @@ class SumOptions(DPOptions):
         reason = self.secure_sums_refusal()
         if reason is not None:
             raise UsageError(reason)
+
+    def _check_distributed(self) -> None:
+        """Raise UsageError where clients' shares of the noise would not all be in secure sums."""
+        if not self.sums_securely:
+            raise UsageError(
+                "with placement distributed no client's reply has enough noise by itself, so sums "
+                "must be secure: take aggregation secagg, or placement local"
+            )
+        covered = self.privacy_spec(1.0).fields
+        for method, release in sorted(releases_of(self.client).items()):
+            if release.via == (SUM,) or not release.private or release.derived:
+                continue
+            names = [name for name in release.through if name not in covered]
+            if names:
+                raise UsageError(
+                    f"clients of {self.name} also send {names[0]} by itself ({method}), and with "
+                    "placement distributed only sums have enough noise: take placement local, or "
+                    "fedavg"
+                )
+
+    def check_sum_noise(self, config: Mapping[str, Any], pipeline: Pipeline) -> None:
+        """Check that sums over all clients have room for their noise.
+
+        Args:
+            config: what clients and server agreed on.
+            pipeline: stages of clients' replies.
+
+        Raises:
+            UsageError: they do not fit the ring of secure sums.
+        """
+        noise = self.sum_noise(config)
+        if noise is not None:
+            noise.plan(pipeline.width(config["dimension"]), config["clients"])
 
     def secure_sums_refusal(self) -> str | None:
         """Return why this method does not work with secure sums, and the nearest choice that does.
@@ -165,12 +208,15 @@ class SumOptions(DPOptions):
             weight = samples
         return {"delta": float(config["sum_bound"]) * weight, "size": samples}
 
-    def _sum_ranges(self, config: Mapping[str, Any]) -> SumRanges:
+    def _sum_ranges(
+        self, config: Mapping[str, Any], draws: NoiseStreams | None = None
+    ) -> SumRanges:
         # Under noise an error would tell of the data, so numbers are clamped instead.
         return SumRanges(
             self.sum_fields(config),
             saturate=config["noise"] > 0,
             clamped=frozenset({"loss"}),
+            noise=self.sum_noise(config, draws),
         )
 
     def secure_sum_service(
@@ -181,13 +227,15 @@ class SumOptions(DPOptions):
         Args:
             config: what clients and server agreed on.
             keys: the clients' keys.
-            pipeline: stages of their replies.
+            pipeline: stages of their replies, with the streams of their noise.
         """
         if not self.sums_securely:
             return None
-        ranges = self._sum_ranges(config)
-        run = config_hash(config)
-        return SecureSumService(run, keys, ranges, MINIMUM, pipeline.shares)
+        draws = None
+        if pipeline.guard is not None:
+            draws = pipeline.guard.draws
+        ranges = self._sum_ranges(config, draws)
+        return SecureSumService(config_hash(config), keys, ranges, MINIMUM, pipeline.shares)
 
     def aggregator(self, config: Mapping[str, Any]) -> SecureSums | None:
         """Return the server's half of secure sums; None where sums are plain.

@@ -84,7 +84,7 @@ class SecureSumService:
         keys: the clients' identities, roster and secrets.
         ranges: ranges of the fields that are summed.
         minimum: members of the smallest sum in which a client takes part.
-        shares: smallest number of survivors, where noise is in as many shares.
+        shares: smallest number of survivors, where the pipeline's noise is in as many shares.
     """
 
     methods = SUM_METHODS
@@ -98,6 +98,11 @@ class SecureSumService:
         self._minimum = minimum
         self._shares = shares
         self._exchange = KeyExchange(self._run, keys, PURPOSE)
+
+    @property
+    def adds_noise(self) -> bool:
+        """Return whether rows get their noise here, and not in the pipeline."""
+        return self._ranges.noise is not None
 
     def answer(self, call: Call) -> Any:
         """Return the clients' reply in the exchange of keys, or what they reveal.
@@ -134,7 +139,7 @@ class SecureSumService:
                 raise PolicyError(
                     f"client {client} is no member of the secure sum that it is asked for a row of"
                 )
-            least = max(self._minimum, self._shares)
+            least = self._least_members(len(members))
             if len(members) < least:
                 raise PolicyError(
                     f"a secure sum over {len(members)} client(s) is refused: client {client} asks "
@@ -160,7 +165,11 @@ class SecureSumService:
         for name, width in bits.items():
             value = getattr(reply, name)
             if value is not None:
-                tables[name] = self._encoded(name, value.values.cpu(), width, groups)
+                rows = value.values.cpu()
+                if self._ranges.noise is not None and width == 32:
+                    tables[name] = self._noised(name, rows, groups, call.step)
+                else:
+                    tables[name] = self._encoded(name, rows, width, groups)
         commitments = []
         boxes: list[bytes] = []
         picks = []
@@ -197,6 +206,22 @@ class SecureSumService:
             table[k : k + 1] = codec.encode(rows[k : k + 1], self._ranges.saturates(name))
         return table
 
+    def _noised(
+        self,
+        name: str,
+        rows: torch.Tensor,
+        groups: Sequence[tuple[int, tuple[int, ...]]],
+        step: int,
+    ) -> torch.Tensor:
+        """Return a field's rows (b, …) as integers, each with its client's share of the noise."""
+        noise = self._ranges.noise
+        assert noise is not None
+        table = torch.empty(rows.shape, dtype=torch.int32)
+        for k, (client, members) in enumerate(groups):
+            plan = noise.plan(rows[k].numel(), len(members))
+            table[k] = noise.encode(rows[k], plan, client, name, step)
+        return table
+
     def _take_part(
         self, client: int, context: SumContext, graph: Graph, rows: Sequence[torch.Tensor]
     ) -> None:
@@ -210,7 +235,7 @@ class SecureSumService:
         digest = hashlib.blake2b(digest_size=32)
         for row in rows:
             digest.update(row.numpy().tobytes())
-        guard = self._guard(client)
+        guard = self._guard(client, context)
         guard.take_part(context, graph, digest.digest())
         self._keys.secrets.sums.forget(client)
 
@@ -222,7 +247,7 @@ class SecureSumService:
         for k, (client, members) in enumerate(members_of(call)):
             context, graph = self._context(call, query.purpose, members)
             lost = query.lost.table[list(query.lost.picks[k])].tolist()
-            peers = self._guard(client).reveal_pads(context, lost)
+            peers = self._guard(client, context).reveal_pads(context, lost)
             revealed = self._masks(client, context, graph).pad_keys(peers)
             first = len(keys)
             keys += [revealed[peer] for peer in peers]
@@ -238,7 +263,7 @@ class SecureSumService:
             context, graph = self._context(call, query.purpose, members)
             lost = set(query.lost.table[list(query.lost.picks[k])].tolist())
             survivors = [member for member in members if member not in lost]
-            owners = self._guard(client).reveal_shares(context, survivors)
+            owners = self._guard(client, context).reveal_shares(context, survivors)
             senders = [owner for owner in owners if owner != client]
             boxes = [as_bytes(row) for row in query.boxes.table[list(query.boxes.picks[k])]]
             if len(boxes) != len(senders):
@@ -269,11 +294,16 @@ class SecureSumService:
         )
         return context, graph
 
-    def _guard(self, client: int) -> UnmaskingGuard:
-        """Return a client's guard, with what it has allowed so far."""
-        guard = UnmaskingGuard(client, self._minimum, self._shares)
+    def _guard(self, client: int, context: SumContext) -> UnmaskingGuard:
+        """Return a client's guard for a sum, with what it has allowed so far."""
+        least = self._least_members(len(context.members))
+        guard = UnmaskingGuard(client, self._minimum, least)
         guard.state = self._keys.secrets.sums.guards.setdefault(client, guard.state)
         return guard
+
+    def _least_members(self, members: int) -> int:
+        """Return the smallest number of members and survivors of a sum over some clients."""
+        return max(self._shares, self._ranges.least_members(self._minimum, members))
 
     def _masks(self, client: int, context: SumContext, graph: Graph) -> ClientMasks:
         """Return a client's masks for one attempt."""

@@ -127,7 +127,8 @@ class SecureSums:
                 members=tuple(members),
                 threshold=graph.threshold,
             )
-            sums[group] = _GroupSum(context, graph)
+            least = self._ranges.least_members(self._minimum, len(members))
+            sums[group] = _GroupSum(context, graph, least)
         return sums
 
     def _collect_rows(
@@ -188,8 +189,13 @@ class SecureSums:
                 return None
             # Numbers beside updates are few, and are decoded in full.
             dtype = self._dtype if bits == 32 else torch.float64
-            codec = self._ranges.fixed_point(name, bits, len(found.context.members))
-            decoded = codec.decode(total, len(found.survivors), dtype)
+            members = len(found.context.members)
+            if self._ranges.noise is not None and bits == 32:
+                plan = self._ranges.noise.plan(total.numel(), members)
+                decoded = self._ranges.noise.decode(total, plan, dtype)
+            else:
+                codec = self._ranges.fixed_point(name, bits, members)
+                decoded = codec.decode(total, len(found.survivors), dtype)
             if table is None:
                 table = torch.zeros((groups, *decoded.shape), dtype=dtype)
             table[group] = decoded
@@ -230,6 +236,7 @@ class _GroupSum:
 
     context: SumContext
     graph: Graph
+    least_survivors: int
     sums: dict[str, MaskedSum] = field(default_factory=dict)
     survivors: tuple[int, ...] = ()
     commitments: dict[int, bytes] = field(default_factory=dict)
@@ -251,7 +258,7 @@ class _GroupSum:
         anything.
         """
         alive = set(self.survivors)
-        if 2 * len(alive) <= len(self.context.members):
+        if len(alive) < self.least_survivors or 2 * len(alive) <= len(self.context.members):
             return False
         for client in self.survivors:
             near = alive.intersection(self.graph.holders(client))

@@ -114,6 +114,10 @@ SECURE |= {
     "oneshot, pads": (CASES["oneshot"][0], {**CASES["oneshot"][1], **PADS}),
     "srfca, pads": (SECURE["srfca, secagg"][0], {**SECURE["srfca, secagg"][1], **PADS}),
 }
+# noise in shares, which every new process draws as the last one did
+SHARES: dict[str, Any] = {**CLIENT, "placement": "distributed", "aggregation": "secagg"}
+SECURE["fedavg, shares"] = ("fedavg", SHARES)
+SHARED = ("fedavg, shares", "permutation")
 SECURED = [
     ("fedavg, secagg", "none"),
     ("cfl sketch, secagg", "permutation"),
@@ -445,9 +449,9 @@ def calm(federation: Federation) -> Callable[[str, str], tuple[Result, list[tupl
     return run
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(11)
 @pytest.mark.parametrize(
-    ("name", "mask"), [*cases.covering(ALL, REBORN), *LASTING, *SECURED, *PADDED]
+    ("name", "mask"), [*cases.covering(ALL, REBORN), *LASTING, *SECURED, *PADDED, SHARED]
 )
 def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_does(
     name: str, mask: str, federation: Federation, calm: Any
