@@ -17,7 +17,7 @@ import numpy as np
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError, UsageError
-from securecluster.messaging.bounds import Octets, Upto, Whole
+from securecluster.messaging.bounds import Between, Octets, Upto, Whole
 from securecluster.messaging.messages import Ack, Call, Empty, Picks, Rows, parse_ids
 from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.privacy.masking.key_agreement import MOST_CLIENTS, KeyRing
@@ -85,6 +85,20 @@ class SeedShares:
 
     # (k, 33) uint8, numbers modulo a prime, in big-endian order
     shares: Annotated[Picks, Octets((Upto("shares", "clients"), VALUE))]
+
+
+@dataclass(frozen=True, eq=False)
+class FollowingSum:
+    """Request for rows that only hide a client if nearly all clients of an earlier sum send theirs.
+
+    A message of this class, or of a subclass, is the query of a second sum. Clients send their rows
+    to a sum over clients of the earlier one, and reveal nothing of them unless enough survive.
+    """
+
+    earlier: Annotated[int, Between(maximum="steps")]  # call of the earlier sum
+    among: str  # clients whose rows are in the earlier sum, as text
+    counted: Annotated[int, Between(maximum="clients")]  # their number
+    least: Annotated[int, Between(maximum="clients")]  # smallest number of survivors of this sum
 
 
 SUM_METHODS: Mapping[str, MessageTypes] = {
@@ -165,6 +179,22 @@ class SecureSumService:
                     f"for {least} or more"
                 )
             self._check_keys(client, members)
+            if isinstance(call.query, FollowingSum):
+                self._check_earlier_sum(client, members, call.query)
+
+    def _check_earlier_sum(self, client: int, members: Sequence[int], query: FollowingSum) -> None:
+        """Raise PolicyError unless a sum is over clients whose rows are in the earlier one."""
+        among = parse_ids(query.among, query.counted)
+        if not set(members) <= set(among):
+            raise PolicyError(
+                f"client {client} is asked for a row beside other clients than those of the "
+                f"earlier sum of call {query.earlier}"
+            )
+        if not self._guard(client).settle(query.earlier, among):
+            raise PolicyError(
+                f"client {client} did not take part in a sum of call {query.earlier} with these "
+                "clients"
+            )
 
     def masked(self, call: Call, reply: Any, masked: type) -> Any:
         """Return a reply with masked rows, commitments and boxes.
@@ -180,6 +210,9 @@ class SecureSumService:
         """
         groups = list(_members(call))
         bits = bits_of(masked)
+        least = 0
+        if isinstance(call.query, FollowingSum):
+            least = call.query.least
         tables: dict[str, torch.Tensor] = {}
         for name, width in bits.items():
             value = getattr(reply, name)
@@ -190,7 +223,8 @@ class SecureSumService:
         picks = []
         for k, (client, members) in enumerate(groups):
             context, graph = self._context(call, call.method, members)
-            self._take_part(client, context, graph, [table[k] for table in tables.values()])
+            rows = [table[k] for table in tables.values()]
+            self._take_part(client, context, graph, rows, least)
             masks = self._masks(client, context, graph)
             for name, table in tables.items():
                 masks.mask(table[k], name)
@@ -222,7 +256,12 @@ class SecureSumService:
         return table
 
     def _take_part(
-        self, client: int, context: SumContext, graph: Graph, rows: Sequence[torch.Tensor]
+        self,
+        client: int,
+        context: SumContext,
+        graph: Graph,
+        rows: Sequence[torch.Tensor],
+        least: int,
     ) -> None:
         """Record that a client sends its row, or refuse."""
         floor = self._keys.secrets.sums.floors.get(client, 0)
@@ -235,7 +274,7 @@ class SecureSumService:
         for row in rows:
             digest.update(row.numpy().tobytes())
         guard = self._guard(client)
-        guard.take_part(context, graph, digest.digest())
+        guard.take_part(context, graph, digest.digest(), least)
         self._keys.secrets.sums.forget(client)
 
     def _offer(self, clients: Sequence[int]) -> SumKey:

@@ -27,6 +27,7 @@ from securecluster.privacy.secure_sum.pads import KEY
 from securecluster.runtime.aggregators import Exchange, Total, chunk_size
 from securecluster.runtime.masked_replies import BOX, SumRanges, bits_of, summed_class
 from securecluster.runtime.secure_sum_client import (
+    FollowingSum,
     LostMembers,
     RelayedBoxes,
     SumKeys,
@@ -207,10 +208,13 @@ class SecureSums:
     def _group_sums(self, call: Call, by: Sequence[int], groups: int) -> dict[int, _GroupSum]:
         """Return the sums of the groups that are large enough, by group."""
         public = self._directory().keys
+        least = 0
+        if isinstance(call.query, FollowingSum):
+            least = call.query.least
         sums = {}
         for group in range(groups):
             members = sorted(c for c, other in zip(call.to, by, strict=True) if other == group)
-            if len(members) < self._minimum:
+            if len(members) < max(self._minimum, least):
                 continue
             graph = sum_graph(self._run, members, public, self._minimum)
             context = SumContext(
@@ -221,7 +225,7 @@ class SecureSums:
                 members=tuple(members),
                 threshold=graph.threshold,
             )
-            sums[group] = _GroupSum(context, graph)
+            sums[group] = _GroupSum(context, graph, least)
         return sums
 
     def _collect_rows(
@@ -324,6 +328,7 @@ class _GroupSum:
 
     context: SumContext
     graph: Graph
+    least: int = 0  # smallest number of survivors that the call's query names
     sums: dict[str, MaskedSum] = field(default_factory=dict)
     survivors: tuple[int, ...] = ()
     commitments: dict[int, bytes] = field(default_factory=dict)
@@ -345,7 +350,7 @@ class _GroupSum:
         anything.
         """
         alive = set(self.survivors)
-        if 2 * len(alive) <= len(self.context.members):
+        if len(alive) < self.least or 2 * len(alive) <= len(self.context.members):
             return False
         for client in self.survivors:
             near = alive.intersection(self.graph.holders(client))
