@@ -512,6 +512,8 @@ def hidden_view(k: int) -> list[str]:
     return [
         "how many clients chose each model, in every round and at the end, and never which ones: "
         "the labels of the results are the clients' own, and no server saw them",
+        "by the difference of two such counts, what a client chose that is in one of them only, "
+        "where all others keep their choice",
         f"the sum of updates of each of the {k} models over two clients or more; of a model that "
         "one client chose it reads zeros, and that client trains alone",
         "with a block of two clients, each of them can subtract its own update from the average",

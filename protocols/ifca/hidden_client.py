@@ -1,4 +1,4 @@
-"""The clients of IFCA where sums are secure: their choice stays with them, and so does their update.
+"""The clients of IFCA where sums are secure: choice and update stay with them.
 
 A round has two secure sums over all participants. In the first, each client adds a row of k zeros
 with a one at the model that it chose: the server reads how many clients chose each model. In the
@@ -100,7 +100,7 @@ class BlockStage:
             step: number of the call.
         """
         blocks = self._stage.forward(rows.flatten(0, 1), step)
-        return blocks.unflatten(0, rows.shape[:2])
+        return blocks.view(*rows.shape[:2], -1)
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
         """Return averages of blocks with the mask undone.
@@ -110,7 +110,7 @@ class BlockStage:
             step: number of the call whose rows were averaged.
         """
         blocks = self._stage.inverse(rows.flatten(0, 1), step)
-        return blocks.unflatten(0, rows.shape[:2])
+        return blocks.view(*rows.shape[:2], -1)
 
 
 def least_survivors(counts: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""IFCA's server where sums are secure: it reads sums of choices and of blocks, and no single one."""
+"""IFCA's server where sums are secure: it reads sums of choices and of blocks alone."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def average_unseen(
 ) -> None:
     """Make a round of averaging by two secure sums: of choices, and of blocks.
 
-    A sum of blocks fails where more clients are lost after the counts than the smallest block can
-    spare. Choices are then counted anew, and nothing of the failed sum is released.
+    A sum of blocks needs all counted clients but those that the smallest block can spare. Choices
+    are not counted again where it fails: two counts of the same choices would tell by their
+    difference what a client chose that is missing in one of them. The models then stay as they are.
 
     Args:
         net: the server's channel.
@@ -46,26 +47,21 @@ def average_unseen(
         best: another start whose models clients are to keep; None means no other.
         to: the clients of this round.
     """
-    for _ in range(TRIES):
-        counted = _count(net, running, best, to)
-        if not counted.ids:
-            continue
-        counts = _counts(counted)
-        query = ModelCounts(
-            earlier=counted.step,
-            among=format_ids(counted.ids),
-            counted=len(counted.ids),
-            least=least_survivors(counts),
-            counts=Shared(torch.tensor(counts)),
-        )
-        # Where no block is averaged, this is how clients learn that they train alone.
-        sums = net.sum(HiddenChoiceClient.contribute_blocks, query, to=counted.ids)
-        if sums.ids:
-            weights = sums.rows.weight.table[0]
-            running.post(sums.step, sums.rows.blocks.table[0], weights)
-            return
-        if max(counts) < MINIMUM:
-            return
+    counted = _count(net, running, best, to)
+    if not counted.ids:
+        return
+    counts = _counts(counted)
+    query = ModelCounts(
+        earlier=counted.step,
+        among=format_ids(counted.ids),
+        counted=len(counted.ids),
+        least=least_survivors(counts),
+        counts=Shared(torch.tensor(counts)),
+    )
+    # Where no block is averaged, this is how clients learn that they train alone.
+    sums = net.sum(HiddenChoiceClient.contribute_blocks, query, to=counted.ids)
+    if sums.ids:
+        running.post(sums.step, sums.rows.blocks.table[0], sums.rows.weight.table[0])
 
 
 def deliver_unseen(
@@ -98,20 +94,25 @@ def count_at_end(net: ServerChannel, running: Restart, best: Restart | None) -> 
         running: the start that is finished.
         best: another start whose models clients are to keep; None means no other.
     """
-    for _ in range(TRIES):
-        counted = _count(net, running, best, net.clients)
-        if counted.ids:
-            return FinalCounts(_counts(counted))
+    counted = _count(net, running, best, net.clients)
+    if counted.ids:
+        return FinalCounts(_counts(counted))
     return FinalCounts()
 
 
 def _count(
     net: ServerChannel, running: Restart, best: Restart | None, to: Sequence[int]
 ) -> Sums[ChoiceCount]:
-    """Send clients the averages that they lack, and return the sum of their choices."""
-    query = running.message_for(to, best)
-    counted = net.sum(HiddenChoiceClient.count_choice, query, to=to)
-    running.acknowledge(counted.ids)
+    """Send clients the averages that they lack, and return the sum of their choices.
+
+    A sum that too few clients survive releases nothing, and is asked for again.
+    """
+    for _ in range(TRIES):
+        query = running.message_for(to, best)
+        counted = net.sum(HiddenChoiceClient.count_choice, query, to=to)
+        running.acknowledge(counted.ids)
+        if counted.ids:
+            break
     return counted
 
 

@@ -184,12 +184,28 @@ class SecureSums:
     def run(self, exchange: Exchange, call: Call, by: Sequence[int], groups: int) -> Total:
         """Collect masked rows, and unmask the sum of each group that enough clients survive.
 
+        A sum that follows another one needs nearly all of its members, so it is attempted again
+        with all of them where too many are lost before anybody reveals a share.
+
         Args:
             exchange: sends a call and returns the replies that arrive.
             call: the call to all clients, which have the keys of each other (`ready`).
             by: group of each recipient of the call, in its order.
             groups: number of groups.
         """
+        attempts = 1
+        if isinstance(call.query, FollowingSum):
+            attempts = TRIES
+        for attempt in range(attempts):
+            total = self._attempt(exchange, replace(call, attempt=attempt), by, groups)
+            if total is not None:
+                return total
+        return Total(None, (0,) * groups, ())
+
+    def _attempt(
+        self, exchange: Exchange, call: Call, by: Sequence[int], groups: int
+    ) -> Total | None:
+        """Return the sums of one attempt; None if it ended before anybody revealed a share."""
         sums = self._group_sums(call, by, groups)
         asked = [k for k, group in enumerate(by) if group in sums]
         if not asked:  # groups below the minimum are never asked
@@ -199,9 +215,11 @@ class SecureSums:
         group_of = dict(zip(call.to, by, strict=True))
         masked = self._collect_rows(exchange, call, asked, group_of, sums)
         if masked is None:
-            return Total(None, (0,) * groups, ())
+            return None
         unmasking = _Rounds(self._ask, call, texts)
         unmasking.reveal_pads(sums)
+        if not any(found.can_finish for found in sums.values()):
+            return None
         unmasking.reveal_shares(sums)
         return self._total(masked, call, sums, groups)
 

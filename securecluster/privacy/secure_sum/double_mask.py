@@ -691,7 +691,7 @@ class UnmaskingGuard:
         return tuple(owner for owner in record.holders if owner in alive)
 
     def settle(self, call: int, survivors: Sequence[int]) -> bool:
-        """Return whether the last sum of a call may be over some clients, and hold the server to it.
+        """Return whether the last sum of a call may be over some clients, and hold it to these.
 
         Shares for that sum are revealed for the same list only, also where the client learns it
         before it is asked for them.
