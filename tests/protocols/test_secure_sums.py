@@ -52,6 +52,7 @@ ACCEPTED = (
     "oneshot",
     "nsim",
     "nsim apart",
+    "ifca",
     "local-kmeans",
     "random",
     "fedavg",
@@ -64,7 +65,6 @@ REFUSED = {
     "cfl fallback": ("single updates", "sketch"),
     "srfca l2": ("one by one", "distance loss"),
     "srfca trim": ("one by one", "trim 0"),
-    "ifca": ("alone", "flhc"),
 }
 
 
