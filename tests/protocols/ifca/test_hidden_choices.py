@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from securecluster import Federation
 from securecluster.app import privacy_report
+from securecluster.app.cli import main
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call, Response, Shared
 from securecluster.protocols import IFCA
@@ -392,6 +393,16 @@ def test_a_stopped_run_with_losses_ends_as_if_it_never_had_been(
 ) -> None:
     run = example(partial(make, starts=2, start_rounds=1, k=3, mask="permutation"), federation)
     check_resume(run, tmp_path / "run")
+
+
+def test_a_run_folder_is_replayed_up_to_the_labels_that_the_server_never_learns(
+    federation: Federation, tmp_path: Path, choose: Callable[..., None]
+) -> None:
+    choose(0, 1, 0, 1, 1, 0)
+    fitted = make().fit(federation, FULL, folder=tmp_path)
+    assert list(fitted.labels_) == [0, 1, 0, 1, 1, 0]
+    assert list(fitted.state_.labels) == [0] * 6
+    assert main(["replay", str(tmp_path)]) == 0
 
 
 def test_nodes_choose_as_clients_in_one_batch_do(federation: Federation) -> None:
