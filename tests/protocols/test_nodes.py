@@ -107,7 +107,7 @@ KEPT = {
 SECURE = {
     f"{name}, secagg": (base, {**params, "aggregation": "secagg"})
     for name, (base, params) in CASES.items()
-    if name in ("fedavg", "cfl sketch", "srfca")
+    if name in ("fedavg", "cfl sketch", "ifca", "srfca")
 }
 PADS: dict[str, Any] = {"relevance": "pads"}
 SECURE |= {
@@ -121,6 +121,7 @@ SHARED = ("fedavg, shares", "permutation")
 SECURED = [
     ("fedavg, secagg", "none"),
     ("cfl sketch, secagg", "permutation"),
+    ("ifca, secagg", "permutation"),
     ("srfca, secagg", "permutation"),
 ]
 PADDED = [("oneshot, pads", "none"), cases.exhaustive("srfca, pads", "permutation")]
@@ -408,9 +409,12 @@ class World:
             for node in self.nodes.values()
         ]
         alone = [i for i, node in self.nodes.items() if node.endpoint().client.unshared]
-        return Result(
-            pack(state), torch.stack(models), list(state.labels), pack(net.state.ledger), alone
-        )
+        labels = list(state.labels)
+        if not self.made.server_knows_labels:
+            labels = []
+            for node in self.nodes.values():
+                labels += self.made.known_labels(node.endpoint().client, state)
+        return Result(pack(state), torch.stack(models), labels, pack(net.state.ledger), alone)
 
 
 @dataclass
