@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice, check_number
@@ -28,9 +28,6 @@ from securecluster.runtime.pair_aggregators import (
 from securecluster.runtime.secure_sum_client import SecureSumService
 from securecluster.runtime.secure_sums import SecureSums
 
-if TYPE_CHECKING:
-    from securecluster.protocols.common.client import TrainingClient
-
 PLAIN = "plain"
 SECAGG = "secagg"
 # backends of the relevance of pairs
@@ -52,7 +49,7 @@ class SumOptions(DPOptions):
 
     # what protocols declare (`ProtocolHooks`)
     name: ClassVar[str]
-    client: ClassVar[type[TrainingClient]]
+    client: ClassVar[type[Any]]
 
     aggregation: str = PLAIN
     """how sums of updates are formed: plain (the server reads every reply and adds them) or secagg
@@ -163,7 +160,7 @@ class SumOptions(DPOptions):
         Returns:
             One sentence; None where the method works.
         """
-        if has_pairs(type(self).client):  # type: ignore[attr-defined]
+        if has_pairs(self.client):
             return None
         return (
             f"no reply of {type(self).__name__} leaves in pairs, so there is no relevance to hide "

@@ -642,8 +642,10 @@ def _skellam_releases(history: History, relation: Relation) -> list[tuple[Skella
         if cost.mechanism == "skellam":
             norm, magnitudes = cost.sensitivities
             release = SkellamRelease(norm, magnitudes, cost.variance)
-            ratio = cost.replace if relation == "replace" else 1.0
-            releases.append((release.scaled(ratio), times))
+            growth = 1.0
+            if relation == "replace":
+                growth = cost.replace
+            releases.append((release.scaled(growth), times))
     return releases
 
 
