@@ -14,6 +14,7 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.secure_sum.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
+from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.dp_options import DISTRIBUTED, DPOptions
 from securecluster.runtime.endpoint import MINIMUM, SUM, config_hash, has_pairs, releases_of
 from securecluster.runtime.masked_replies import SumRanges
@@ -49,7 +50,7 @@ class SumOptions(DPOptions):
 
     # what protocols declare (`ProtocolHooks`)
     name: ClassVar[str]
-    client: ClassVar[type[Any]]
+    client: ClassVar[type[TrainingClient]]
 
     aggregation: str = PLAIN
     """how sums of updates are formed: plain (the server reads every reply and adds them) or secagg
