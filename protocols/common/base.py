@@ -51,7 +51,7 @@ from securecluster.protocols.common.execution import (
 from securecluster.protocols.common.hooks import ProtocolHooks
 from securecluster.protocols.common.newcomers import NewcomerRecord, warn_if_dear
 from securecluster.protocols.common.serialization import SHARED, FittedState, load, read_kept, save
-from securecluster.protocols.common.sum_options import SumOptions
+from securecluster.protocols.common.sum_options import PLAIN, SumOptions
 from securecluster.runtime.endpoint import (
     Endpoint,
     config_hash,
@@ -562,6 +562,8 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             # others.
             del params["aggregation"]
             del params["sum_bound"]
+        if self.relevance == PLAIN:
+            del params["relevance"]
         config = numbers(
             {
                 "schema": 2,
@@ -749,6 +751,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             costs=self.costs(pipeline, config, noise_streams),
             device=device,
             limits=self.limits(config, pipeline),
+            pair_aggregator=self.pair_aggregator(config),
         )
 
     def replay(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice, check_number
@@ -16,11 +16,19 @@ from securecluster.privacy.secure_sum.fixed_point import LARGEST_BOUND, SMALLEST
 from securecluster.protocols.common.dp_options import DPOptions
 from securecluster.runtime.endpoint import MINIMUM, config_hash
 from securecluster.runtime.masked_replies import SumRanges
+from securecluster.runtime.pair_aggregators import (
+    PairAggregator,
+    PairFunction,
+    PairFunctions,
+    PlainPairs,
+)
 from securecluster.runtime.secure_sum_client import SecureSumService
 from securecluster.runtime.secure_sums import SecureSums
 
 PLAIN = "plain"
 SECAGG = "secagg"
+# backends of the relevance of pairs
+RELEVANCES = (PLAIN,)
 # largest coordinate of an update without a clip norm
 UNCLIPPED_BOUND = 8.0
 # largest mean loss in nats that a secure sum tells from larger ones
@@ -43,6 +51,13 @@ class SumOptions(DPOptions):
     """largest coordinate of one client's update, before its weight, that a secure sum can hold;
     None is the clip norm with room for its noise, or 8 without a clip
     """
+    relevance: str = PLAIN
+    """how R_ij = (r_ij + r_ji)/2 of pairs of clients is formed: plain (the server reads every r_ij)
+    """
+
+    pair_functions: ClassVar[Mapping[str, PairFunction]] = {}
+    """Functions of R that the server may ask for, by name. Their parameters are those of the
+    configuration, so that another party than the server can compute them."""
 
     @property
     def sums_securely(self) -> bool:
@@ -60,7 +75,7 @@ class SumOptions(DPOptions):
         Raises:
             UsageError: an option out of range, or a method that secure sums do not work with.
         """
-        check_choice(self, aggregation=(PLAIN, SECAGG))
+        check_choice(self, aggregation=(PLAIN, SECAGG), relevance=RELEVANCES)
         if self.sum_bound is not None:
             check_number(self, "sum_bound", SMALLEST_BOUND, LARGEST_BOUND, high_in=True)
         if not self.sums_securely:
@@ -155,3 +170,11 @@ class SumOptions(DPOptions):
         dtypes = {"float32": torch.float32, "float64": torch.float64}
         dtype = dtypes[config["dtype"]]
         return SecureSums(config_hash(config), self._sum_ranges(config), dtype, MINIMUM)
+
+    def pair_aggregator(self, config: Mapping[str, Any]) -> PairAggregator:
+        """Return the server's half of the relevance of pairs.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        return PlainPairs(PairFunctions(self.pair_functions, config))

@@ -52,11 +52,12 @@ from securecluster.protocols.oneshot.server import (
     ClusteringResult,
     LinkageRecord,
     OneShotState,
-    agglomerate,
     check_options,
+    cluster_tasks,
     eigenvectors_of_others,
 )
 from securecluster.runtime.endpoint import config_hash
+from securecluster.runtime.pair_aggregators import PairFunction
 from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -112,6 +113,7 @@ class OneShot(EigenvectorProtocol):
 
     name: ClassVar[str] = "oneshot"
     client: ClassVar[type[TrainingClient]] = OneShotClient
+    pair_functions: ClassVar[Mapping[str, PairFunction]] = {"cluster_tasks": cluster_tasks}
     gps: ClassVar[type] = GPS
     scenario: ClassVar[str | None] = "tasks"
 
@@ -177,14 +179,11 @@ class OneShot(EigenvectorProtocol):
         )
 
         # lines 6–19: clients compute relevance, and R is clustered
-        seed = net.randomness.integer("server", "clusterer")
-        noisy = net.agreed["gram_noise"] > 0
-        cluster = agglomerate(self.tasks, self.height, self.clusterer, seed, noisy)
         pairs = net.pairs(
             OneShotClient.relevance,
             query,
             to=shared.ids,
-            then=cluster,
+            then="cluster_tasks",
             tries=TRIES,
         )
         clusters = pairs.value

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.errors import FrameError, UsageError
+from securecluster.errors import UsageError
 from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.digests import reply_digests, tells_noise
 from securecluster.messaging.messages import (
@@ -45,6 +45,7 @@ from securecluster.runtime.endpoint import (
     ReleasePolicy,
     release_of,
 )
+from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.secure_sums import KeyDirectory, SecureSums
 from securecluster.runtime.transport import Transport
@@ -52,7 +53,6 @@ from securecluster.runtime.transport import Transport
 C = TypeVar("C")
 Q = TypeVar("Q")
 A = TypeVar("A")
-B = TypeVar("B")
 ClientMethod = Callable[[C, CallContext, Q], A]
 Method = Callable[..., Any]
 
@@ -100,6 +100,7 @@ class ServerChannel:
             memory. A replay on the same device therefore rounds as the run did.
         limits: bounds that the configuration sets on replies; without it only the types of their
             fields are checked.
+        pair_aggregator: forms R of `pairs`; `PlainPairs` by default.
 
     Raises:
         UsageError: clients add noise in shares, but the aggregator reads single replies.
@@ -117,6 +118,7 @@ class ServerChannel:
         costs: ReleaseAccounting | None = None,
         device: torch.device | None = None,
         limits: Limits | None = None,
+        pair_aggregator: PairAggregator | None = None,
     ) -> None:
         self.clients = tuple(range(clients))
         self.limits = limits or Limits()
@@ -127,6 +129,7 @@ class ServerChannel:
         self._costs = costs or ReleaseAccounting(pipeline)
         # A trusted server adds noise to sums, so their rounding must stay below the clip norm.
         self.aggregator = aggregator or Plain(wide=self._costs.curator is not None)
+        self.pair_aggregator = pair_aggregator or PlainPairs()
         self._transport = transport
         self._config = config
         # A share of the noise protects a sum only; a single reply would carry too little of it.
@@ -303,26 +306,29 @@ class ServerChannel:
         method: ClientMethod[C, Q, A],
         query: Q,
         to: Sequence[int],
-        then: Callable[[torch.Tensor], B] = lambda r: r,  # type: ignore[assignment, return-value]
+        then: str = IDENTITY,
         tries: int = 1,
-    ) -> Pairs[B]:
+    ) -> Pairs[Any]:
         """Compute R_ij = (row_i[j] + row_j[i]) / 2 over the clients that replied.
 
-        The reply's one field is a row of len(to) numbers per client, in the order of `to`. Under
-        the plain aggregator the server reads the rows themselves.
+        The reply's one field is a row of len(to) numbers per client, in the order of `to`. Who
+        reads the rows, and who reads R, depends on the aggregator for pairs.
 
         Args:
             method: client method to call.
             query: message with one frame per recipient.
             to: ids of the recipients.
-            then: function of R, (r, r), whose result is all that is returned; R itself by default.
+            then: name of the function of R, (r, r), whose result is all that is returned
+                (`pair_functions` of the protocol); R itself by default.
             tries: number of requests to a client that does not reply.
 
         Raises:
-            UsageError: fewer than two clients replied.
+            UsageError: fewer than two clients replied, or no function has this name.
             FrameError: the rows have another length.
         """
+        self.pair_aggregator.check(then)
         ready, step = self._open(method, query, to, tries=tries)
+        ready = self.pair_aggregator.ready(ready)
         members = [2] * len(ready)  # a pair combines the rows of two clients
         call = self._call(
             method=method,
@@ -333,22 +339,10 @@ class ServerChannel:
             step=step,
             members=members,
         )
-        response = self._exchange_with_retries(method, call, tries)
-        ids = response.ids
-        self._note_lost(to, ids)
-        if len(ids) < 2:
-            raise UsageError(f"pairs needs at least two replies, {len(ids)} came: try again")
-        (reply_field,) = vars(response.reply).values()
-        rows = reply_field.values
-        if rows.shape != (len(ids), len(to)):
-            row_shape = tuple(rows.shape[1:])
-            raise FrameError(f"pairs needs a row of {len(to)} numbers per client, {row_shape} came")
-        # drop the columns of clients that did not reply: (r, len(to)) becomes (r, r)
-        recipients = list(to)
-        columns = [recipients.index(client) for client in ids]
-        square = rows[:, columns]
-        relevance = (square + square.T) / 2
-        return Pairs(ids, then(relevance), step)
+        exchange: Exchange = partial(self._exchange_with_retries, method, tries=tries)
+        pairs = self.pair_aggregator.run(exchange, call, tuple(to), then)
+        self._note_lost(to, pairs.ids)
+        return Pairs(pairs.ids, pairs.value, step)
 
     def divide(self, labels: Sequence[int]) -> None:
         """Assign clients to local parameter servers, which send all later calls to them.
