@@ -7,14 +7,22 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
 from securecluster.core.validation import check_choice, check_number
 from securecluster.data import Federation
-from securecluster.errors import UsageError
+from securecluster.errors import FrameError, UsageError
+from securecluster.privacy.homomorphic.ciphers import tenseal
+from securecluster.privacy.homomorphic.parameters import BFV, CKKS, default_parameters
+from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.secure_sum.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.protocols.common.dp_options import DPOptions
 from securecluster.runtime.endpoint import MINIMUM, config_hash
+from securecluster.runtime.encrypted_replies import encrypted_bits
+from securecluster.runtime.encrypted_sum_client import AUTHORITY_NUMBER, EncryptedSumService
+from securecluster.runtime.encrypted_sums import EncryptedSums
+from securecluster.runtime.key_authority import KeyAuthority
 from securecluster.runtime.masked_replies import SumRanges
 from securecluster.runtime.pair_aggregators import (
     PairAggregator,
@@ -27,6 +35,7 @@ from securecluster.runtime.secure_sums import SecureSums
 
 PLAIN = "plain"
 SECAGG = "secagg"
+ENCRYPTED = (BFV, CKKS)
 # backends of the relevance of pairs
 RELEVANCES = (PLAIN,)
 # largest coordinate of an update without a clip norm
@@ -44,8 +53,10 @@ class SumOptions(DPOptions):
     """Options of sums over clients."""
 
     aggregation: str = PLAIN
-    """how sums of updates are formed: plain (the server reads every reply and adds them) or secagg
-    (clients mask their replies, so that the server reads sums over two or more of them only)
+    """how sums of updates are formed: plain (the server reads every reply and adds them), secagg
+    (clients mask their replies, so that the server reads sums over two or more of them only), or
+    bfv or ckks (clients encrypt their replies, the server adds ciphertexts, and a key authority,
+    which must not work together with the server, decrypts the sums; bfv is exact)
     """
     sum_bound: float | None = None
     """largest coordinate of one client's update, before its weight, that a secure sum can hold;
@@ -62,7 +73,12 @@ class SumOptions(DPOptions):
     @property
     def sums_securely(self) -> bool:
         """Return whether sums are secure."""
-        return self.aggregation == SECAGG
+        return self.aggregation != PLAIN
+
+    @property
+    def sums_encrypted(self) -> bool:
+        """Return whether sums are of ciphertexts, which a key authority decrypts."""
+        return self.aggregation in ENCRYPTED
 
     @property
     def weights_updates(self) -> bool:
@@ -75,7 +91,7 @@ class SumOptions(DPOptions):
         Raises:
             UsageError: an option out of range, or a method that secure sums do not work with.
         """
-        check_choice(self, aggregation=(PLAIN, SECAGG), relevance=RELEVANCES)
+        check_choice(self, aggregation=(PLAIN, SECAGG, *ENCRYPTED), relevance=RELEVANCES)
         if self.sum_bound is not None:
             check_number(self, "sum_bound", SMALLEST_BOUND, LARGEST_BOUND, high_in=True)
         if not self.sums_securely:
@@ -88,6 +104,8 @@ class SumOptions(DPOptions):
         reason = self.secure_sums_refusal()
         if reason is not None:
             raise UsageError(reason)
+        if self.sums_encrypted:
+            tenseal()  # a missing package is named before anything is sent
 
     def secure_sums_refusal(self) -> str | None:
         """Return why this method does not work with secure sums, and the nearest choice that does.
@@ -145,7 +163,7 @@ class SumOptions(DPOptions):
 
     def secure_sum_service(
         self, config: Mapping[str, Any], keys: KeyRing, pipeline: Pipeline
-    ) -> SecureSumService | None:
+    ) -> SecureSumService | EncryptedSumService | None:
         """Return the clients' half of secure sums; None where sums are plain.
 
         Args:
@@ -157,19 +175,84 @@ class SumOptions(DPOptions):
             return None
         ranges = self._sum_ranges(config)
         run = config_hash(config)
+        if self.sums_encrypted:
+            least = max(MINIMUM, pipeline.shares)
+            parameters = default_parameters(self.aggregation)
+            return EncryptedSumService(run, keys, ranges, least, parameters)
         return SecureSumService(run, keys, ranges, MINIMUM, pipeline.shares)
 
-    def aggregator(self, config: Mapping[str, Any]) -> SecureSums | None:
+    def aggregator(
+        self,
+        config: Mapping[str, Any],
+        private: bytes | None = None,
+        roster: Roster | None = None,
+    ) -> SecureSums | EncryptedSums | None:
         """Return the server's half of secure sums; None where sums are plain.
 
         Args:
             config: what clients and server agreed on.
+            private: the server's private key for envelopes of ciphertexts, 32 bytes; None derives
+                it from the seed, for simulations.
+            roster: identities of the clients whose ciphertexts are accepted; None derives it from
+                the seed where `private` is derived, and else verifies nothing.
         """
         if not self.sums_securely:
             return None
         dtypes = {"float32": torch.float32, "float64": torch.float64}
         dtype = dtypes[config["dtype"]]
-        return SecureSums(config_hash(config), self._sum_ranges(config), dtype, MINIMUM)
+        run = config_hash(config)
+        ranges = self._sum_ranges(config)
+        if not self.sums_encrypted:
+            return SecureSums(run, ranges, dtype, MINIMUM)
+        if private is None:
+            randomness = Randomness(config["seed"])
+            private = randomness.key("server", "envelopes x25519")
+            roster = Roster.derived(randomness)
+        parameters = default_parameters(self.aggregation)
+        least = max(MINIMUM, self.pipeline(config).shares)
+        return EncryptedSums(run, ranges, dtype, least, parameters, private, roster)
+
+    def build_authority(
+        self,
+        config: Mapping[str, Any],
+        simulated: bool = True,
+        identity: Identity | None = None,
+    ) -> KeyAuthority | None:
+        """Return the key authority of a run; None where nothing is encrypted.
+
+        Args:
+            config: what all parties agreed on.
+            simulated: derive its identity, and its key for envelopes, from the seed.
+            identity: signs a deployed authority's public keys: on rosters its number is
+                `AUTHORITY_NUMBER`.
+        """
+        if not self.sums_encrypted:
+            return None
+        randomness = None
+        if simulated:
+            randomness = Randomness(config["seed"])
+            identity = Identity.derived(randomness, AUTHORITY_NUMBER)
+        return KeyAuthority(
+            config_hash(config),
+            [default_parameters(self.aggregation)],
+            self._sum_ranges(config),
+            self._encrypted_bits,
+            max(MINIMUM, self.pipeline(config).shares),
+            int(config["clients"]),
+            randomness,
+            identity,
+        )
+
+    def _encrypted_bits(self, purpose: str) -> Mapping[str, int]:
+        """Return the bits of the fields of a client method's encrypted replies.
+
+        Raises:
+            FrameError: a method whose replies are not encrypted.
+        """
+        _, reply = self.message_types(purpose)
+        if not hasattr(reply, "__masked__"):
+            raise FrameError(f"replies of {purpose[:40]} are not encrypted: the sum is refused")
+        return encrypted_bits(reply)
 
     def pair_aggregator(self, config: Mapping[str, Any]) -> PairAggregator:
         """Return the server's half of the relevance of pairs.

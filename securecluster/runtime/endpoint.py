@@ -42,6 +42,12 @@ from securecluster.messaging.messages import (
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime import services
+from securecluster.runtime.encrypted_replies import (
+    AUTHORITY_METHODS,
+    ENCRYPTION_METHODS,
+    encrypted_class,
+)
+from securecluster.runtime.encrypted_sum_client import EncryptedSumService
 from securecluster.runtime.masked_replies import masked_class
 from securecluster.runtime.secure_sum_client import SUM_METHODS, SecureSumService
 from securecluster.runtime.services import KeyAgreement, Service
@@ -59,7 +65,7 @@ _SENDER = re.compile(r"server|lps/\d{1,9}")
 MINIMUM = 2
 KEY_METHODS = services.KEY_METHODS
 # (query class, reply class) of the methods of all services
-SERVICE_METHODS = {**KEY_METHODS, **SUM_METHODS}
+SERVICE_METHODS = {**KEY_METHODS, **SUM_METHODS, **ENCRYPTION_METHODS}
 
 
 @dataclass(frozen=True)
@@ -217,6 +223,8 @@ def message_types(client: type, method: str) -> tuple[type, type]:
     """
     if method in SERVICE_METHODS:
         return SERVICE_METHODS[method]
+    if method in AUTHORITY_METHODS:
+        return AUTHORITY_METHODS[method]
     target = getattr(client, method, None)
     if target is None or not hasattr(target, "__release__"):
         raise FrameError(
@@ -246,14 +254,15 @@ def _annotated_types(method: Callable[..., Any]) -> tuple[type, type]:
     return hints["query"], hints["return"]
 
 
-def masked_message_types(client: type, method: str) -> tuple[type, type]:
+def masked_message_types(client: type, method: str, encrypted: bool = False) -> tuple[type, type]:
     """Return the query class and the reply class of a remote method under secure sums.
 
-    Replies that leave in sums only are masked; all others are as without secure sums.
+    Replies that leave in sums only are masked or encrypted; all others are as without secure sums.
 
     Args:
         client: class of the client object.
         method: name of the method.
+        encrypted: True if replies are encrypted.
 
     Raises:
         FrameError: the client has no remote method of this name.
@@ -262,7 +271,8 @@ def masked_message_types(client: type, method: str) -> tuple[type, type]:
     query, reply = message_types(client, method)
     release = getattr(getattr(client, method, None), "__release__", None)
     if isinstance(release, ReleasePolicy) and release.via == (SUM,):
-        reply = masked_class(reply, release.through)
+        make = encrypted_class if encrypted else masked_class
+        reply = make(reply, release.through)
     return query, reply
 
 
@@ -438,7 +448,7 @@ class Endpoint(Generic[C]):
         keys: KeyRing,
         minimum: int = MINIMUM,
         limits: Limits | None = None,
-        sums: SecureSumService | None = None,
+        sums: SecureSumService | EncryptedSumService | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.client = client
@@ -544,7 +554,7 @@ class Endpoint(Generic[C]):
         reply = dataclasses.replace(reply, **protected)
         if self._sums is None or not is_masked:
             return reply
-        return self._sums.masked(call, reply, masked_class(expected, release.through))
+        return self._sums.masked(call, reply, self._sums.reply_class(expected, release.through))
 
     def _refuse_open_sums(self, call: Call, release: ReleasePolicy) -> None:
         """Raise an error, before anything is computed, for a sum that is not to be masked.

@@ -25,7 +25,7 @@ from securecluster.privacy.secure_sum.double_mask import ClientMasks, SumContext
 from securecluster.privacy.secure_sum.graph import Graph, build_graph
 from securecluster.privacy.secure_sum.pads import KEY, KeyPair, check_public_keys, transcript
 from securecluster.privacy.secure_sum.shamir import VALUE
-from securecluster.runtime.masked_replies import BOX, BOXES, SumRanges, bits_of
+from securecluster.runtime.masked_replies import BOX, BOXES, SumRanges, bits_of, masked_class
 from securecluster.runtime.services import MessageTypes, refuse_other_verbs
 
 PURPOSE = "secure sums"  # of the keys of pairs
@@ -140,6 +140,15 @@ class SecureSumService:
             return self._reveal_pads(call)
         return self._reveal_shares(call)
 
+    def reply_class(self, reply: type, through: tuple[str, ...]) -> type:
+        """Return the class of a reply as it leaves its client.
+
+        Args:
+            reply: class of the reply.
+            through: fields that pass through the pipeline.
+        """
+        return masked_class(reply, through)
+
     def check(self, call: Call) -> None:
         """Raise an error for a sum that a client cannot or will not take part in.
 
@@ -153,7 +162,7 @@ class SecureSumService:
             FrameError: the frame does not name the members of the sum.
             PolicyError: too few members, or a member whose key the client does not have.
         """
-        for client, members in _members(call):
+        for client, members in members_of(call):
             if client not in members:
                 raise PolicyError(
                     f"client {client} is no member of the secure sum that it is asked for a row of"
@@ -178,7 +187,7 @@ class SecureSumService:
             UpdateError: a number beyond the range of its field.
             PolicyError: a client sent another row in this sum already.
         """
-        groups = list(_members(call))
+        groups = list(members_of(call))
         bits = bits_of(masked)
         tables: dict[str, torch.Tensor] = {}
         for name, width in bits.items():
@@ -283,7 +292,7 @@ class SecureSumService:
         query: LostMembers = call.query
         keys: list[bytes] = []
         picks = []
-        for k, (client, members) in enumerate(_members(call)):
+        for k, (client, members) in enumerate(members_of(call)):
             context, graph = self._context(call, query.purpose, members)
             lost = query.lost.table[list(query.lost.picks[k])].tolist()
             peers = self._guard(client).reveal_pads(context, lost)
@@ -298,7 +307,7 @@ class SecureSumService:
         query: RelayedBoxes = call.query
         shares: list[bytes] = []
         picks = []
-        for k, (client, members) in enumerate(_members(call)):
+        for k, (client, members) in enumerate(members_of(call)):
             context, graph = self._context(call, query.purpose, members)
             lost = set(query.lost.table[list(query.lost.picks[k])].tolist())
             survivors = [member for member in members if member not in lost]
@@ -382,7 +391,7 @@ class SecureSumService:
         return transcript("securecluster secure sum offer v1", self._run, client, public)
 
 
-def _members(call: Call) -> Iterator[tuple[int, tuple[int, ...]]]:
+def members_of(call: Call) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield each recipient of a call, and the members of its sum.
 
     Raises:

@@ -114,23 +114,15 @@ class PublicCipher:
         data: bytes = vector.serialize()
         return data
 
-    def add(self, ciphertexts: Sequence[bytes]) -> bytes:
-        """Return a ciphertext of the sum of some ciphertexts under this key.
+    def load(self, data: bytes) -> Any:
+        """Return a ciphertext as TenSEAL's object, after checks of its size.
 
         Args:
-            ciphertexts: one or more.
+            data: bytes out of an envelope.
 
         Raises:
             FrameError: bytes that are no ciphertext of these parameters.
         """
-        total = self._load(ciphertexts[0])
-        for data in ciphertexts[1:]:
-            total += self._load(data)
-        serialized: bytes = total.serialize()
-        return serialized
-
-    def _load(self, data: bytes) -> Any:
-        """Return a ciphertext, after checks of its size."""
         if not 0 < len(data) <= self.parameters.ciphertext_bytes:
             raise FrameError(
                 f"a ciphertext has 1 to {self.parameters.ciphertext_bytes} bytes, not {len(data)}: "
@@ -150,6 +142,43 @@ class PublicCipher:
         return vector
 
 
+class CiphertextSum:
+    """Sum of rows of ciphertexts, which is formed as they come, without a secret key.
+
+    Args:
+        cipher: the public key that all of them are under.
+    """
+
+    def __init__(self, cipher: PublicCipher) -> None:
+        self._cipher = cipher
+        self._totals: list[Any] = []
+
+    def add(self, ciphertexts: Sequence[bytes]) -> None:
+        """Add a client's ciphertexts.
+
+        Args:
+            ciphertexts: as many for every client.
+
+        Raises:
+            FrameError: bytes that are no ciphertext of these parameters, or another number of them.
+        """
+        vectors = [self._cipher.load(data) for data in ciphertexts]
+        if not self._totals:
+            self._totals = vectors
+            return
+        if len(vectors) != len(self._totals):
+            raise FrameError(
+                f"{len(vectors)} ciphertexts cannot be added to {len(self._totals)}: all clients "
+                "of a sum send as many"
+            )
+        for total, vector in zip(self._totals, vectors, strict=True):
+            total += vector
+
+    def serialized(self) -> list[bytes]:
+        """Return the ciphertexts of the sum."""
+        return [total.serialize() for total in self._totals]
+
+
 class SecretCipher(PublicCipher):
     """Cipher with the secret key, for the key authority alone.
 
@@ -161,9 +190,7 @@ class SecretCipher(PublicCipher):
     def __init__(self, parameters: Parameters, secret: bytes) -> None:
         context = _loaded(parameters, secret)
         self.secret = secret
-        super().__init__(
-            parameters, context.serialize(**{**NOT_SAVED, "save_public_key": True})
-        )
+        super().__init__(parameters, context.serialize(**{**NOT_SAVED, "save_public_key": True}))
         if not context.is_private():
             raise FrameError("the key authority's file has no secret key: start a new run")
         self._context = context
@@ -192,7 +219,7 @@ class SecretCipher(PublicCipher):
         Args:
             ciphertext: a ciphertext under this key; under another one the numbers are garbage.
         """
-        numbers = self._load(ciphertext).decrypt()
+        numbers = self.load(ciphertext).decrypt()
         if self.parameters.scheme == BFV:
             return np.asarray(numbers, dtype=np.int64)
         return np.asarray(numbers, dtype=np.float64)

@@ -1,7 +1,7 @@
 """Envelopes of ciphertexts: sealed to their receiver, signed, and bound to one call of one run.
 
 Homomorphic ciphertexts can be altered at will, and none of it shows when they are decrypted. So
-they travel in envelopes alone: ChaCha20-Poly1305 (RFC 8439) under a key of X25519 (RFC 7748) and
+they travel in envelopes alone: AES-256-SIV (RFC 5297) under a key of X25519 (RFC 7748) and
 HKDF-SHA256 (RFC 5869) between sender and receiver, and an Ed25519 signature of the sender, where it
 has an identity. Key and signature are bound to the context, so an envelope opens in no other run,
 call, attempt or purpose, from no other sender, and under no other parameters or public key.
@@ -10,18 +10,17 @@ call, attempt or purpose, from no other sender, and under no other parameters or
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from securecluster.errors import FrameError
 from securecluster.privacy.homomorphic.parameters import Parameters
-from securecluster.privacy.secure_sum.pads import KEY, KeyPair, transcript
+from securecluster.privacy.secure_sum.pads import KeyPair, transcript
 
 # bytes of a row of an envelope in a frame
 BLOCK = 256
-NONCE = 12
 TAG = 16
+SEAL_KEY = 64
 LENGTH = 4
 # Each ciphertext is padded to a multiple: compression makes their lengths differ by some bytes,
 # and frames of one call then still have equal lengths.
@@ -93,21 +92,18 @@ def seal(
         receiver_public: public key of the receiver, 32 bytes.
         context: what the envelope is bound to.
     """
-    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+    from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
     parts = []
     for data in ciphertexts:
         padded = -(-len(data) // PADDED_TO) * PADDED_TO
         parts.append(len(data).to_bytes(LENGTH, "big") + data + bytes(padded - len(data)))
     payload = b"".join(parts)
-    room = LENGTH + NONCE + len(payload) + TAG
     # The padding is inside of the seal, so that no bit of an envelope can be flipped unnoticed.
-    payload += bytes(-room % BLOCK)
+    payload += bytes(-(len(payload) + TAG) % BLOCK)
+    # The mode needs no nonce: the same envelope is made again where a run is repeated.
     key = _key(own, receiver_public, own.public, receiver_public, context)
-    nonce = os.urandom(NONCE)
-    length = len(payload).to_bytes(LENGTH, "big")
-    sealed = ChaCha20Poly1305(key).encrypt(nonce, payload, length + context.encoded())
-    return length + nonce + sealed
+    return AESSIV(key).encrypt(payload, [context.encoded()])
 
 
 def open_envelope(
@@ -132,20 +128,16 @@ def open_envelope(
         FrameError: an envelope of another size or context, or one that was altered.
     """
     from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+    from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
     largest = count * (parameters.ciphertext_bytes + LENGTH + PADDED_TO) + BLOCK
-    if not LENGTH + NONCE + TAG < len(envelope) <= largest:
+    if not TAG < len(envelope) <= largest:
         raise FrameError(
             f"an envelope of {len(envelope)} bytes holds no {count} ciphertexts: it is refused"
         )
-    length = envelope[:LENGTH]
-    nonce = envelope[LENGTH : LENGTH + NONCE]
     key = _key(own, sender_public, sender_public, own.public, context)
     try:
-        payload = ChaCha20Poly1305(key).decrypt(
-            nonce, envelope[LENGTH + NONCE :], length + context.encoded()
-        )
+        payload = AESSIV(key).decrypt(envelope, [context.encoded()])
     except InvalidTag:
         raise FrameError(
             f"ciphertexts of {context.sender} were altered, or belong to another key, run, call or "
@@ -179,5 +171,5 @@ def _key(
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     info = transcript("securecluster envelope v1", sender, receiver, context.encoded())
-    derivation = HKDF(algorithm=hashes.SHA256(), length=KEY, salt=None, info=info)
+    derivation = HKDF(algorithm=hashes.SHA256(), length=SEAL_KEY, salt=None, info=info)
     return derivation.derive(own.exchange(peer))

@@ -1,0 +1,284 @@
+"""The clients' half of encrypted sums: a service of the endpoint, and the encryption of replies.
+
+`encryption_key` brings a client the key authority's public key, once a run. The replies to the
+protocol's own calls then leave as ciphertexts, in an envelope for the server, which adds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import FrameError, PolicyError
+from securecluster.messaging.messages import Ack, Call, Picks, Rows
+from securecluster.privacy.homomorphic.ciphers import PublicCipher
+from securecluster.privacy.homomorphic.envelopes import BLOCK, EnvelopeContext, seal
+from securecluster.privacy.homomorphic.packing import FieldShape, Layout, pack
+from securecluster.privacy.homomorphic.parameters import Parameters
+from securecluster.privacy.masking.identities import SIGNATURE
+from securecluster.privacy.masking.key_agreement import MOST_CLIENTS, KeyRing
+from securecluster.privacy.secure_sum.pads import KEY, KeyPair, transcript
+from securecluster.runtime.encrypted_replies import (
+    ENCRYPTION_METHODS,
+    EncryptionKey,
+    encrypted_bits,
+    encrypted_class,
+)
+from securecluster.runtime.masked_replies import SumRanges
+from securecluster.runtime.secure_sum_client import as_bytes, as_table, members_of
+from securecluster.runtime.services import refuse_other_verbs
+
+# number of the key authority on rosters of identities
+AUTHORITY_NUMBER = MOST_CLIENTS - 1
+SERVER = "server"
+
+
+class EncryptedSumService:
+    """The part of one endpoint's clients in encrypted sums.
+
+    Args:
+        run: hash of the run's configuration.
+        keys: the clients' identities, roster and secrets.
+        ranges: ranges of the fields that are summed.
+        minimum: members of the smallest sum in which a client takes part.
+        parameters: parameters of the encryption.
+    """
+
+    methods = ENCRYPTION_METHODS
+
+    def __init__(
+        self, run: str, keys: KeyRing, ranges: SumRanges, minimum: int, parameters: Parameters
+    ) -> None:
+        self._run = run
+        self._keys = keys
+        self._ranges = ranges
+        self._minimum = minimum
+        self._parameters = parameters
+        self._cipher: PublicCipher | None = None
+
+    def reply_class(self, reply: type, through: tuple[str, ...]) -> type:
+        """Return the class of a reply as it leaves its client.
+
+        Args:
+            reply: class of the reply.
+            through: fields that pass through the pipeline.
+        """
+        return encrypted_class(reply, through)
+
+    def answer(self, call: Call) -> Any:
+        """Take the key authority's public key.
+
+        Args:
+            call: requests to clients of the endpoint.
+
+        Raises:
+            FrameError: a key that the authority did not sign, or another one than before.
+        """
+        refuse_other_verbs(call)
+        query: EncryptionKey = call.query
+        if query.scheme != self._parameters.scheme:
+            raise FrameError(
+                f"a public key is of {query.scheme[:20]!r}, and this run encrypts by "
+                f"{self._parameters.scheme}: start both sides from the same configuration"
+            )
+        public = as_bytes(query.public.value)
+        server = as_bytes(query.server.value)
+        known = self._keys.secrets.encryption
+        # The first keys stay: ciphertexts under another one would be for somebody else.
+        same_public = known.public.setdefault(query.scheme, public) == public
+        same_server = known.server.setdefault(query.scheme, server) == server
+        try:
+            if not same_public or not same_server:
+                raise FrameError(
+                    "a client was sent another public key of the encryption than before: the keys "
+                    "were tampered with, start a new run"
+                )
+            cipher = PublicCipher(self._parameters, public)
+            self._check_authority(cipher, query)
+            KeyPair(bytes(KEY - 1) + b"\x01").exchange(server)  # refuses keys of low order
+        except FrameError:
+            if self._cipher is None:  # nothing was accepted yet, so nothing stays
+                known.public.pop(query.scheme, None)
+                known.server.pop(query.scheme, None)
+            raise
+        self._cipher = cipher
+        return Ack()
+
+    def _check_authority(self, cipher: PublicCipher, query: EncryptionKey) -> None:
+        """Raise FrameError unless the key authority on the roster signed the key."""
+        statement = key_statement(self._run, cipher.fingerprint, as_bytes(query.exchange.value))
+        try:
+            self._keys.verify(AUTHORITY_NUMBER, statement, as_bytes(query.signature.value))
+        except FrameError:
+            raise FrameError(
+                "the key authority did not sign the public key that the server relays: the key is "
+                "refused"
+            ) from None
+
+    def check(self, call: Call) -> None:
+        """Raise an error for a sum that a client cannot or will not take part in.
+
+        Args:
+            call: requests for rows of a sum.
+
+        Raises:
+            FrameError: the frame does not name the members of the sum.
+            PolicyError: too few members, or no public key yet.
+        """
+        for client, members in members_of(call):
+            if client not in members:
+                raise PolicyError(
+                    f"client {client} is no member of the encrypted sum that it is asked for a "
+                    "row of"
+                )
+            if len(members) < self._minimum:
+                raise PolicyError(
+                    f"an encrypted sum over {len(members)} client(s) is refused: client {client} "
+                    f"asks for {self._minimum} or more"
+                )
+        self._public_cipher()
+
+    def masked(self, call: Call, reply: Any, encrypted: type) -> Any:
+        """Return a reply as ciphertexts in envelopes for the server.
+
+        Args:
+            call: the request.
+            reply: the reply after the pipeline, with one row per recipient in each field.
+            encrypted: class of the encrypted reply (`encrypted_class`).
+
+        Raises:
+            UpdateError: a number beyond the range of its field.
+        """
+        layout = layout_of(reply, encrypted_bits(encrypted))
+        keys = []
+        signatures = []
+        envelopes: list[bytes] = []
+        groups = list(members_of(call))
+        for k, (client, members) in enumerate(groups):
+            rows, largest = self._encoded(reply, layout, k, len(members))
+            pair = KeyPair(self._keys.secret(client, "envelopes x25519"))
+            envelope, signature = self._envelope(call, k, pair, layout, rows, largest)
+            keys.append(pair.public)
+            envelopes.append(envelope)
+            signatures.append(signature)
+        return encrypted(
+            layout=str(layout),
+            key=Rows(as_table(keys, KEY)),
+            envelope=as_blocks(envelopes),
+            signature=Rows(as_table(signatures, SIGNATURE)),
+        )
+
+    def _encoded(
+        self, reply: Any, layout: Layout, position: int, members: int
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+        """Return one client's rows as integers, and the largest integer of each field."""
+        rows = {}
+        largest = {}
+        for field in layout.fields:
+            codec = self._ranges.fixed_point(field.name, field.bits, members)
+            values = getattr(reply, field.name).values.cpu()
+            row = values[position : position + 1]
+            rows[field.name] = codec.encode(row, self._ranges.saturates(field.name)).numpy()
+            largest[field.name] = codec.largest
+        return rows, largest
+
+    def _envelope(
+        self,
+        call: Call,
+        position: int,
+        pair: KeyPair,
+        layout: Layout,
+        rows: Mapping[str, NDArray[Any]],
+        largest: Mapping[str, int],
+    ) -> tuple[bytes, bytes]:
+        """Return one client's envelope, and its signature."""
+        cipher = self._public_cipher()
+        client = call.to[position]
+        slots = pack(rows, layout, largest, self._parameters)
+        ciphertexts = [cipher.encrypt(numbers) for numbers in slots]
+        context = EnvelopeContext(
+            fingerprint=cipher.fingerprint,
+            run=self._run,
+            purpose=call.method,
+            call=call.step,
+            attempt=call.attempt,
+            sender=f"client/{client}",
+            receiver=SERVER,
+            group=call.group[position],
+            layout=str(layout),
+        )
+        server = self._keys.secrets.encryption.server[self._parameters.scheme]
+        envelope = seal(ciphertexts, pair, server, context)
+        return envelope, self._keys.sign(client, context.signed(envelope))
+
+    def _public_cipher(self) -> PublicCipher:
+        """Return the public key, also in a new process.
+
+        Raises:
+            PolicyError: no key came yet.
+        """
+        if self._cipher is None:
+            public = self._keys.secrets.encryption.public.get(self._parameters.scheme)
+            if public is None:
+                raise PolicyError(
+                    "a client has no public key of the key authority, so it takes part in no "
+                    "encrypted sum"
+                )
+            self._cipher = PublicCipher(self._parameters, public)
+        return self._cipher
+
+
+def layout_of(reply: Any, bits: Mapping[str, int]) -> Layout:
+    """Return the layout of a reply's rows, without absent fields.
+
+    Args:
+        reply: the reply.
+        bits: 32 or 64, by field.
+    """
+    fields = []
+    for name, width in bits.items():
+        value = getattr(reply, name)
+        if value is not None:
+            fields.append(FieldShape(name, width, tuple(value.table.shape[1:])))
+    return Layout(tuple(fields))
+
+
+def key_statement(run: str, fingerprint: bytes, exchange: bytes) -> bytes:
+    """Return what the key authority signs when it offers its public keys.
+
+    Args:
+        run: hash of the run's configuration.
+        fingerprint: of the parameters and the public key, 32 bytes.
+        exchange: its public key for envelopes, 32 bytes.
+    """
+    return transcript("securecluster key authority v1", run, fingerprint, exchange)
+
+
+def as_blocks(envelopes: list[bytes]) -> Picks:
+    """Return envelopes as a field of a message with one frame per envelope.
+
+    Args:
+        envelopes: bytes of whole blocks.
+    """
+    picks = []
+    first = 0
+    for envelope in envelopes:
+        blocks = len(envelope) // BLOCK
+        picks.append(tuple(range(first, first + blocks)))
+        first += blocks
+    data = np.frombuffer(b"".join(envelopes), dtype=np.uint8).reshape(first, BLOCK)
+    return Picks(torch.as_tensor(data.copy()), tuple(picks))
+
+
+def from_blocks(field: Picks, position: int) -> bytes:
+    """Return one frame's envelope; inverse of `as_blocks`.
+
+    Args:
+        field: of the message.
+        position: position of the frame.
+    """
+    return as_bytes(field.table[list(field.picks[position])])
