@@ -18,10 +18,10 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.secure_sum.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.protocols.common.dp_options import DPOptions
-from securecluster.runtime.endpoint import MINIMUM, config_hash
 from securecluster.runtime.encrypted_replies import encrypted_bits
 from securecluster.runtime.encrypted_sum_client import AUTHORITY_NUMBER, EncryptedSumService
 from securecluster.runtime.encrypted_sums import EncryptedSums
+from securecluster.runtime.endpoint import MINIMUM, config_hash
 from securecluster.runtime.key_authority import KeyAuthority
 from securecluster.runtime.masked_replies import SumRanges
 from securecluster.runtime.pair_aggregators import (

@@ -90,7 +90,7 @@ class EncryptedSums:
 
     server_reads_replies = False
 
-    def __init__(  # noqa: PLR0913 (what the server of one run is made of)
+    def __init__(
         self,
         run: str,
         ranges: SumRanges,
