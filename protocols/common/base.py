@@ -57,7 +57,7 @@ from securecluster.protocols.common.sum_options import PLAIN, SumOptions
 from securecluster.runtime.endpoint import (
     Endpoint,
     config_hash,
-    masked_message_types,
+    hidden_message_types,
     message_types,
 )
 from securecluster.runtime.run import Line, Run
@@ -663,9 +663,10 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         """
         if hasattr(self.gps, method):
             return message_types(self.gps, method)
-        if self.sums_securely:
-            return masked_message_types(self.client, method, self.sums_encrypted)
-        return message_types(self.client, method)
+        ranges = self.pair_fields if self.pads_pairs else {}
+        return hidden_message_types(
+            self.client, method, self.sums_securely, ranges, self.sums_encrypted
+        )
 
     def flat_model(self, federation: Federation) -> FlatModel:
         """Return the network with its initial weights θ_0, as a flat vector."""

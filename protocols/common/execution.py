@@ -152,7 +152,8 @@ def build_client(
     if key_source.roster is not None and key_source.identity is not None:
         check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
     sums = protocol.secure_sum_service(config, keys, pipeline)
-    return Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums)
+    pads = protocol.pad_service(config, keys)
+    return Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums, pads=pads)
 
 
 def _keys(config: Mapping[str, Any], pipeline: Pipeline, source: KeySource) -> KeyRing:

@@ -21,9 +21,11 @@ from securecluster.protocols.common.dp_options import DPOptions
 from securecluster.runtime.encrypted_replies import encrypted_bits
 from securecluster.runtime.encrypted_sum_client import AUTHORITY_NUMBER, EncryptedSumService
 from securecluster.runtime.encrypted_sums import EncryptedSums
-from securecluster.runtime.endpoint import MINIMUM, config_hash
+from securecluster.runtime.endpoint import MINIMUM, config_hash, has_pairs
 from securecluster.runtime.key_authority import KeyAuthority
 from securecluster.runtime.masked_replies import SumRanges
+from securecluster.runtime.pad_client import PadService, PairRange
+from securecluster.runtime.padded_pairs import PaddedPairs
 from securecluster.runtime.pair_aggregators import (
     PairAggregator,
     PairFunction,
@@ -37,7 +39,8 @@ PLAIN = "plain"
 SECAGG = "secagg"
 ENCRYPTED = (BFV, CKKS)
 # backends of the relevance of pairs
-RELEVANCES = (PLAIN,)
+PADS = "pads"
+RELEVANCES = (PLAIN, PADS)
 # largest coordinate of an update without a clip norm
 UNCLIPPED_BOUND = 8.0
 # largest mean loss in nats that a secure sum tells from larger ones
@@ -64,11 +67,14 @@ class SumOptions(DPOptions):
     """
     relevance: str = PLAIN
     """how R_ij = (r_ij + r_ji)/2 of pairs of clients is formed: plain (the server reads every r_ij)
+    or pads (it reads R_ij only)
     """
 
     pair_functions: ClassVar[Mapping[str, PairFunction]] = {}
     """Functions of R that the server may ask for, by name. Their parameters are those of the
     configuration, so that another party than the server can compute them."""
+    pair_fields: ClassVar[Mapping[str, PairRange]] = {}
+    """Ranges of the fields of rows of pairs."""
 
     @property
     def sums_securely(self) -> bool:
@@ -79,6 +85,11 @@ class SumOptions(DPOptions):
     def sums_encrypted(self) -> bool:
         """Return whether sums are of ciphertexts, which a key authority decrypts."""
         return self.aggregation in ENCRYPTED
+
+    @property
+    def pads_pairs(self) -> bool:
+        """Return whether rows of pairs are padded."""
+        return self.relevance == PADS
 
     @property
     def weights_updates(self) -> bool:
@@ -94,6 +105,10 @@ class SumOptions(DPOptions):
         check_choice(self, aggregation=(PLAIN, SECAGG, *ENCRYPTED), relevance=RELEVANCES)
         if self.sum_bound is not None:
             check_number(self, "sum_bound", SMALLEST_BOUND, LARGEST_BOUND, high_in=True)
+        if self.relevance != PLAIN:
+            reason = self.pairs_refusal()
+            if reason is not None:
+                raise UsageError(reason)
         if not self.sums_securely:
             return
         if self.placement == "central":
@@ -114,6 +129,21 @@ class SumOptions(DPOptions):
             One sentence; None where the method works.
         """
         return None
+
+    def pairs_refusal(self) -> str | None:
+        """Return why the server of this method forms no pairs, and the nearest choice that works.
+
+        A method that forms pairs with some of its options only adds a reason.
+
+        Returns:
+            One sentence; None where the method works.
+        """
+        if has_pairs(type(self).client):  # type: ignore[attr-defined]
+            return None
+        return (
+            f"no reply of {type(self).__name__} leaves in pairs, so there is no relevance to hide "
+            f"by {self.relevance}: take relevance plain"
+        )
 
     def sum_facts(self, federation: Federation, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return what clients and server must agree on for secure sums; nothing for plain ones.
@@ -254,10 +284,26 @@ class SumOptions(DPOptions):
             raise FrameError(f"replies of {purpose[:40]} are not encrypted: the sum is refused")
         return encrypted_bits(reply)
 
+    def pad_service(self, config: Mapping[str, Any], keys: KeyRing) -> PadService | None:
+        """Return the clients' half of padded pairs; None where rows are not padded.
+
+        Args:
+            config: what clients and server agreed on.
+            keys: the clients' keys.
+        """
+        if not self.pads_pairs:
+            return None
+        # Under noise an error would tell of the data, so numbers are clamped instead.
+        noisy = config["noise"] > 0 or config.get("gram_noise", 0) > 0
+        return PadService(config_hash(config), keys, self.pair_fields, noisy, MINIMUM)
+
     def pair_aggregator(self, config: Mapping[str, Any]) -> PairAggregator:
         """Return the server's half of the relevance of pairs.
 
         Args:
             config: what clients and server agreed on.
         """
-        return PlainPairs(PairFunctions(self.pair_functions, config))
+        functions = PairFunctions(self.pair_functions, config)
+        if self.pads_pairs:
+            return PaddedPairs(self.pair_fields, functions)
+        return PlainPairs(functions)

@@ -42,7 +42,7 @@ from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.privacy_spec import FOLLOWS, Disclosures, PrivacySpec
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.oneshot import feature_maps, naive_mechanism
-from securecluster.protocols.oneshot.client import VIEWS, OneShotClient, RelevanceOptions
+from securecluster.protocols.oneshot.client import RELEVANCE, VIEWS, OneShotClient, RelevanceOptions
 from securecluster.protocols.oneshot.hierarchical_averaging import (
     GPS,
     average_in_layers,
@@ -57,6 +57,7 @@ from securecluster.protocols.oneshot.server import (
     eigenvectors_of_others,
 )
 from securecluster.runtime.endpoint import config_hash
+from securecluster.runtime.pad_client import PairRange
 from securecluster.runtime.pair_aggregators import PairFunction
 from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
@@ -114,6 +115,7 @@ class OneShot(EigenvectorProtocol):
     name: ClassVar[str] = "oneshot"
     client: ClassVar[type[TrainingClient]] = OneShotClient
     pair_functions: ClassVar[Mapping[str, PairFunction]] = {"cluster_tasks": cluster_tasks}
+    pair_fields: ClassVar[Mapping[str, PairRange]] = {"row": RELEVANCE}
     gps: ClassVar[type] = GPS
     scenario: ClassVar[str | None] = "tasks"
 

@@ -156,7 +156,7 @@ class SRFCAClient(SumClient):
                 f"{name} comes before the first average: after it a client trains with its cluster"
             )
 
-    @answers(PAIRS, unmasked=("loss",))
+    @answers(PAIRS, unmasked=("loss",), columns="order")
     def losses(self, context: CallContext, query: RelayedModels) -> LossSums:
         """Return f_i of all one-shot models, the client's own included.
 

@@ -28,8 +28,9 @@ from securecluster.runtime.encrypted_replies import (
     encrypted_bits,
     encrypted_class,
 )
+from securecluster.runtime.key_exchange import as_bytes, as_table
 from securecluster.runtime.masked_replies import SumRanges
-from securecluster.runtime.secure_sum_client import as_bytes, as_table, members_of
+from securecluster.runtime.secure_sum_client import members_of
 from securecluster.runtime.services import refuse_other_verbs
 
 # number of the key authority on rosters of identities

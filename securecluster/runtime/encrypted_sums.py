@@ -32,9 +32,8 @@ from securecluster.runtime.encrypted_replies import (
 )
 from securecluster.runtime.encrypted_sum_client import SERVER, as_blocks, from_blocks
 from securecluster.runtime.key_authority import AUTHORITY
+from securecluster.runtime.key_exchange import TRIES, Ask, as_bytes
 from securecluster.runtime.masked_replies import SumRanges
-from securecluster.runtime.secure_sum_client import as_bytes
-from securecluster.runtime.secure_sums import TRIES, Ask
 
 # clients whose ciphertexts are in memory at once
 CHUNK = 16

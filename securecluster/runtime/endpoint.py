@@ -49,6 +49,7 @@ from securecluster.runtime.encrypted_replies import (
 )
 from securecluster.runtime.encrypted_sum_client import EncryptedSumService
 from securecluster.runtime.masked_replies import masked_class
+from securecluster.runtime.pad_client import PAD_METHODS, PadService, PairRange, padded_reply
 from securecluster.runtime.secure_sum_client import SUM_METHODS, SecureSumService
 from securecluster.runtime.services import KeyAgreement, Service
 
@@ -65,7 +66,7 @@ _SENDER = re.compile(r"server|lps/\d{1,9}")
 MINIMUM = 2
 KEY_METHODS = services.KEY_METHODS
 # (query class, reply class) of the methods of all services
-SERVICE_METHODS = {**KEY_METHODS, **SUM_METHODS, **ENCRYPTION_METHODS}
+SERVICE_METHODS = {**KEY_METHODS, **SUM_METHODS, **PAD_METHODS, **ENCRYPTION_METHODS}
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class ReleasePolicy:
             one step over all its samples; empty if the client does not train.
         unmasked: numeric fields that no mask covers, such as losses. Every other one must be in
             `through`.
+        columns: for rows of pairs, the field of the query with the ids of the clients that a row
+            has numbers of: all of them in order, or those of all but the recipient.
     """
 
     via: tuple[str, ...]
@@ -98,6 +101,7 @@ class ReleasePolicy:
     derived: bool = False
     trains: str = ""
     unmasked: tuple[str, ...] = ()
+    columns: str = ""
 
 
 def answers(*via: str, **declared: Any) -> Callable[[F], F]:
@@ -210,6 +214,19 @@ def release_of(method: Callable[..., Any]) -> ReleasePolicy:
     return release
 
 
+def has_pairs(client: type) -> bool:
+    """Return whether some reply of a client class may leave in pairs.
+
+    Args:
+        client: class of the client object.
+    """
+    for name in dir(client):
+        release = getattr(getattr(client, name), "__release__", None)
+        if isinstance(release, ReleasePolicy) and PAIRS in release.via:
+            return True
+    return False
+
+
 def message_types(client: type, method: str) -> tuple[type, type]:
     """Return the query class and the reply class of a remote method.
 
@@ -254,25 +271,38 @@ def _annotated_types(method: Callable[..., Any]) -> tuple[type, type]:
     return hints["query"], hints["return"]
 
 
-def masked_message_types(client: type, method: str, encrypted: bool = False) -> tuple[type, type]:
-    """Return the query class and the reply class of a remote method under secure sums.
+def hidden_message_types(
+    client: type,
+    method: str,
+    secure_sums: bool,
+    ranges: Mapping[str, PairRange],
+    encrypted: bool = False,
+) -> tuple[type, type]:
+    """Return the query class and the reply class of a remote method: masked, encrypted or padded.
 
-    Replies that leave in sums only are masked or encrypted; all others are as without secure sums.
+    Under secure sums, replies that leave in sums only are masked or encrypted. With padded pairs,
+    rows of pairs are padded. All others are as the method declares them.
 
     Args:
         client: class of the client object.
         method: name of the method.
-        encrypted: True if replies are encrypted.
+        secure_sums: True if sums are secure.
+        ranges: range of each field of rows; empty where rows are not padded.
+        encrypted: True if replies in secure sums are encrypted.
 
     Raises:
         FrameError: the client has no remote method of this name.
-        UsageError: a reply that no secure sum can hold.
+        UsageError: a reply that no secure sum, or no padded pair, can hold.
     """
     query, reply = message_types(client, method)
     release = getattr(getattr(client, method, None), "__release__", None)
-    if isinstance(release, ReleasePolicy) and release.via == (SUM,):
+    if not isinstance(release, ReleasePolicy):
+        return query, reply
+    if secure_sums and release.via == (SUM,):
         make = encrypted_class if encrypted else masked_class
         reply = make(reply, release.through)
+    if ranges and PAIRS in release.via:
+        reply = padded_reply(reply, ranges)
     return query, reply
 
 
@@ -437,6 +467,7 @@ class Endpoint(Generic[C]):
         limits: bounds that the configuration sets on requests; without it only the types of their
             fields are checked.
         sums: the clients' part in secure sums; None where sums are plain.
+        pads: the clients' part in padded pairs; None where rows of pairs are not padded.
     """
 
     def __init__(  # noqa: PLR0913 (what the clients of one run are made of)
@@ -449,6 +480,7 @@ class Endpoint(Generic[C]):
         minimum: int = MINIMUM,
         limits: Limits | None = None,
         sums: SecureSumService | EncryptedSumService | None = None,
+        pads: PadService | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.client = client
@@ -456,7 +488,10 @@ class Endpoint(Generic[C]):
         self.keys = keys
         self.minimum = minimum
         self._sums = sums
+        self._pads = pads
         services: list[Service] = [KeyAgreement(keys)]
+        if pads is not None:
+            services.append(pads)
         if sums is not None:
             services.append(sums)
         self._service_of: dict[str, Service] = {}
@@ -522,11 +557,7 @@ class Endpoint(Generic[C]):
         """Return the reply of the called method, after the release policy and the pipeline."""
         if call.method in self._service_of:
             return self._service_of[call.method].answer(call)
-        if call.method in SERVICE_METHODS:
-            raise FrameError(
-                f"{call.method} belongs to secure sums, and this run's sums are plain: start both "
-                "sides from the same configuration"
-            )
+        _refuse_other_services(call)
         _, expected = message_types(type(self.client), call.method)
         method = getattr(self.client, call.method)
         release = release_of(method)
@@ -535,6 +566,9 @@ class Endpoint(Generic[C]):
         is_masked = self._sums is not None and call.verb == SUM
         if is_masked:
             self._refuse_open_sums(call, release)
+        pads = self._pads if call.verb == PAIRS else None
+        if pads is not None:
+            self._check_rows(call, release, pads)
         # from now on the mask seed is fixed, since a reply leaves under it
         self.keys.use(call.to)
         positions = tuple(self._position_of[client] for client in call.to)
@@ -552,6 +586,8 @@ class Endpoint(Generic[C]):
             rows = self._protected(call, release, name, rows)
             protected[name] = Rows(rows)
         reply = dataclasses.replace(reply, **protected)
+        if pads is not None:
+            return pads.padded(call, reply, expected)
         if self._sums is None or not is_masked:
             return reply
         return self._sums.masked(call, reply, self._sums.reply_class(expected, release.through))
@@ -569,6 +605,19 @@ class Endpoint(Generic[C]):
             )
         assert self._sums is not None
         self._sums.check(call)
+
+    def _check_rows(self, call: Call, release: ReleasePolicy, pads: PadService) -> None:
+        """Raise an error, before anything is computed, for a row of pairs that is not to be padded.
+
+        Security rule: with padded pairs no row leaves in another way, and none whose numbers are of
+        other clients than those that its pads are shared with.
+        """
+        if release.via != (PAIRS,) or not release.columns or release.through:
+            raise PolicyError(
+                f"{call.method} may also leave in other ways than padded pairs, or does not say "
+                "whom its rows are about: declare it with @answers(PAIRS, columns=...)"
+            )
+        pads.check(call, release.columns)
 
     def _refuse_small_sums(self, call: Call, release: ReleasePolicy) -> None:
         """Raise PolicyError for a sum over too few members of replies that leave in sums only.
@@ -657,6 +706,20 @@ class Endpoint(Generic[C]):
             raise FrameError(
                 f"a frame from {sender} to {recipient} reached another client: check the addresses"
             )
+
+
+def _refuse_other_services(call: Call) -> None:
+    """Raise FrameError for a method of a service that this run does not have."""
+    if call.method in PAD_METHODS and call.method not in SUM_METHODS:
+        raise FrameError(
+            f"{call.method} belongs to padded pairs, and this run's are not padded: start both "
+            "sides from the same configuration"
+        )
+    if call.method in SERVICE_METHODS:
+        raise FrameError(
+            f"{call.method} belongs to secure sums, and this run's sums are plain: start both "
+            "sides from the same configuration"
+        )
 
 
 def _refuse_other_verbs(call: Call, release: ReleasePolicy) -> None:

@@ -43,8 +43,8 @@ from securecluster.runtime.encrypted_replies import (
     ReleasedTotal,
 )
 from securecluster.runtime.encrypted_sum_client import SERVER, from_blocks, key_statement
+from securecluster.runtime.key_exchange import as_bytes, as_table
 from securecluster.runtime.masked_replies import SumRanges
-from securecluster.runtime.secure_sum_client import as_bytes, as_table
 
 AUTHORITY = "authority"
 # calls whose sums the authority remembers; it refuses older ones

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
-from securecluster.messaging.messages import Call, Empty, Picks, Response, Rows, format_ids
-from securecluster.privacy.masking.identities import SIGNATURE
+from securecluster.messaging.messages import Call, Picks, Response, Rows, format_ids
 from securecluster.privacy.secure_sum.double_mask import (
     MaskedSum,
     SumContext,
@@ -23,76 +22,26 @@ from securecluster.privacy.secure_sum.double_mask import (
     broken_pairs,
 )
 from securecluster.privacy.secure_sum.graph import Graph
-from securecluster.privacy.secure_sum.pads import KEY
 from securecluster.runtime.aggregators import Exchange, Total, chunk_size
+from securecluster.runtime.key_exchange import (
+    TRIES,
+    Ask,
+    KeyDirectory,
+    KeyRelay,
+    as_bytes,
+    as_table,
+)
 from securecluster.runtime.masked_replies import BOX, SumRanges, bits_of, summed_class
 from securecluster.runtime.secure_sum_client import (
     LostMembers,
     RelayedBoxes,
-    SumKeys,
-    as_bytes,
-    as_table,
     sum_graph,
 )
 
-# calls of a client that does not reply, where a sum fails or loses its row without it
-TRIES = 5
 # bytes of masked rows that are kept until the sum is unmasked: a client that is lost after its row
 # arrived can then be taken out again
 KEPT_BYTES = 1 << 30
 FIRST_CHUNK = 32
-
-
-@dataclass
-class SumOffer:
-    """Public key of a client, as the server relays it."""
-
-    client: int
-    key: bytes
-    signature: bytes
-
-
-@dataclass
-class KeyDirectory:
-    """Public keys that clients offered, and which of them each client has received.
-
-    Args:
-        offers: offers in the order in which they came.
-        told: number of the first offers that a client has received, by its id.
-    """
-
-    offers: list[SumOffer] = field(default_factory=list)
-    told: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def keys(self) -> dict[int, bytes]:
-        """Return the public keys by client id."""
-        return {offer.client: offer.key for offer in self.offers}
-
-
-class Ask(Protocol):
-    """Interface of the function that sends a message of the aggregator itself."""
-
-    def __call__(
-        self,
-        method: str,
-        to: Sequence[int],
-        query: Any,
-        call: Call | None = None,
-        group: Sequence[str] = (),
-        members: Sequence[int] = (),
-    ) -> Response:
-        """Send a message to some clients, and return their replies.
-
-        Args:
-            method: name of the method.
-            to: ids of the clients.
-            query: message with one frame per client.
-            call: the call whose sum it belongs to; None for the exchange of keys.
-            group: members of each client's sum, as text.
-            members: their numbers.
-        """
-        ...
 
 
 class SecureSums:
@@ -115,6 +64,7 @@ class SecureSums:
         self._minimum = minimum
         self._ask: Ask | None = None
         self._directory: Callable[[], KeyDirectory] = KeyDirectory
+        self._relay: KeyRelay | None = None
 
     def connect(self, ask: Ask, directory: Callable[[], KeyDirectory]) -> None:
         """Take the channel's function for messages of the aggregator itself.
@@ -125,6 +75,7 @@ class SecureSums:
         """
         self._ask = ask
         self._directory = directory
+        self._relay = KeyRelay(ask, directory)
 
     def ready(self, clients: Sequence[int]) -> list[int]:
         """Return the clients that have the keys of each other, after an exchange where needed.
@@ -132,53 +83,8 @@ class SecureSums:
         Args:
             clients: ids of the clients of the next sums.
         """
-        directory = self._directory()
-        for _ in range(TRIES):
-            offered = directory.keys
-            silent = [client for client in clients if client not in offered]
-            if not silent:
-                break
-            self._collect_offers(silent)
-        for _ in range(TRIES):
-            behind = self._behind(clients)
-            if not behind:
-                break
-            self._relay_offers(behind)
-        last = len(directory.offers)
-        return [client for client in clients if directory.told.get(client) == last]
-
-    def _collect_offers(self, clients: Sequence[int]) -> None:
-        response = self._send("sum_offer", clients, Empty())
-        if response.reply is None:
-            return
-        keys = response.reply.key.values
-        signatures = response.reply.signature.values
-        for client, key, signature in zip(response.ids, keys, signatures, strict=True):
-            offer = SumOffer(client, as_bytes(key), as_bytes(signature))
-            self._directory().offers.append(offer)
-
-    def _behind(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients that offered a key and lack one of another client."""
-        directory = self._directory()
-        offered = directory.keys
-        last = len(directory.offers)
-        return [c for c in clients if c in offered and directory.told.get(c, 0) < last]
-
-    def _relay_offers(self, clients: Sequence[int]) -> None:
-        directory = self._directory()
-        last = len(directory.offers)
-        picks = tuple(tuple(range(directory.told.get(c, 0), last)) for c in clients)
-        ids = torch.tensor([offer.client for offer in directory.offers])
-        keys = as_table([offer.key for offer in directory.offers], KEY)
-        signatures = as_table([offer.signature for offer in directory.offers], SIGNATURE)
-        query = SumKeys(Picks(ids, picks), Picks(keys, picks), Picks(signatures, picks))
-        response = self._send("sum_keys", clients, query)
-        for client in response.ids:
-            directory.told[client] = last
-
-    def _send(self, method: str, clients: Sequence[int], query: Any) -> Response:
-        assert self._ask is not None
-        return self._ask(method, clients, query)
+        assert self._relay is not None
+        return self._relay.ready(clients)
 
     def run(self, exchange: Exchange, call: Call, by: Sequence[int], groups: int) -> Total:
         """Collect masked rows, and unmask the sum of each group that enough clients survive.

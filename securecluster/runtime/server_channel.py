@@ -47,9 +47,11 @@ from securecluster.runtime.endpoint import (
     ReleasePolicy,
     release_of,
 )
+from securecluster.runtime.key_exchange import KeyDirectory
+from securecluster.runtime.padded_pairs import PaddedPairs
 from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
 from securecluster.runtime.release_accounting import ReleaseAccounting
-from securecluster.runtime.secure_sums import KeyDirectory, SecureSums
+from securecluster.runtime.secure_sums import SecureSums
 from securecluster.runtime.transport import Transport
 
 C = TypeVar("C")
@@ -157,6 +159,8 @@ class ServerChannel:
             self._secure_sums = self.aggregator
             record = partial(self._key_record, self.aggregator.name)
             self._secure_sums.connect(self._ask, self._ask_authority, record)
+        if isinstance(self.pair_aggregator, PaddedPairs):
+            self.pair_aggregator.connect(self._ask, lambda: self.state.sum_keys)
 
     def add(self, events: list[Event]) -> None:
         """Add the events of one call to the ledger.
@@ -655,9 +659,11 @@ class ServerChannel:
         if not ids:
             return
         release = release_of(method)
+        # One attempt pads one row only, so a repetition shows by its bits, which are integers.
+        padded = verb == PAIRS and not self.pair_aggregator.server_reads_rows
         if not self._costs.repeatable(release, reply):
             digests = ()
-        elif not tells_noise(reply):
+        elif not padded and not tells_noise(reply):
             # Equal choices may come from different noise, so bits cannot show a repetition.
             digests = [CHOICE] * len(ids)
         elif digests is None:

@@ -39,8 +39,9 @@ from securecluster.privacy.secure_sum.shamir import VALUE
 from securecluster.protocols import Settings
 from securecluster.protocols.common.messages import Update
 from securecluster.runtime.endpoint import SUM, Endpoint
+from securecluster.runtime.key_exchange import SumKey
 from securecluster.runtime.masked_replies import BOX, masked_class
-from securecluster.runtime.secure_sum_client import LostMembers, SeedShares, SumKey
+from securecluster.runtime.secure_sum_client import LostMembers, SeedShares
 
 ACCEPTED = (
     "cfl sketch",
@@ -415,7 +416,7 @@ def test_keys_that_were_swapped_are_refused(honest: Served, federation: Federati
     clients.ask(0, call)
     mine = clients.nodes[0]._sums
     assert mine is not None
-    mine._keys._roster = None  # even where no signature is verified, a key stays
+    mine._exchange._keys._roster = None  # even where no signature is verified, a key stays
     other = query.keys.table.clone()
     other[1, 0] ^= 1
     with pytest.raises(FrameError, match="another key of client 1"):
