@@ -566,6 +566,8 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             del params["sum_bound"]
         if self.relevance == PLAIN:
             del params["relevance"]
+        if not self.encrypts_pairs:
+            del params["relevance_release"]
         config = numbers(
             {
                 "schema": 2,
@@ -663,9 +665,9 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         """
         if hasattr(self.gps, method):
             return message_types(self.gps, method)
-        ranges = self.pair_fields if self.pads_pairs else {}
+        ranges = self.pair_fields if self.hides_pairs else {}
         return hidden_message_types(
-            self.client, method, self.sums_securely, ranges, self.sums_encrypted
+            self.client, method, self.sums_securely, ranges, self.encrypted_verbs
         )
 
     def flat_model(self, federation: Federation) -> FlatModel:
@@ -761,7 +763,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             costs=self.costs(pipeline, config, noise_streams),
             device=device,
             limits=self.limits(config, pipeline),
-            pair_aggregator=self.pair_aggregator(config),
+            pair_aggregator=self.pair_aggregator(config, private, roster),
         )
 
     def replay(

@@ -12,16 +12,21 @@ from securecluster.core.validation import check_choice, check_number
 from securecluster.data import Federation
 from securecluster.errors import FrameError, UsageError
 from securecluster.privacy.homomorphic.ciphers import tenseal
-from securecluster.privacy.homomorphic.parameters import BFV, CKKS, default_parameters
+from securecluster.privacy.homomorphic.parameters import BFV, CKKS, Parameters, default_parameters
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.secure_sum.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.protocols.common.dp_options import DPOptions
-from securecluster.runtime.encrypted_replies import encrypted_bits
+from securecluster.runtime.encrypted_pairs import (
+    EncryptedPairs,
+    EncryptedPairService,
+    LabelledValue,
+)
+from securecluster.runtime.encrypted_replies import encrypted_bits, is_encrypted
 from securecluster.runtime.encrypted_sum_client import AUTHORITY_NUMBER, EncryptedSumService
 from securecluster.runtime.encrypted_sums import EncryptedSums
-from securecluster.runtime.endpoint import MINIMUM, config_hash, has_pairs
+from securecluster.runtime.endpoint import MINIMUM, PAIRS, SUM, config_hash, has_pairs
 from securecluster.runtime.key_authority import KeyAuthority
 from securecluster.runtime.masked_replies import SumRanges
 from securecluster.runtime.pad_client import PadService, PairRange
@@ -32,6 +37,7 @@ from securecluster.runtime.pair_aggregators import (
     PairFunctions,
     PlainPairs,
 )
+from securecluster.runtime.pair_release import LABELS, MATRIX, RELEASES, PairRelease
 from securecluster.runtime.secure_sum_client import SecureSumService
 from securecluster.runtime.secure_sums import SecureSums
 
@@ -40,7 +46,7 @@ SECAGG = "secagg"
 ENCRYPTED = (BFV, CKKS)
 # backends of the relevance of pairs
 PADS = "pads"
-RELEVANCES = (PLAIN, PADS)
+RELEVANCES = (PLAIN, PADS, CKKS)
 # largest coordinate of an update without a clip norm
 UNCLIPPED_BOUND = 8.0
 # largest mean loss in nats that a secure sum tells from larger ones
@@ -66,8 +72,13 @@ class SumOptions(DPOptions):
     None is the clip norm with room for its noise, or 8 without a clip
     """
     relevance: str = PLAIN
-    """how R_ij = (r_ij + r_ji)/2 of pairs of clients is formed: plain (the server reads every r_ij)
-    or pads (it reads R_ij only)
+    """how R_ij = (r_ij + r_ji)/2 of pairs of clients is formed: plain (the server reads every
+    r_ij), pads (it reads R_ij only) or ckks (a key authority decrypts R; see relevance_release)
+    """
+    relevance_release: str | None = None
+    """relevance ckks only: what the key authority tells the server of R: labels (the clusters
+    alone) or matrix (R rounded to 1e-4); None is labels where the method clusters R itself
+    (oneshot), and else matrix
     """
 
     pair_functions: ClassVar[Mapping[str, PairFunction]] = {}
@@ -75,6 +86,9 @@ class SumOptions(DPOptions):
     configuration, so that another party than the server can compute them."""
     pair_fields: ClassVar[Mapping[str, PairRange]] = {}
     """Ranges of the fields of rows of pairs."""
+    pair_labels: ClassVar[Mapping[str, LabelledValue]] = {}
+    """Makes the value of a function of R where labels are all that the server is told, by its
+    name."""
 
     @property
     def sums_securely(self) -> bool:
@@ -90,6 +104,43 @@ class SumOptions(DPOptions):
     def pads_pairs(self) -> bool:
         """Return whether rows of pairs are padded."""
         return self.relevance == PADS
+
+    @property
+    def encrypts_pairs(self) -> bool:
+        """Return whether rows of pairs are encrypted."""
+        return self.relevance == CKKS
+
+    @property
+    def hides_pairs(self) -> bool:
+        """Return whether the server reads no row of pairs."""
+        return self.relevance != PLAIN
+
+    @property
+    def encrypted_verbs(self) -> frozenset[str]:
+        """Return the verbs whose replies are encrypted."""
+        verbs = set()
+        if self.sums_encrypted:
+            verbs.add(SUM)
+        if self.encrypts_pairs:
+            verbs.add(PAIRS)
+        return frozenset(verbs)
+
+    @property
+    def _schemes(self) -> list[Parameters]:
+        """Return the parameters of the run's encryptions."""
+        schemes = []
+        if self.sums_encrypted:
+            schemes.append(self.aggregation)
+        if self.encrypts_pairs:
+            schemes.append(self.relevance)
+        return [default_parameters(scheme) for scheme in dict.fromkeys(schemes)]
+
+    @property
+    def _labelled(self) -> Mapping[str, LabelledValue]:
+        """Return the functions of R of which labels alone are released."""
+        if self.relevance_release == MATRIX:
+            return {}
+        return self.pair_labels
 
     @property
     def weights_updates(self) -> bool:
@@ -109,6 +160,9 @@ class SumOptions(DPOptions):
             reason = self.pairs_refusal()
             if reason is not None:
                 raise UsageError(reason)
+        self._check_release()
+        if self._schemes:
+            tenseal()  # a missing package is named before anything is sent
         if not self.sums_securely:
             return
         if self.placement == "central":
@@ -119,8 +173,22 @@ class SumOptions(DPOptions):
         reason = self.secure_sums_refusal()
         if reason is not None:
             raise UsageError(reason)
-        if self.sums_encrypted:
-            tenseal()  # a missing package is named before anything is sent
+
+    def _check_release(self) -> None:
+        """Check what the key authority tells of R."""
+        if self.relevance_release is None:
+            return
+        check_choice(self, relevance_release=RELEASES)
+        if not self.encrypts_pairs:
+            raise UsageError(
+                "relevance_release is of the key authority: take relevance ckks, or leave "
+                "relevance_release out"
+            )
+        if self.relevance_release == LABELS and not self.pair_labels:
+            raise UsageError(
+                f"the server of {type(self).__name__} computes with R itself, so labels are not "
+                "enough: take relevance_release matrix"
+            )
 
     def secure_sums_refusal(self) -> str | None:
         """Return why this method does not work with secure sums, and the nearest choice that does.
@@ -208,7 +276,7 @@ class SumOptions(DPOptions):
         if self.sums_encrypted:
             least = max(MINIMUM, pipeline.shares)
             parameters = default_parameters(self.aggregation)
-            return EncryptedSumService(run, keys, ranges, least, parameters)
+            return EncryptedSumService(ranges, run, keys, least, parameters, self._schemes)
         return SecureSumService(run, keys, ranges, MINIMUM, pipeline.shares)
 
     def aggregator(
@@ -234,12 +302,10 @@ class SumOptions(DPOptions):
         ranges = self._sum_ranges(config)
         if not self.sums_encrypted:
             return SecureSums(run, ranges, dtype, MINIMUM)
-        if private is None:
-            randomness = Randomness(config["seed"])
-            private = randomness.key("server", "envelopes x25519")
-            roster = Roster.derived(randomness)
+        private, roster = _server_keys(config, private, roster)
         parameters = default_parameters(self.aggregation)
-        least = max(MINIMUM, self.pipeline(config).shares)
+        pipeline = self.pipeline(config)  # type: ignore[attr-defined]
+        least = max(MINIMUM, pipeline.shares)
         return EncryptedSums(run, ranges, dtype, least, parameters, private, roster)
 
     def build_authority(
@@ -256,21 +322,31 @@ class SumOptions(DPOptions):
             identity: signs a deployed authority's public keys: on rosters its number is
                 `AUTHORITY_NUMBER`.
         """
-        if not self.sums_encrypted:
+        schemes = self._schemes
+        if not schemes:
             return None
         randomness = None
         if simulated:
             randomness = Randomness(config["seed"])
             identity = Identity.derived(randomness, AUTHORITY_NUMBER)
+        ranges = SumRanges({})
+        if self.sums_encrypted:
+            ranges = self._sum_ranges(config)
+        pairs = None
+        if self.encrypts_pairs:
+            functions = PairFunctions(self.pair_functions, config)
+            pairs = PairRelease(self.pair_fields, functions, tuple(self._labelled))
+        pipeline = self.pipeline(config)  # type: ignore[attr-defined]
         return KeyAuthority(
             config_hash(config),
-            [default_parameters(self.aggregation)],
-            self._sum_ranges(config),
+            schemes,
+            ranges,
             self._encrypted_bits,
-            max(MINIMUM, self.pipeline(config).shares),
+            max(MINIMUM, pipeline.shares),
             int(config["clients"]),
             randomness,
             identity,
+            pairs,
         )
 
     def _encrypted_bits(self, purpose: str) -> Mapping[str, int]:
@@ -279,31 +355,73 @@ class SumOptions(DPOptions):
         Raises:
             FrameError: a method whose replies are not encrypted.
         """
-        _, reply = self.message_types(purpose)
-        if not hasattr(reply, "__masked__"):
+        _, reply = self.message_types(purpose)  # type: ignore[attr-defined]
+        if not is_encrypted(reply):
             raise FrameError(f"replies of {purpose[:40]} are not encrypted: the sum is refused")
         return encrypted_bits(reply)
 
-    def pad_service(self, config: Mapping[str, Any], keys: KeyRing) -> PadService | None:
-        """Return the clients' half of padded pairs; None where rows are not padded.
+    def pad_service(
+        self, config: Mapping[str, Any], keys: KeyRing
+    ) -> PadService | EncryptedPairService | None:
+        """Return the clients' half of pairs; None where the server reads their rows.
 
         Args:
             config: what clients and server agreed on.
             keys: the clients' keys.
         """
-        if not self.pads_pairs:
+        if not self.hides_pairs:
             return None
         # Under noise an error would tell of the data, so numbers are clamped instead.
         noisy = config["noise"] > 0 or config.get("gram_noise", 0) > 0
-        return PadService(config_hash(config), keys, self.pair_fields, noisy, MINIMUM)
+        run = config_hash(config)
+        if self.pads_pairs:
+            return PadService(run, keys, self.pair_fields, noisy, MINIMUM)
+        parameters = default_parameters(self.relevance)
+        return EncryptedPairService(
+            self.pair_fields, noisy, run, keys, MINIMUM, parameters, self._schemes
+        )
 
-    def pair_aggregator(self, config: Mapping[str, Any]) -> PairAggregator:
+    def pair_aggregator(
+        self,
+        config: Mapping[str, Any],
+        private: bytes | None = None,
+        roster: Roster | None = None,
+    ) -> PairAggregator:
         """Return the server's half of the relevance of pairs.
 
         Args:
             config: what clients and server agreed on.
+            private: as of `aggregator`.
+            roster: as of `aggregator`.
         """
         functions = PairFunctions(self.pair_functions, config)
         if self.pads_pairs:
             return PaddedPairs(self.pair_fields, functions)
-        return PlainPairs(functions)
+        if not self.encrypts_pairs:
+            return PlainPairs(functions)
+        private, roster = _server_keys(config, private, roster)
+        return EncryptedPairs(
+            config_hash(config),
+            default_parameters(self.relevance),
+            private,
+            roster,
+            self.pair_fields,
+            functions,
+            self._labelled,
+        )
+
+
+def _server_keys(
+    config: Mapping[str, Any], private: bytes | None, roster: Roster | None
+) -> tuple[bytes, Roster | None]:
+    """Return the server's private key for envelopes, and the roster that it verifies against.
+
+    Args:
+        config: what clients and server agreed on.
+        private: 32 bytes; None derives key and roster from the seed, for simulations.
+        roster: of a server with a key; None verifies nothing.
+    """
+    if private is not None:
+        return private, roster
+    randomness = Randomness(config["seed"])
+    return randomness.key("server", "envelopes x25519"), Roster.derived(randomness)

@@ -6,7 +6,8 @@ protocol's own calls then leave as ciphertexts, in an envelope for the server, w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,37 +39,41 @@ AUTHORITY_NUMBER = MOST_CLIENTS - 1
 SERVER = "server"
 
 
-class EncryptedSumService:
-    """The part of one endpoint's clients in encrypted sums.
+@dataclass(frozen=True, eq=False)
+class EncodedRow:
+    """One client's reply as integers, by field, and the largest integer of each field."""
+
+    integers: Mapping[str, NDArray[Any]]
+    largest: Mapping[str, int]
+
+
+class EncryptionService:
+    """The keys of one endpoint's clients, and the envelopes of their ciphertexts.
 
     Args:
         run: hash of the run's configuration.
         keys: the clients' identities, roster and secrets.
-        ranges: ranges of the fields that are summed.
         minimum: members of the smallest sum in which a client takes part.
         parameters: parameters of the encryption.
+        others: parameters of the run's other encryption, whose keys the clients take as well.
     """
 
     methods = ENCRYPTION_METHODS
 
     def __init__(
-        self, run: str, keys: KeyRing, ranges: SumRanges, minimum: int, parameters: Parameters
+        self,
+        run: str,
+        keys: KeyRing,
+        minimum: int,
+        parameters: Parameters,
+        others: Sequence[Parameters] = (),
     ) -> None:
         self._run = run
         self._keys = keys
-        self._ranges = ranges
         self._minimum = minimum
         self._parameters = parameters
+        self._schemes = {chosen.scheme: chosen for chosen in (parameters, *others)}
         self._cipher: PublicCipher | None = None
-
-    def reply_class(self, reply: type, through: tuple[str, ...]) -> type:
-        """Return the class of a reply as it leaves its client.
-
-        Args:
-            reply: class of the reply.
-            through: fields that pass through the pipeline.
-        """
-        return encrypted_class(reply, through)
 
     def answer(self, call: Call) -> Any:
         """Take the key authority's public key.
@@ -81,32 +86,27 @@ class EncryptedSumService:
         """
         refuse_other_verbs(call)
         query: EncryptionKey = call.query
-        if query.scheme != self._parameters.scheme:
+        if query.scheme not in self._schemes:
             raise FrameError(
-                f"a public key is of {query.scheme[:20]!r}, and this run encrypts by "
-                f"{self._parameters.scheme}: start both sides from the same configuration"
+                f"a public key is of {query.scheme[:20]!r}, by which this run does not encrypt: "
+                "start both sides from the same configuration"
             )
         public = as_bytes(query.public.value)
         server = as_bytes(query.server.value)
         known = self._keys.secrets.encryption
         # The first keys stay: ciphertexts under another one would be for somebody else.
-        same_public = known.public.setdefault(query.scheme, public) == public
-        same_server = known.server.setdefault(query.scheme, server) == server
-        try:
-            if not same_public or not same_server:
-                raise FrameError(
-                    "a client was sent another public key of the encryption than before: the keys "
-                    "were tampered with, start a new run"
-                )
-            cipher = PublicCipher(self._parameters, public)
-            self._check_authority(cipher, query)
-            KeyPair(bytes(KEY - 1) + b"\x01").exchange(server)  # refuses keys of low order
-        except FrameError:
-            if self._cipher is None:  # nothing was accepted yet, so nothing stays
-                known.public.pop(query.scheme, None)
-                known.server.pop(query.scheme, None)
-            raise
-        self._cipher = cipher
+        same_public = known.public.get(query.scheme, public) == public
+        same_server = known.server.get(query.scheme, server) == server
+        if not same_public or not same_server:
+            raise FrameError(
+                "a client was sent another public key of the encryption than before: the keys were "
+                "tampered with, start a new run"
+            )
+        cipher = PublicCipher(self._schemes[query.scheme], public)
+        self._check_authority(cipher, query)
+        KeyPair(bytes(KEY)).exchange(server)  # refuses keys of low order
+        known.public[query.scheme] = public
+        known.server[query.scheme] = server
         return Ack()
 
     def _check_authority(self, cipher: PublicCipher, query: EncryptionKey) -> None:
@@ -120,16 +120,8 @@ class EncryptedSumService:
                 "refused"
             ) from None
 
-    def check(self, call: Call) -> None:
-        """Raise an error for a sum that a client cannot or will not take part in.
-
-        Args:
-            call: requests for rows of a sum.
-
-        Raises:
-            FrameError: the frame does not name the members of the sum.
-            PolicyError: too few members, or no public key yet.
-        """
+    def _check_members(self, call: Call) -> None:
+        """Raise an error for a sum of other clients, or of too few, or before there is a key."""
         for client, members in members_of(call):
             if client not in members:
                 raise PolicyError(
@@ -143,26 +135,23 @@ class EncryptedSumService:
                 )
         self._public_cipher()
 
-    def masked(self, call: Call, reply: Any, encrypted: type) -> Any:
-        """Return a reply as ciphertexts in envelopes for the server.
+    def _closed(
+        self, call: Call, layout: Layout, rows: Sequence[EncodedRow], encrypted: type
+    ) -> Any:
+        """Return encoded rows as a message with one envelope per recipient.
 
         Args:
             call: the request.
-            reply: the reply after the pipeline, with one row per recipient in each field.
-            encrypted: class of the encrypted reply (`encrypted_class`).
-
-        Raises:
-            UpdateError: a number beyond the range of its field.
+            layout: fields of the rows.
+            rows: the integers of each recipient.
+            encrypted: class of the encrypted reply.
         """
-        layout = layout_of(reply, encrypted_bits(encrypted))
         keys = []
         signatures = []
         envelopes: list[bytes] = []
-        groups = list(members_of(call))
-        for k, (client, members) in enumerate(groups):
-            rows, largest = self._encoded(reply, layout, k, len(members))
+        for k, (client, row) in enumerate(zip(call.to, rows, strict=True)):
             pair = KeyPair(self._keys.secret(client, "envelopes x25519"))
-            envelope, signature = self._envelope(call, k, pair, layout, rows, largest)
+            envelope, signature = self._envelope(call, k, pair, layout, row)
             keys.append(pair.public)
             envelopes.append(envelope)
             signatures.append(signature)
@@ -173,33 +162,18 @@ class EncryptedSumService:
             signature=Rows(as_table(signatures, SIGNATURE)),
         )
 
-    def _encoded(
-        self, reply: Any, layout: Layout, position: int, members: int
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
-        """Return one client's rows as integers, and the largest integer of each field."""
-        rows = {}
-        largest = {}
-        for field in layout.fields:
-            codec = self._ranges.fixed_point(field.name, field.bits, members)
-            values = getattr(reply, field.name).values.cpu()
-            row = values[position : position + 1]
-            rows[field.name] = codec.encode(row, self._ranges.saturates(field.name)).numpy()
-            largest[field.name] = codec.largest
-        return rows, largest
-
     def _envelope(
         self,
         call: Call,
         position: int,
         pair: KeyPair,
         layout: Layout,
-        rows: Mapping[str, NDArray[Any]],
-        largest: Mapping[str, int],
+        row: EncodedRow,
     ) -> tuple[bytes, bytes]:
         """Return one client's envelope, and its signature."""
         cipher = self._public_cipher()
         client = call.to[position]
-        slots = pack(rows, layout, largest, self._parameters)
+        slots = pack(row.integers, layout, row.largest, self._parameters)
         ciphertexts = [cipher.encrypt(numbers) for numbers in slots]
         context = EnvelopeContext(
             fingerprint=cipher.fingerprint,
@@ -231,6 +205,77 @@ class EncryptedSumService:
                 )
             self._cipher = PublicCipher(self._parameters, public)
         return self._cipher
+
+
+class EncryptedSumService(EncryptionService):
+    """The part of one endpoint's clients in encrypted sums.
+
+    Args:
+        ranges: ranges of the fields that are summed.
+        run: as of `EncryptionService`, and so are all others.
+    """
+
+    def __init__(
+        self,
+        ranges: SumRanges,
+        run: str,
+        keys: KeyRing,
+        minimum: int,
+        parameters: Parameters,
+        others: Sequence[Parameters] = (),
+    ) -> None:
+        super().__init__(run, keys, minimum, parameters, others)
+        self._ranges = ranges
+
+    def reply_class(self, reply: type, through: tuple[str, ...]) -> type:
+        """Return the class of a reply as it leaves its client.
+
+        Args:
+            reply: class of the reply.
+            through: fields that pass through the pipeline.
+        """
+        return encrypted_class(reply, through)
+
+    def check(self, call: Call) -> None:
+        """Raise an error for a sum that a client cannot or will not take part in.
+
+        Args:
+            call: requests for rows of a sum.
+
+        Raises:
+            FrameError: the frame does not name the members of the sum.
+            PolicyError: too few members, or no public key yet.
+        """
+        self._check_members(call)
+
+    def masked(self, call: Call, reply: Any, encrypted: type) -> Any:
+        """Return a reply as ciphertexts in envelopes for the server.
+
+        Args:
+            call: the request.
+            reply: the reply after the pipeline, with one row per recipient in each field.
+            encrypted: class of the encrypted reply (`encrypted_class`).
+
+        Raises:
+            UpdateError: a number beyond the range of its field.
+        """
+        layout = layout_of(reply, encrypted_bits(encrypted))
+        rows = []
+        for k, (_, members) in enumerate(members_of(call)):
+            rows.append(self._encoded(reply, layout, k, len(members)))
+        return self._closed(call, layout, rows, encrypted)
+
+    def _encoded(self, reply: Any, layout: Layout, position: int, members: int) -> EncodedRow:
+        """Return one client's rows as integers."""
+        rows = {}
+        largest = {}
+        for field in layout.fields:
+            codec = self._ranges.fixed_point(field.name, field.bits, members)
+            values = getattr(reply, field.name).values.cpu()
+            row = values[position : position + 1]
+            rows[field.name] = codec.encode(row, self._ranges.saturates(field.name)).numpy()
+            largest[field.name] = codec.largest
+        return EncodedRow(rows, largest)
 
 
 def layout_of(reply: Any, bits: Mapping[str, int]) -> Layout:

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar, get_type_hints
@@ -42,10 +42,12 @@ from securecluster.messaging.messages import (
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime import services
+from securecluster.runtime.encrypted_pairs import EncryptedPairService
 from securecluster.runtime.encrypted_replies import (
     AUTHORITY_METHODS,
     ENCRYPTION_METHODS,
     encrypted_class,
+    encrypted_pairs_reply,
 )
 from securecluster.runtime.encrypted_sum_client import EncryptedSumService
 from securecluster.runtime.masked_replies import masked_class
@@ -276,19 +278,19 @@ def hidden_message_types(
     method: str,
     secure_sums: bool,
     ranges: Mapping[str, PairRange],
-    encrypted: bool = False,
+    encrypted: Collection[str] = (),
 ) -> tuple[type, type]:
     """Return the query class and the reply class of a remote method: masked, encrypted or padded.
 
-    Under secure sums, replies that leave in sums only are masked or encrypted. With padded pairs,
-    rows of pairs are padded. All others are as the method declares them.
+    Under secure sums, replies that leave in sums only are masked or encrypted. With padded or
+    encrypted pairs, rows of pairs are. All others are as the method declares them.
 
     Args:
         client: class of the client object.
         method: name of the method.
         secure_sums: True if sums are secure.
         ranges: range of each field of rows; empty where rows are not padded.
-        encrypted: True if replies in secure sums are encrypted.
+        encrypted: verbs whose replies are encrypted, and not masked or padded.
 
     Raises:
         FrameError: the client has no remote method of this name.
@@ -299,10 +301,11 @@ def hidden_message_types(
     if not isinstance(release, ReleasePolicy):
         return query, reply
     if secure_sums and release.via == (SUM,):
-        make = encrypted_class if encrypted else masked_class
+        make = encrypted_class if SUM in encrypted else masked_class
         reply = make(reply, release.through)
     if ranges and PAIRS in release.via:
-        reply = padded_reply(reply, ranges)
+        make_pairs = encrypted_pairs_reply if PAIRS in encrypted else padded_reply
+        reply = make_pairs(reply, ranges)
     return query, reply
 
 
@@ -480,7 +483,7 @@ class Endpoint(Generic[C]):
         minimum: int = MINIMUM,
         limits: Limits | None = None,
         sums: SecureSumService | EncryptedSumService | None = None,
-        pads: PadService | None = None,
+        pads: PadService | EncryptedPairService | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.client = client
@@ -606,7 +609,9 @@ class Endpoint(Generic[C]):
         assert self._sums is not None
         self._sums.check(call)
 
-    def _check_rows(self, call: Call, release: ReleasePolicy, pads: PadService) -> None:
+    def _check_rows(
+        self, call: Call, release: ReleasePolicy, pads: PadService | EncryptedPairService
+    ) -> None:
         """Raise an error, before anything is computed, for a row of pairs that is not to be padded.
 
         Security rule: with padded pairs no row leaves in another way, and none whose numbers are of

@@ -39,17 +39,21 @@ from securecluster.runtime.encrypted_replies import (
     AUTHORITY_METHODS,
     AuthorityKey,
     AuthorityRequest,
+    EncryptedPairTotal,
     EncryptedTotal,
+    ReleasedPairs,
     ReleasedTotal,
 )
 from securecluster.runtime.encrypted_sum_client import SERVER, from_blocks, key_statement
 from securecluster.runtime.key_exchange import as_bytes, as_table
 from securecluster.runtime.masked_replies import SumRanges
+from securecluster.runtime.pair_release import PairRelease
 
 AUTHORITY = "authority"
 # calls whose sums the authority remembers; it refuses older ones
 KEPT_CALLS = 64
 Bits = Callable[[str], Mapping[str, int]]
+Total = EncryptedTotal | EncryptedPairTotal
 
 
 @dataclass
@@ -85,6 +89,7 @@ class KeyAuthority:
         randomness: source of the key for envelopes in simulations; None takes it from the operating
             system.
         identity: signs the public keys; None where clients have no roster.
+        pairs: what it tells of R; None where pairs are not encrypted.
     """
 
     def __init__(  # noqa: PLR0913 (what one party of a run is made of)
@@ -97,8 +102,10 @@ class KeyAuthority:
         clients: int,
         randomness: Randomness | None = None,
         identity: Identity | None = None,
+        pairs: PairRelease | None = None,
     ) -> None:
         self._run = run
+        self._pairs = pairs
         self._parameters = {chosen.scheme: chosen for chosen in parameters}
         self._ranges = ranges
         self._bits = bits
@@ -149,8 +156,10 @@ class KeyAuthority:
         check(query, Limits())
         if header.method == "authority_key":
             reply = self._offer(query)
-        else:
+        elif header.method == "authority_sum":
             reply = self._decrypt(header, query)
+        else:
+            reply = self._tell_of_pairs(header, query)
         return wire.encode(reply_header(header), reply)
 
     def _offer(self, query: AuthorityRequest) -> Any:
@@ -169,11 +178,41 @@ class KeyAuthority:
 
     def _decrypt(self, header: Header, query: EncryptedTotal) -> ReleasedTotal:
         """Return the sums of one group."""
-        cipher = self._cipher(query.scheme)
+        group, _ = self._members(header, query)
+        layout = Layout.parse(query.layout, self._bits(query.purpose))
+        largest = {}
+        for shape in layout.fields:
+            codec = self._ranges.fixed_point(shape.name, shape.bits, len(group))
+            largest[shape.name] = codec.largest
+        sums = self._opened(header, query, layout, largest)
+        self._remember(header, query)
+        return _released(layout, sums)
+
+    def _tell_of_pairs(self, header: Header, query: EncryptedPairTotal) -> ReleasedPairs:
+        """Return what is told of R: labels, or R on a grid."""
+        if self._pairs is None:
+            raise FrameError("this run's pairs are not encrypted: the sum is refused")
+        group, survivors = self._members(header, query)
+        bits = self._bits(query.purpose)
+        layout = self._pairs.layout(query.layout, bits, len(group))
+        (name,) = bits
+        sums = self._opened(header, query, layout, {name: self._pairs.largest(name)})
+        numbers = self._pairs.numbers(name, sums[name], group, survivors, query.then)
+        self._remember(header, query)
+        return ReleasedPairs(Rows(numbers[None]))
+
+    def _members(self, header: Header, query: Total) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the members of a sum, and those whose rows are in it."""
         group = parse_ids(header.group, self._clients_in(header.group))
         survivors = parse_ids(query.survivors, header.members)
-        layout = Layout.parse(query.layout, self._bits(query.purpose))
         self._check_members(header, query, group, survivors)
+        return group, survivors
+
+    def _opened(
+        self, header: Header, query: Total, layout: Layout, largest: Mapping[str, int]
+    ) -> dict[str, NDArray[np.int64]]:
+        """Return the sums of integers in an envelope."""
+        cipher = self._cipher(query.scheme)
         parameters = cipher.parameters
         context = EnvelopeContext(
             fingerprint=cipher.fingerprint,
@@ -195,13 +234,7 @@ class KeyAuthority:
             parameters,
         )
         slots = [cipher.decrypt(data) for data in ciphertexts]
-        largest = {}
-        for shape in layout.fields:
-            codec = self._ranges.fixed_point(shape.name, shape.bits, len(group))
-            largest[shape.name] = codec.largest
-        sums = unpack(slots, layout, largest, parameters, len(survivors))
-        self._remember(header, query)
-        return _released(layout, sums)
+        return unpack(slots, layout, largest, parameters, header.members)
 
     def _clients_in(self, text: str) -> int:
         """Return how many clients a list can have: as many as it names, within the run's."""
@@ -215,7 +248,7 @@ class KeyAuthority:
     def _check_members(
         self,
         header: Header,
-        query: EncryptedTotal,
+        query: Total,
         group: Sequence[int],
         survivors: Sequence[int],
     ) -> None:
@@ -244,7 +277,7 @@ class KeyAuthority:
                     f"call {header.step}: their difference would show single rows"
                 )
 
-    def _remember(self, header: Header, query: EncryptedTotal) -> None:
+    def _remember(self, header: Header, query: Total) -> None:
         released = self.state.released
         texts = released.setdefault(_name_of(header, query), [])
         if query.survivors not in texts:
@@ -282,7 +315,7 @@ class KeyAuthority:
         return KeyPair(self.state.exchange)
 
 
-def _name_of(header: Header, query: EncryptedTotal) -> str:
+def _name_of(header: Header, query: Total) -> str:
     """Return the name of a call's sums in the authority's records."""
     return f"{header.step} {query.purpose}"
 

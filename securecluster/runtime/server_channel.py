@@ -37,6 +37,7 @@ from securecluster.privacy.dp.ledger import CHOICE, Event, Ledger
 from securecluster.privacy.masking.key_agreement import Peers, SealedSeed
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.aggregators import Aggregator, Exchange, Plain
+from securecluster.runtime.encrypted_pairs import EncryptedPairs
 from securecluster.runtime.encrypted_sums import EncryptedSums, KeyRecord
 from securecluster.runtime.endpoint import (
     GATHER,
@@ -159,6 +160,9 @@ class ServerChannel:
             self._secure_sums = self.aggregator
             record = partial(self._key_record, self.aggregator.name)
             self._secure_sums.connect(self._ask, self._ask_authority, record)
+        if isinstance(self.pair_aggregator, EncryptedPairs):
+            record = partial(self._key_record, self.pair_aggregator.scheme)
+            self.pair_aggregator.connect(self._ask, self._ask_authority, record)
         if isinstance(self.pair_aggregator, PaddedPairs):
             self.pair_aggregator.connect(self._ask, lambda: self.state.sum_keys)
 
