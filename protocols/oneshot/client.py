@@ -17,14 +17,21 @@ from securecluster.messaging.messages import Picks, Rows
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.eigenvectors import EigenvectorClient, EigenvectorOptions
 from securecluster.protocols.common.gram_mechanism import told_by_all
-from securecluster.protocols.common.privacy_spec import OfPlainSums
+from securecluster.protocols.common.privacy_spec import OfPaddedPairs, OfPlainPairs, OfPlainSums
 from securecluster.runtime.endpoint import GATHER, PAIRS, CallContext, answers
 from securecluster.runtime.pad_client import PairRange
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 VIEWS = {
     "gps": (
-        "each client's relevance to every other's data (the plain pairs read the rows), and so R",
+        OfPlainPairs(
+            "each client's relevance to every other's data (the plain pairs read the rows), and so "
+            "R"
+        ),
+        OfPaddedPairs(
+            "R of all pairs of clients: r_ij to within |r_ij − r_ji|/2, and exactly where the "
+            "server knows r_ji"
+        ),
         "the clusters, and each client's cluster",
         "how each cluster's common layers have moved in every round (under the mask), and over how "
         "many samples (clipped: clients)",

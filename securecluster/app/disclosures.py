@@ -31,6 +31,9 @@ READ_BY_SERVER = {
     PAIRS: " (the plain pairs read the rows)",
 }
 IN_SUMS = "over two clients or more, in secure sums that hide each one's"
+IN_PAIRS = (
+    "each added to the other's: pads hide which part is whose, to within half their difference"
+)
 IN_CLEAR = "as they are: no mask covers them"
 
 
@@ -49,6 +52,7 @@ class Disclosure:
         masked: True if a mask covers it.
         central: True if the server that reads it adds its noise.
         summed: True if its reader reads secure sums of it only.
+        paired: True if its reader reads sums of pairs of clients only.
     """
 
     method: str
@@ -60,6 +64,7 @@ class Disclosure:
     masked: bool
     central: bool
     summed: bool = False
+    paired: bool = False
 
     @property
     def name(self) -> str:
@@ -94,6 +99,8 @@ class Disclosure:
         reply = f"{self.field} of {senders} in every {self.method} call, {protection}"
         if self.summed:
             return f"sums of {reply}: {IN_SUMS}"
+        if self.paired:
+            return f"R of pairs of clients, from {reply}, {IN_PAIRS}"
         if self.reader == CLIENT:
             return f"{reply}, sealed"
         also_read = READ_BY_SERVER.get(self.verb, "")
@@ -168,6 +175,7 @@ def _disclosure(
         masked=masked,
         central=central,
         summed=fitted.with_fitted_params().sums_securely and event.verb == SUM,
+        paired=fitted.with_fitted_params().pads_pairs and event.verb == PAIRS,
     )
 
 
@@ -180,8 +188,12 @@ def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[
     """
     by_server = [field for field in disclosed if field.reader == "server" and not field.summed]
     names_read = {field.name for field in by_server}
+    paired = [field for field in by_server if field.paired]
     # a field that the server read in another call is not hidden from it
-    hidden = [_hidden_from_server(field) for field in disclosed if field.name not in names_read]
+    hidden = [
+        f"{field.name} of a single client, of which it read sums of pairs" for field in paired
+    ]
+    hidden += [_hidden_from_server(field) for field in disclosed if field.name not in names_read]
     if not by_server and any(field.summed for field in disclosed):
         return hidden
     if not by_server:
@@ -205,10 +217,19 @@ def unprotected(disclosed: Sequence[Disclosure]) -> list[str]:
         disclosed: all disclosures of the run.
     """
     by_server = [field for field in disclosed if field.reader == "server"]
-    plain = _names(field for field in by_server if field.plain)
-    if not plain:
-        return []
-    return [f"{plain} went without mask or noise: a client's data, or much of them, may follow"]
+    plain = _names(field for field in by_server if field.plain and not field.paired)
+    paired = _names(field for field in by_server if field.plain and field.paired)
+    told = []
+    if plain:
+        told.append(
+            f"{plain} went without mask or noise: a client's data, or much of them, may follow"
+        )
+    if paired:
+        told.append(
+            f"the sums of pairs of {paired} went without noise: each tells either part to within "
+            "half the difference of the two, and all of it to a server that knows the other"
+        )
+    return told
 
 
 def _hidden_from_server(field: Disclosure) -> str:

@@ -22,7 +22,12 @@ from securecluster.app.disclosures import (
 from securecluster.app.number_format import enumerated, times
 from securecluster.privacy.dp.ledger import Price, Row
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.privacy_spec import OfPlainSums, OfSecureSums
+from securecluster.protocols.common.privacy_spec import (
+    OfPaddedPairs,
+    OfPlainPairs,
+    OfPlainSums,
+    OfSecureSums,
+)
 from securecluster.protocols.common.serialization import CLIENTS
 
 # sentences of `not_covered` and `assumed`, which state the limits of the guarantee
@@ -154,16 +159,21 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
 
 
 def _told(fitted: ClusteringProtocol, views: Sequence[str]) -> list[str]:
-    """Return what a protocol declares of a reader's view, as far as it holds for the run's sums.
+    """Return what a protocol declares of a reader's view, as far as it holds for the run.
 
     Args:
         fitted: the protocol after the run.
         views: sentences of `Disclosures`.
     """
-    if not fitted.with_fitted_params().sums_securely:
-        return [view for view in views if not isinstance(view, OfSecureSums)]
-    told = [view for view in views if not isinstance(view, OfPlainSums)]
-    if "most_samples" in fitted.kept_.learned.config:
+    protocol = fitted.with_fitted_params()
+    untrue_of_sums: type[str] = OfSecureSums
+    if protocol.sums_securely:
+        untrue_of_sums = OfPlainSums
+    untrue_of_pairs: type[str] = OfPaddedPairs
+    if protocol.pads_pairs:
+        untrue_of_pairs = OfPlainPairs
+    told = [view for view in views if not isinstance(view, (untrue_of_sums, untrue_of_pairs))]
+    if protocol.sums_securely and "most_samples" in fitted.kept_.learned.config:
         told.append("the largest number of samples of a client, which is part of the configuration")
     return told
 

@@ -109,11 +109,18 @@ SECURE = {
     for name, (base, params) in CASES.items()
     if name in ("fedavg", "cfl sketch", "srfca")
 }
+PADS: dict[str, Any] = {"relevance": "pads"}
+SECURE |= {
+    "oneshot, pads": (CASES["oneshot"][0], {**CASES["oneshot"][1], **PADS}),
+    "srfca, pads": (SECURE["srfca, secagg"][0], {**SECURE["srfca, secagg"][1], **PADS}),
+}
 SECURED = [
     ("fedavg, secagg", "none"),
     ("cfl sketch, secagg", "permutation"),
     ("srfca, secagg", "permutation"),
 ]
+PADDED = [("oneshot, pads", "none"), cases.exhaustive("srfca, pads", "permutation")]
+PADDED_TOO = [cases.exhaustive("oneshot, pads", "none"), PADDED[1]]
 LASTING = [
     (name, "none")
     if name in ("fedavg, momentum", "cfl sketch, momentum", "local, momentum")
@@ -253,8 +260,9 @@ def endpoint_of(
     cohort.secret = draws
     client, limits = made.make_client(cohort, pipeline, config), made.limits(config, pipeline)
     sums = made.secure_sum_service(config, own, pipeline)
+    pads = made.pad_service(config, own)
     run = config_hash(config)
-    return Endpoint(client, cohort.ids, run, pipeline, own, limits=limits, sums=sums)
+    return Endpoint(client, cohort.ids, run, pipeline, own, limits=limits, sums=sums, pads=pads)
 
 
 @dataclass
@@ -437,7 +445,9 @@ def calm(federation: Federation) -> Callable[[str, str], tuple[Result, list[tupl
     return run
 
 
-@pytest.mark.parametrize(("name", "mask"), [*cases.covering(ALL, REBORN), *LASTING, *SECURED])
+@pytest.mark.parametrize(
+    ("name", "mask"), [*cases.covering(ALL, REBORN), *LASTING, *SECURED, *PADDED]
+)
 def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_does(
     name: str, mask: str, federation: Federation, calm: Any
 ) -> None:
@@ -491,7 +501,7 @@ ONCE = (
 UNLIKE = ("local", "finetune", "finetune, examples")  # every client ends with a model of its own
 
 
-@pytest.mark.parametrize(("name", "mask"), [*cases.covering(FEW, LOST), *SECURED])
+@pytest.mark.parametrize(("name", "mask"), [*cases.covering(FEW, LOST), *SECURED, *PADDED_TOO])
 def test_a_lost_reply_ends_as_a_lost_request_does(
     name: str, mask: str, federation: Federation
 ) -> None:
@@ -528,7 +538,9 @@ def test_who_trained_alone_has_done_so_whether_its_reply_came_or_not(
     assert world.result().same_models(calm(name, mask)[0])
 
 
-@pytest.mark.parametrize(("name", "mask"), [*cases.covering(FEW, TWICE), *LASTING, *SECURED])
+@pytest.mark.parametrize(
+    ("name", "mask"), [*cases.covering(FEW, TWICE), *LASTING, *SECURED, *PADDED_TOO]
+)
 def test_frames_that_come_twice_and_again_when_a_round_has_passed_change_nothing(
     name: str, mask: str, federation: Federation, calm: Any
 ) -> None:
@@ -546,7 +558,9 @@ def test_frames_that_come_twice_and_again_when_a_round_has_passed_change_nothing
     assert world.seen == frames
 
 
-@pytest.mark.parametrize(("name", "mask"), [*cases.covering(ALL, KILLED), *LASTING, *SECURED])
+@pytest.mark.parametrize(
+    ("name", "mask"), [*cases.covering(ALL, KILLED), *LASTING, *SECURED, *PADDED]
+)
 def test_a_server_killed_in_every_call_ends_as_if_it_never_had_been(
     name: str, mask: str, federation: Federation, calm: Any, tmp_path: Path
 ) -> None:
