@@ -116,6 +116,13 @@ class SumOptions(DPOptions):
         return self.relevance != PLAIN
 
     @property
+    def reads_pair_sums(self) -> bool:
+        """Return whether the server reads R_ij, and no part of it."""
+        if self.encrypts_pairs:
+            return not self._labelled
+        return self.pads_pairs
+
+    @property
     def encrypted_verbs(self) -> frozenset[str]:
         """Return the verbs whose replies are encrypted."""
         verbs = set()

@@ -17,7 +17,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.messages import Ack, Call, Picks, Rows
 from securecluster.privacy.homomorphic.ciphers import PublicCipher
-from securecluster.privacy.homomorphic.envelopes import BLOCK, EnvelopeContext, seal
+from securecluster.privacy.homomorphic.envelopes import BLOCK, EnvelopeContext, seal, unpadded
 from securecluster.privacy.homomorphic.packing import FieldShape, Layout, pack
 from securecluster.privacy.homomorphic.parameters import Parameters
 from securecluster.privacy.masking.identities import SIGNATURE
@@ -91,7 +91,7 @@ class EncryptionService:
                 f"a public key is of {query.scheme[:20]!r}, by which this run does not encrypt: "
                 "start both sides from the same configuration"
             )
-        public = as_bytes(query.public.value)
+        public = unpadded(as_bytes(query.public.value))
         server = as_bytes(query.server.value)
         known = self._keys.secrets.encryption
         # The first keys stay: ciphertexts under another one would be for somebody else.

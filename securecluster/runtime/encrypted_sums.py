@@ -17,7 +17,13 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Response, Rows, Shared, format_ids
 from securecluster.privacy.homomorphic.ciphers import CiphertextSum, PublicCipher
-from securecluster.privacy.homomorphic.envelopes import EnvelopeContext, open_envelope, seal
+from securecluster.privacy.homomorphic.envelopes import (
+    EnvelopeContext,
+    open_envelope,
+    padded,
+    seal,
+    unpadded,
+)
 from securecluster.privacy.homomorphic.packing import Layout
 from securecluster.privacy.homomorphic.parameters import Parameters
 from securecluster.privacy.masking.identities import Roster
@@ -275,7 +281,7 @@ class EncryptedChannel:
         record = self._record()
         if not record.public:
             reply = self.ask_authority("authority_key", AuthorityRequest(self.parameters.scheme))
-            record.public = as_bytes(reply.public.row(0))
+            record.public = unpadded(as_bytes(reply.public.row(0)))
             record.exchange = as_bytes(reply.exchange.row(0))
             record.signature = as_bytes(reply.signature.row(0))
         assert self._ask is not None
@@ -285,7 +291,7 @@ class EncryptedChannel:
                 break
             query = EncryptionKey(
                 scheme=self.parameters.scheme,
-                public=_shared(self.cipher.public),
+                public=_shared(padded(self.cipher.public)),
                 exchange=_shared(record.exchange),
                 signature=_shared(record.signature),
                 server=_shared(self.pair.public),

@@ -30,7 +30,7 @@ from securecluster.messaging.messages import (
     reply_header,
 )
 from securecluster.privacy.homomorphic.ciphers import SecretCipher
-from securecluster.privacy.homomorphic.envelopes import EnvelopeContext, open_envelope
+from securecluster.privacy.homomorphic.envelopes import EnvelopeContext, open_envelope, padded
 from securecluster.privacy.homomorphic.packing import Layout, unpack
 from securecluster.privacy.homomorphic.parameters import Parameters
 from securecluster.privacy.masking.identities import SIGNATURE, UNSIGNED, Identity
@@ -166,12 +166,13 @@ class KeyAuthority:
         """Return the public keys, signed."""
         cipher = self._cipher(query.scheme)
         exchange = self._exchange().public
+        public = padded(cipher.public)
         signature = UNSIGNED
         if self._identity is not None:
             statement = key_statement(self._run, cipher.fingerprint, exchange)
             signature = self._identity.sign(statement)
         return AuthorityKey(
-            public=Rows(as_table([cipher.public], len(cipher.public))),
+            public=Rows(as_table([public], len(public))),
             exchange=Rows(as_table([exchange], KEY)),
             signature=Rows(as_table([signature], SIGNATURE)),
         )

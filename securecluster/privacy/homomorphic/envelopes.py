@@ -78,6 +78,31 @@ class EnvelopeContext:
         return transcript("securecluster signed ciphertexts v1", self.encoded(), digest)
 
 
+def padded(data: bytes) -> bytes:
+    """Return bytes after their length, with zeros up to a whole number of blocks.
+
+    Args:
+        data: a ciphertext or a public key.
+    """
+    blocks = -(-len(data) // PADDED_TO)
+    return len(data).to_bytes(LENGTH, "big") + data.ljust(blocks * PADDED_TO, b"\0")
+
+
+def unpadded(data: bytes) -> bytes:
+    """Return what was padded; inverse of `padded`.
+
+    Args:
+        data: bytes that another party has sent.
+
+    Raises:
+        FrameError: bytes that `padded` does not return.
+    """
+    content = data[LENGTH : LENGTH + int.from_bytes(data[:LENGTH], "big")]
+    if padded(content) != data:
+        raise FrameError("a padded key is malformed: it is refused")
+    return content
+
+
 def seal(
     ciphertexts: Sequence[bytes],
     own: KeyPair,
@@ -94,11 +119,7 @@ def seal(
     """
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-    parts = []
-    for data in ciphertexts:
-        padded = -(-len(data) // PADDED_TO) * PADDED_TO
-        parts.append(len(data).to_bytes(LENGTH, "big") + data + bytes(padded - len(data)))
-    payload = b"".join(parts)
+    payload = b"".join(padded(data) for data in ciphertexts)
     # The padding is inside of the seal, so that no bit of an envelope can be flipped unnoticed.
     payload += bytes(-(len(payload) + TAG) % BLOCK)
     # The mode needs no nonce: the same envelope is made again where a run is repeated.

@@ -142,7 +142,7 @@ def pack(
         largest: largest magnitude of an integer, by field.
         parameters: parameters of the scheme.
     """
-    parts = []
+    parts: list[NDArray[Any]] = []
     for field in layout.fields:
         integers = rows[field.name].reshape(-1).astype(np.int64)
         if field.bits == 64:
@@ -240,7 +240,7 @@ def _sum_of(
 
 def _rounded_integers(numbers: NDArray[Any], name: str) -> NDArray[np.int64]:
     """Return numbers that are nearly integers as integers."""
-    integers = np.rint(numbers)
+    integers: NDArray[np.float64] = np.rint(numbers)
     if not np.all(np.abs(numbers - integers) <= INTEGER_ERROR):
         raise _out_of_range(name)
     if not np.all(np.abs(integers) < 2.0**53):
