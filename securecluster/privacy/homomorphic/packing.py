@@ -226,11 +226,11 @@ def _sum_of(
     elif field.bits == 64:
         integers = _rounded_integers(part * unit, field.name)
     else:
+        if not np.all(np.abs(part) <= members * (1 + SLOT_ERROR)):
+            raise _out_of_range(field.name)
         # Security rule: the noise of CKKS must not be released, so sums leave on a grid.
         grid = np.rint(part * 2.0**GRID_BITS) / 2.0**GRID_BITS
         integers = np.rint(np.clip(grid, -members, members) * unit).astype(np.int64)
-        if not np.all(np.abs(part) <= members * (1 + SLOT_ERROR)):
-            raise _out_of_range(field.name)
     if not np.all(np.abs(integers) <= members * limit):
         raise _out_of_range(field.name)
     if field.bits == 32:
