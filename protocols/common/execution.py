@@ -40,10 +40,17 @@ from securecluster.protocols.common.newcomers import (
 )
 from securecluster.protocols.common.serialization import SCHEMA, SHARED, FittedState, FittedSummary
 from securecluster.runtime.endpoint import Endpoint, config_hash
+from securecluster.runtime.key_authority import AuthorityState, KeyAuthority
 from securecluster.runtime.run import Appended, CheckpointPart, Line, Run
 from securecluster.runtime.server_channel import ChannelState, ServerChannel
 from securecluster.runtime.settings import Settings
-from securecluster.runtime.transport import InProcess, Recorded, random_dropouts
+from securecluster.runtime.transport import (
+    InProcess,
+    Recorded,
+    Transport,
+    WithAuthority,
+    random_dropouts,
+)
 from securecluster.training.chance_level import ENOUGH_ROUNDS, Chance, at_chance
 from securecluster.training.local_trainer import LocalTrainer
 
@@ -199,6 +206,7 @@ class _Simulation:
     endpoint: Endpoint[TrainingClient]
     transcript: Transcript
     net: ServerChannel
+    authority: KeyAuthority | None = None
     recall: Recall = field(default_factory=Recall)
 
     @classmethod
@@ -226,14 +234,30 @@ class _Simulation:
         )
         dropouts = random_dropouts(settings.dropout, Randomness(federation.seed))
         config = protocol.config(federation, settings.dtype)
-        transport = Recorded(InProcess(endpoint.answer, dropouts), transcript)
+        inner: Transport = InProcess(endpoint.answer, dropouts)
+        authority = protocol.build_authority(config)
+        if authority is not None:
+            inner = WithAuthority(
+                inner, authority.answer_frame, lambda name: protocol.message_types(name)[1]
+            )
+        transport = Recorded(inner, transcript)
         net = protocol.build_network(transport, config, device=client.cohort.device)
         # The price of DP-SGD depends on numbers of samples. In other runs the ledger, which may be
         # published, does not contain them.
         if protocol.per_example:
             net.state.ledger.samples = _samples(client)
         net.state.ledger.names = dict(enumerate(federation.names))
-        return cls(protocol, federation, settings, folder, config, endpoint, transcript, net)
+        return cls(
+            protocol,
+            federation,
+            settings,
+            folder,
+            config,
+            endpoint,
+            transcript,
+            net,
+            authority,
+        )
 
     def start(self, report: Callable[[Line], None]) -> Run:
         """Return the run, at its last checkpoint if the folder has one.
@@ -334,7 +358,7 @@ class _Simulation:
         """Return the parts of a checkpoint, in the order in which they are restored."""
         client = self.endpoint.client
         keys = self.endpoint.keys
-        return {
+        parts = {
             "origin": CheckpointPart(
                 Origin, lambda: Origin(config_hash(self.config)), self._check_origin
             ),
@@ -348,6 +372,12 @@ class _Simulation:
                 Recording, self.transcript.snapshot, self.transcript.rewind
             ),
         }
+        authority = self.authority
+        if authority is not None:
+            parts["authority"] = CheckpointPart(
+                AuthorityState, lambda: authority.state, authority.restore
+            )
+        return parts
 
     def _check_origin(self, origin: Origin) -> None:
         if origin.config != config_hash(self.config):

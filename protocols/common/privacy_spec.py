@@ -90,7 +90,7 @@ class OfPlainPairs(str):
 
 
 class OfPaddedPairs(str):
-    """Sentence that holds only where rows of pairs are padded."""
+    """Sentence that holds only where the server reads sums of pairs, and no row of them."""
 
     __slots__ = ()
 

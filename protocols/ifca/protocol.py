@@ -391,7 +391,12 @@ class IFCA(ClusteringProtocol):
         check_whole(self, starts=1, start_rounds=1)
 
     def secure_sums_refusal(self) -> str | None:
-        """Return that numbers of choosers are released without noise."""
+        """Return that counts of choosers have no noise, or that sums are encrypted."""
+        if self.sums_encrypted:
+            return (
+                f"clients of IFCA hold its second sum to the clients of the first, which "
+                f"{self.aggregation} has no rule for: take aggregation secagg"
+            )
         if not self.noisy:
             return None
         return (

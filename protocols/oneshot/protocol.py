@@ -55,7 +55,9 @@ from securecluster.protocols.oneshot.server import (
     check_options,
     cluster_tasks,
     eigenvectors_of_others,
+    tasks_of_labels,
 )
+from securecluster.runtime.encrypted_pairs import LabelledValue
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.pad_client import PairRange
 from securecluster.runtime.pair_aggregators import PairFunction
@@ -116,6 +118,7 @@ class OneShot(EigenvectorProtocol):
     client: ClassVar[type[TrainingClient]] = OneShotClient
     pair_functions: ClassVar[Mapping[str, PairFunction]] = {"cluster_tasks": cluster_tasks}
     pair_fields: ClassVar[Mapping[str, PairRange]] = {"row": RELEVANCE}
+    pair_labels: ClassVar[Mapping[str, LabelledValue]] = {"cluster_tasks": tasks_of_labels}
     gps: ClassVar[type] = GPS
     scenario: ClassVar[str | None] = "tasks"
 
@@ -144,11 +147,12 @@ class OneShot(EigenvectorProtocol):
             mix = t % self.gps_every == 0 or t == self.rounds
             average_in_layers(net, state, GPS(), self.participation, t, mix)
             if t == 1:
-                run.note(
-                    clustered=clusters_of(result.labels),
-                    height=result.linkage.threshold,
-                    merges=result.linkage.merges.tolist(),
-                )
+                run.note(clustered=clusters_of(result.labels))
+                if state.linkage is not None:
+                    run.note(
+                        height=result.linkage.threshold,
+                        merges=result.linkage.merges.tolist(),
+                    )
         flush(net, run, state)
         return state
 

@@ -81,15 +81,15 @@ class OneShotState(HierarchicalState):
 
     @property
     def relevance(self) -> torch.Tensor | None:
-        """Return R, for its plot."""
-        if self.found is None:
+        """Return R, for its plot; None where the server was told labels alone."""
+        if self.found is None or not self.found.relevance.numel():
             return None
         return self.found.relevance
 
     @property
     def linkage(self) -> LinkageRecord | None:
-        """Return the merges, for their plot."""
-        if self.found is None:
+        """Return the merges, for their plot; None where the server was told labels alone."""
+        if self.found is None or not self.found.relevance.numel():
             return None
         return self.found.linkage
 
@@ -122,6 +122,20 @@ def cluster_tasks(relevance: torch.Tensor, config: Mapping[str, Any]) -> TaskClu
         config["clusterer"],
         seed,
         noisy=config["gram_noise"] > 0,
+    )
+
+
+def tasks_of_labels(labels: list[int]) -> TaskClusters:
+    """Return a clustering of which the server was told the labels alone, without merges and R.
+
+    Args:
+        labels: cluster of each client that took part, (r,).
+    """
+    return TaskClusters(
+        labels=labels,
+        merges=torch.zeros(0, 4, dtype=torch.float64),
+        height=0.0,
+        relevance=torch.zeros(0, 0, dtype=torch.float64),
     )
 
 

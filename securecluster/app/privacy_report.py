@@ -13,6 +13,7 @@ from typing import Any
 from securecluster.app.disclosures import (
     CLIENT,
     Disclosure,
+    authority_view,
     disclosures,
     free,
     uncovered,
@@ -158,6 +159,9 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
     lps_view = [*sentences("lps"), *_told(fitted, declared.lps)]
     if lps_view:
         views["lps_view"] = lps_view
+    authority = authority_view(fitted, disclosed)
+    if authority:
+        views["authority_view"] = authority
     client_view = [*sentences(CLIENT), *declared.clients]
     if client_view:
         views["client_view"] = client_view
@@ -182,10 +186,12 @@ def _told(fitted: ClusteringProtocol, views: Sequence[str]) -> list[str]:
     untrue_of_sums: type[str] = OfSecureSums
     if protocol.sums_securely:
         untrue_of_sums = OfPlainSums
-    untrue_of_pairs: type[str] = OfPaddedPairs
-    if protocol.pads_pairs:
-        untrue_of_pairs = OfPlainPairs
-    return [view for view in views if not isinstance(view, (untrue_of_sums, untrue_of_pairs))]
+    untrue: tuple[type[str], ...] = (untrue_of_sums,)
+    if protocol.hides_pairs:
+        untrue = (*untrue, OfPlainPairs)
+    if not protocol.reads_pair_sums:
+        untrue = (*untrue, OfPaddedPairs)
+    return [view for view in views if not isinstance(view, untrue)]
 
 
 def _guarantee(fitted: ClusteringProtocol, price: Price, rows: Sequence[Row]) -> Section:

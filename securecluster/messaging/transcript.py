@@ -19,6 +19,7 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.errors import UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import (
+    AUTHORITY_CALL,
     RELAY,
     Call,
     Picks,
@@ -30,7 +31,7 @@ from securecluster.messaging.messages import (
     reply_header,
     select,
 )
-from securecluster.messaging.parties import SERVER, WIRE, Party, Present, client, lps
+from securecluster.messaging.parties import AUTHORITY, SERVER, WIRE, Party, Present, client, lps
 
 B = TypeVar("B", Call, Response)
 Contents = tuple[Call, Response]
@@ -79,6 +80,8 @@ class Entry:
         """
         if self.verb == RELAY:
             return SERVER, lps(self.to[k])
+        if self.verb == AUTHORITY_CALL:
+            return SERVER, AUTHORITY
         recipient = client(self.to[k])
         if self.asker:
             return lps(self.asker[k]), recipient
@@ -206,7 +209,7 @@ class Transcript:
         up = sum(entry.up)
         down = sum(entry.down)
         totals = self._totals[entry.method]
-        if entry.verb == RELAY:
+        if entry.verb in (RELAY, AUTHORITY_CALL):
             totals["servers"] += up + down
         else:
             totals["up"] += up
@@ -306,8 +309,8 @@ class Transcript:
         call observed nothing.
 
         Args:
-            parties: one party or several: SERVER, WIRE, `lps(k)`, a client's number or name,
-                "server" or "wire".
+            parties: one party or several: SERVER, AUTHORITY, WIRE, `lps(k)`, a client's number or
+                name, "server", "authority" or "wire".
 
         Raises:
             UsageError: no party is specified, or one that does not exist in this run, or no entries
@@ -324,7 +327,11 @@ class Transcript:
         """Return the parties: clients and local parameter servers in a call, and named clients."""
         clients = len(self.names)
         servers = 0
+        authority = False
         for entry in self.entries:
+            if entry.verb == AUTHORITY_CALL:
+                authority = True
+                continue
             recipients = max(entry.to, default=-1) + 1
             if entry.verb == RELAY:
                 servers = max(servers, recipients)
@@ -332,7 +339,7 @@ class Transcript:
                 callers = max(entry.asker, default=-1) + 1  # 0 if the server itself calls
                 clients = max(clients, recipients)
                 servers = max(servers, callers)
-        return Present(clients, servers, self.names)
+        return Present(clients, servers, self.names, authority)
 
     def _observed(self, observers: frozenset[Party]) -> Iterator[ObservedMessage]:
         """Yield what some parties observed, call by call."""

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar, get_type_hints
@@ -42,6 +42,14 @@ from securecluster.messaging.messages import (
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime import services
+from securecluster.runtime.encrypted_pairs import EncryptedPairService
+from securecluster.runtime.encrypted_replies import (
+    AUTHORITY_METHODS,
+    ENCRYPTION_METHODS,
+    encrypted_class,
+    encrypted_pairs_reply,
+)
+from securecluster.runtime.encrypted_sum_client import EncryptedSumService
 from securecluster.runtime.masked_replies import masked_class
 from securecluster.runtime.pad_client import PAD_METHODS, PadService, PairRange, padded_reply
 from securecluster.runtime.secure_sum_client import SUM_METHODS, SecureSumService
@@ -60,7 +68,7 @@ _SENDER = re.compile(r"server|lps/\d{1,9}")
 MINIMUM = 2
 KEY_METHODS = services.KEY_METHODS
 # (query class, reply class) of the methods of all services
-SERVICE_METHODS = {**KEY_METHODS, **SUM_METHODS, **PAD_METHODS}
+SERVICE_METHODS = {**KEY_METHODS, **SUM_METHODS, **PAD_METHODS, **ENCRYPTION_METHODS}
 
 
 @dataclass(frozen=True)
@@ -244,6 +252,8 @@ def message_types(client: type, method: str) -> tuple[type, type]:
     """
     if method in SERVICE_METHODS:
         return SERVICE_METHODS[method]
+    if method in AUTHORITY_METHODS:
+        return AUTHORITY_METHODS[method]
     target = getattr(client, method, None)
     if target is None or not hasattr(target, "__release__"):
         raise FrameError(
@@ -274,18 +284,23 @@ def _annotated_types(method: Callable[..., Any]) -> tuple[type, type]:
 
 
 def hidden_message_types(
-    client: type, method: str, secure_sums: bool, ranges: Mapping[str, PairRange]
+    client: type,
+    method: str,
+    secure_sums: bool,
+    ranges: Mapping[str, PairRange],
+    encrypted: Collection[str] = (),
 ) -> tuple[type, type]:
-    """Return the query class and the reply class of a remote method, masked or padded.
+    """Return the query class and the reply class of a remote method: masked, encrypted or padded.
 
-    Under secure sums, replies that leave in sums only are masked. With padded pairs, rows of pairs
-    are padded. All others are as the method declares them.
+    Under secure sums, replies that leave in sums only are masked or encrypted. With padded or
+    encrypted pairs, rows of pairs are. All others are as the method declares them.
 
     Args:
         client: class of the client object.
         method: name of the method.
         secure_sums: True if sums are secure.
         ranges: range of each field of rows; empty where rows are not padded.
+        encrypted: verbs whose replies are encrypted, and not masked or padded.
 
     Raises:
         FrameError: the client has no remote method of this name.
@@ -296,9 +311,11 @@ def hidden_message_types(
     if not isinstance(release, ReleasePolicy):
         return query, reply
     if secure_sums and release.via == (SUM,):
-        reply = masked_class(reply, release.through)
+        make = encrypted_class if SUM in encrypted else masked_class
+        reply = make(reply, release.through)
     if ranges and PAIRS in release.via:
-        reply = padded_reply(reply, ranges)
+        make_pairs = encrypted_pairs_reply if PAIRS in encrypted else padded_reply
+        reply = make_pairs(reply, ranges)
     return query, reply
 
 
@@ -475,8 +492,8 @@ class Endpoint(Generic[C]):
         keys: KeyRing,
         minimum: int = MINIMUM,
         limits: Limits | None = None,
-        sums: SecureSumService | None = None,
-        pads: PadService | None = None,
+        sums: SecureSumService | EncryptedSumService | None = None,
+        pads: PadService | EncryptedPairService | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.client = client
@@ -586,7 +603,7 @@ class Endpoint(Generic[C]):
             return pads.padded(call, reply, expected)
         if self._sums is None or not is_masked:
             return reply
-        return self._sums.masked(call, reply, masked_class(expected, release.through))
+        return self._sums.masked(call, reply, self._sums.reply_class(expected, release.through))
 
     def _refuse_open_sums(self, call: Call, release: ReleasePolicy) -> None:
         """Raise an error, before anything is computed, for a sum that is not to be masked.
@@ -602,7 +619,9 @@ class Endpoint(Generic[C]):
         assert self._sums is not None
         self._sums.check(call)
 
-    def _check_rows(self, call: Call, release: ReleasePolicy, pads: PadService) -> None:
+    def _check_rows(
+        self, call: Call, release: ReleasePolicy, pads: PadService | EncryptedPairService
+    ) -> None:
         """Raise an error, before anything is computed, for a row of pairs that is not to be padded.
 
         Security rule: with padded pairs no row leaves in another way, and none whose numbers are of

@@ -158,7 +158,7 @@ class PadService:
                 )
             # A number in another's place would be padded with the wrong key, and one in the
             # client's own place would be known: with either, a server could read single numbers.
-            if _columns(call.query, columns, k, client) != members:
+            if columns_of(call.query, columns, k, client) != members:
                 raise FrameError(
                     f"client {client} is asked about other clients than the members of its pairs: "
                     "the frame is refused"
@@ -210,7 +210,7 @@ class PadService:
         return PairGuard(client, state)
 
 
-def _columns(query: Any, name: str, position: int, client: int) -> tuple[int, ...]:
+def columns_of(query: Any, name: str, position: int, client: int) -> tuple[int, ...]:
     """Return the clients that one recipient's row has numbers of, itself included, in their order.
 
     Args:

@@ -261,7 +261,13 @@ class ReleaseAccounting:
 
 
 def _tensor_fields(reply: Any) -> list[str]:
-    """Return the names of a reply's tensor fields, each of which is released."""
+    """Return the names of a reply's tensor fields, each of which is released.
+
+    An encrypted reply has the names of the fields in its ciphertexts.
+    """
+    encrypted: tuple[str, ...] | None = getattr(type(reply), "__encrypted__", None)
+    if encrypted is not None:
+        return list(encrypted)
     names = []
     for name, value in vars(reply).items():
         if isinstance(value, Rows | Shared):

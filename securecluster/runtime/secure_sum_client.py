@@ -27,7 +27,7 @@ from securecluster.runtime.key_exchange import (
     as_bytes,
     as_table,
 )
-from securecluster.runtime.masked_replies import BOX, BOXES, SumRanges, bits_of
+from securecluster.runtime.masked_replies import BOX, BOXES, SumRanges, bits_of, masked_class
 from securecluster.runtime.services import MessageTypes, refuse_other_verbs
 
 PURPOSE = "secure sums"  # of the keys of pairs
@@ -134,6 +134,15 @@ class SecureSumService:
         if call.method == "reveal_pads":
             return self._reveal_pads(call)
         return self._reveal_shares(call)
+
+    def reply_class(self, reply: type, through: tuple[str, ...]) -> type:
+        """Return the class of a reply as it leaves its client.
+
+        Args:
+            reply: class of the reply.
+            through: fields that pass through the pipeline.
+        """
+        return masked_class(reply, through)
 
     def check(self, call: Call) -> None:
         """Raise an error for a sum that a client cannot or will not take part in.

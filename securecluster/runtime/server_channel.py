@@ -19,6 +19,7 @@ from securecluster.errors import UsageError
 from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.digests import reply_digests, tells_noise
 from securecluster.messaging.messages import (
+    AUTHORITY_CALL,
     FIRST_SEPARATE_STEP,
     RELAY,
     Call,
@@ -36,6 +37,8 @@ from securecluster.privacy.dp.ledger import CHOICE, Event, Ledger
 from securecluster.privacy.masking.key_agreement import Peers, SealedSeed
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.aggregators import Aggregator, Exchange, Plain, Total
+from securecluster.runtime.encrypted_pairs import EncryptedPairs
+from securecluster.runtime.encrypted_sums import EncryptedSums, KeyRecord
 from securecluster.runtime.endpoint import (
     GATHER,
     MINIMUM,
@@ -71,6 +74,7 @@ class ChannelState:
         keyed: ids of the clients that have the mask seed, in ascending order.
         sum_step: number of calls of the exchange of keys for secure sums.
         sum_keys: public keys of the clients for secure sums.
+        encryption: public keys of the key authority, by encryption scheme.
         lost: rounds in which a client did not reply, by client id.
         ledger: events of everything that clients released.
     """
@@ -81,6 +85,7 @@ class ChannelState:
     keyed: list[int] = field(default_factory=list)
     sum_step: int = 0
     sum_keys: KeyDirectory = field(default_factory=KeyDirectory)
+    encryption: dict[str, KeyRecord] = field(default_factory=dict)
     lost: dict[int, list[int]] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
 
@@ -147,10 +152,17 @@ class ServerChannel:
         self._asker: dict[int, int] = {}
         self._device = device or torch.device("cpu")
         self.record: Callable[[list[Event]], None] = self.add
-        self._secure_sums: SecureSums | None = None
+        self._secure_sums: SecureSums | EncryptedSums | None = None
         if isinstance(self.aggregator, SecureSums):
             self._secure_sums = self.aggregator
             self._secure_sums.connect(self._ask, lambda: self.state.sum_keys)
+        if isinstance(self.aggregator, EncryptedSums):
+            self._secure_sums = self.aggregator
+            record = partial(self._key_record, self.aggregator.name)
+            self._secure_sums.connect(self._ask, self._ask_authority, record)
+        if isinstance(self.pair_aggregator, EncryptedPairs):
+            record = partial(self._key_record, self.pair_aggregator.scheme)
+            self.pair_aggregator.connect(self._ask, self._ask_authority, record)
         if isinstance(self.pair_aggregator, PaddedPairs):
             self.pair_aggregator.connect(self._ask, lambda: self.state.sum_keys)
 
@@ -584,6 +596,36 @@ class ServerChannel:
             survivors = [client for client in sums.ids if group_of[client] == group]
             asked = asked_groups.count(group)
             self._record(method, SUM, survivors, rows, step, [digests[group]] * count, asked)
+
+    def _key_record(self, scheme: str) -> KeyRecord:
+        """Return the record of the key authority's keys of a scheme."""
+        return self.state.encryption.setdefault(scheme, KeyRecord())
+
+    def _ask_authority(
+        self, method: str, query: Any, call: Call | None = None, group: str = "", members: int = 1
+    ) -> Response:
+        """Send a message to the key authority, as `AskAuthority` declares."""
+        step = 0
+        attempt = 0
+        if call is not None:
+            step = call.step
+            attempt = call.attempt
+        request = Call(
+            config=self._config,
+            method=method,
+            verb=AUTHORITY_CALL,
+            round=self.round,
+            step=step,
+            to=(0,),
+            query=query,
+            members=(members,),
+            group=(group,) if group else (),
+            attempt=attempt,
+        )
+        response = self._transport.exchange(request)
+        if response.reply is not None:
+            check(response.reply, Limits())
+        return response
 
     def _note_lost(self, to: Sequence[int], received: Sequence[int]) -> tuple[int, ...]:
         """Store which recipients did not reply in this round, and return their ids.
