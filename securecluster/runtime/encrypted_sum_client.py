@@ -227,6 +227,11 @@ class EncryptedSumService(EncryptionService):
         super().__init__(run, keys, minimum, parameters, others)
         self._ranges = ranges
 
+    @property
+    def adds_noise(self) -> bool:
+        """Return False: rows that are encrypted have all their noise from the pipeline."""
+        return False
+
     def reply_class(self, reply: type, through: tuple[str, ...]) -> type:
         """Return the class of a reply as it leaves its client.
 

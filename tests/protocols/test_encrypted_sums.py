@@ -122,7 +122,7 @@ def test_nodes_behind_real_frames_end_with_the_models_of_one_process(
 
 
 def test_methods_that_read_single_replies_are_refused(federation: Federation) -> None:
-    for name, word in (("cfl", "sketch"), ("srfca trim", "trim 0"), ("ifca", "flhc")):
+    for name, word in (("cfl", "sketch"), ("srfca trim", "trim 0"), ("ifca", "secagg")):
         with pytest.raises(UsageError, match=word):
             make(name, aggregation="bfv").fit(federation)
     with pytest.raises(UsageError, match="placement local"):
