@@ -27,6 +27,7 @@ from securecluster.privacy.homomorphic.ciphers import SecretCipher
 from securecluster.privacy.homomorphic.envelopes import padded
 from securecluster.privacy.homomorphic.parameters import default_parameters
 from securecluster.protocols.common.client import ClientState
+from securecluster.runtime.encrypted_sums import GroupSum
 from securecluster.runtime.endpoint import SUM
 from securecluster.runtime.key_authority import AuthorityState, KeyAuthority
 from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport, WithAuthority
