@@ -82,14 +82,14 @@ class PublicCipher:
         is sent protects nothing.
         """
         context = self._context
+        only_public = context.has_public_key() and not context.is_private()
+        if not only_public or context.has_galois_keys() or context.has_relin_keys():
+            raise FrameError("sums need the public key alone, and other keys came: refused")
         expected = _new_context(self.parameters).serialize(**NOT_SAVED)
         if context.serialize(**NOT_SAVED) != expected:
             raise FrameError(
                 "a public key has other parameters than the configuration: it is refused"
             )
-        only_public = context.has_public_key() and not context.is_private()
-        if not only_public or context.has_galois_keys() or context.has_relin_keys():
-            raise FrameError("sums need the public key alone, and other keys came: refused")
         if context.serialize(**{**NOT_SAVED, "save_public_key": True}) != public:
             raise FrameError("a public key is not in its canonical form: it is refused")
 
