@@ -215,6 +215,7 @@ def test_the_report_tells_what_r_shows(federation: Federation) -> None:
     text = " ".join(padded["server_view"])
     assert "R of pairs of clients, from row" in text and "|r_ij − r_ji|/2" in text
     assert "plain pairs" not in str(padded)
+    assert any("has no client on its side" in line for line in padded["not_covered"])
     assert any("row of relevance of a single client" in line for line in padded["unseen"])
     assert any("within half the difference" in line for line in padded["unprotected"])
     assert not any(line.startswith("row") for line in padded["unprotected"])
