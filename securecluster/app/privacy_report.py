@@ -37,6 +37,11 @@ KEYS = (
     "identities that follow from a seed that the server knows, as in a simulation, the server can "
     "pose as a peer and read the mask seed, or pose as the leader and choose it"
 )
+PADS = (
+    "pads hide rows of pairs from a server that has no client on its side: with one, or where keys "
+    "are not signed and it poses as one, it reads the numbers that others have of that client, and "
+    "it can ask about data or models that it made up itself"
+)
 NETWORK = "timing, message sizes, who takes part and who drops out are visible to the network"
 OBSERVED = "the observer's metrics and agreement lie outside the protocol and outside epsilon"
 EXACT = (
@@ -288,6 +293,8 @@ def _not_covered(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
     # of masks and seals, whose keys clients agree on
     if fitted.with_fitted_params().pipeline(config).keyed:
         limits.append(KEYS)
+    if fitted.with_fitted_params().pads_pairs:
+        limits.append(PADS)
     limits.append(NETWORK)
     return limits
 
