@@ -391,7 +391,7 @@ def test_a_count_that_is_asked_for_again_is_of_the_same_choice(
 def test_a_stopped_run_with_losses_ends_as_if_it_never_had_been(
     federation: Federation, tmp_path: Path
 ) -> None:
-    run = example(partial(make, starts=2, start_rounds=1, k=3, mask="permutation"), federation)
+    run = example(partial(make, k=3, mask="permutation"), federation)
     check_resume(run, tmp_path / "run")
 
 
