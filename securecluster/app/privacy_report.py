@@ -137,6 +137,10 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
         "masks": _masks(fitted.mask, info.padding_bytes),
         "server_view": [*sentences("server"), *_told(fitted, declared.server)],
     }
+    if "most_samples" in fitted.kept_.learned.config:
+        views["server_view"].append(
+            "the largest number of samples of a client, which is part of the configuration"
+        )
     lps_view = [*sentences("lps"), *_told(fitted, declared.lps)]
     if lps_view:
         views["lps_view"] = lps_view
@@ -162,10 +166,7 @@ def _told(fitted: ClusteringProtocol, views: Sequence[str]) -> list[str]:
     """
     if not fitted.with_fitted_params().sums_securely:
         return [view for view in views if not isinstance(view, OfSecureSums)]
-    told = [view for view in views if not isinstance(view, OfPlainSums)]
-    if "most_samples" in fitted.kept_.learned.config:
-        told.append("the largest number of samples of a client, which is part of the configuration")
-    return told
+    return [view for view in views if not isinstance(view, OfPlainSums)]
 
 
 def _guarantee(fitted: ClusteringProtocol, price: Price, rows: Sequence[Row]) -> Section:

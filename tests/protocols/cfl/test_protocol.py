@@ -36,6 +36,7 @@ def test_iid_clients_stay_together(seed: int) -> None:
     assert len(set(fitted.labels_)) == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("clusters", [2, cases.exhaustive(3), 5])
 def test_other_numbers_of_clusters_are_found_without_being_told(clusters: int) -> None:
     fitted = CFL().fit(Federation.simulate("digits", scenario=LabelSwap(clusters=clusters), seed=0))
