@@ -9,6 +9,9 @@ F_i    the mean loss of client i's training samples; its estimate of its cluster
 s_ij   1 where client i chooses model j: it sends its choice, and its update is added to a sum over
        the clients with the same choice
 
+Where sums are secure, neither leaves a client: a secure sum counts the choices of each model, and
+another one has a block of d numbers for each (not in the paper; `hidden_client`).
+
 Restarts: a start whose initial models are poor may keep two clusters in one model, so the paper
 starts several times from random models. Not in the paper: all starts are short, and only the one
 with the lowest training loss is continued. Nor is the weighting of a model's mean by |D_i|: the

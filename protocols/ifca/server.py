@@ -175,14 +175,16 @@ def collect_models(
     Args:
         net: the server's channel.
         start: the start that is finished.
-        used: their numbers.
-        hidden: whether the server does not know which clients chose them.
         masked: whether updates are masked: the server then cannot add up a model's averages, so a
             client that has all of them posts the model.
+        used: the numbers of the models in use.
+        hidden: whether the server does not know which clients chose them.
         tries: how many clients are asked for a model, one after the other.
     """
     if masked:
-        holders = _holders_of_any(start, used) if hidden else _holders(start, used)
+        holders = _holders(start, used)
+        if hidden:
+            holders = _holders_of_any(start, used)
         collected = _request_models(net, start, holders, tries)
     else:
         collected = _known_models(start, used)
@@ -243,7 +245,7 @@ def _holders(start: Restart, used: Sequence[int]) -> dict[int, list[int]]:
     lagging = _lagging(start)
     holders: dict[int, list[int]] = {j: [] for j in used}
     for i, j in enumerate(start.choice):
-        if i not in lagging:
+        if i not in lagging and j in holders:
             holders[j].append(i)
     return holders
 

@@ -121,7 +121,7 @@ SHARED = ("fedavg, shares", "permutation")
 SECURED = [
     ("fedavg, secagg", "none"),
     ("cfl sketch, secagg", "permutation"),
-    ("ifca, secagg", "permutation"),
+    ("ifca, secagg", "permutation"),  # one client chooses a model alone
     ("srfca, secagg", "permutation"),
 ]
 PADDED = [("oneshot, pads", "none"), cases.exhaustive("srfca, pads", "permutation")]

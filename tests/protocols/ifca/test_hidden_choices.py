@@ -203,6 +203,39 @@ def test_a_loss_after_the_rows_arrived_counts_as_one(
     assert not any(queue.number for queue in served.state.running.pending)
 
 
+def test_a_client_that_revealed_no_share_of_the_counts_contributes_all_the_same(
+    federation: Federation, choose: Callable[..., None]
+) -> None:
+    choose(0, 0, 0, 1, 1, 1)
+    calm = serve(make(rounds=1), federation)
+    served = serve(make(rounds=1), federation, lost_in("reveal_shares", 0))
+    assert served.net.state.lost == {}
+    assert torch.equal(models(served, make()), models(calm, make()))
+
+
+def test_two_counts_that_differ_in_one_client_tell_its_choice(
+    federation: Federation, choose: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What exact counts cannot hide. The privacy report says so."""
+    choose(0, 0, 0, 1, 1, 1)
+    seen = []
+    counts_of = hidden_server._counts
+
+    def counts(counted: Any) -> list[int]:
+        found = counts_of(counted)
+        seen.append(np.array(found))
+        return found
+
+    monkeypatch.setattr(hidden_server, "_counts", counts)
+
+    def lost(call: Call) -> set[int]:
+        return {3} if (call.method, call.round) == ("count_choice", 2) else set()
+
+    serve(make(rounds=2), federation, lost)
+    assert list(seen[0] - seen[1]) == [0, 1]
+    assert any("difference of two such counts" in line for line in make().disclosures().server)
+
+
 def test_a_sum_that_failed_is_attempted_again_with_everyone(
     federation: Federation, choose: Callable[..., None]
 ) -> None:
@@ -391,7 +424,7 @@ def test_a_count_that_is_asked_for_again_is_of_the_same_choice(
 def test_a_stopped_run_with_losses_ends_as_if_it_never_had_been(
     federation: Federation, tmp_path: Path
 ) -> None:
-    run = example(partial(make, starts=2, start_rounds=1, k=3, mask="permutation"), federation)
+    run = example(partial(make, k=3, mask="permutation"), federation)
     check_resume(run, tmp_path / "run")
 
 
