@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice, check_number
@@ -19,9 +19,6 @@ from securecluster.runtime.endpoint import MINIMUM, SUM, config_hash, releases_o
 from securecluster.runtime.masked_replies import SumRanges
 from securecluster.runtime.secure_sum_client import SecureSumService
 from securecluster.runtime.secure_sums import SecureSums
-
-if TYPE_CHECKING:
-    from securecluster.protocols.common.client import TrainingClient
 
 PLAIN = "plain"
 SECAGG = "secagg"
@@ -41,7 +38,7 @@ class SumOptions(DPOptions):
 
     # what protocols declare (`ProtocolHooks`)
     name: ClassVar[str]
-    client: ClassVar[type[TrainingClient]]
+    client: ClassVar[Any]
 
     aggregation: str = PLAIN
     """how sums of updates are formed: plain (the server reads every reply and adds them) or secagg

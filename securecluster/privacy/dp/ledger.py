@@ -642,8 +642,9 @@ def _skellam_releases(history: History, relation: Relation) -> list[tuple[Skella
         if cost.mechanism == "skellam":
             norm, magnitudes = cost.sensitivities
             release = SkellamRelease(norm, magnitudes, cost.variance)
-            ratio = cost.replace if relation == "replace" else 1.0
-            releases.append((release.scaled(ratio), times))
+            if relation == "replace":
+                release = release.scaled(cost.replace)
+            releases.append((release, times))
     return releases
 
 
