@@ -159,7 +159,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             UsageError: hyper-parameters or a federation that this method cannot work with.
         """
         self.check_private()
-        self.check_sums()
+        self.check_sums(self.name, self.client)
         # Values that depend on the data are not resolved yet: valid ones stand in for them.
         config = {
             "lr": 1.0 if self.lr is None else self.lr,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice, check_number
@@ -36,10 +36,6 @@ ROUNDING = 1.01
 class SumOptions(DPOptions):
     """Options of sums over clients."""
 
-    # what protocols declare (`ProtocolHooks`)
-    name: ClassVar[str]
-    client: ClassVar[Any]
-
     aggregation: str = PLAIN
     """how sums of updates are formed: plain (the server reads every reply and adds them) or secagg
     (clients mask their replies, so that the server reads sums over two or more of them only)
@@ -59,15 +55,19 @@ class SumOptions(DPOptions):
         """Return whether updates are multiplied by numbers of samples before they are summed."""
         return not self.per_client
 
-    def check_sums(self) -> None:
+    def check_sums(self, name: str, client: type) -> None:
         """Check the options of sums.
+
+        Args:
+            name: name of the protocol.
+            client: class of its clients.
 
         Raises:
             UsageError: an option out of range, or a method that secure sums do not work with.
         """
         check_choice(self, aggregation=(PLAIN, SECAGG))
         if self.placement == DISTRIBUTED:
-            self._check_distributed()
+            self._check_distributed(name, client)
         if self.sum_bound is not None:
             check_number(self, "sum_bound", SMALLEST_BOUND, LARGEST_BOUND, high_in=True)
         if not self.sums_securely:
@@ -81,21 +81,26 @@ class SumOptions(DPOptions):
         if reason is not None:
             raise UsageError(reason)
 
-    def _check_distributed(self) -> None:
-        """Raise UsageError where clients' shares of the noise would not all be in secure sums."""
+    def _check_distributed(self, name: str, client: type) -> None:
+        """Raise UsageError where clients' shares of the noise would not all be in secure sums.
+
+        Args:
+            name: name of the protocol.
+            client: class of its clients.
+        """
         if not self.sums_securely:
             raise UsageError(
                 "with placement distributed no client's reply has enough noise by itself, so sums "
                 "must be secure: take aggregation secagg, or placement local"
             )
         covered = self.privacy_spec(1.0).fields
-        for method, release in sorted(releases_of(self.client).items()):
+        for method, release in sorted(releases_of(client).items()):
             if release.via == (SUM,) or not release.private or release.derived:
                 continue
-            names = [name for name in release.through if name not in covered]
-            if names:
+            fields = [field for field in release.through if field not in covered]
+            if fields:
                 raise UsageError(
-                    f"clients of {self.name} also send {names[0]} by itself ({method}), and with "
+                    f"clients of {name} also send {fields[0]} by itself ({method}), and with "
                     "placement distributed only sums have enough noise: take placement local, or "
                     "fedavg"
                 )

@@ -67,7 +67,7 @@ class Table:
             uniform: uniform numbers of 63 bits (n,).
         """
         bits = len(self.high).bit_length() + 1
-        found = self.guide[uniform >> np.uint64(HALF - bits)]
+        found: Integers = self.guide[uniform >> np.uint64(HALF - bits)]
         for _ in range(STEPS):
             found += self.high[found] <= uniform
         # Numbers in the tail have many entries with the same first bits.
