@@ -11,7 +11,7 @@ refers to; sampling is Poisson sampling.
   an upper bound. Where its grid would take too much memory, or it fails, they go to Rényi
   divergences (Mironov, Talwar & Zhang 2019), and the result says so.
 - Skellam noise of secure sums has a bound of its Rényi divergences of whole orders (Agarwal,
-  Kairouz & Liu 2021, theorem 3.5). A history with such releases is composed by Rényi divergences
+  Kairouz & Liu 2021, section 3). A history with such releases is composed by Rényi divergences
   of whole orders, whatever its other releases are.
 - Every figure is an upper bound. Noise is Gaussian also in its lowest bits: it is drawn on a grid
   (`grid_noise`).
@@ -137,7 +137,7 @@ def skellam_divergence(release: SkellamRelease, order: int) -> float:
     """Return a bound of the Rényi divergence of Skellam noise.
 
     ε(α) <= αΔ2²/(2μ) + min(((2α - 1)Δ2² + 6Δ1)/(4μ²), 3Δ1/(2μ)) (Agarwal, Kairouz & Liu 2021,
-    theorem 3.5). The first part is that of a Gaussian of the same variance.
+    section 3). The first part is that of a Gaussian of the same variance.
 
     Args:
         release: the release.

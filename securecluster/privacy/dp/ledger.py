@@ -642,10 +642,9 @@ def _skellam_releases(history: History, relation: Relation) -> list[tuple[Skella
         if cost.mechanism == "skellam":
             norm, magnitudes = cost.sensitivities
             release = SkellamRelease(norm, magnitudes, cost.variance)
-            growth = 1.0
             if relation == "replace":
-                growth = cost.replace
-            releases.append((release.scaled(growth), times))
+                release = release.scaled(cost.replace)
+            releases.append((release, times))
     return releases
 
 

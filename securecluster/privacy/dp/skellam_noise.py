@@ -57,8 +57,8 @@ class Table:
         """
         bits = len(self.high).bit_length() + 1
         starts = np.arange(1 << bits, dtype=np.uint64) << np.uint64(HALF - bits)
-        counts: Integers = np.searchsorted(self.high, starts, side="right")
-        return counts
+        guide: Integers = np.searchsorted(self.high, starts, side="right")
+        return guide
 
     def above(self, uniform: Words) -> Integers:
         """Return the number of entries whose first bits are not above those of a uniform number.
