@@ -273,29 +273,42 @@ def _not_covered(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
         rows: the ledger's summary.
     """
     config = fitted.kept_.learned.config
-    ledger = fitted.ledger_
-    noised = _any_noise(rows)
     limits = []
     mask_limits = fitted.mask_info().not_covered
     if mask_limits:
         limits.append(mask_limits)
     limits += fitted.disclosures().not_covered
-    if ledger.exact() or not rows:
-        limits.append(EXACT)
-    if noised:
-        limits += NOISED
-    if any(event.mechanism == "skellam" for event in ledger.events):
-        limits.append(SHARES)
-    if any(event.mechanism == "dp-sgd" for event in ledger.events):
-        limits.append(SUMS)
-    if noised:
-        limits += _windows(config)
+    limits += _not_covered_by_noise(fitted, rows)
     # of masks and seals, whose keys clients agree on
     if fitted.with_fitted_params().pipeline(config).keyed:
         limits.append(KEYS)
     if fitted.with_fitted_params().pads_pairs:
         limits.append(PADS)
     limits.append(NETWORK)
+    return limits
+
+
+def _not_covered_by_noise(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
+    """Return what ε leaves out.
+
+    Args:
+        fitted: the protocol after the run.
+        rows: the ledger's summary.
+    """
+    ledger = fitted.ledger_
+    noised = _any_noise(rows)
+    limits = []
+    if ledger.exact() or not rows:
+        limits.append(EXACT)
+    if noised:
+        limits += NOISED
+    mechanisms = {event.mechanism for event in ledger.events}
+    if "skellam" in mechanisms:
+        limits.append(SHARES)
+    if "dp-sgd" in mechanisms:
+        limits.append(SUMS)
+    if noised:
+        limits += _windows(fitted.kept_.learned.config)
     return limits
 
 
