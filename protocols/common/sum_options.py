@@ -263,8 +263,8 @@ class SumOptions(DPOptions):
         if has_pairs(self.client):
             return None
         return (
-            f"no reply of {type(self).__name__} leaves in pairs, so there is no relevance to hide "
-            f"by {self.relevance}: take relevance plain"
+            f"no reply of {type(self).__name__} leaves in pairs, so there is no relevance to hide: "
+            "take relevance plain"
         )
 
     def sum_facts(self, federation: Federation, config: Mapping[str, Any]) -> dict[str, Any]:
