@@ -30,9 +30,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what only --exhaustive asks for."""
     if config.getoption("exhaustive"):
         return
-    left_out = [item for item in items if item.get_closest_marker("exhaustive")]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+    usual = [item for item in items if not item.get_closest_marker("exhaustive")]
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in usual:
+        if item.get_closest_marker("few"):
+            function = item.nodeid.partition("[")[0]
+            cases.setdefault(function, []).append(item)
+    left_out = set(items) - set(usual)
+    for some in cases.values():
+        left_out.update(_beyond_the_few(some))
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _beyond_the_few(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the cases of a test that is marked `few(n)`, without n evenly spaced ones."""
+    marker = cases[0].get_closest_marker("few")
+    assert marker is not None
+    (count,) = marker.args
+    if count >= len(cases):
+        return []
+    step = (len(cases) - 1) / max(count - 1, 1)
+    kept = {round(step * k) for k in range(count)}
+    return [case for position, case in enumerate(cases) if position not in kept]
 
 
 @pytest.fixture(scope="session")

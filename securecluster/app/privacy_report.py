@@ -37,6 +37,11 @@ KEYS = (
     "identities that follow from a seed that the server knows, as in a simulation, the server can "
     "pose as a peer and read the mask seed, or pose as the leader and choose it"
 )
+PADS = (
+    "pads hide rows of pairs from a server that has no client on its side: with one, or where keys "
+    "are not signed and it poses as one, it reads the numbers that others have of that client, and "
+    "it can ask about data or models that it made up itself"
+)
 NETWORK = "timing, message sizes, who takes part and who drops out are visible to the network"
 OBSERVED = "the observer's metrics and agreement lie outside the protocol and outside epsilon"
 EXACT = (
@@ -143,6 +148,10 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
         "masks": _masks(fitted.mask, info.padding_bytes),
         "server_view": [*sentences("server"), *_told(fitted, declared.server)],
     }
+    if "most_samples" in fitted.kept_.learned.config:
+        views["server_view"].append(
+            "the largest number of samples of a client, which is part of the configuration"
+        )
     lps_view = [*sentences("lps"), *_told(fitted, declared.lps)]
     if lps_view:
         views["lps_view"] = lps_view
@@ -178,10 +187,7 @@ def _told(fitted: ClusteringProtocol, views: Sequence[str]) -> list[str]:
         untrue = (*untrue, OfPlainPairs)
     if not protocol.reads_pair_sums:
         untrue = (*untrue, OfPaddedPairs)
-    told = [view for view in views if not isinstance(view, untrue)]
-    if protocol.sums_securely and "most_samples" in fitted.kept_.learned.config:
-        told.append("the largest number of samples of a client, which is part of the configuration")
-    return told
+    return [view for view in views if not isinstance(view, untrue)]
 
 
 def _guarantee(fitted: ClusteringProtocol, price: Price, rows: Sequence[Row]) -> Section:
@@ -276,6 +282,8 @@ def _not_covered(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
     # of masks and seals, whose keys clients agree on
     if fitted.with_fitted_params().pipeline(config).keyed:
         limits.append(KEYS)
+    if fitted.with_fitted_params().pads_pairs:
+        limits.append(PADS)
     limits.append(NETWORK)
     return limits
 

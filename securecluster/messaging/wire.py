@@ -36,6 +36,9 @@ MAX_FRAME = 1 << 32  # bytes; a longer frame is refused before it is parsed
 LENGTH_BYTES = 8
 ALIGNMENT = 8
 COMPACT = (",", ":")  # separators of JSON as safetensors writes it
+# A header's last fields belong to secure sums, and have these values in every other frame.
+SECURE_DEFAULTS = ["", 0]
+PLAIN_FIELDS = len(dataclasses.fields(Header)) - len(SECURE_DEFAULTS)
 
 
 def _dtypes() -> dict[torch.dtype, tuple[str, int]]:
@@ -79,9 +82,11 @@ def _split(message: Any, position: int) -> tuple[Scalars, Selections]:
 
 
 def _metadata(header: Header, scalars: dict[str, Any]) -> str:
-    """Return the metadata string of a frame."""
-    values = [list(vars(header).values()), scalars]
-    return json.dumps(values, separators=COMPACT, ensure_ascii=True)
+    """Return the metadata string of a frame; fields of secure sums are left out of other frames."""
+    fields = list(vars(header).values())
+    if fields[PLAIN_FIELDS:] == SECURE_DEFAULTS:
+        fields = fields[:PLAIN_FIELDS]
+    return json.dumps([fields, scalars], separators=COMPACT, ensure_ascii=True)
 
 
 def encode(header: Header, message: Any, position: int = 0) -> bytes:
@@ -287,9 +292,12 @@ def _header(text: str) -> tuple[Header, Any]:
 def _check_header(values: Any) -> None:
     """Raise ValueError unless some values have the types and ranges of a header's fields."""
     fields = dataclasses.fields(Header)
-    if len(values) != len(fields):
+    if len(values) not in (PLAIN_FIELDS, len(fields)):
         raise ValueError("its fields are not those of a header")
-    for value, field in zip(values, fields, strict=True):
+    # one text for each header
+    if values[PLAIN_FIELDS:] == SECURE_DEFAULTS:
+        raise ValueError("its fields are not those of a header")
+    for value, field in zip(values, fields, strict=False):
         # the exact type: a JSON true would pass as an integer
         if type(value).__name__ != field.type:
             raise ValueError("its fields are not those of a header")

@@ -32,6 +32,8 @@ from securecluster.runtime.secure_sum_client import members_of
 from securecluster.runtime.services import MessageTypes, refuse_other_verbs
 
 PURPOSE = "pads of pairs"  # of the keys of pairs
+# bits of the ring, by its size, that no sum of two needs: a pad that did not cancel shows in them
+SPARE_BITS = {32: 0, 64: 8}
 # attempts at one call are below
 MOST_ATTEMPTS = 1 << 31
 
@@ -62,7 +64,8 @@ class PairRange:
             name: name of the field, for messages.
         """
         bound = max(abs(self.low), abs(self.high))
-        return FixedPoint(bound, PAIR, self.bits, name, "its range in pair_fields")
+        members = PAIR << SPARE_BITS[self.bits]
+        return FixedPoint(bound, members, self.bits, name, "its range in pair_fields")
 
     def error_bound(self) -> float:
         """Return the largest error of R_ij, in float64."""

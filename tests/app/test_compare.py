@@ -455,6 +455,7 @@ def test_a_stopped_process_resumes_to_the_same_comparison(
     check_same_comparison(out, whole)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("running", ["cfl", "fedavg"])
 def test_a_stopped_comparison_resumes_to_the_same_one(
     running: str,
@@ -494,6 +495,7 @@ def test_labels_of_close_points_do_not_overlap(spread: float) -> None:
     assert not any(box.contains(*point) for box in boxes for point in points)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_pictures")
 def test_who_is_told_the_number_of_clusters_is_told_the_one_that_is_given(tmp_path: Path) -> None:
     names = ["ifca", "local-kmeans", "random", "fedavg"]

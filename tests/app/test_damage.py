@@ -247,6 +247,7 @@ def test_a_run_without_a_transcript_does_not_say_that_nobody_saw_anything(tmp_pa
         list(CFL.load(tmp_path / "r").transcript_.seen_by("server"))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "field",
     [

@@ -37,6 +37,7 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("arguments", "scenario", "clusters"),
     [

@@ -70,6 +70,7 @@ def test_the_graph_shows_its_tree_and_the_threshold() -> None:
     np.testing.assert_allclose(_shown(matrix), 1 - ORDERED)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("at", [0.0, 0.5, 9.0])
 @pytest.mark.parametrize("m", [2, 3, 60])
 def test_any_size_and_threshold_is_drawn(m: int, at: float) -> None:

@@ -350,6 +350,7 @@ def test_files_that_epsilon_does_not_cover_are_named(
 ALONE = r"models\.safetensors: the model of clusters 0, 1, .* trained alone, without noise"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("method", "shown"),
     [

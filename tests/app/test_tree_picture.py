@@ -72,6 +72,7 @@ TREES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", TREES)
 def test_boxes_do_not_overlap_and_stay_inside(kind: str) -> None:
     clients, cuts = TREES[kind]

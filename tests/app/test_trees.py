@@ -38,6 +38,7 @@ def test_clusters_have_their_colours_and_the_cut_its_line() -> None:
     assert len(grey) == 1 and not grey & set(named.values())
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("m", [2, 12, 100, 300])
 @pytest.mark.parametrize("at", [0.0, 0.5, 1e9])
 def test_any_size_and_any_cut_is_drawn(m: int, at: float) -> None:

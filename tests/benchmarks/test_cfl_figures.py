@@ -154,6 +154,7 @@ def test_figure_6(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["updates"] != row["gradients"]
 
 
+@pytest.mark.exhaustive
 def test_figure_7(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [
         {"scale": "cpu", "case": case, **SMALL, "samples": 60, "rounds": 20, "paper": "p"}
@@ -176,6 +177,7 @@ def test_congruent_clients_hold_halves_of_the_labels() -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_figure_8(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {
         **SMALL,

@@ -60,6 +60,7 @@ def test_the_cells_of_every_table(monkeypatch: pytest.MonkeyPatch) -> None:
             )
 
 
+@pytest.mark.exhaustive
 def test_a_table_over_cf_and_n(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def recorded(case: str) -> fuzz.Recorded:
         return fuzz.record(case)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("side", list(fuzz.SIDES))
 @pytest.mark.parametrize("case", list(fuzz.CASES))
 def test_forged_frames_are_answered_or_refused_by_name(case: str, side: str) -> None:
@@ -57,6 +58,7 @@ def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_channel, "check", nothing)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("side", list(fuzz.SIDES))
 def test_the_fuzz_finds_what_bounds_prevent(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     unbounded(monkeypatch)

@@ -158,6 +158,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_hangs_or_dies_loses_one_piece_and_the_end_comes_in_time(
     tmp_path: Path,
 ) -> None:
@@ -307,6 +308,7 @@ def test_a_check_of_training_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not checks.trained("mlp-32", checks.PLAN, torch.float64, CPU) <= 1e-9
 
 
+@pytest.mark.exhaustive
 def test_timings_stand_beside_a_plain_loop_and_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timings, "PROBED", 2)
     found = timings.measure("lstm-trajectory", 4, CPU, Budget(600))

@@ -66,6 +66,7 @@ def run(
     return rows[: len(cells)]
 
 
+@pytest.mark.exhaustive
 def test_correlations_of_every_layer_and_start(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = run(
         nsim_pearson,
@@ -104,6 +105,7 @@ def test_costs_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
+@pytest.mark.exhaustive
 def test_errors_by_cluster_together_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     walks = RandomWalk()
     monkeypatch.setattr(

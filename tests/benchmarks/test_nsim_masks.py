@@ -60,6 +60,7 @@ def test_a_linear_map_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("traces")
 def test_the_script_measures_both_layers_and_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -191,6 +191,7 @@ def test_figure_4(monkeypatch: pytest.MonkeyPatch) -> None:
         assert float(row["within_5"]) == pytest.approx(numbers(row["within"])[4], rel=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("figure", oneshot_accuracy.FIGURES)
 def test_figures_2_and_3(
     figure: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

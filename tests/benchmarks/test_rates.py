@@ -35,6 +35,7 @@ def convolution() -> torch.nn.Module:
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("data", "scenario", "lr"),
     [

@@ -63,6 +63,7 @@ def test_the_cells_of_both_scripts() -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_a_sheet_is_measured_drawn_and_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +134,7 @@ def test_the_cells_of_femnist() -> None:
         assert {cell["refine"] for cell in cells if cell["method"] == "srfca"} == {1}
 
 
+@pytest.mark.exhaustive
 def test_writers_without_true_clusters_are_measured(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

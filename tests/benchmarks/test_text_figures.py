@@ -79,6 +79,7 @@ def run(
     return [row for row in rows if row["status"] == "done"]
 
 
+@pytest.mark.exhaustive
 def test_figure_9(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cfl_fig9.splits(100) == [30, 60, 90]
     assert [cell["rounds"] for cell in cfl_fig9.cells("full", 2)] == [100, 100]
@@ -108,6 +109,7 @@ def test_figure_9(monkeypatch: pytest.MonkeyPatch) -> None:
     assert float(row["perplexity_after"]) == pytest.approx(both[-1], rel=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_shakespeare(monkeypatch: pytest.MonkeyPatch) -> None:
     full = shakespeare.cells("full", 2)
     assert len(full) == 10 and {cell["model"] for cell in full} == {"lstm-chars-256"}

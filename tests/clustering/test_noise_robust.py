@@ -47,6 +47,7 @@ def cosines(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray((unit @ unit.T).clip(-1, 1))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("k", [2, 3, 4, 5])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_clusters_are_scikit_learns(k: int, seed: int) -> None:
@@ -189,6 +190,7 @@ def test_a_split_of_noise_is_no_rarer_than_it_is(clusterer: str, directions: int
         assert sum(chance <= 0.01 for chance in chances) <= 2, m
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("clusterer", NOISY)
 def test_noisy_similarities_of_clusters_are_told_from_noise(clusterer: str) -> None:
     together = np.equal.outer(np.arange(20) % 2, np.arange(20) % 2)

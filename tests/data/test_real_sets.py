@@ -59,6 +59,7 @@ def test_the_real_sets_have_their_published_labels(name: str, real_data: Path) -
         assert set(np.bincount(found.train.y).tolist()) == {train // 10}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", IMAGE_SETS)
 def test_real_images_are_what_pillow_decodes(name: str, real_data: Path) -> None:
     if not (real_data / name).is_dir():
@@ -223,6 +224,7 @@ def test_the_roles_are_as_their_readme_says(real_data: Path) -> None:
     }
 
 
+@pytest.mark.exhaustive
 def test_the_articles_are_as_their_readme_says(real_data: Path) -> None:
     need(real_data, "ag_news")
     found = source("ag_news")

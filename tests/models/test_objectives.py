@@ -232,6 +232,7 @@ def test_auto_is_the_network_that_suits_the_data_and_brings_its_learning_rate() 
     assert architectures.rate("mlp", image, 10, "adam") == 0.001
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "protocol", [CFL, FLHC, SRFCA, IFCA, FedAvg, Local], ids=lambda protocol: protocol.name
 )

@@ -65,16 +65,19 @@ def test_bytes_equal_the_encoded_length_of_every_frame(run: conformance.Example)
     conformance.check_frames(run.fitted)
 
 
+@pytest.mark.few(12)
 @SHARED
 def test_the_server_replays_bit_for_bit(run: conformance.Example) -> None:
     conformance.check_replay(run)
 
 
+@pytest.mark.few(4)
 @RERUN
 def test_the_same_seed_gives_the_same_result(run: conformance.Example) -> None:
     conformance.check_repeats(run)
 
 
+@pytest.mark.few(4)
 @RERUN
 def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
     run: conformance.Example, tmp_path: Path
@@ -88,6 +91,7 @@ def test_labels_are_numbered_from_zero(run: conformance.Example) -> None:
     assert set(labels) == set(range(max(labels) + 1))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("protocol", "mask"), cases.covering(HIDDEN))
 def test_one_masked_round_equals_a_plain_one(
     protocol: Protocol, mask: str, small: Federation
@@ -99,6 +103,7 @@ def test_one_masked_round_equals_a_plain_one(
 AT_NODES = (CFL, FLHC, FineTune, LocalKMeans, NSIM, OneShot, SRFCA)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("protocol", "mask"),
     cases.covering(
@@ -112,6 +117,7 @@ def test_nodes_with_one_client_each_mask_alike_behind_real_frames(
     conformance.check_nodes(partial(method, protocol), small, mask=mask)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("dtype", "model", "rounds", "masks"),
     [
@@ -194,6 +200,7 @@ def test_clients_of_methods_that_need_sums_alone_refuse_to_answer_one_by_one(
             )
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("protocol", "mask"),
     cases.covering(
@@ -213,6 +220,7 @@ def test_what_is_declared_to_tell_nothing_new_does_not_change_with_data(
     assert bool(compared) == (protocol in (CFL, FLHC, IFCA, SRFCA) and mask != "none")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("protocol", "masks"),
     [
@@ -241,6 +249,7 @@ PHASES: list[tuple[Protocol, dict[str, Any], int]] = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("protocol", "params", "phases"), PHASES)
 def test_a_run_killed_between_its_last_phases_resumes_to_the_same_frames(
     protocol: Protocol,
@@ -294,6 +303,7 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_over_cleanly(
     assert fitted.transcript_.entries == CFL(rounds=2).fit(small, FULL).transcript_.entries
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("protocol", "mask"), cases.covering([case for case in MASKED if case[0] in ONE_MODEL])
 )
@@ -385,6 +395,7 @@ CHANGES: list[dict[str, Any]] = [
 RESUMED = (CFL, FedAvg, FineTune, IFCA, Local, LocalKMeans, OneShot, RandomClusters, SRFCA)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("protocol", "change"),
     [

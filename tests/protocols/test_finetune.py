@@ -154,6 +154,7 @@ def test_who_missed_rounds_tunes_the_model_of_all(mask: str, small: Federation) 
     torch.testing.assert_close(client.models.row(2), theta + alone[0], rtol=0, atol=1e-12)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_tuning_has_no_noise_and_no_price(
     way: str, small: Federation, monkeypatch: pytest.MonkeyPatch

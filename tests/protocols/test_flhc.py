@@ -94,6 +94,7 @@ def test_after_the_clustering_the_clusters_do_better_than_the_joint_model() -> N
     assert lines[-1]["accuracy"] > lines[9]["accuracy"] + 0.15
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("metric", "linkage"), PAIRS)
 @pytest.mark.parametrize("at", [0.3, 0.7, 0.9])
 def test_the_clusters_are_scikit_learns_on_the_updates_the_server_got(
@@ -250,6 +251,7 @@ def test_a_client_asked_again_may_be_lost_again_or_not() -> None:
     assert random_dropouts(0.5, Randomness(0))(call) == first
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("mask", "params"),
     [(mask, {}) for mask in ("permutation", "signed-permutation", "rotation")]
@@ -274,6 +276,7 @@ def test_a_masked_run_equals_a_plain_one(mask: str, params: dict[str, Any]) -> N
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("metric", "linkage"),
     [

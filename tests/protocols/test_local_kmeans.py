@@ -28,6 +28,7 @@ def three() -> Federation:
     return Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=9, seed=0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "mask", ["none", "permutation", cases.exhaustive("signed-permutation"), "rotation"]
 )
@@ -46,6 +47,7 @@ def test_the_clusters_are_those_of_k_means_on_the_models_themselves(
         torch.testing.assert_close(own, mean, rtol=0, atol=1e-9)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
 def test_clusters_go_on_by_weighted_averages_from_the_mean_of_their_models(
     mask: str, three: Federation
@@ -70,6 +72,7 @@ def test_the_clusters_of_swapped_digits_are_found(seed: int) -> None:
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mask", ["none", "permutation", "haar"])
 def test_who_does_not_reply_is_asked_again_under_the_same_mask(
     mask: str, three: Federation
@@ -138,6 +141,7 @@ def test_handing_in_again_gives_the_same_answer_and_the_first_average_counts_fro
         client.send_model(CallContext((1,), (1,), 2, 3), Empty())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
 def test_newcomers_join_the_cluster_of_the_nearest_centre(mask: str, three: Federation) -> None:
     fitted = LocalKMeans(k=3, rounds=6, local_rounds=5, mask=mask).fit(three)

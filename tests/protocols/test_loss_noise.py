@@ -120,6 +120,7 @@ PURPOSES = {
 }
 
 
+@pytest.mark.few(6)
 @SHARED
 def test_whatever_is_drawn_is_an_event_and_the_price_is_finite(way: str, run: Noisy) -> None:
     fitted, drawn = run.fitted, run.drawn
@@ -150,6 +151,7 @@ def test_whatever_is_drawn_is_an_event_and_the_price_is_finite(way: str, run: No
     assert fitted.ledger_.exact() == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FEW)
 def test_without_noise_the_price_is_infinite_and_clients_draw_nothing(
     name: str, small: Federation, drawn: Drawn
@@ -188,6 +190,7 @@ def test_releases_reach_what_the_method_foresees_where_everyone_replies(
     assert trainings == most_trainings
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FEW)
 def test_no_client_releases_more_than_its_method_foresees_under_dropouts(
     name: str, small: Federation
@@ -204,6 +207,7 @@ def test_bytes_equal_the_encoded_length_of_every_noisy_frame(run: Noisy) -> None
     conformance.check_frames(run.fitted)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "way"),
     [

@@ -65,6 +65,7 @@ def with_client(client: type[Client]) -> type[Sixth]:
     return Mutant
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mask", ["none", "rotation", cases.exhaustive("permutation")])
 def test_without_a_mistake_the_sixth_protocol_passes_every_check(
     mask: str, clients: Federation, newcomers: Federation, tmp_path: Path
@@ -128,6 +129,7 @@ class OtherMask(Sixth):
         return self.nearest(net, state, to, None)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mask", MASKS[1:])
 def test_newcomers_that_are_compared_under_another_mask(
     mask: str, clients: Federation, newcomers: Federation

@@ -70,6 +70,7 @@ def run(name: str, way: str, small: Federation) -> conformance.Example:
     return conformance.example(partial(private, name, way), small, rounds=3)
 
 
+@pytest.mark.few(6)
 @SHARED
 def test_whatever_leaves_writes_an_event_and_with_noise_epsilon_is_finite(
     run: conformance.Example,
@@ -94,6 +95,7 @@ def test_bytes_equal_the_encoded_length_of_every_frame(run: conformance.Example)
     conformance.check_frames(run.fitted)
 
 
+@pytest.mark.few(6)
 @SHARED
 def test_a_stopped_run_ends_as_if_it_never_had_been(
     run: conformance.Example, tmp_path: Path
@@ -113,6 +115,7 @@ def test_a_stopped_run_ends_as_if_it_never_had_been(
 NO_NOISE: tuple[dict[str, Any], ...] = ({}, {"clip": 1.0}, {"clip": 1.0, "dp_unit": "example"})
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("name", "params"),
     [
@@ -137,6 +140,7 @@ def test_a_client_that_trains_alone_releases_nothing(small: Federation) -> None:
         assert Local(rounds=2, epochs=1, **NOISE, **params).fit(small).ledger_.epsilon == 0
 
 
+@pytest.mark.few(6)
 @SOME
 def test_nodes_with_one_client_each_draw_as_they_do_together(
     name: str, way: str, small: Federation
@@ -154,6 +158,7 @@ def test_nodes_with_one_client_each_draw_as_they_do_together(
         torch.testing.assert_close(finals, together.client_models_.values, rtol=0, atol=1e-9)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dropout", [cases.exhaustive(0.0), 0.3])
 @pytest.mark.parametrize("name", ["cfl", "cfl sketch average", "flhc", "srfca", "srfca l2", "ifca"])
 def test_models_that_cost_nothing_are_made_of_what_clients_were_sent(
@@ -176,6 +181,7 @@ def test_models_that_cost_nothing_are_made_of_what_clients_were_sent(
     assert posted
 
 
+@pytest.mark.few(6)
 @SOME
 def test_the_target_is_met_and_the_noise_is_not_wasted(
     name: str, way: str, small: Federation
@@ -278,6 +284,7 @@ def overflowing(federation: Federation, client: int) -> Federation:
     return replace(federation, shards=tuple(shards))
 
 
+@pytest.mark.few(6)
 @SOME
 def test_a_client_whose_training_overflows_changes_no_sentence_and_no_release(
     name: str, way: str, small: Federation

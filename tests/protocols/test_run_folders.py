@@ -77,6 +77,7 @@ def test_a_run_on_other_data_is_never_gone_on_with(ended: bool, tmp_path: Path) 
     )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -229,6 +230,7 @@ def test_saving_does_not_write_into_a_run_folder(small: Federation, tmp_path: Pa
     assert not hasattr(FedAvg.load(tmp_path / "s"), "transcript_")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("scenario", "options"),
     [

@@ -430,6 +430,7 @@ def test_the_report_tells_what_the_server_read(federation: Federation) -> None:
     assert "plain sum" not in str(secure) and "plain sum" in str(plain)
     assert "sums of delta" in text and "largest number of samples" in text
     assert any("delta of contribute of a single client" in s for s in secure["unseen"])
+    assert "lps_view" not in secure
 
 
 def test_frames_of_a_million_numbers_are_two_percent_longer_at_most() -> None:

@@ -75,6 +75,7 @@ def models_file(fitted: ClusteringProtocol, folder: Path) -> dict[str, torch.Ten
     return load_file(folder / "models.safetensors")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "way"),
     cases.covering(
@@ -138,6 +139,7 @@ LAGGING: dict[str, tuple[Protocol, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:threshold = 1000000000.0, a λ of 1e.09, joins all")
 @pytest.mark.parametrize(
     ("name", "mask"),

@@ -42,6 +42,7 @@ def white() -> Federation:
     return Federation.from_arrays(bright(), classes=4, seed=0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", [FedAvg, Local, CFL, FineTune])
 def test_too_large_steps_are_told_with_what_to_try(method: Any, white: Federation) -> None:
     with pytest.warns(SecureClusterWarning) as caught:
@@ -56,6 +57,7 @@ def test_too_large_steps_are_told_with_what_to_try(method: Any, white: Federatio
     assert fitted.accuracy_.mean() < 0.35
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", [FedAvg, Local, CFL, FineTune])
 def test_at_a_rate_that_works_nothing_is_said(method: Any, white: Federation) -> None:
     fitted = method(rounds=10, lr=0.02).fit(white)
@@ -108,6 +110,7 @@ def test_some_clients_are_enough() -> None:
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", [FedAvg, Local, CFL])
 def test_clients_of_one_or_two_classes_are_no_mistake(method: Any) -> None:
     two = Federation.simulate(

@@ -136,6 +136,7 @@ def plain_loop(
     return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("model", NETWORKS)
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_training_equals_a_plain_loop_per_client(model: str, plan: LocalTraining) -> None:
@@ -148,6 +149,7 @@ def test_training_equals_a_plain_loop_per_client(model: str, plan: LocalTraining
         assert update.abs().max() > 1e-3
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_a_client_is_a_batch_of_one(model: str, plan: LocalTraining) -> None:

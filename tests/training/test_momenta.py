@@ -111,6 +111,7 @@ def test_fedavg_is_that_of_one_optimizer_a_client(share: float, small: Federatio
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [FedAvg, CFL, FLHC])
 def test_a_stopped_run_goes_on_with_the_momentum_it_had(
     kind: type[Any],

@@ -167,6 +167,7 @@ def test_gram_matrices_are_audited_by_a_canary_row(share: float, honest: bool) -
     assert audit.mu > 0.75 / Z
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_rows_of_losses_are_audited_along_their_sum(unit: str, share: float, honest: bool) -> None:
@@ -228,6 +229,7 @@ def test_a_step_of_dp_sgd_is_audited_by_a_canary_sample(share: float, honest: bo
     assert audit.epsilon(DELTA) <= priced(plan, 6, Z * share, DELTA)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 def test_sampled_steps_of_dp_sgd_are_no_less_private_than_their_price(
     share: float, honest: bool
@@ -238,6 +240,7 @@ def test_sampled_steps_of_dp_sgd_are_no_less_private_than_their_price(
     assert (audit.epsilon(0.2) <= priced(plan, 6, 1, 0.2)) == honest
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mu", [0.3, 2.0, 20.0])
 def test_bounds_err_as_seldom_as_they_say(mu: float) -> None:
     rng = np.random.default_rng(0)

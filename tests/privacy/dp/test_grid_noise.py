@@ -71,6 +71,7 @@ def definition(seed: bytes, widths: list[int], scale: float) -> list[list[int]]:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scale", [1.5, 1000.0, 2.0**30 + 0.1])
 def test_integers_are_those_of_the_definition(
     scale: float, monkeypatch: pytest.MonkeyPatch

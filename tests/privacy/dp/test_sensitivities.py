@@ -185,6 +185,7 @@ def paired(rows: torch.Tensor | Array) -> Array:
     return np.asarray(np.linalg.norm(found[::2] - found[1::2], axis=1))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (4, 3)])
 def test_mean_losses_of_clipped_samples(n: int, k: int) -> None:
     d, bound = 2, 1.7
@@ -212,6 +213,7 @@ def test_mean_losses_of_clipped_samples(n: int, k: int) -> None:
         assert close(evolve(moved, numbers + k * 2 * d, generations=30), whole)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n", [1, 4])
 def test_a_step_on_examples_whose_gradients_are_clipped(n: int) -> None:
     d, plan = 2, LocalTraining(0.5, 1, 1 << 62, clip=0.3)

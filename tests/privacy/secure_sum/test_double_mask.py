@@ -214,8 +214,8 @@ def run_random_patterns(groups: int, seed: int) -> int:
     return unmasked
 
 
-def test_masks_cancel_for_a_thousand_random_patterns() -> None:
-    assert 200 < run_random_patterns(40, 0) < 900
+def test_masks_cancel_for_two_hundred_random_patterns() -> None:
+    assert 40 < run_random_patterns(8, 0) < 180
 
 
 @pytest.mark.exhaustive

@@ -55,6 +55,7 @@ def replies(fitted: Any, name: str) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("kind", [CFL, FLHC])
 def test_frames_are_as_long_as_told_and_the_server_replays(
@@ -76,6 +77,7 @@ def test_frames_are_as_long_as_told_and_the_server_replays(
     } and "train" not in {e.method for e in fitted.transcript_.entries}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("way", WAYS[:2], ids=str)
 @pytest.mark.parametrize("kind", [CFL, FLHC])
 def test_nodes_with_one_client_each_do_what_they_do_together(
@@ -105,6 +107,7 @@ def test_a_brief_is_the_sketch_of_the_update_and_the_sum_is_the_updates(small: F
     assert rows.dtype == torch.uint8 and rows.shape == (6, 4 + 4810)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("way", [*WAYS, HAAR], ids=str)
 @pytest.mark.parametrize("average", ["uniform", "weighted"])
 def test_one_round_moves_the_models_as_it_does_without_briefs(
@@ -133,6 +136,7 @@ def test_one_round_moves_the_models_as_it_does_without_briefs(
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [CFL, FLHC])
 def test_clusters_come_from_few_bytes(kind: type[Any]) -> None:
     federation = Federation.simulate("digits", seed=0)
@@ -162,6 +166,7 @@ IID = [
 TURNS = [(CFL, "average"), (FLHC, "spectral"), (CFL, "kmeans")]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kind", "clusterer", "way"),
     [
@@ -278,6 +283,7 @@ def test_a_forged_brief_is_refused_by_name(small: Federation) -> None:
         made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kind", "way"),
     [

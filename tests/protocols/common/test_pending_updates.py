@@ -169,6 +169,7 @@ def test_updates_are_masked_where_training_wrote_them(
     ) == (mask == "none")
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
 @pytest.mark.parametrize("protocol", [CFL, FedAvg])
 @pytest.mark.parametrize("missing", [{2, 3}, {1}, {4, 5}, {1, 2, 3, 4, 5}])

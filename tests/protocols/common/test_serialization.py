@@ -50,6 +50,7 @@ def module() -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("protocol", "mask"), EVERY)
 def test_a_saved_protocol_comes_back_whole(
     protocol: type[ClusteringProtocol],

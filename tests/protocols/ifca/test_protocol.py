@@ -132,6 +132,7 @@ LOOPS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("k", "starts", "rounds", "mask"),
     [
@@ -191,6 +192,7 @@ def test_the_clusters_of_swapped_digits_are_found(seed: int) -> None:
     assert len(fitted.history_) == fitted.total_rounds == 10 * 5 + 15 - 5
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mask", ["none", "permutation", "signed-permutation", "rotation"])
 def test_who_misses_rounds_ends_with_the_models_of_its_peers(mask: str, small: Federation) -> None:
     made = IFCA(k=2, starts=3, start_rounds=2, rounds=4, mask=mask)
@@ -276,6 +278,7 @@ def test_nodes_with_one_client_each_do_the_same_behind_real_frames(
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mask", ["permutation", "signed-permutation", "rotation"])
 def test_a_whole_masked_run_equals_a_plain_one(mask: str, small: Federation) -> None:
     (plain, expected, *_), (state, models, *_) = (
@@ -288,6 +291,7 @@ def test_a_whole_masked_run_equals_a_plain_one(mask: str, small: Federation) -> 
     torch.testing.assert_close(models, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stop", range(1, 7))
 def test_a_run_stopped_in_any_start_resumes_to_the_same_result(stop: int, tmp_path: Path) -> None:
     made = IFCA(
@@ -319,6 +323,7 @@ def test_updates_leave_in_sums_by_choice_and_choices_one_by_one(small: Federatio
     assert any("cluster of one" in line for line in IFCA().disclosures().server)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
 def test_newcomers_take_the_model_that_fits_them_best(mask: str, tmp_path: Path) -> None:
     federation = Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=12, seed=1)

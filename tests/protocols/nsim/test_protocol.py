@@ -70,6 +70,7 @@ def corners() -> Federation:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layer", ["hidden", "last"])
 def test_users_of_the_same_places_share_a_cluster(
     layer: str, corners: Federation, monkeypatch: pytest.MonkeyPatch

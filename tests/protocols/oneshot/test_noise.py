@@ -84,6 +84,7 @@ NOISES = [(0.1, "example", 4), (0.01, "client", 1), (40.0, "example", 1)]
 HIDDEN = [(mask, sealed) for mask in MASKS for sealed in (True, False)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("z", "unit", "counted", "mask", "sealed"),
     [
@@ -157,6 +158,7 @@ def leaning(seed: int, angle: float = 0.3, n: int = 200) -> Federation:
     return Federation.from_arrays(samples, test=test, truth=truth, classes=2, seed=seed)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("p", [1, 2, 5])
 def test_clusters_get_no_worse_with_less_noise(p: int) -> None:
     federation = leaning(1)
@@ -290,6 +292,7 @@ def test_numbers_of_samples_are_not_said_to_be_seen_where_they_are_not_told() ->
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("clusterer", ["average", "spectral", "kmeans"])
 def test_other_clusterers_part_the_tasks_too(clusterer: str, tasks: Federation) -> None:
     for z in (0.0, 0.2):

@@ -58,6 +58,7 @@ def served(
     return state
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("sealed", [True, False])
 @pytest.mark.parametrize("mask", MASKS)
 def test_relevance_is_that_of_full_decompositions_whatever_hides_the_eigenvectors(
@@ -170,6 +171,7 @@ def test_bytes_between_servers_and_of_eigenvectors_are_those_of_real_frames(
     assert max(relevance.up) < 4 * 10 + 400
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("model", "common", "mask"),
     [
@@ -241,6 +243,7 @@ def test_partial_participation_weighs_by_those_who_took_part() -> None:
     assert not bool(nobody.deltas.values.any())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mask", ["none", "permutation"])
 @pytest.mark.parametrize("every", [1, 2])
 def test_what_a_single_member_sent_stays_with_its_lps(
@@ -352,6 +355,7 @@ def test_newcomers_who_map_with_other_weights_are_refused(tasks: Federation) -> 
         fitted.predict(tasks.select([8, 9]))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("sealed", [True, False])
 @pytest.mark.parametrize("mask", ["none", "rotation"])
 def test_newcomers_name_a_cluster_and_nothing_else(mask: str, sealed: bool) -> None:
@@ -467,6 +471,7 @@ def test_layers_without_names_cannot_be_named() -> None:
         OneShot(rounds=1, model=torch.nn.Linear(6, 3), common="weight").fit(federation)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("mask", "stop"),
     [

@@ -118,6 +118,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "params",
     [
@@ -143,6 +144,7 @@ def test_masked_equals_plain_in_every_variant(params: dict[str, Any], two: Feder
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "params",
     [
@@ -275,6 +277,7 @@ def test_clients_whose_samples_are_partly_others_keep_their_clusters() -> None:
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("clients", "distance"),
     [
@@ -403,6 +406,7 @@ def test_who_has_no_cluster_waits_with_its_own_model_until_one_is_nearest(two: F
     assert adjusted_rand_score(two.truth or (), state.labels) == 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "params", [{}, {"mask": "permutation"}, {"radius": 2.0}, {"trim": 0.2}], ids=str
 )
@@ -570,6 +574,7 @@ NODES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("params", NODES, ids=str)
 def test_a_node_with_one_client_does_the_same_behind_real_frames(
     params: dict[str, Any], two: Federation
