@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,10 +107,10 @@ def encrypted(scheme: str, rows: NDArray[np.float64], members: int) -> list[Cost
     adding = []
     size = 0
     for k in range(len(rows)):
-        envelope, seconds = timed(lambda k=k: close(k))
+        envelope, seconds = timed(partial(close, k))
         size = len(envelope)
         encrypting.append(seconds)
-        _, seconds = timed(lambda k=k, envelope=envelope: add(k, envelope))
+        _, seconds = timed(partial(add, k, envelope))
         adding.append(seconds)
     data = total.serialized()
     slots, decrypting = timed(lambda: [secret.decrypt(ciphertext) for ciphertext in data])

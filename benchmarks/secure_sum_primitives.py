@@ -18,8 +18,13 @@ import numpy as np
 import torch
 
 from securecluster.benchmarks.table import machine
+from securecluster.core.randomness import Randomness
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Ack, Empty, Header, Picks, Rows, format_ids
+from securecluster.privacy.dp.accounting import epsilon, skellam_epsilon
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, rounded
+from securecluster.privacy.dp.skellam_noise import table
 from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.privacy.secure_sum import pads, shamir
 from securecluster.privacy.secure_sum.double_mask import (
@@ -38,6 +43,8 @@ from securecluster.runtime.pad_client import NextAttempt, PairsRequest, padded_c
 
 MEMBERS = 100
 BOUND = 4.0
+MULTIPLIER = 1.0
+DELTA = 1e-5
 RUN = b"benchmark"
 Work = Callable[[], object]
 
@@ -109,6 +116,56 @@ def on_keys() -> dict[str, Work]:
         f"recover a seed, n = {MEMBERS}": recover,
         "recover with weights that are kept": lambda: shamir.recover(shares[:52]),
     }
+
+
+def on_noise(numbers: int) -> dict[str, Work]:
+    """Return how a client adds noise to its row: a share in a secure sum, and all of it.
+
+    Args:
+        numbers: numbers of a row.
+    """
+    row = torch.randn(numbers)
+    row /= 1.01 * row.norm()
+    streams = NoiseStreams.derived(Randomness(0), "run")
+    mechanism = SkellamMechanism(1.0, MULTIPLIER, 2, streams)
+    plan = mechanism.plan(numbers, MEMBERS)
+    total = torch.zeros(numbers, dtype=torch.int32)
+
+    def new_table() -> None:
+        table.cache_clear()
+        table(plan.draw_variance)
+
+    return {
+        "round to the grid of noised sums": lambda: rounded(row, plan),
+        "round, and add a share of Skellam noise": lambda: mechanism.encode(
+            row, plan, 0, "delta", 1
+        ),
+        "table of Skellam noise, once a run": new_table,
+        "Gaussian noise of placement local": lambda: streams.noised(
+            0, "delta", 1, row, MULTIPLIER, 1.0
+        ),
+        "decode a noised sum": lambda: mechanism.decode(total, plan),
+    }
+
+
+def prices(numbers: int) -> list[tuple[int, float, float, float]]:
+    """Return what noised sums cost at one noise multiplier.
+
+    Args:
+        numbers: numbers of a row.
+
+    Returns:
+        Numbers of rounds, and ε of Skellam noise, of Gaussian noise by Rényi divergences, and of
+        Gaussian noise exactly.
+    """
+    plan = SkellamMechanism(1.0, MULTIPLIER, 2).plan(numbers, MEMBERS)
+    release = plan.release(plan.shares)
+    found = []
+    for rounds in (1, 3, 10, 30, 100):
+        skellam = skellam_epsilon([], [(release, rounds)], DELTA).epsilon
+        gaussian = epsilon([(MULTIPLIER, 1.0, rounds)], DELTA)
+        found.append((rounds, skellam, gaussian.rdp, gaussian.epsilon))
+    return found
 
 
 def clients_of(context: SumContext, graph: Graph) -> list[ClientMasks]:
@@ -245,7 +302,13 @@ def main(arguments: list[str]) -> None:
     print(
         f"{'work on a row of ' + format(numbers, ',') + ' numbers':48}{'CPU ms':>10}{'copies':>10}"
     )
-    works = {**on_rows(numbers), **on_keys(), **on_sums(numbers), **on_pairs()}
+    works = {
+        **on_rows(numbers),
+        **on_noise(numbers),
+        **on_keys(),
+        **on_sums(numbers),
+        **on_pairs(),
+    }
     copy = 0.0
     for name, work in works.items():
         taken = seconds(work, repetitions)
@@ -254,6 +317,10 @@ def main(arguments: list[str]) -> None:
     print(f"{'bytes of a client, m = ' + str(MEMBERS):48}{'bytes':>10}")
     for name, count in bytes_of_pairs().items():
         print(f"{name:48}{count:10,}")
+    print(f"epsilon at noise {MULTIPLIER:g} and delta {DELTA:g}, m = {MEMBERS}")
+    print(f"{'rounds':>6}{'Skellam':>10}{'Gaussian, RDP':>16}{'Gaussian':>10}")
+    for rounds, skellam, renyi, exact in prices(numbers):
+        print(f"{rounds:6}{skellam:10.3f}{renyi:16.3f}{exact:10.3f}")
 
 
 if __name__ == "__main__":

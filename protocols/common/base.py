@@ -582,7 +582,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             }
         )
         # A mask that cannot work on this model is refused before anything is written.
-        self.pipeline(config)
+        self.check_sum_noise(config, self.pipeline(config))
         return config
 
     def shown_params(self) -> dict[str, Any]:

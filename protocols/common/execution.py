@@ -316,7 +316,7 @@ class _Simulation:
         """
         protocol = self.protocol
         client = self.endpoint.client
-        labels = [int(c) for c in state.labels]
+        labels = protocol.known_labels(client, state)
         truth = self.federation.truth
         agreement_scores = None
         if truth is not None:
@@ -491,6 +491,7 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     state: Any = unpack(protocol.kept_.server, protocol.state_class())
     with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
         labels = protocol.assign_newcomers(net, state, guests.ids)
+    labels = protocol.newcomer_labels(guests.client, state, labels)
     name = f"{type(protocol).__name__}.assign_newcomers"
     clusters = tuple(checked_labels(name, labels, len(guests.ids)))
     return Joined(clusters, net.state.ledger, transcript, transcript.totals())

@@ -11,13 +11,15 @@ from securecluster.core.randomness import Randomness
 from securecluster.core.validation import check_choice, check_number
 from securecluster.data import Federation
 from securecluster.errors import FrameError, UsageError
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.homomorphic.ciphers import tenseal
 from securecluster.privacy.homomorphic.parameters import BFV, CKKS, Parameters, default_parameters
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.secure_sum.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
-from securecluster.protocols.common.dp_options import DPOptions
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.dp_options import DISTRIBUTED, DPOptions
 from securecluster.runtime.encrypted_pairs import (
     EncryptedPairs,
     EncryptedPairService,
@@ -26,7 +28,7 @@ from securecluster.runtime.encrypted_pairs import (
 from securecluster.runtime.encrypted_replies import encrypted_bits, is_encrypted
 from securecluster.runtime.encrypted_sum_client import AUTHORITY_NUMBER, EncryptedSumService
 from securecluster.runtime.encrypted_sums import EncryptedSums
-from securecluster.runtime.endpoint import MINIMUM, PAIRS, SUM, config_hash, has_pairs
+from securecluster.runtime.endpoint import MINIMUM, PAIRS, SUM, config_hash, has_pairs, releases_of
 from securecluster.runtime.key_authority import KeyAuthority
 from securecluster.runtime.masked_replies import SumRanges
 from securecluster.runtime.pad_client import PadService, PairRange
@@ -60,6 +62,10 @@ ROUNDING = 1.01
 @dataclass(kw_only=True)
 class SumOptions(DPOptions):
     """Options of sums over clients."""
+
+    # what protocols declare (`ProtocolHooks`)
+    name: ClassVar[str]
+    client: ClassVar[type[TrainingClient]]
 
     aggregation: str = PLAIN
     """how sums of updates are formed: plain (the server reads every reply and adds them), secagg
@@ -161,13 +167,11 @@ class SumOptions(DPOptions):
             UsageError: an option out of range, or a method that secure sums do not work with.
         """
         check_choice(self, aggregation=(PLAIN, SECAGG, *ENCRYPTED), relevance=RELEVANCES)
+        if self.placement == DISTRIBUTED:
+            self._check_distributed()
         if self.sum_bound is not None:
             check_number(self, "sum_bound", SMALLEST_BOUND, LARGEST_BOUND, high_in=True)
-        if self.relevance != PLAIN:
-            reason = self.pairs_refusal()
-            if reason is not None:
-                raise UsageError(reason)
-        self._check_release()
+        self._check_pairs()
         if self._schemes:
             tenseal()  # a missing package is named before anything is sent
         if not self.sums_securely:
@@ -181,8 +185,12 @@ class SumOptions(DPOptions):
         if reason is not None:
             raise UsageError(reason)
 
-    def _check_release(self) -> None:
-        """Check what the key authority tells of R."""
+    def _check_pairs(self) -> None:
+        """Check whether the method forms pairs, and what the key authority tells of R."""
+        if self.relevance != PLAIN:
+            reason = self.pairs_refusal()
+            if reason is not None:
+                raise UsageError(reason)
         if self.relevance_release is None:
             return
         check_choice(self, relevance_release=RELEASES)
@@ -196,6 +204,44 @@ class SumOptions(DPOptions):
                 f"the server of {type(self).__name__} computes with R itself, so labels are not "
                 "enough: take relevance_release matrix"
             )
+
+    def _check_distributed(self) -> None:
+        """Raise UsageError where clients' shares of the noise would not all be in secure sums."""
+        if not self.sums_securely:
+            raise UsageError(
+                "with placement distributed no client's reply has enough noise by itself, so sums "
+                "must be secure: take aggregation secagg, or placement local"
+            )
+        if self.sums_encrypted:
+            raise UsageError(
+                "with placement distributed clients add their noise in the ring of secure sums, "
+                "which ciphertexts do not have: take aggregation secagg, or placement local"
+            )
+        covered = self.privacy_spec(1.0).fields
+        for method, release in sorted(releases_of(self.client).items()):
+            if release.via == (SUM,) or not release.private or release.derived:
+                continue
+            names = [name for name in release.through if name not in covered]
+            if names:
+                raise UsageError(
+                    f"clients of {self.name} also send {names[0]} by itself ({method}), and with "
+                    "placement distributed only sums have enough noise: take placement local, or "
+                    "fedavg"
+                )
+
+    def check_sum_noise(self, config: Mapping[str, Any], pipeline: Pipeline) -> None:
+        """Check that sums over all clients have room for their noise.
+
+        Args:
+            config: what clients and server agreed on.
+            pipeline: stages of clients' replies.
+
+        Raises:
+            UsageError: they do not fit the ring of secure sums.
+        """
+        noise = self.sum_noise(config)
+        if noise is not None:
+            noise.plan(pipeline.width(config["dimension"]), config["clients"])
 
     def secure_sums_refusal(self) -> str | None:
         """Return why this method does not work with secure sums, and the nearest choice that does.
@@ -213,7 +259,7 @@ class SumOptions(DPOptions):
         Returns:
             One sentence; None where the method works.
         """
-        if has_pairs(type(self).client):  # type: ignore[attr-defined]
+        if has_pairs(self.client):
             return None
         return (
             f"no reply of {type(self).__name__} leaves in pairs, so there is no relevance to hide "
@@ -258,12 +304,15 @@ class SumOptions(DPOptions):
             weight = samples
         return {"delta": float(config["sum_bound"]) * weight, "size": samples}
 
-    def _sum_ranges(self, config: Mapping[str, Any]) -> SumRanges:
+    def _sum_ranges(
+        self, config: Mapping[str, Any], draws: NoiseStreams | None = None
+    ) -> SumRanges:
         # Under noise an error would tell of the data, so numbers are clamped instead.
         return SumRanges(
             self.sum_fields(config),
             saturate=config["noise"] > 0,
             clamped=frozenset({"loss"}),
+            noise=self.sum_noise(config, draws),
         )
 
     def secure_sum_service(
@@ -274,11 +323,14 @@ class SumOptions(DPOptions):
         Args:
             config: what clients and server agreed on.
             keys: the clients' keys.
-            pipeline: stages of their replies.
+            pipeline: stages of their replies, with the streams of their noise.
         """
         if not self.sums_securely:
             return None
-        ranges = self._sum_ranges(config)
+        draws = None
+        if pipeline.guard is not None:
+            draws = pipeline.guard.draws
+        ranges = self._sum_ranges(config, draws)
         run = config_hash(config)
         if self.sums_encrypted:
             least = max(MINIMUM, pipeline.shares)

@@ -61,7 +61,7 @@ class Disclosure:
         verb: through which the reply was sent.
         reader: "server", "lps" (the client's local parameter server) or "client" (only other
             clients can open it).
-        mechanism: of the ledger: "exact", "gaussian" or "free".
+        mechanism: of the ledger: "exact", "gaussian", "skellam" or "free".
         derived: True if it was computed from earlier releases alone.
         masked: True if a mask covers it.
         central: True if the server that reads it adds its noise.
@@ -91,7 +91,7 @@ class Disclosure:
     @property
     def noised(self) -> bool:
         """Return whether its reader sees it with noise only."""
-        return self.mechanism == "gaussian" and not self.central
+        return self.mechanism in ("gaussian", "skellam") and not self.central
 
     @property
     def plain(self) -> bool:
@@ -141,6 +141,8 @@ class Disclosure:
             return "without noise"
         if self.central:
             return "clipped, before the server adds its noise"
+        if self.mechanism == "skellam":
+            return "with noise of which each client adds a share"
         return "with noise"
 
 

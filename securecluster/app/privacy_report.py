@@ -53,6 +53,12 @@ SUMS = (
     "beyond some ten thousand samples in a batch the rounding may exceed the margin that the clip "
     "leaves for it (benchmarks.grid_noise)"
 )
+# of noise in shares
+SHARES = (
+    "noise that clients add in shares is enough where the survivors of a sum do not collude with "
+    "the server, which knows the shares of those that do, and where it names the same survivors to "
+    "all of them: else it may read a sum over fewer"
+)
 NOISED = [
     "choosing the clip, the noise, the number of rounds or any other option by private data is a "
     "release of its own",
@@ -77,6 +83,9 @@ ASSUMED = {
 ASKED = "who is asked in which round is visible, so no amplification by sampling clients is claimed"
 # who adds the noise, by the option `placement`
 PLACED = {
+    "distributed": "each client adds a share of the noise, as whole numbers in secure sums: the "
+    "server sees noised sums only, and no single reply is private by itself; the shares of the "
+    "fewest survivors of which a sum is unmasked amount to the noise, if all of them are honest",
     "local": "local: each client adds the noise itself, so it protects from the server, too",
     "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates "
     "without noise, and a full transcript contains them like this; losses, layers and Gram "
@@ -275,16 +284,24 @@ def _not_covered(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
         limits.append(EXACT)
     if noised:
         limits += NOISED
+    if any(event.mechanism == "skellam" for event in ledger.events):
+        limits.append(SHARES)
     if any(event.mechanism == "dp-sgd" for event in ledger.events):
         limits.append(SUMS)
     if noised:
         limits += _windows(config)
-    # of masks and seals, whose keys clients agree on
-    if fitted.with_fitted_params().pipeline(config).keyed:
+    return [*limits, *_limits_of_keys(fitted), NETWORK]
+
+
+def _limits_of_keys(fitted: ClusteringProtocol) -> list[str]:
+    """Return what the guarantee leaves out where clients agree on keys."""
+    protocol = fitted.with_fitted_params()
+    limits = []
+    # of masks and seals
+    if protocol.pipeline(fitted.kept_.learned.config).keyed:
         limits.append(KEYS)
-    if fitted.with_fitted_params().pads_pairs:
+    if protocol.pads_pairs:
         limits.append(PADS)
-    limits.append(NETWORK)
     return limits
 
 

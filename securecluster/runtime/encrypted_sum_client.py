@@ -31,7 +31,7 @@ from securecluster.runtime.encrypted_replies import (
 )
 from securecluster.runtime.key_exchange import as_bytes, as_table
 from securecluster.runtime.masked_replies import SumRanges
-from securecluster.runtime.secure_sum_client import members_of
+from securecluster.runtime.secure_sum_client import FollowingSum, members_of
 from securecluster.runtime.services import refuse_other_verbs
 
 # number of the key authority on rosters of identities
@@ -215,6 +215,8 @@ class EncryptedSumService(EncryptionService):
         run: as of `EncryptionService`, and so are all others.
     """
 
+    adds_noise = False  # shares of noise need the ring of secure sums
+
     def __init__(
         self,
         ranges: SumRanges,
@@ -246,6 +248,11 @@ class EncryptedSumService(EncryptionService):
             FrameError: the frame does not name the members of the sum.
             PolicyError: too few members, or no public key yet.
         """
+        if isinstance(call.query, FollowingSum):
+            raise PolicyError(
+                f"{call.method} is of clients that took part in an earlier sum, which encrypted "
+                "sums keep no record of: the request is refused"
+            )
         self._check_members(call)
 
     def masked(self, call: Call, reply: Any, encrypted: type) -> Any:

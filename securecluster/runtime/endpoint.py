@@ -216,17 +216,27 @@ def release_of(method: Callable[..., Any]) -> ReleasePolicy:
     return release
 
 
+def releases_of(client: type) -> dict[str, ReleasePolicy]:
+    """Return the declarations of a client class's remote methods, by their names.
+
+    Args:
+        client: class of the client object.
+    """
+    found = {}
+    for name, _ in inspect.getmembers(client):
+        release = getattr(getattr(client, name, None), "__release__", None)
+        if isinstance(release, ReleasePolicy):
+            found[name] = release
+    return found
+
+
 def has_pairs(client: type) -> bool:
     """Return whether some reply of a client class may leave in pairs.
 
     Args:
         client: class of the client object.
     """
-    for name in dir(client):
-        release = getattr(getattr(client, name), "__release__", None)
-        if isinstance(release, ReleasePolicy) and PAIRS in release.via:
-            return True
-    return False
+    return any(PAIRS in release.via for release in releases_of(client).values())
 
 
 def message_types(client: type, method: str) -> tuple[type, type]:
@@ -657,6 +667,7 @@ class Endpoint(Generic[C]):
         """
         pipeline = self._pipeline.of(name)
         _refuse_incomplete_noise(call, release, pipeline)
+        self._refuse_shares_outside_sums(call, release, pipeline)
         seal = None
         if name in release.sealed:
             seal = self._pipeline.seal
@@ -670,6 +681,22 @@ class Endpoint(Generic[C]):
         if seal is None:
             return rows
         return seal.close(rows, call.to, call.step, call.method, name)
+
+    def _refuse_shares_outside_sums(
+        self, call: Call, release: ReleasePolicy, pipeline: Pipeline
+    ) -> None:
+        """Raise PolicyError for a clipped row that would leave without the noise of secure sums.
+
+        Security rule: where clients add their shares of the noise in secure sums, a row that leaves
+        otherwise would have none.
+        """
+        if self._sums is None or not self._sums.adds_noise or release.derived:
+            return
+        if pipeline.clips and call.verb != SUM:
+            raise PolicyError(
+                f"{call.method} would leave without noise, which clients add in secure sums only: "
+                "the request is refused"
+            )
 
     def answer_frame(self, data: bytes) -> bytes:
         """Answer one encoded frame, as a node with one client does.

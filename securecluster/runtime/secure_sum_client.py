@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError, UsageError
-from securecluster.messaging.bounds import Octets, Upto, Whole
+from securecluster.messaging.bounds import Between, Octets, Upto, Whole
 from securecluster.messaging.messages import Call, Picks, Rows, parse_ids
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.secure_sum.double_mask import ClientMasks, SumContext, UnmaskingGuard
@@ -69,6 +69,20 @@ class SeedShares:
     shares: Annotated[Picks, Octets((Upto("shares", "clients"), VALUE))]
 
 
+@dataclass(frozen=True, eq=False)
+class FollowingSum:
+    """Request for rows that only hide a client if nearly all clients of an earlier sum send theirs.
+
+    A message of this class, or of a subclass, is the query of a second sum. Clients send their rows
+    to a sum over clients of the earlier one, and reveal nothing of them unless enough survive.
+    """
+
+    earlier: Annotated[int, Between(maximum="steps")]  # call of the earlier sum
+    among: str  # clients whose rows are in the earlier sum, as text
+    counted: Annotated[int, Between(maximum="clients")]  # their number
+    least: Annotated[int, Between(maximum="clients")]  # smallest number of survivors of this sum
+
+
 SUM_METHODS: Mapping[str, MessageTypes] = {
     **EXCHANGE_METHODS,
     "reveal_pads": (LostMembers, PadKeys),
@@ -84,7 +98,7 @@ class SecureSumService:
         keys: the clients' identities, roster and secrets.
         ranges: ranges of the fields that are summed.
         minimum: members of the smallest sum in which a client takes part.
-        shares: smallest number of survivors, where noise is in as many shares.
+        shares: smallest number of survivors, where the pipeline's noise is in as many shares.
     """
 
     methods = SUM_METHODS
@@ -98,6 +112,11 @@ class SecureSumService:
         self._minimum = minimum
         self._shares = shares
         self._exchange = KeyExchange(self._run, keys, PURPOSE)
+
+    @property
+    def adds_noise(self) -> bool:
+        """Return whether rows get their noise here, and not in the pipeline."""
+        return self._ranges.noise is not None
 
     def answer(self, call: Call) -> Any:
         """Return the clients' reply in the exchange of keys, or what they reveal.
@@ -143,13 +162,29 @@ class SecureSumService:
                 raise PolicyError(
                     f"client {client} is no member of the secure sum that it is asked for a row of"
                 )
-            least = max(self._minimum, self._shares)
+            least = self._least_members(len(members))
             if len(members) < least:
                 raise PolicyError(
                     f"a secure sum over {len(members)} client(s) is refused: client {client} asks "
                     f"for {least} or more"
                 )
             self._exchange.check_members(client, members)
+            if isinstance(call.query, FollowingSum):
+                self._check_earlier_sum(client, members, call.query)
+
+    def _check_earlier_sum(self, client: int, members: Sequence[int], query: FollowingSum) -> None:
+        """Raise PolicyError unless a sum is over clients whose rows are in the earlier one."""
+        among = parse_ids(query.among, query.counted)
+        if not set(members) <= set(among):
+            raise PolicyError(
+                f"client {client} is asked for a row beside other clients than those of the "
+                f"earlier sum of call {query.earlier}"
+            )
+        if not self._guard(client, len(among)).settle(query.earlier, among):
+            raise PolicyError(
+                f"client {client} did not take part in a sum of call {query.earlier} with these "
+                "clients"
+            )
 
     def masked(self, call: Call, reply: Any, masked: type) -> Any:
         """Return a reply with masked rows, commitments and boxes.
@@ -165,17 +200,25 @@ class SecureSumService:
         """
         groups = list(members_of(call))
         bits = bits_of(masked)
+        least = 0
+        if isinstance(call.query, FollowingSum):
+            least = call.query.least
         tables: dict[str, torch.Tensor] = {}
         for name, width in bits.items():
             value = getattr(reply, name)
             if value is not None:
-                tables[name] = self._encoded(name, value.values.cpu(), width, groups)
+                rows = value.values.cpu()
+                if self._ranges.noise is not None and width == 32:
+                    tables[name] = self._noised(name, rows, groups, call.step)
+                else:
+                    tables[name] = self._encoded(name, rows, width, groups)
         commitments = []
         boxes: list[bytes] = []
         picks = []
         for k, (client, members) in enumerate(groups):
             context, graph = self._context(call, call.method, members)
-            self._take_part(client, context, graph, [table[k] for table in tables.values()])
+            rows = [table[k] for table in tables.values()]
+            self._take_part(client, context, graph, rows, least)
             masks = self._masks(client, context, graph)
             for name, table in tables.items():
                 masks.mask(table[k], name)
@@ -206,8 +249,29 @@ class SecureSumService:
             table[k : k + 1] = codec.encode(rows[k : k + 1], self._ranges.saturates(name))
         return table
 
+    def _noised(
+        self,
+        name: str,
+        rows: torch.Tensor,
+        groups: Sequence[tuple[int, tuple[int, ...]]],
+        step: int,
+    ) -> torch.Tensor:
+        """Return a field's rows (b, …) as integers, each with its client's share of the noise."""
+        noise = self._ranges.noise
+        assert noise is not None
+        table = torch.empty(rows.shape, dtype=torch.int32)
+        for k, (client, members) in enumerate(groups):
+            plan = noise.plan(rows[k].numel(), len(members))
+            table[k] = noise.encode(rows[k], plan, client, name, step)
+        return table
+
     def _take_part(
-        self, client: int, context: SumContext, graph: Graph, rows: Sequence[torch.Tensor]
+        self,
+        client: int,
+        context: SumContext,
+        graph: Graph,
+        rows: Sequence[torch.Tensor],
+        least: int,
     ) -> None:
         """Record that a client sends its row, or refuse."""
         floor = self._keys.secrets.sums.floors.get(client, 0)
@@ -219,8 +283,8 @@ class SecureSumService:
         digest = hashlib.blake2b(digest_size=32)
         for row in rows:
             digest.update(row.numpy().tobytes())
-        guard = self._guard(client)
-        guard.take_part(context, graph, digest.digest())
+        guard = self._guard(client, len(context.members))
+        guard.take_part(context, graph, digest.digest(), least)
         self._keys.secrets.sums.forget(client)
 
     def _reveal_pads(self, call: Call) -> PadKeys:
@@ -231,7 +295,7 @@ class SecureSumService:
         for k, (client, members) in enumerate(members_of(call)):
             context, graph = self._context(call, query.purpose, members)
             lost = query.lost.table[list(query.lost.picks[k])].tolist()
-            peers = self._guard(client).reveal_pads(context, lost)
+            peers = self._guard(client, len(context.members)).reveal_pads(context, lost)
             revealed = self._masks(client, context, graph).pad_keys(peers)
             first = len(keys)
             keys += [revealed[peer] for peer in peers]
@@ -247,7 +311,7 @@ class SecureSumService:
             context, graph = self._context(call, query.purpose, members)
             lost = set(query.lost.table[list(query.lost.picks[k])].tolist())
             survivors = [member for member in members if member not in lost]
-            owners = self._guard(client).reveal_shares(context, survivors)
+            owners = self._guard(client, len(context.members)).reveal_shares(context, survivors)
             senders = [owner for owner in owners if owner != client]
             boxes = [as_bytes(row) for row in query.boxes.table[list(query.boxes.picks[k])]]
             if len(boxes) != len(senders):
@@ -278,11 +342,16 @@ class SecureSumService:
         )
         return context, graph
 
-    def _guard(self, client: int) -> UnmaskingGuard:
-        """Return a client's guard, with what it has allowed so far."""
-        guard = UnmaskingGuard(client, self._minimum, self._shares)
+    def _guard(self, client: int, members: int) -> UnmaskingGuard:
+        """Return a client's guard for a sum of some members, with what it has allowed so far."""
+        least = self._least_members(members)
+        guard = UnmaskingGuard(client, self._minimum, least)
         guard.state = self._keys.secrets.sums.guards.setdefault(client, guard.state)
         return guard
+
+    def _least_members(self, members: int) -> int:
+        """Return the smallest number of members and survivors of a sum over some clients."""
+        return max(self._shares, self._ranges.least_members(self._minimum, members))
 
     def _masks(self, client: int, context: SumContext, graph: Graph) -> ClientMasks:
         """Return a client's masks for one attempt."""

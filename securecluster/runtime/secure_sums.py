@@ -33,6 +33,7 @@ from securecluster.runtime.key_exchange import (
 )
 from securecluster.runtime.masked_replies import BOX, SumRanges, bits_of, summed_class
 from securecluster.runtime.secure_sum_client import (
+    FollowingSum,
     LostMembers,
     RelayedBoxes,
     sum_graph,
@@ -89,12 +90,28 @@ class SecureSums:
     def run(self, exchange: Exchange, call: Call, by: Sequence[int], groups: int) -> Total:
         """Collect masked rows, and unmask the sum of each group that enough clients survive.
 
+        A sum that follows another one needs nearly all of its members, so it is attempted again
+        with all of them where too many are lost before anybody reveals a share.
+
         Args:
             exchange: sends a call and returns the replies that arrive.
             call: the call to all clients, which have the keys of each other (`ready`).
             by: group of each recipient of the call, in its order.
             groups: number of groups.
         """
+        attempts = 1
+        if isinstance(call.query, FollowingSum):
+            attempts = TRIES
+        for attempt in range(attempts):
+            total = self._attempt(exchange, replace(call, attempt=attempt), by, groups)
+            if total is not None:
+                return total
+        return Total(None, (0,) * groups, ())
+
+    def _attempt(
+        self, exchange: Exchange, call: Call, by: Sequence[int], groups: int
+    ) -> Total | None:
+        """Return the sums of one attempt; None if it ended before anybody revealed a share."""
         sums = self._group_sums(call, by, groups)
         asked = [k for k, group in enumerate(by) if group in sums]
         if not asked:  # groups below the minimum are never asked
@@ -104,19 +121,24 @@ class SecureSums:
         group_of = dict(zip(call.to, by, strict=True))
         masked = self._collect_rows(exchange, call, asked, group_of, sums)
         if masked is None:
-            return Total(None, (0,) * groups, ())
+            return None
         unmasking = _Rounds(self._ask, call, texts)
         unmasking.reveal_pads(sums)
+        if not any(found.can_finish for found in sums.values()):
+            return None
         unmasking.reveal_shares(sums)
         return self._total(masked, call, sums, groups)
 
     def _group_sums(self, call: Call, by: Sequence[int], groups: int) -> dict[int, _GroupSum]:
         """Return the sums of the groups that are large enough, by group."""
         public = self._directory().keys
+        least = 0
+        if isinstance(call.query, FollowingSum):
+            least = call.query.least
         sums = {}
         for group in range(groups):
             members = sorted(c for c, other in zip(call.to, by, strict=True) if other == group)
-            if len(members) < self._minimum:
+            if len(members) < max(self._minimum, least):
                 continue
             graph = sum_graph(self._run, members, public, self._minimum)
             context = SumContext(
@@ -127,7 +149,8 @@ class SecureSums:
                 members=tuple(members),
                 threshold=graph.threshold,
             )
-            sums[group] = _GroupSum(context, graph)
+            least_survivors = max(least, self._ranges.least_members(self._minimum, len(members)))
+            sums[group] = _GroupSum(context, graph, least_survivors)
         return sums
 
     def _collect_rows(
@@ -188,8 +211,13 @@ class SecureSums:
                 return None
             # Numbers beside updates are few, and are decoded in full.
             dtype = self._dtype if bits == 32 else torch.float64
-            codec = self._ranges.fixed_point(name, bits, len(found.context.members))
-            decoded = codec.decode(total, len(found.survivors), dtype)
+            members = len(found.context.members)
+            if self._ranges.noise is not None and bits == 32:
+                plan = self._ranges.noise.plan(total.numel(), members)
+                decoded = self._ranges.noise.decode(total, plan, dtype)
+            else:
+                codec = self._ranges.fixed_point(name, bits, members)
+                decoded = codec.decode(total, len(found.survivors), dtype)
             if table is None:
                 table = torch.zeros((groups, *decoded.shape), dtype=dtype)
             table[group] = decoded
@@ -230,6 +258,7 @@ class _GroupSum:
 
     context: SumContext
     graph: Graph
+    least_survivors: int  # that noise in shares, or the call's query, asks for
     sums: dict[str, MaskedSum] = field(default_factory=dict)
     survivors: tuple[int, ...] = ()
     commitments: dict[int, bytes] = field(default_factory=dict)
@@ -251,7 +280,7 @@ class _GroupSum:
         anything.
         """
         alive = set(self.survivors)
-        if 2 * len(alive) <= len(self.context.members):
+        if len(alive) < self.least_survivors or 2 * len(alive) <= len(self.context.members):
             return False
         for client in self.survivors:
             near = alive.intersection(self.graph.holders(client))

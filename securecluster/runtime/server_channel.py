@@ -36,7 +36,7 @@ from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, 
 from securecluster.privacy.dp.ledger import CHOICE, Event, Ledger
 from securecluster.privacy.masking.key_agreement import Peers, SealedSeed
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.aggregators import Aggregator, Exchange, Plain
+from securecluster.runtime.aggregators import Aggregator, Exchange, Plain, Total
 from securecluster.runtime.encrypted_pairs import EncryptedPairs
 from securecluster.runtime.encrypted_sums import EncryptedSums, KeyRecord
 from securecluster.runtime.endpoint import (
@@ -303,11 +303,7 @@ class ServerChannel:
         # Rows of a secure sum release nothing before it is unmasked.
         at_once = self._recorded_at_once(method) and self._secure_sums is None
         if sums.ids and not at_once:
-            # The noise is the sum's: another sum has other noise, so the digest is of the sum.
-            sum_digests = reply_digests(rows, groups)
-            replied_groups = [group_of[client] for client in sums.ids]
-            digests = [sum_digests[group] for group in replied_groups]
-            self._record(method, SUM, sums.ids, rows, step, digests)
+            self._record_sums(method, sums, rows, step, group_of, ready_groups)
         lost = self._note_lost(to, sums.ids)
         return Sums(
             ids=sums.ids,
@@ -600,6 +596,37 @@ class ServerChannel:
             check(response.reply, Limits())
         return response
 
+    def _record_sums(
+        self,
+        method: Method,
+        sums: Total,
+        rows: Any,
+        step: int,
+        group_of: Mapping[int, int],
+        asked_groups: Sequence[int],
+    ) -> None:
+        """Write the sums of one call to the ledger.
+
+        Args:
+            method: the client method that was called.
+            sums: the clients whose rows are in sums.
+            rows: the sums as the protocol sees them.
+            step: number of the call.
+            group_of: group of every recipient of the call, by client id.
+            asked_groups: group of each client that was asked for a row.
+        """
+        # The noise is the sum's: another sum has other noise, so the digest is of the sum.
+        digests = reply_digests(rows, len(sums.counts))
+        if self._costs.sum_noise is None:
+            of_clients = [digests[group_of[client]] for client in sums.ids]
+            self._record(method, SUM, sums.ids, rows, step, of_clients)
+            return
+        # Noise in shares differs with the numbers of clients, so each sum has an event of its own.
+        for group, count in enumerate(sums.counts):
+            survivors = [client for client in sums.ids if group_of[client] == group]
+            asked = asked_groups.count(group)
+            self._record(method, SUM, survivors, rows, step, [digests[group]] * count, asked)
+
     def _note_lost(self, to: Sequence[int], received: Sequence[int]) -> tuple[int, ...]:
         """Store which recipients did not reply in this round, and return their ids.
 
@@ -648,6 +675,7 @@ class ServerChannel:
         reply: Any,
         step: int,
         digests: Sequence[str] | None = None,
+        members: int = 1,
     ) -> None:
         """Write what some clients released in one call to the ledger.
 
@@ -659,6 +687,7 @@ class ServerChannel:
                 without noise would distinguish them.
             step: number of the call.
             digests: of each client's release, where `reply` is a sum; else of its frame.
+            members: clients that were asked for a row of the sum, in which `ids` survived.
         """
         if not ids:
             return
@@ -685,7 +714,7 @@ class ServerChannel:
             step=step,
             digests=tuple(digests),
         )
-        events = self._costs.events(release, event, reply)
+        events = self._costs.events(release, event, reply, members)
         self.record(list(events))
 
     def _agree(self, to: Sequence[int]) -> None:

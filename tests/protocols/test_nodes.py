@@ -107,16 +107,21 @@ KEPT = {
 SECURE = {
     f"{name}, secagg": (base, {**params, "aggregation": "secagg"})
     for name, (base, params) in CASES.items()
-    if name in ("fedavg", "cfl sketch", "srfca")
+    if name in ("fedavg", "cfl sketch", "ifca", "srfca")
 }
 PADS: dict[str, Any] = {"relevance": "pads"}
 SECURE |= {
     "oneshot, pads": (CASES["oneshot"][0], {**CASES["oneshot"][1], **PADS}),
     "srfca, pads": (SECURE["srfca, secagg"][0], {**SECURE["srfca, secagg"][1], **PADS}),
 }
+# noise in shares, which every new process draws as the last one did
+SHARES: dict[str, Any] = {**CLIENT, "placement": "distributed", "aggregation": "secagg"}
+SECURE["fedavg, shares"] = ("fedavg", SHARES)
+SHARED = ("fedavg, shares", "permutation")
 SECURED = [
     ("fedavg, secagg", "none"),
     ("cfl sketch, secagg", "permutation"),
+    ("ifca, secagg", "permutation"),
     ("srfca, secagg", "permutation"),
 ]
 PADDED = [("oneshot, pads", "none"), cases.exhaustive("srfca, pads", "permutation")]
@@ -404,9 +409,12 @@ class World:
             for node in self.nodes.values()
         ]
         alone = [i for i, node in self.nodes.items() if node.endpoint().client.unshared]
-        return Result(
-            pack(state), torch.stack(models), list(state.labels), pack(net.state.ledger), alone
-        )
+        labels = list(state.labels)
+        if not self.made.server_knows_labels:
+            labels = []
+            for node in self.nodes.values():
+                labels += self.made.known_labels(node.endpoint().client, state)
+        return Result(pack(state), torch.stack(models), labels, pack(net.state.ledger), alone)
 
 
 @dataclass
@@ -445,9 +453,9 @@ def calm(federation: Federation) -> Callable[[str, str], tuple[Result, list[tupl
     return run
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(11)
 @pytest.mark.parametrize(
-    ("name", "mask"), [*cases.covering(ALL, REBORN), *LASTING, *SECURED, *PADDED]
+    ("name", "mask"), [*cases.covering(ALL, REBORN), *LASTING, *SECURED, *PADDED, SHARED]
 )
 def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_does(
     name: str, mask: str, federation: Federation, calm: Any
@@ -502,7 +510,7 @@ ONCE = (
 UNLIKE = ("local", "finetune", "finetune, examples")  # every client ends with a model of its own
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("name", "mask"), [*cases.covering(FEW, LOST), *SECURED, *PADDED_TOO])
 def test_a_lost_reply_ends_as_a_lost_request_does(
     name: str, mask: str, federation: Federation
@@ -541,7 +549,7 @@ def test_who_trained_alone_has_done_so_whether_its_reply_came_or_not(
     assert world.result().same_models(calm(name, mask)[0])
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("name", "mask"), [*cases.covering(FEW, TWICE), *LASTING, *SECURED, *PADDED_TOO]
 )

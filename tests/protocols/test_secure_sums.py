@@ -53,6 +53,7 @@ ACCEPTED = (
     "oneshot",
     "nsim",
     "nsim apart",
+    "ifca",
     "local-kmeans",
     "random",
     "fedavg",
@@ -65,7 +66,6 @@ REFUSED = {
     "cfl fallback": ("single updates", "sketch"),
     "srfca l2": ("one by one", "distance loss"),
     "srfca trim": ("one by one", "trim 0"),
-    "ifca": ("alone", "flhc"),
 }
 
 
