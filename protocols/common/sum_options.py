@@ -28,14 +28,7 @@ from securecluster.runtime.encrypted_pairs import (
 from securecluster.runtime.encrypted_replies import encrypted_bits, is_encrypted
 from securecluster.runtime.encrypted_sum_client import AUTHORITY_NUMBER, EncryptedSumService
 from securecluster.runtime.encrypted_sums import EncryptedSums
-from securecluster.runtime.endpoint import (
-    MINIMUM,
-    PAIRS,
-    SUM,
-    config_hash,
-    has_pairs,
-    releases_of,
-)
+from securecluster.runtime.endpoint import MINIMUM, PAIRS, SUM, config_hash, has_pairs, releases_of
 from securecluster.runtime.key_authority import KeyAuthority
 from securecluster.runtime.masked_replies import SumRanges
 from securecluster.runtime.pad_client import PadService, PairRange
@@ -178,9 +171,7 @@ class SumOptions(DPOptions):
             self._check_distributed()
         if self.sum_bound is not None:
             check_number(self, "sum_bound", SMALLEST_BOUND, LARGEST_BOUND, high_in=True)
-        if self.relevance != PLAIN:
-            _refuse(self.pairs_refusal())
-        self._check_release()
+        self._check_pairs()
         if self._schemes:
             tenseal()  # a missing package is named before anything is sent
         if self.sums_securely:
@@ -195,12 +186,35 @@ class SumOptions(DPOptions):
             )
         _refuse(self.secure_sums_refusal())
 
+    def _check_pairs(self) -> None:
+        """Check whether the method forms pairs, and what the key authority tells of R."""
+        if self.relevance != PLAIN:
+            _refuse(self.pairs_refusal())
+        if self.relevance_release is None:
+            return
+        check_choice(self, relevance_release=RELEASES)
+        if not self.encrypts_pairs:
+            raise UsageError(
+                "relevance_release is of the key authority: take relevance ckks, or leave "
+                "relevance_release out"
+            )
+        if self.relevance_release == LABELS and not self.pair_labels:
+            raise UsageError(
+                f"the server of {type(self).__name__} computes with R itself, so labels are not "
+                "enough: take relevance_release matrix"
+            )
+
     def _check_distributed(self) -> None:
         """Raise UsageError where clients' shares of the noise would not all be in secure sums."""
         if self.aggregation != SECAGG:
             raise UsageError(
                 "with placement distributed no client's reply has enough noise by itself, so sums "
                 "must be secure: take aggregation secagg, or placement local"
+            )
+        if self.sums_encrypted:
+            raise UsageError(
+                "with placement distributed clients add their noise in the ring of secure sums, "
+                "which ciphertexts do not have: take aggregation secagg, or placement local"
             )
         covered = self.privacy_spec(1.0).fields
         for method, release in sorted(releases_of(self.client).items()):
@@ -227,22 +241,6 @@ class SumOptions(DPOptions):
         noise = self.sum_noise(config)
         if noise is not None:
             noise.plan(pipeline.width(config["dimension"]), config["clients"])
-
-    def _check_release(self) -> None:
-        """Check what the key authority tells of R."""
-        if self.relevance_release is None:
-            return
-        check_choice(self, relevance_release=RELEASES)
-        if not self.encrypts_pairs:
-            raise UsageError(
-                "relevance_release is of the key authority: take relevance ckks, or leave "
-                "relevance_release out"
-            )
-        if self.relevance_release == LABELS and not self.pair_labels:
-            raise UsageError(
-                f"the server of {type(self).__name__} computes with R itself, so labels are not "
-                "enough: take relevance_release matrix"
-            )
 
     def secure_sums_refusal(self) -> str | None:
         """Return why this method does not work with secure sums, and the nearest choice that does.

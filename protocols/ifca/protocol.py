@@ -397,8 +397,8 @@ class IFCA(ClusteringProtocol):
         """Return that counts of choosers have no noise, or that sums are encrypted."""
         if self.sums_encrypted:
             return (
-                f"clients of IFCA hold its second sum to the clients of the first, which "
-                f"{self.aggregation} has no rule for: take aggregation secagg"
+                "IFCA's clients compare the members of a sum with those of an earlier one, which "
+                "encrypted sums keep no record of: take aggregation secagg, or FL+HC (flhc)"
             )
         if not self.noisy:
             return None

@@ -272,19 +272,24 @@ def _not_covered(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
         fitted: the protocol after the run.
         rows: the ledger's summary.
     """
-    config = fitted.kept_.learned.config
     limits = []
     mask_limits = fitted.mask_info().not_covered
     if mask_limits:
         limits.append(mask_limits)
     limits += fitted.disclosures().not_covered
     limits += _not_covered_by_noise(fitted, rows)
-    # of masks and seals, whose keys clients agree on
-    if fitted.with_fitted_params().pipeline(config).keyed:
+    return [*limits, *_limits_of_keys(fitted), NETWORK]
+
+
+def _limits_of_keys(fitted: ClusteringProtocol) -> list[str]:
+    """Return what the guarantee leaves out where clients agree on keys."""
+    protocol = fitted.with_fitted_params()
+    limits = []
+    # of masks and seals
+    if protocol.pipeline(fitted.kept_.learned.config).keyed:
         limits.append(KEYS)
-    if fitted.with_fitted_params().pads_pairs:
+    if protocol.pads_pairs:
         limits.append(PADS)
-    limits.append(NETWORK)
     return limits
 
 

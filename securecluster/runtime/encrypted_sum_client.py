@@ -31,7 +31,7 @@ from securecluster.runtime.encrypted_replies import (
 )
 from securecluster.runtime.key_exchange import as_bytes, as_table
 from securecluster.runtime.masked_replies import SumRanges
-from securecluster.runtime.secure_sum_client import members_of
+from securecluster.runtime.secure_sum_client import FollowingSum, members_of
 from securecluster.runtime.services import refuse_other_verbs
 
 # number of the key authority on rosters of identities
@@ -215,6 +215,8 @@ class EncryptedSumService(EncryptionService):
         run: as of `EncryptionService`, and so are all others.
     """
 
+    adds_noise = False  # shares of noise need the ring of secure sums
+
     def __init__(
         self,
         ranges: SumRanges,
@@ -226,11 +228,6 @@ class EncryptedSumService(EncryptionService):
     ) -> None:
         super().__init__(run, keys, minimum, parameters, others)
         self._ranges = ranges
-
-    @property
-    def adds_noise(self) -> bool:
-        """Return False: rows that are encrypted have all their noise from the pipeline."""
-        return False
 
     def reply_class(self, reply: type, through: tuple[str, ...]) -> type:
         """Return the class of a reply as it leaves its client.
@@ -251,6 +248,11 @@ class EncryptedSumService(EncryptionService):
             FrameError: the frame does not name the members of the sum.
             PolicyError: too few members, or no public key yet.
         """
+        if isinstance(call.query, FollowingSum):
+            raise PolicyError(
+                f"{call.method} is of clients that took part in an earlier sum, which encrypted "
+                "sums keep no record of: the request is refused"
+            )
         self._check_members(call)
 
     def masked(self, call: Call, reply: Any, encrypted: type) -> Any:

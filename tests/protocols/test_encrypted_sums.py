@@ -125,6 +125,10 @@ def test_methods_that_read_single_replies_are_refused(federation: Federation) ->
     for name, word in (("cfl", "sketch"), ("srfca trim", "trim 0"), ("ifca", "secagg")):
         with pytest.raises(UsageError, match=word):
             make(name, aggregation="bfv").fit(federation)
+    with pytest.raises(UsageError, match="take aggregation secagg"):
+        make("fedavg", aggregation="bfv", clip=1.0, noise=1.0, placement="distributed").fit(
+            federation
+        )
     with pytest.raises(UsageError, match="placement local"):
         make("fedavg", aggregation="bfv", clip=1.0, noise=1.0, placement="central").fit(federation)
 

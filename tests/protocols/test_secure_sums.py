@@ -126,7 +126,7 @@ def test_every_other_method_is_refused_with_a_reason_and_a_choice_that_works(
     with pytest.raises(UsageError, match="placement local"):
         make("fedavg", clip=1.0, noise=1.0, placement="central").fit(federation)
     with pytest.raises(UsageError, match="aggregation"):
-        make("fedavg", aggregation="bfv").fit(federation)
+        make("fedavg", aggregation="paillier").fit(federation)
     with pytest.raises(UsageError, match="sum_bound"):
         make("fedavg", sum_bound=0.0).fit(federation)
 
