@@ -45,9 +45,9 @@ def divergence(variance: float, shift: int, order: int) -> float:
         return float(mpmath.log(total) / (order - 1))
 
 
-@pytest.mark.parametrize("variance", [0.1, 1, 5, 40])
+@pytest.mark.parametrize("variance", [0.1, 1, 40])
 @pytest.mark.parametrize("shift", [1, 3])
-@pytest.mark.parametrize("order", [2, 5, 16])
+@pytest.mark.parametrize("order", [2, 7])
 def test_the_bound_is_above_the_exact_divergence(variance: float, shift: int, order: int) -> None:
     exact = divergence(variance, shift, order)
     release = SkellamRelease(shift, shift, variance)

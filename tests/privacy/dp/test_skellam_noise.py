@@ -85,10 +85,10 @@ def test_a_sum_of_shares_has_the_law_of_the_whole() -> None:
 
 
 def test_large_variances_have_their_moments() -> None:
-    variance = 80_000_000
-    drawn = numbers(200_000, variance)
+    variance = 10_000_000
+    drawn = numbers(50_000, variance)
     assert abs(drawn.mean()) < 5 * (variance / len(drawn)) ** 0.5
-    assert drawn.var() == pytest.approx(variance, rel=0.02)
+    assert drawn.var() == pytest.approx(variance, rel=0.03)
     assert stats.kstest(drawn / variance**0.5, "norm").pvalue > 1e-3
 
 
