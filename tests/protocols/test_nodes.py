@@ -453,7 +453,7 @@ def calm(federation: Federation) -> Callable[[str, str], tuple[Result, list[tupl
     return run
 
 
-@pytest.mark.few(11)
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("name", "mask"), [*cases.covering(ALL, REBORN), *LASTING, *SECURED, *PADDED, SHARED]
 )
@@ -510,7 +510,7 @@ ONCE = (
 UNLIKE = ("local", "finetune", "finetune, examples")  # every client ends with a model of its own
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("name", "mask"), [*cases.covering(FEW, LOST), *SECURED, *PADDED_TOO])
 def test_a_lost_reply_ends_as_a_lost_request_does(
     name: str, mask: str, federation: Federation
@@ -549,7 +549,7 @@ def test_who_trained_alone_has_done_so_whether_its_reply_came_or_not(
     assert world.result().same_models(calm(name, mask)[0])
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("name", "mask"), [*cases.covering(FEW, TWICE), *LASTING, *SECURED, *PADDED_TOO]
 )
@@ -570,7 +570,7 @@ def test_frames_that_come_twice_and_again_when_a_round_has_passed_change_nothing
     assert world.seen == frames
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("name", "mask"), [*cases.covering(ALL, KILLED), *LASTING, *SECURED, *PADDED]
 )
@@ -604,6 +604,7 @@ def test_a_server_killed_in_every_call_ends_as_if_it_never_had_been(
     assert found.ledger == whole.ledger
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["fedavg", "cfl sketch", "ifca", "srfca", "fedavg, secagg"])
 def test_keys_of_the_operating_system_are_kept_too(
     name: str, federation: Federation, calm: Any, monkeypatch: pytest.MonkeyPatch
@@ -677,7 +678,7 @@ def test_a_resumed_server_has_a_client_lead_that_knows_the_key(
     torch.testing.assert_close(found.models, whole.models, rtol=0, atol=1e-5)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedavg", "cfl sketch", "flhc apart", "srfca"])
 def test_what_a_node_remembers_does_not_grow_with_rounds(name: str, federation: Federation) -> None:
     sizes = []

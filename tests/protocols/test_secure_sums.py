@@ -101,6 +101,7 @@ def row_dropouts(share: float) -> Callable[[Call], set[int]]:
     return lost
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_models_and_labels_are_those_of_plain_sums(name: str, federation: Federation) -> None:
     plain = make(name, aggregation="plain").fit(federation)
@@ -211,6 +212,7 @@ def test_a_run_that_was_stopped_ends_as_if_it_never_had_been(
     check_resume(example(partial(make, "srfca"), federation), tmp_path / "run")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedavg", "flhc", "oneshot"])
 def test_nodes_behind_real_frames_end_with_the_models_of_one_process(
     name: str, federation: Federation

@@ -111,6 +111,7 @@ def gathered(
     return lower_bound(*updates(release, directions(RUNS, D, 0).to(dtype), NORM)), nets[0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_that_leave_their_clients_are_as_private_as_their_stages_say(
     dtype: torch.dtype,
@@ -141,6 +142,7 @@ def test_half_the_noise_is_refuted_at_little_privacy_and_at_much() -> None:
             assert (gathered([Clip(NORM), stage])[0].mu <= 1 / z) == honest
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 def test_a_trusted_servers_noise_is_audited_in_rows_and_in_one_sum(
     share: float, honest: bool
@@ -157,6 +159,7 @@ def test_a_trusted_servers_noise_is_audited_in_rows_and_in_one_sum(
     assert audit.mu > 0.75 / Z
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 def test_gram_matrices_are_audited_by_a_canary_row(share: float, honest: bool) -> None:
     mechanism = GramNoise(Z * share, "gram", False, NoiseStreams.derived(Randomness(5), "run"))
@@ -167,7 +170,7 @@ def test_gram_matrices_are_audited_by_a_canary_row(share: float, honest: bool) -
     assert audit.mu > 0.75 / Z
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_rows_of_losses_are_audited_along_their_sum(unit: str, share: float, honest: bool) -> None:
