@@ -26,6 +26,7 @@ from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCura
 from securecluster.privacy.dp.ledger import Event, Ledger
 from securecluster.privacy.dp.loss_mechanism import noised
 from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline, Stage
 from securecluster.protocols.common.gram_mechanism import GramNoise
@@ -142,7 +143,6 @@ def test_half_the_noise_is_refuted_at_little_privacy_and_at_much() -> None:
             assert (gathered([Clip(NORM), stage])[0].mu <= 1 / z) == honest
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 def test_a_trusted_servers_noise_is_audited_in_rows_and_in_one_sum(
     share: float, honest: bool
@@ -159,7 +159,31 @@ def test_a_trusted_servers_noise_is_audited_in_rows_and_in_one_sum(
     assert audit.mu > 0.75 / Z
 
 
-@pytest.mark.few(1)
+@pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
+def test_noise_in_shares_is_audited_in_the_sum_of_the_fewest_survivors(
+    share: float, honest: bool
+) -> None:
+    streams = NoiseStreams.derived(Randomness(7), "run")
+    mechanism = SkellamMechanism(NORM, Z * share, 2, streams)
+    members, d = 4, 40
+    plan = mechanism.plan(d, members)
+    canary = torch.full((d,), NORM / math.sqrt(d))
+    nothing = torch.zeros(d)
+
+    def released(held: bool, step: int) -> float:
+        total = torch.zeros(d, dtype=torch.int32)
+        for client in range(plan.shares):
+            row = canary if held and client == 0 else nothing
+            total += mechanism.encode(row, plan, client, "row", step)
+        return float(mechanism.decode(total, plan).double() @ canary.double()) / NORM
+
+    present = np.array([released(True, step) for step in range(RUNS)])
+    absent = np.array([released(False, step) for step in range(RUNS, 2 * RUNS)])
+    audit = lower_bound(present, absent)
+    assert (audit.mu <= 1 / Z) == honest
+    assert audit.mu > 0.75 / Z
+
+
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 def test_gram_matrices_are_audited_by_a_canary_row(share: float, honest: bool) -> None:
     mechanism = GramNoise(Z * share, "gram", False, NoiseStreams.derived(Randomness(5), "run"))
@@ -170,7 +194,7 @@ def test_gram_matrices_are_audited_by_a_canary_row(share: float, honest: bool) -
     assert audit.mu > 0.75 / Z
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_rows_of_losses_are_audited_along_their_sum(unit: str, share: float, honest: bool) -> None:
