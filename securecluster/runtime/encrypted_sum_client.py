@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.messages import Ack, Call, Picks, Rows
-from securecluster.privacy.homomorphic.ciphers import PublicCipher
+from securecluster.privacy.homomorphic.ciphers import PublicCipher, fingerprint
 from securecluster.privacy.homomorphic.envelopes import BLOCK, EnvelopeContext, seal, unpadded
 from securecluster.privacy.homomorphic.packing import FieldShape, Layout, pack
 from securecluster.privacy.homomorphic.parameters import Parameters
@@ -102,16 +102,18 @@ class EncryptionService:
                 "a client was sent another public key of the encryption than before: the keys were "
                 "tampered with, start a new run"
             )
-        cipher = PublicCipher(self._schemes[query.scheme], public)
-        self._check_authority(cipher, query)
+        # The signature comes first: TenSEAL parses what the authority wrote, and nothing else.
+        parameters = self._schemes[query.scheme]
+        self._check_authority(fingerprint(parameters, public), query)
+        PublicCipher(parameters, public)
         KeyPair(bytes(KEY)).exchange(server)  # refuses keys of low order
         known.public[query.scheme] = public
         known.server[query.scheme] = server
         return Ack()
 
-    def _check_authority(self, cipher: PublicCipher, query: EncryptionKey) -> None:
-        """Raise FrameError unless the key authority on the roster signed the key."""
-        statement = key_statement(self._run, cipher.fingerprint, as_bytes(query.exchange.value))
+    def _check_authority(self, offered: bytes, query: EncryptionKey) -> None:
+        """Raise FrameError unless the key authority on the roster signed the key's fingerprint."""
+        statement = key_statement(self._run, offered, as_bytes(query.exchange.value))
         try:
             self._keys.verify(AUTHORITY_NUMBER, statement, as_bytes(query.signature.value))
         except FrameError:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cases import DOUBLE, FULL, Served, node_each, run_server, serve, two_clusters, variant
-from conformance import check_frames, check_nodes, check_replay, check_resume, example
+from conformance import check_frames, check_replay, check_resume, example
 
 from securecluster import Federation
 from securecluster.app import privacy_report
@@ -83,7 +83,7 @@ def run_with_authority(
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("name", ["fedavg", "flhc", "oneshot", "srfca", "cfl sketch"])
+@pytest.mark.parametrize("name", ["fedavg", "srfca", "flhc", "oneshot", "cfl sketch"])
 def test_bfv_gives_the_models_of_secure_sums_to_the_last_bit(
     name: str, federation: Federation
 ) -> None:
@@ -96,6 +96,7 @@ def test_bfv_gives_the_models_of_secure_sums_to_the_last_bit(
     torch.testing.assert_close(found, plain.client_models_.values, rtol=0, atol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedavg", "srfca"])
 def test_ckks_gives_the_models_within_its_grid(name: str, federation: Federation) -> None:
     plain = make(name, aggregation="plain").fit(federation)
@@ -116,12 +117,6 @@ def test_frames_replay_resume_and_dropouts(federation: Federation, tmp_path: Pat
     assert run.fitted.bytes_["servers"] > 0
 
 
-def test_nodes_behind_real_frames_end_with_the_models_of_one_process(
-    federation: Federation,
-) -> None:
-    check_nodes(partial(make, "oneshot", **BOTH), federation)
-
-
 def test_methods_that_read_single_replies_are_refused(federation: Federation) -> None:
     for name, word in (("cfl", "sketch"), ("srfca trim", "trim 0"), ("ifca", "secagg")):
         with pytest.raises(UsageError, match=word):
@@ -134,7 +129,8 @@ def test_methods_that_read_single_replies_are_refused(federation: Federation) ->
         make("fedavg", aggregation="bfv", clip=1.0, noise=1.0, placement="central").fit(federation)
 
 
-@pytest.mark.parametrize("aggregation", ["bfv", "ckks"])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("aggregation", ["ckks", "bfv"])
 def test_a_sum_is_of_those_that_replied(aggregation: str, federation: Federation) -> None:
     def lost(call: Call) -> set[int]:
         return {0, 3} if call.verb == SUM else set()
@@ -498,9 +494,8 @@ def test_one_clients_ciphertext_is_no_sum_of_two(asked: tuple[Run, Call]) -> Non
 
 
 def test_the_authority_may_be_a_new_process_for_every_frame(federation: Federation) -> None:
-    made = make("oneshot", **BOTH)
+    made = make("oneshot", rounds=1, **BOTH)
     config = made.config(federation, "float64")
-    nodes = node_each(made, federation, DOUBLE)
     packed: dict[Any, bytes] = {}
 
     def authority(data: bytes) -> bytes:
@@ -528,10 +523,10 @@ def test_the_authority_may_be_a_new_process_for_every_frame(federation: Federati
     def replies(name: str) -> type:
         return made.message_types(name)[1]
 
-    doors = {i: door(i) for i in range(len(nodes))}
+    doors = {i: door(i) for i in range(len(federation))}
     net = made.build_network(WithAuthority(Framed(doors, replies), authority, replies), config)
     state = run_server(made, net)
-    assert state.labels == serve(make("oneshot"), federation).state.labels
+    assert state.labels == serve(make("oneshot", rounds=1), federation).state.labels
     assert b"secret" in packed["authority"]
     assert "secret" not in repr(unpack(packed["authority"], AuthorityState))
 

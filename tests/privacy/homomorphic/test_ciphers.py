@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from securecluster.errors import FrameError, UsageError
+from securecluster.privacy.homomorphic import ciphers
 from securecluster.privacy.homomorphic.ciphers import (
     NOT_SAVED,
     CiphertextSum,
@@ -239,3 +242,11 @@ def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "tenseal", None)
     with pytest.raises(UsageError, match=r"pip install tenseal.*secagg"):
         tenseal()
+
+
+def test_tenseal_is_imported_where_it_is_needed_first() -> None:
+    package = Path(ciphers.__file__).parents[2]
+    importing = [p for p in package.rglob("*.py") if "import tenseal" in p.read_text()]
+    assert importing == [Path(ciphers.__file__)]
+    module = ast.parse(importing[0].read_text())
+    assert not any("tenseal" in ast.unparse(n) for n in module.body if isinstance(n, ast.Import))

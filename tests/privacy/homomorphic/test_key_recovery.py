@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from securecluster.privacy.homomorphic.ciphers import CiphertextSum, SecretCipher
-from securecluster.privacy.homomorphic.packing import FieldShape, Layout, pack, unpack
+from securecluster.privacy.homomorphic.packing import GRID_BITS, FieldShape, Layout, pack, unpack
 from securecluster.privacy.homomorphic.parameters import CKKS, default_parameters
 
 PARAMETERS = default_parameters(CKKS)
@@ -151,6 +151,8 @@ def test_sums_as_they_are_released_do_not(sums: Any, tmp_path: Path) -> None:
         off = np.abs(as_released(total) - as_released(truth)).max()
         assert off < 2.0**-20  # half a step of the grid, and noise
         released.append(as_released(total))
+        steps = released[-1] * 2.0**GRID_BITS
+        assert np.abs(steps - np.rint(steps)).max() < 0.01  # nothing between two steps
     found = recovered(seal, ciphertexts, released)
     assert np.mean(found == seal.secret(cipher)) < 0.01
     # one bit beyond a float's 53 would do no more harm than the noise: it is its digits that tell
