@@ -89,7 +89,8 @@ class Knowledge:
         network: the network as a function of a flat vector.
         initial: the initial model θ_0, (d,).
         width: number of coordinates of a row that left a client under the mask; d without a mask.
-        weighted: names of methods whose rows are multiplied by the client's number of samples.
+        weighted: names of methods whose rows are multiplied by the client's number of samples,
+            where it is sent with them.
         colluders: by number, the clients that share their data and secrets with the adversary.
         samples: public samples (X, y) of the same distribution as the clients', or None.
     """
@@ -163,7 +164,7 @@ class Truth:
     taps: tuple[Tap, ...] = ()
 
     @property
-    def clusters(self) -> list[int] | None:
+    def clusters(self) -> tuple[int, ...] | None:
         """Return each client's true cluster, or None where it is unknown."""
         return self.federation.truth
 
