@@ -14,6 +14,7 @@ TYPE_CHECKING = False  # as in typing, which takes a while to load
 if TYPE_CHECKING:
     from typing import Any
 
+    from securecluster.app.loading import load
     from securecluster.data import (
         Dirichlet,
         Federation,
@@ -89,6 +90,7 @@ __all__ = [
     "Settings",
     "Tasks",
     "__version__",
+    "load",
 ]
 
 
@@ -104,6 +106,8 @@ def __getattr__(name: str) -> Any:
     module = "securecluster.data"
     if name.startswith("SecureCluster"):
         module = "securecluster.errors"
+    elif name == "load":
+        module = "securecluster.app.loading"
     elif name in _PROTOCOLS:
         module = "securecluster.protocols"
     return getattr(importlib.import_module(module), name)

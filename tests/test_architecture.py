@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOUNDATION = {"core", "errors"}
 MECHANISMS = FOUNDATION | {"messaging", "clustering", "models", "data", "privacy"}
 EVERYTHING_BELOW_PROTOCOLS = MECHANISMS | {"training", "runtime"}
-EVERYTHING_BELOW_APP = EVERYTHING_BELOW_PROTOCOLS | {"protocols.common", "protocols"}
+EVERYTHING_BELOW_ATTACKS = EVERYTHING_BELOW_PROTOCOLS | {"protocols.common", "protocols"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "core": {"errors"},
@@ -27,10 +27,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": FOUNDATION | {"training", "privacy", "data", "messaging"},
     "protocols.common": EVERYTHING_BELOW_PROTOCOLS,
     "protocols": EVERYTHING_BELOW_PROTOCOLS | {"protocols.common"},
-    "app": EVERYTHING_BELOW_APP,
-    "benchmarks": EVERYTHING_BELOW_APP | {"app"},
+    "attacks": EVERYTHING_BELOW_ATTACKS,
+    "app": EVERYTHING_BELOW_ATTACKS | {"attacks"},
+    "benchmarks": EVERYTHING_BELOW_ATTACKS | {"attacks", "app"},
 }
-FOLDERS = ("securecluster", "protocols", "benchmarks")
+FOLDERS = ("securecluster", "protocols", "attacks", "benchmarks")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 FRONT_DOORS = ("securecluster", "securecluster.__main__")
 
@@ -170,7 +171,7 @@ def test_only_the_command_line_knows_protocols_by_name() -> None:
     below = {
         m: s
         for m, s in SOURCES.items()
-        if room_of(m) not in (None, "app", "protocols", "protocols.common", "benchmarks")
+        if room_of(m) not in (None, "app", "attacks", "protocols", "protocols.common", "benchmarks")
     }
     assert not [module for module, source in below.items() if "securecluster.protocols" in source]
 

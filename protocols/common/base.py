@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,13 @@ from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.bounds import Limits, free_axes, unknown_sizes
-from securecluster.messaging.messages import Rows
+from securecluster.messaging.messages import Call, Rows
+from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import INDEX, Transcript
 from securecluster.models.objectives import Objective, objective
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.identities import Identity, Roster
+from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.masking.masks import MaskInfo, build, describe
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout
@@ -52,7 +54,14 @@ from securecluster.protocols.common.execution import (
 )
 from securecluster.protocols.common.hooks import ProtocolHooks
 from securecluster.protocols.common.newcomers import NewcomerRecord, warn_if_dear
-from securecluster.protocols.common.serialization import SHARED, FittedState, load, read_kept, save
+from securecluster.protocols.common.serialization import (
+    SHARED,
+    FittedState,
+    FittedSummary,
+    load,
+    read_kept,
+    save,
+)
 from securecluster.protocols.common.sum_options import PLAIN, SumOptions
 from securecluster.runtime.endpoint import (
     Endpoint,
@@ -102,6 +111,11 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         start_: the initial weights of a module of your own; weights loaded into the module later
             have no effect here.
         joined_: after `predict`, what newcomers released in that call, and its cost.
+    """
+
+    before_pipeline: ClassVar[Callable[[Call, Any], Any] | None] = None
+    """For research only, and set by `securecluster.attacks.experiments`: called at the clients with
+    each reply before it is protected, and returns the reply to use. A run in a folder refuses it.
     """
 
     def __new__(cls, *arguments: Any, **values: Any) -> Self:
@@ -246,6 +260,11 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         check_settings(settings, federation)
         if folder is None:
             self._run(federation, settings, None, report)
+        elif self.before_pipeline is not None:
+            raise UsageError(
+                "a run whose clients are changed for an experiment is kept in no folder, which "
+                "would not say so: leave out folder"
+            )
         else:
             # The only import from a higher room, hence by name: `app` writes the results and
             # pictures of a run folder.
@@ -353,16 +372,32 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         return self
 
     def _open_transcript(self, folder: Path) -> None:
-        """Open the transcript of a run folder, after a check of its index."""
+        """Open the transcript of a run folder; a folder that `save` wrote has none."""
+        transcript = self.recorded_transcript(folder, self.kept_.learned)
+        if transcript is not None:
+            self.transcript_ = transcript
+
+    def recorded_transcript(self, folder: Path, summary: FittedSummary) -> Transcript | None:
+        """Return the transcript of a run folder, after a check of its index.
+
+        Args:
+            folder: of a finished run.
+            summary: its result.
+
+        Returns:
+            None for a folder that `save` wrote.
+
+        Raises:
+            RunFolderError: the index differs from what the run wrote.
+        """
         marks = manifest.read(folder)
-        if "config.json" not in marks:  # a folder that `save` wrote has no transcript
-            return
+        if "config.json" not in marks:
+            return None
         index = f"transcript/{INDEX}"
         if index in marks:
             manifest.checked(folder, index, marks)
-        learned = self.kept_.learned
-        self.transcript_ = Transcript.open(
-            learned.settings.transcript, folder / "transcript", self.message_types, learned.names
+        return Transcript.read(
+            summary.settings.transcript, folder / "transcript", self.message_types, summary.names
         )
 
     def _restore_fitted(self, fitted: FittedState) -> Self:
@@ -442,19 +477,28 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         Raises:
             UsageError: not fitted, or no such client.
         """
-        names = self._fitted().learned.names
-        if client in names:
-            number = names.index(str(client))
-        elif isinstance(client, Integral) and 0 <= client < len(names):
-            number = int(client)
-        else:
-            raise UsageError(
-                f"no client {client!r}: clients are {', '.join(names[:3])} …, or numbers from 0 to "
-                f"{len(names) - 1}"
-            )
-        theta = self.client_models_.row(number)
+        theta = self.client_models_.row(self._number_of(client))
         state: dict[str, Any] = self._flat.state_dict(theta)
         return state
+
+    def _number_of(self, client: int | str) -> int:
+        """Return the number of a client.
+
+        Args:
+            client: its number or name.
+
+        Raises:
+            UsageError: not fitted, or no such client.
+        """
+        names = self._fitted().learned.names
+        if client in names:
+            return names.index(str(client))
+        if isinstance(client, Integral) and 0 <= client < len(names):
+            return int(client)
+        raise UsageError(
+            f"no client {client!r}: clients are {', '.join(names[:3])} …, or numbers from 0 to "
+            f"{len(names) - 1}"
+        )
 
     def predict(self, newcomers: Federation) -> NDArray[np.int64]:
         """Return the clusters of clients that were not in the run, (n,).
@@ -708,7 +752,9 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
                 another key for these.
         """
         key_source = KeySource(simulated, identity, roster)
-        return build_client(self, federation, settings, clients, key_source)
+        endpoint = build_client(self, federation, settings, clients, key_source)
+        endpoint.before_pipeline = self.before_pipeline
+        return endpoint
 
     def make_client(
         self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
@@ -791,14 +837,23 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         config: dict[str, Any],
         threads: int = 0,
         device: str = "auto",
+        observe: Callable[[VerbOutcome], None] | None = None,
     ) -> tuple[Any, ChannelState]:
         """Run the server as `replay` does, and return its final state and that of its channel.
 
         The channel's state contains the ledger.
+
+        Args:
+            transcript: the recorded frames.
+            config: what clients and server agreed on.
+            threads: as for `replay`.
+            device: as for `replay`.
+            observe: called with what each verb gives its reader; None for nobody.
         """
         transport = Replay(transcript)
         server_device = choose_device(device)
         net = self.build_network(transport, config, device=server_device)
+        net.observe = observe
         run = Run(begin=lambda number: setattr(net, "round", number))
         with (
             warnings.catch_warnings(),
@@ -810,6 +865,40 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             state = self.final_state(net, run)
         transport.finish()
         return state, net.state
+
+    def verb_outcomes(self) -> list[VerbOutcome]:
+        """Return what verbs gave their readers in the run, in order: replies, sums and R.
+
+        They are those that frames do not contain: unmasked secure sums, sums with the noise of a
+        trusted server, and who was summed with whom. A replay of `transcript_` computes them again,
+        bit for bit.
+
+        Raises:
+            UsageError: not fitted, or the transcript has no contents.
+            ReplayError: the transcript is not this run's.
+        """
+        learned = self._fitted().learned
+        settings = learned.settings
+        outcomes: list[VerbOutcome] = []
+        self.with_fitted_params().replayed(
+            self.transcript_, learned.config, settings.threads, settings.device, outcomes.append
+        )
+        return outcomes
+
+    def secrets_of(self, client: int | str) -> Secrets:
+        """Return the keys and seeds of one client, as it would give them to an adversary.
+
+        They are in `clients.safetensors`, and must stay private. Seeds that all clients share, such
+        as a mask's, are among them.
+
+        Args:
+            client: its number or name.
+
+        Raises:
+            UsageError: not fitted, or no such client.
+        """
+        number = self._number_of(client)
+        return self._fitted().clients.secrets.of(number)
 
     def mask_info(self) -> MaskInfo:
         """Return the description of this run's mask for the result."""

@@ -114,7 +114,7 @@ def _check_newcomers(protocol: ClusteringProtocol, folder: Path) -> None:
     has_result = (folder / LEARNED).is_file()
     if not lacking and has_manifest and has_result:
         try:
-            saved = _read_learned(folder)
+            saved = read_summary(folder)
         except RunFolderError as error:
             raise UsageError(
                 f"{folder} holds a ledger that cannot be read, and would be lost: save to another "
@@ -186,10 +186,18 @@ def read_ledger(folder: Path) -> Ledger:
     Raises:
         RunFolderError: the file is missing or differs from what was written.
     """
-    return _read_learned(folder).network.ledger
+    return read_summary(folder).network.ledger
 
 
-def _read_learned(folder: Path) -> FittedSummary:
+def read_summary(folder: Path) -> FittedSummary:
+    """Return the part of a fitted protocol that may be published, after a check of its file.
+
+    Args:
+        folder: one that `save` wrote, or that of a finished run.
+
+    Raises:
+        RunFolderError: the file is missing or differs from what was written.
+    """
     data = manifest.checked(folder, LEARNED, manifest.read(folder))
     return unpack(data, FittedSummary)
 

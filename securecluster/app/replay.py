@@ -63,7 +63,7 @@ def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
         raise ReplayError(
             f"{folder / CONFIG} differs from the configuration that clients and server agreed on"
         )
-    transcript = Transcript.open(
+    transcript = Transcript.read(
         settings.transcript,
         folder / TRANSCRIPT,
         plan.protocol.message_types,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -176,7 +177,19 @@ class Present:
         shown = repr(specified)
         if isinstance(specified, Party):
             shown = str(specified)
-        return UsageError(f"there is no party {shown}: {self}")
+        return UsageError(f"there is no party {shown}: {self._nearest(specified)}{self}")
+
+    def _nearest(self, specified: object) -> str:
+        """Return a question that names the most similar party, or no text if none is similar."""
+        text = str(specified)
+        if isinstance(specified, Party) and isinstance(specified.index, str):
+            text = specified.index  # client("site-0")
+        names = ["server", "wire", *map(str, self.names)]
+        choices = {name.lower(): name for name in names}
+        closest = difflib.get_close_matches(text.lower(), choices, n=1)
+        if not closest:
+            return ""
+        return f"did you mean {choices[closest[0]]!r}? "
 
 
 def _is_index(number: object, count: int) -> bool:

@@ -5,12 +5,16 @@ Byte counts, audits and replay are computed from them.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from securecluster.core import atomic_files, manifest
 from securecluster.core.lazy_torch import torch
@@ -38,6 +42,14 @@ Contents = tuple[Call, Response]
 MessageTypes = Callable[[str], tuple[type, type]]  # method name -> (query class, reply class)
 MODES = ("none", "sizes", "full")
 INDEX = "index.jsonl"
+Parties = Party | int | str | Iterable[Party | int | str]
+# methods of the key agreement and of secure sums, whose messages name clients
+NAMING_METHODS = frozenset(
+    {
+        "key_offer", "key_seal", "key_open",
+        "sum_offer", "sum_keys", "reveal_pads", "reveal_shares",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,6 +108,7 @@ class ObservedMessage:
         sender: party that sent the frame.
         receiver: party that received it.
         method: name of the client method.
+        verb: verb that the method was called through.
         round: the protocol's round.
         step: number of the call.
         bytes: length of the frame.
@@ -105,6 +118,7 @@ class ObservedMessage:
     sender: Party
     receiver: Party
     method: str
+    verb: str
     round: int
     step: int
     bytes: int
@@ -167,14 +181,34 @@ class Transcript:
         self._totals: dict[str, Counter[str]] = defaultdict(Counter)
 
     @classmethod
-    def open(
+    def open(cls, folder: Path | str) -> Transcript:
+        """Return the transcript of a run folder.
+
+        It takes a run of a protocol of this project, or of an installed package's. For others, load
+        the protocol: `MyProtocol.load(folder).transcript_`.
+
+        Args:
+            folder: of a finished run, which the command line or `fit(folder=...)` wrote.
+
+        Raises:
+            RunFolderError: no finished run's folder, or a damaged one.
+            UsageError: a folder of several runs, or of an unknown protocol.
+        """
+        # Only the protocol can say of what classes its messages are, so this is an import from a
+        # higher room, and hence by name.
+        loading = importlib.import_module("securecluster.app.loading")
+        transcript: Transcript = loading.transcript_of(Path(folder))
+        return transcript
+
+    @classmethod
+    def read(
         cls,
         mode: str,
         folder: Path,
         messages: MessageTypes,
         names: Sequence[str] = (),
     ) -> Transcript:
-        """Return the transcript of a finished run, for reading.
+        """Return the transcript in a folder, for reading; `open` finds out the arguments.
 
         Args:
             mode: mode of the run's transcript.
@@ -275,8 +309,8 @@ class Transcript:
         """
         if self.mode != "full":
             raise UsageError(
-                f"this transcript holds {self.mode} only: run with --transcript full to read its "
-                "contents"
+                f"this transcript holds {self.mode} only, so nothing can be read in it: run again "
+                'with --transcript full, in Python with Settings(transcript="full")'
             )
         if self._folder is None:
             return self._contents[position]
@@ -301,7 +335,10 @@ class Transcript:
         return data
 
     def seen_by(
-        self, parties: Party | int | str | Iterable[Party | int | str]
+        self,
+        parties: Parties,
+        anonymous: bool = False,
+        seed: int = 0,
     ) -> Iterator[ObservedMessage]:
         """Return the frames that a set of colluding parties observed, in order.
 
@@ -311,6 +348,11 @@ class Transcript:
         Args:
             parties: one party or several: SERVER, AUTHORITY, WIRE, `lps(k)`, a client's number or
                 name, "server", "authority" or "wire".
+            anonymous: replace other clients than the observers by labels that are new for every
+                call, as parties of kind "anonymous", and order a call's frames by them. Attacks
+                that are to link calls would else read the answer. Frames of the key agreement and
+                of secure sums' phases, which name clients, are left out.
+            seed: of the labels; `identities` says who has which.
 
         Raises:
             UsageError: no party is specified, or one that does not exist in this run, or no entries
@@ -318,10 +360,51 @@ class Transcript:
         """
         if self.mode == "none":
             raise UsageError(
-                "this transcript holds none only: run with --transcript sizes or full to see who "
-                "saw what"
+                "this transcript holds none only, so it does not know who saw what: run again with "
+                '--transcript sizes or full, in Python with Settings(transcript="full")'
             )
-        return self._observed(self._present().resolve(parties))
+        observers = self._present().resolve(parties)
+        if not anonymous:
+            return self._observed(observers)
+        return self._anonymous(observers, seed)
+
+    def resolved(self, parties: Parties) -> frozenset[Party]:
+        """Return the parties of this transcript that a user specifies.
+
+        Args:
+            parties: as for `seen_by`.
+
+        Raises:
+            UsageError: no party is specified, or one that does not exist in this run.
+        """
+        return self._present().resolve(parties)
+
+    def identities(self, seed: int = 0) -> dict[int, int]:
+        """Return the number of the client behind each label of `seen_by(..., anonymous=True)`.
+
+        Args:
+            seed: of the labels.
+        """
+        client_of: dict[int, int] = {}
+        for entry, labels in zip(self.entries, self._labels(seed), strict=True):
+            if entry.verb != RELAY:
+                client_of.update(zip(labels, entry.to, strict=True))
+        return client_of
+
+    def _labels(self, seed: int) -> list[list[int]]:
+        """Return for each call a label for each of its recipients, which no other call has.
+
+        Args:
+            seed: of the labels.
+        """
+        all_labels = []
+        first = 0
+        for position, entry in enumerate(self.entries):
+            count = len(entry.to)
+            order = np.random.default_rng([seed, position]).permutation(count)
+            all_labels.append([first + int(k) for k in order])
+            first += count
+        return all_labels
 
     def _present(self) -> Present:
         """Return the parties: clients and local parameter servers in a call, and named clients."""
@@ -343,19 +426,43 @@ class Transcript:
 
     def _observed(self, observers: frozenset[Party]) -> Iterator[ObservedMessage]:
         """Yield what some parties observed, call by call."""
+        for position in range(len(self.entries)):
+            yield from self._frames_of_call(position, observers)
+
+    def _frames_of_call(
+        self, position: int, observers: frozenset[Party]
+    ) -> Iterator[ObservedMessage]:
+        """Yield what some parties observed of one call."""
+        entry = self.entries[position]
+        readable = []
+        for k in range(len(entry.to)):
+            # both ends of a frame can read it
+            readable.append(not observers.isdisjoint(entry.ends(k)))
+        content = None
+        if any(readable):  # else contents need not be read from disk
+            content = self.content(position)
+        for k in range(len(entry.to)):
+            if readable[k]:
+                yield from self._frames(entry, k, content)
+            elif WIRE in observers:
+                yield from self._frames(entry, k, None)
+
+    def _anonymous(self, observers: frozenset[Party], seed: int) -> Iterator[ObservedMessage]:
+        """Yield what some parties observed, call by call, with labels in place of clients."""
+        all_labels = self._labels(seed)
         for position, entry in enumerate(self.entries):
-            readable = []
-            for k in range(len(entry.to)):
-                # both ends of a frame can read it
-                readable.append(not observers.isdisjoint(entry.ends(k)))
-            content = None
-            if any(readable):  # else contents need not be read from disk
-                content = self.content(position)
-            for k in range(len(entry.to)):
-                if readable[k]:
-                    yield from self._frames(entry, k, content)
-                elif WIRE in observers:
-                    yield from self._frames(entry, k, None)
+            if entry.method in NAMING_METHODS:
+                continue
+            frames = self._frames_of_call(position, observers)
+            if entry.verb == RELAY:
+                yield from frames
+                continue
+            label_of = {}
+            for number, label in zip(entry.to, all_labels[position], strict=True):
+                label_of[client(number)] = Party("anonymous", label)
+            renamed = [_renamed(frame, label_of, observers) for frame in frames]
+            # stable, so that a request stays before its reply
+            yield from sorted(renamed, key=partial(_label_in, label_of))
 
     def _frames(self, entry: Entry, k: int, content: Contents | None) -> Iterator[ObservedMessage]:
         """Yield the two frames between a call's k-th recipient and the party that called it.
@@ -379,6 +486,7 @@ class Transcript:
             sender=caller,
             receiver=recipient,
             method=entry.method,
+            verb=entry.verb,
             round=entry.round,
             step=entry.step,
             bytes=entry.down[k],
@@ -388,6 +496,7 @@ class Transcript:
             sender=recipient,
             receiver=caller,
             method=entry.method,
+            verb=entry.verb,
             round=entry.round,
             step=entry.step,
             bytes=entry.up[k],
@@ -510,6 +619,34 @@ def load_entries(folder: Path) -> list[Entry]:
 def _entry(line: str) -> Entry:
     """Return the entry of a line of the index."""
     return Entry(**_with_tuples(json.loads(line)))
+
+
+def _renamed(
+    frame: ObservedMessage, label_of: Mapping[Party, Party], observers: Collection[Party]
+) -> ObservedMessage:
+    """Return a frame with a label in place of its client, unless the client observes itself.
+
+    Args:
+        frame: of a call.
+        label_of: label of each recipient of the call.
+        observers: the parties that observe.
+    """
+    changes = {}
+    for name in ("sender", "receiver"):
+        party = getattr(frame, name)
+        if party not in observers:
+            changes[name] = label_of.get(party, party)
+    return replace(frame, **changes)
+
+
+def _label_in(label_of: Mapping[Party, Party], frame: ObservedMessage) -> int:
+    """Return the number of the label of the client that sent or received a frame."""
+    for party in (frame.sender, frame.receiver):
+        label = label_of.get(party, party)
+        if label.kind == "anonymous":
+            assert label.index is not None
+            return label.index
+    raise AssertionError("a frame without a client")
 
 
 def _content_files(folder: Path) -> list[Path]:

@@ -502,6 +502,9 @@ class Endpoint(Generic[C]):
         self.minimum = minimum
         self._sums = sums
         self._pads = pads
+        # For research only: called with a reply before the pipeline, and returns the reply to use.
+        # Experiments read replies there, or play malicious clients.
+        self.before_pipeline: Callable[[Call, Any], Any] | None = None
         services: list[Service] = [KeyAgreement(keys)]
         if pads is not None:
             services.append(pads)
@@ -592,6 +595,8 @@ class Endpoint(Generic[C]):
             step=call.step,
         )
         reply = method(context, call.query)
+        if self.before_pipeline is not None:
+            reply = self.before_pipeline(call, reply)
         check_reply(method, release, reply, expected, len(call.to))
         protected = {}
         for name in release.through:

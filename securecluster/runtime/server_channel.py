@@ -6,6 +6,7 @@ complete by construction.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ from securecluster.messaging.messages import (
     select,
     stack,
 )
+from securecluster.messaging.outcomes import VerbOutcome
+from securecluster.messaging.parties import SERVER, Party, lps
 from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, check_squares
 from securecluster.privacy.dp.ledger import CHOICE, Event, Ledger
 from securecluster.privacy.masking.key_agreement import Peers, SealedSeed
@@ -152,6 +155,8 @@ class ServerChannel:
         self._asker: dict[int, int] = {}
         self._device = device or torch.device("cpu")
         self.record: Callable[[list[Event]], None] = self.add
+        # called with what each verb gives its reader; audits set it in a replay
+        self.observe: Callable[[VerbOutcome], None] | None = None
         self._secure_sums: SecureSums | EncryptedSums | None = None
         if isinstance(self.aggregator, SecureSums):
             self._secure_sums = self.aggregator
@@ -222,6 +227,7 @@ class ServerChannel:
                 recorded = tuple(ready)
             self._record(method, GATHER, recorded, reply, step)
         check_squares(self.round, response.ids, reply)
+        self._observe(method, GATHER, step, [(client,) for client in response.ids], reply)
         lost = self._note_lost(to, response.ids)
         return Replies(
             ids=response.ids,
@@ -304,6 +310,7 @@ class ServerChannel:
         at_once = self._recorded_at_once(method) and self._secure_sums is None
         if sums.ids and not at_once:
             self._record_sums(method, sums, rows, step, group_of, ready_groups)
+        self._observe(method, SUM, step, _members(sums.ids, group_of, groups), rows)
         lost = self._note_lost(to, sums.ids)
         return Sums(
             ids=sums.ids,
@@ -354,7 +361,49 @@ class ServerChannel:
         exchange: Exchange = partial(self._exchange_with_retries, method, tries=tries)
         pairs = self.pair_aggregator.run(exchange, call, tuple(to), then)
         self._note_lost(to, pairs.ids)
+        # A key authority may tell what follows from R, and not R.
+        content = pairs.value if pairs.relevance is None else pairs.relevance
+        self._observe(method, PAIRS, step, [pairs.ids], content)
         return Pairs(pairs.ids, pairs.value, step)
+
+    def _observe(
+        self,
+        method: Method,
+        verb: str,
+        step: int,
+        groups: Sequence[Sequence[int]],
+        content: Any,
+    ) -> None:
+        """Report what a verb gives each of its readers, if anyone wants to know.
+
+        Args:
+            groups: the clients behind each row of the content.
+            content: of the outcome; None if nobody replied.
+        """
+        if self.observe is None or content is None:
+            return
+        rows_of: dict[Party, list[int]] = {}
+        for row, members in enumerate(groups):
+            if not members:  # a sum over nobody
+                continue
+            # Local parameter servers call the clients, so each reads the replies of its own.
+            readers = {lps(self._asker[client]) for client in members if client in self._asker}
+            for reader in readers or {SERVER}:
+                rows_of.setdefault(reader, []).append(row)
+        for reader, rows in rows_of.items():
+            given = content
+            if verb != PAIRS:
+                given = select(content, rows)
+            outcome = VerbOutcome(
+                reader=reader,
+                method=method.__name__,
+                verb=verb,
+                round=self.round,
+                step=step,
+                groups=tuple(tuple(groups[row]) for row in rows),
+                content=copy.deepcopy(given),  # protocols may compute in place
+            )
+            self.observe(outcome)
 
     def divide(self, labels: Sequence[int]) -> None:
         """Assign clients to local parameter servers, which send all later calls to them.
@@ -819,6 +868,20 @@ def _without_shrunken_groups(ready: Sequence[int], group_of: Mapping[int, int]) 
         if remaining[group] >= required:
             permitted.append(client)
     return permitted
+
+
+def _members(ids: Sequence[int], group_of: Mapping[int, int], groups: int) -> list[list[int]]:
+    """Return the clients of each group.
+
+    Args:
+        ids: the clients.
+        group_of: group of each, by client id.
+        groups: number of groups.
+    """
+    members: list[list[int]] = [[] for _ in range(groups)]
+    for client in ids:
+        members[group_of[client]].append(client)
+    return members
 
 
 def _merged(responses: Sequence[Response], to: Sequence[int]) -> Response:

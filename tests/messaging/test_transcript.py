@@ -330,7 +330,7 @@ def test_an_opened_transcript_reads_what_the_run_wrote(tmp_path: Path) -> None:
     for mode in ("sizes", "full"):
         folder = tmp_path / mode
         folder.mkdir()
-        whole, found = filled(mode, folder), Transcript.open(mode, folder, types)
+        whole, found = filled(mode, folder), Transcript.read(mode, folder, types)
         assert (found.mode, found.entries, found.totals()) == (mode, whole.entries, whole.totals())
         assert found.surplus() == []
     (folder / "000009.safetensors").write_bytes(b"")

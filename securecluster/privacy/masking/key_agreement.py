@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from securecluster.privacy.secure_sum.client_secrets import SumSecrets
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+
+T = TypeVar("T")
 
 # bytes of a public key, and of a sealed seed
 KEY = 32
@@ -102,6 +104,28 @@ class Secrets:
     unused: dict[int, int] = field(default_factory=dict)
     sums: SumSecrets = field(default_factory=SumSecrets)
     encryption: EncryptionKeys = field(default_factory=EncryptionKeys)
+
+    def of(self, client: int) -> Secrets:
+        """Return the secrets of one client alone.
+
+        Args:
+            client: its id.
+        """
+        return Secrets(
+            private=_entry_of(self.private, client),
+            drawn=_entry_of(self.drawn, client),
+            seed=_entry_of(self.seed, client),
+            noise=_entry_of(self.noise, client),
+            unused=_entry_of(self.unused, client),
+            sums=self.sums.of(client),
+        )
+
+
+def _entry_of(entries: Mapping[int, T], client: int) -> dict[int, T]:
+    """Return the entry of one client, as a dictionary that is empty if it has none."""
+    if client not in entries:
+        return {}
+    return {client: entries[client]}
 
 
 class KeyRing:

@@ -31,6 +31,23 @@ class SumSecrets:
     floors: dict[int, int] = field(default_factory=dict)
     pairs: dict[int, PairState] = field(default_factory=dict)
 
+    def of(self, client: int) -> SumSecrets:
+        """Return the secrets of one client alone, and the public keys of all.
+
+        Args:
+            client: id of the client.
+        """
+        alone = SumSecrets(public=dict(self.public))
+        if client in self.private:
+            alone.private[client] = self.private[client]
+        if client in self.masks:
+            alone.masks[client] = self.masks[client]
+        if client in self.guards:
+            alone.guards[client] = self.guards[client]
+        if client in self.floors:
+            alone.floors[client] = self.floors[client]
+        return alone
+
     def forget(self, client: int) -> None:
         """Drop a client's records of all but its last `KEPT_CALLS` calls.
 

@@ -1,0 +1,233 @@
+"""Interface of attacks: what an adversary observed and knows, what it guesses, and the truth.
+
+An attack gets a `View` and `Knowledge`, and returns a `Guess`. It never gets the `Truth`: only the
+attack's scorer (`securecluster.attacks.scoring`) compares a guess with it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.core.lazy_torch import torch
+from securecluster.data import Federation
+from securecluster.data.federation import Shard
+from securecluster.messaging.outcomes import VerbOutcome
+from securecluster.messaging.parties import Party
+from securecluster.messaging.transcript import ObservedMessage
+from securecluster.privacy.masking.key_agreement import Secrets
+
+if TYPE_CHECKING:
+    from securecluster.attacks.scoring import Scorer
+    from securecluster.models.flat_model import FlatModel
+
+
+class View(ABC):
+    """What some colluding parties observed of a run.
+
+    `securecluster.attacks.views.view_of` makes it from a fitted protocol or a run folder.
+
+    Attributes:
+        parties: the colluding parties.
+        anonymous: True if other clients appear under labels that are new for every call, as parties
+            of kind "anonymous". Attacks that link calls use such a view.
+    """
+
+    parties: frozenset[Party]
+    anonymous: bool
+
+    @abstractmethod
+    def messages(
+        self, method: str | None = None, round: int | None = None
+    ) -> Iterator[ObservedMessage]:
+        """Yield the frames that the parties sent, received or overheard, in order.
+
+        Args:
+            method: only those of this client method; None for all.
+            round: only those of this round; None for all.
+        """
+
+    @property
+    @abstractmethod
+    def outcomes(self) -> tuple[VerbOutcome, ...]:
+        """Return what verbs gave the parties, such as sums over clients, in order."""
+
+
+@dataclass(frozen=True)
+class Colluder:
+    """What a colluding client gives the adversary.
+
+    Args:
+        number: of the client.
+        shard: its data.
+        secrets: its keys and seeds, and those of no other client.
+    """
+
+    number: int
+    shard: Shard = field(repr=False)
+    secrets: Secrets = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What an adversary may know besides its view.
+
+    All of it but `colluders` and `samples` is public: it follows from the configuration that every
+    party of the run has. In a simulation, clients' keys follow from the configuration's seed, too;
+    in a deployment they do not, so an attack must not derive keys from it.
+
+    Args:
+        protocol: name of the protocol.
+        config: the configuration that clients and server agreed on: hyper-parameters, `clients`,
+            `shape`, `classes`, `dimension` and `seed`. Hyper-parameters have their resolved values.
+        network: the network as a function of a flat vector.
+        initial: the initial model θ_0, (d,).
+        width: number of coordinates of a row that left a client under the mask; d without a mask.
+        weighted: names of methods whose rows are multiplied by the client's number of samples,
+            where it is sent with them.
+        colluders: by number, the clients that share their data and secrets with the adversary.
+        samples: public samples (X, y) of the same distribution as the clients', or None.
+    """
+
+    protocol: str
+    config: Mapping[str, Any]
+    network: FlatModel
+    initial: torch.Tensor
+    width: int
+    weighted: frozenset[str] = frozenset()
+    colluders: Mapping[int, Colluder] = field(default_factory=dict)
+    samples: tuple[NDArray[Any], NDArray[Any]] | None = None
+
+    def parameters(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the parameters that the coordinates of unmasked rows belong to.
+
+        Args:
+            rows: (…, d) or wider; coordinates beyond d are padding.
+
+        Returns:
+            Tensors (…, *shape) by the parameters' names.
+        """
+        d = self.network.dimension
+        return self.network.views(rows[..., :d].contiguous())
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Return by name which coordinates of an unmasked row a parameter has."""
+        found = {}
+        first = 0
+        for name, shape in self.network.shapes.items():
+            end = first + shape.numel()
+            found[name] = slice(first, end)
+            first = end
+        return found
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Replies of one call before any protection: before the clip, noise, masks and sums.
+
+    Args:
+        method: name of the client method.
+        verb: verb that it was called through.
+        round: the protocol's round.
+        step: number of the call.
+        ids: numbers of the clients, in the order of the reply's rows.
+        reply: the reply message, as a batch.
+    """
+
+    method: str
+    verb: str
+    round: int
+    step: int
+    ids: tuple[int, ...]
+    reply: Any
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What no adversary has, and scorers compare guesses with.
+
+    Args:
+        federation: the clients and their data.
+        identities: number of the client behind each label of an anonymous view.
+        taps: replies before any protection; empty unless the run was repeated with taps.
+    """
+
+    federation: Federation
+    identities: Mapping[int, int] = field(default_factory=dict)
+    taps: tuple[Tap, ...] = ()
+
+    @property
+    def clusters(self) -> tuple[int, ...] | None:
+        """Return each client's true cluster, or None where it is unknown."""
+        return self.federation.truth
+
+    def label_counts(self, client: int) -> NDArray[np.int64]:
+        """Return how many samples of each class a client trains on, (classes,).
+
+        Args:
+            client: its number.
+        """
+        labels = np.asarray(self.federation.shards[client].y)
+        return np.bincount(labels, minlength=self.federation.classes)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What an attack concludes, about one subject or more.
+
+    Args:
+        quantity: what is guessed, such as "label counts".
+        values: the guess by subject. A subject is a client's number, a label of an anonymous view,
+            or whatever the attack's scorer expects.
+        details: further results for reports, such as reconstructed images.
+    """
+
+    quantity: str
+    values: Mapping[Any, Any]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Attack(ABC):
+    """Attack on what some parties observed.
+
+    Subclasses have a file of their own. Installed packages declare theirs as entry points, see
+    `securecluster.attacks.registry`.
+
+    Attributes:
+        name: lower case, words separated by "-".
+        source: the paper that describes the attack.
+        needs: one sentence on what the adversary must observe and know.
+        anonymous: True if the attack works on an anonymous view.
+        scorer: compares the guess with the truth.
+    """
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+    needs: ClassVar[str]
+    anonymous: ClassVar[bool] = False
+    scorer: ClassVar[Scorer]
+
+    @abstractmethod
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable, as "not applicable: …"; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+
+    @abstractmethod
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return what the adversary concludes.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """

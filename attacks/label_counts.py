@@ -1,0 +1,183 @@
+"""Label counts from the last bias of one full-batch step.
+
+With a softmax and cross-entropy over n samples, the gradient of the last bias is
+
+    ∂L/∂b_c = (Σ_i p_ic − n_c) / n,
+
+where p_i are the predictions and n_c counts the samples of class c (Wang et al. 2019, "Beyond
+Inferring Class Representatives"; Geng et al. 2021, "Towards General Deep Leakage in Federated
+Learning", Section 4; Yin et al. 2021 use the same sign for one image). A step with the learning
+rate η moves the bias by −η times that, so n_c = n·(p̄_c + Δb_c/η), where p̄ is the mean prediction.
+
+p̄ depends on the samples. At the public θ_0 it is nearly the same for all samples, so public
+samples give it; without any, uniform noise of the samples' range does. Of several local steps, the
+displacement of each counts: the attack divides by their number, which ignores that p̄ moves.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.views import ObservedUpdate, observed_updates
+from securecluster.core.lazy_torch import torch
+
+Counts = NDArray[np.int64]
+PROBES = 200  # samples of noise where no public ones are known
+
+
+class MisplacedLabels(Scorer):
+    """Share of a client's samples whose label the guessed counts misplace."""
+
+    metric = "share of misplaced labels"
+    higher = False
+
+    def units(self, guess: Guess, truth: Truth) -> NDArray[Any]:
+        """Return the share of each client, (n,).
+
+        Args:
+            guess: label counts by client.
+            truth: of the run.
+        """
+        return self._shares(guess, truth, list(guess.values))
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> NDArray[Any]:
+        """Return the shares if every client is scored against another one's labels.
+
+        Args:
+            guess: label counts by client.
+            truth: of the run.
+            draw: source of the shuffle.
+        """
+        clients = list(guess.values)
+        others = [clients[k] for k in draw.permutation(len(clients))]
+        return self._shares(guess, truth, others)
+
+    def _shares(self, guess: Guess, truth: Truth, clients: list[int]) -> NDArray[Any]:
+        """Return the shares against the labels of the given clients, in the guess's order."""
+        shares = []
+        for counts, client in zip(guess.values.values(), clients, strict=True):
+            true = truth.label_counts(client)
+            # each misplaced sample is missing in one class, and too many in another
+            shares.append(np.abs(counts - true).sum() / (2 * true.sum()))
+        return np.asarray(shares)
+
+
+class LabelCounts(Attack):
+    """Counts of each client's labels, from the bias in its first update."""
+
+    name = "label-counts"
+    source = (
+        "Geng et al. 2021, Towards General Deep Leakage in Federated Learning; "
+        "Wang et al. 2019, Beyond Inferring Class Representatives"
+    )
+    needs = (
+        "single updates of the first round, the learning rate, and the number of samples of each "
+        "client (else the share of each label)"
+    )
+    scorer = MisplacedLabels()
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        if knowledge.network.objective.kind != "classification":
+            return "not applicable: the clients' data have no labels"
+        if _last_bias(knowledge) is None:
+            return "not applicable: the network's last parameter is no bias with one entry a class"
+        if not _first_updates(view, knowledge):
+            return "not applicable: no single update of a first round was observed"
+        return None
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return the guessed counts by client.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        name = _last_bias(knowledge)
+        assert name is not None
+        prediction = _mean_prediction(knowledge)
+        guesses = {}
+        for client, update in _first_updates(view, knowledge).items():
+            bias = knowledge.parameters(update.row)[name].double().cpu().numpy()
+            size = update.size or float(knowledge.config["batch_size"])
+            steps = _steps(knowledge, size)
+            shares = prediction + bias / (float(knowledge.config["lr"]) * steps)
+            guesses[client] = rounded(shares, round(size))
+        return Guess("label counts", guesses)
+
+
+def rounded(shares: NDArray[np.float64], total: int) -> Counts:
+    """Return counts with a given total that are nearest to some shares of it.
+
+    Args:
+        shares: share of each class, (classes,); negative ones count as zero.
+        total: number of samples.
+    """
+    positive = np.clip(shares, 0, None)
+    mass = positive.sum()
+    if mass <= 0:  # nothing was learned about any class
+        positive = np.ones_like(positive)
+        mass = positive.sum()
+    exact = positive / mass * total
+    counts: Counts = np.floor(exact).astype(np.int64)
+    missing = total - int(counts.sum())
+    # the largest remainders are rounded up
+    order = np.argsort(counts - exact, kind="stable")
+    counts[order[:missing]] += 1
+    return counts
+
+
+def _last_bias(knowledge: Knowledge) -> str | None:
+    """Return the name of the last layer's bias, or None if the last parameter is none."""
+    shapes = knowledge.network.shapes
+    name = list(shapes)[-1]
+    if tuple(shapes[name]) != (knowledge.config["classes"],):
+        return None
+    return name
+
+
+def _first_updates(view: View, knowledge: Knowledge) -> dict[int, ObservedUpdate]:
+    """Return the first update of each client, if it was trained from θ_0: in the first round."""
+    first: dict[int, ObservedUpdate] = {}
+    for update in observed_updates(view, knowledge):
+        client = update.sender.index
+        if update.round == 1 and client is not None:
+            first.setdefault(client, update)
+    return first
+
+
+def _mean_prediction(knowledge: Knowledge) -> NDArray[np.float64]:
+    """Return the mean prediction of θ_0, (classes,), on public samples or else on noise."""
+    if knowledge.samples is not None:
+        samples = torch.as_tensor(knowledge.samples[0])
+    else:
+        shape = (PROBES, *knowledge.config["shape"])
+        noise = np.random.default_rng(0).random(shape)
+        samples = torch.as_tensor(noise)
+    views = knowledge.parameters(knowledge.initial)
+    with torch.no_grad():
+        outputs = knowledge.network.call(views, samples.to(knowledge.initial))
+        shares = outputs.double().softmax(-1).mean(0)
+    prediction: NDArray[np.float64] = shares.cpu().numpy()
+    return prediction
+
+
+def _steps(knowledge: Knowledge, size: float) -> int:
+    """Return the number of a client's local steps in a round.
+
+    Args:
+        size: number of its samples.
+    """
+    batches = math.ceil(size / int(knowledge.config["batch_size"]))
+    return int(knowledge.config["epochs"]) * batches

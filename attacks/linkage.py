@@ -1,0 +1,248 @@
+"""Linkage of clients across rounds, by the Gram rows of their updates.
+
+A mask that is drawn anew each round keeps inner products (a permutation and an orthogonal map do).
+A client's row of the Gram matrix of a round, with its norm on the diagonal, therefore looks alike
+in two rounds, as far as the clients' directions do. The attack matches rows of two rounds: it knows
+neither the mask nor which rows belong together.
+
+A row's order of columns is not known in the other round either, so rows are first compared by
+values that need no order: the norm, and the sorted cosines. The best match then gives an order of
+columns, under which rows are compared entry by entry, and matched again, until nothing changes. Of
+several starts, the match counts under which the two matrices agree best.
+
+This is graph matching. Vogelstein et al. 2015, "Fast Approximate Quadratic Programming for Graph
+Matching", have the linear assignments; the starts from sorted rows and the exchanges at the end are
+not in the paper.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.views import observed_updates
+
+Array = NDArray[np.float64]
+PASSES = 30  # of one matching
+STARTS = 10  # of the matching, for each of two matrices
+MOST_EXCHANGED = 40  # rows up to which exchanges of two partners are tried
+TINY = 1e-12  # an improvement that is no rounding error
+FEWEST = 3  # clients in a round: two have one cosine, which both share
+Labels = dict[int, Array]  # rows by label
+Match = tuple[NDArray[np.int64], NDArray[np.int64]]  # rows, and their partners
+
+
+class LinkedClients(Scorer):
+    """Share of labels that are linked to the same client in the next round."""
+
+    metric = "share of clients linked across rounds"
+
+    def units(self, guess: Guess, truth: Truth) -> NDArray[Any]:
+        """Return 1 for each correct link and 0 for each wrong one, (n,).
+
+        Args:
+            guess: label in a later round by label in an earlier one.
+            truth: of the run, with the identities behind the labels.
+        """
+        correct = []
+        for earlier, later in guess.values.items():
+            correct.append(truth.identities[earlier] == truth.identities[later])
+        return np.asarray(correct, dtype=float)
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> NDArray[Any]:
+        """Return the same for links to random labels of the same later rounds.
+
+        Args:
+            guess: label in a later round by label in an earlier one.
+            truth: of the run.
+            draw: source of the shuffle.
+        """
+        correct = []
+        for earlier, later in guess.details["rounds"]:
+            labels = [guess.values[label] for label in earlier]
+            assert set(labels) <= set(later)
+            for label, k in zip(earlier, draw.permutation(len(labels)), strict=True):
+                correct.append(truth.identities[label] == truth.identities[labels[k]])
+        return np.asarray(correct, dtype=float)
+
+
+class Linkage(Attack):
+    """Links between the anonymous senders of updates in consecutive calls."""
+
+    name = "linkage"
+    source = (
+        "Vogelstein et al. 2015, Fast Approximate Quadratic Programming for Graph Matching, on "
+        "Gram matrices"
+    )
+    needs = "single updates of two rounds or more, whose mask keeps inner products"
+    anonymous = True
+    scorer = LinkedClients()
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        if len(_calls(view, knowledge)) < 2:
+            return (
+                f"not applicable: single updates of {FEWEST} clients in two rounds were not "
+                "observed"
+            )
+        return None
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return a label in the next call for each label of a call.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        calls = _calls(view, knowledge)
+        links: dict[int, int] = {}
+        rounds = []
+        for earlier, later in itertools.pairwise(calls):
+            before = list(earlier)
+            after = list(later)
+            match = matched(np.stack(list(earlier.values())), np.stack(list(later.values())))
+            linked = []
+            for row, column in match:
+                links[before[row]] = after[column]
+                linked.append(before[row])
+            rounds.append((tuple(linked), tuple(after)))
+        return Guess("links", links, {"rounds": rounds})
+
+
+def matched(first: Array, second: Array, seed: int = 0) -> list[tuple[int, int]]:
+    """Return pairs of rows that are likely to belong to one client.
+
+    Args:
+        first: rows of one round, (n, d).
+        second: rows of another, (k, d), under another mask.
+        seed: of the starts of the matching.
+
+    Returns:
+        min(n, k) pairs of positions.
+    """
+    draw = np.random.default_rng(seed)
+    pairs = [(_cosines(first), _cosines(second))]
+    if len(first) == len(second):
+        # With other clients in them the rounds have other means.
+        pairs.insert(0, (_correlations(first), _correlations(second)))
+    judged = pairs[0]
+    best: Match | None = None
+    best_agreement = -np.inf
+    for gram, other in pairs:
+        costs = _profile_costs(gram, other)
+        for start in range(STARTS):
+            # the first start is the best guess, and further ones vary it
+            spread = costs.std() * min(start, 1)
+            match = _fixed_point(gram, other, costs + spread * draw.normal(size=costs.shape))
+            agreement = _agreement(*judged, match)
+            if agreement > best_agreement:
+                best_agreement = agreement
+                best = match
+    assert best is not None
+    rows, columns = _exchanged(*judged, best)
+    return list(zip(rows.tolist(), columns.tolist(), strict=True))
+
+
+def _cosines(rows: Array) -> Array:
+    """Return cosines off the diagonal, and norms over their mean on it, (n, n)."""
+    norms = np.linalg.norm(rows, axis=1)
+    directions = rows / np.where(norms > 0, norms, 1.0)[:, None]
+    gram: Array = directions @ directions.T
+    scale = norms.mean() or 1.0
+    np.fill_diagonal(gram, norms / scale)
+    return gram
+
+
+def _correlations(rows: Array) -> Array:
+    """Return the same of what distinguishes rows from their mean, which a mask does not change."""
+    return _cosines(rows - rows.mean(0))
+
+
+def _profile_costs(gram: Array, other: Array) -> Array:
+    """Return how much each pair of rows differs in values that need no order, (n, k)."""
+    quantiles = np.linspace(0, 1, min(len(gram), len(other)))
+    profiles = _profiles(gram, quantiles)
+    other_profiles = _profiles(other, quantiles)
+    costs: Array = ((profiles[:, None] - other_profiles[None]) ** 2).sum(-1)
+    return costs
+
+
+def _profiles(gram: Array, quantiles: Array) -> Array:
+    """Return each row's norm and quantiles of its cosines."""
+    profiles = []
+    for k, row in enumerate(gram):
+        cosines = np.delete(row, k)
+        profiles.append([row[k], *np.quantile(cosines, quantiles)])
+    return np.asarray(profiles)
+
+
+def _fixed_point(gram: Array, other: Array, costs: Array) -> Match:
+    """Return a match that is the best one under the order of columns that it gives.
+
+    Args:
+        gram: of one round, (n, n).
+        other: of another round, (k, k).
+        costs: of the first match, (n, k).
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(costs)
+    own = (np.diag(gram)[:, None] - np.diag(other)[None, :]) ** 2
+    for _ in range(PASSES):
+        # entries of both matrices that the current match makes one client's
+        differences = gram[:, None, rows] - other[None, :, columns]
+        next_rows, next_columns = linear_sum_assignment((differences**2).sum(-1) + own)
+        unchanged = np.array_equal(rows, next_rows) and np.array_equal(columns, next_columns)
+        rows = next_rows
+        columns = next_columns
+        if unchanged:
+            break
+    return rows, columns
+
+
+def _agreement(gram: Array, other: Array, match: Match) -> float:
+    """Return minus the squared distance of two matrices, as far as rows are matched."""
+    rows, columns = match
+    differences = gram[np.ix_(rows, rows)] - other[np.ix_(columns, columns)]
+    return -float((differences**2).sum())
+
+
+def _exchanged(gram: Array, other: Array, match: Match) -> Match:
+    """Return a match that no exchange of two partners improves."""
+    rows, columns = match
+    columns = columns.copy()
+    best = _agreement(gram, other, match)
+    improved = len(rows) <= MOST_EXCHANGED
+    while improved:
+        improved = False
+        for a, b in itertools.combinations(range(len(rows)), 2):
+            columns[[a, b]] = columns[[b, a]]
+            agreement = _agreement(gram, other, (rows, columns))
+            if agreement > best + TINY:
+                best = agreement
+                improved = True
+            else:
+                columns[[a, b]] = columns[[b, a]]
+    return rows, columns
+
+
+def _calls(view: View, knowledge: Knowledge) -> list[Labels]:
+    """Return the updates of each call with enough clients, by their senders' labels."""
+    calls: dict[tuple[str, int], Labels] = {}
+    for update in observed_updates(view, knowledge):
+        label = update.sender.index
+        if label is None:
+            continue
+        rows = calls.setdefault((update.method, update.step), {})
+        rows[label] = update.row.double().cpu().numpy()
+    return [rows for rows in calls.values() if len(rows) >= FEWEST]

@@ -1,0 +1,87 @@
+"""Attacks by name: those of this project, and those that installed packages declare.
+
+A package outside this project declares its attacks as entry points, in its pyproject.toml:
+
+    [project.entry-points."securecluster.attacks"]
+    mean-image = "my_package.mean_image:MeanImage"
+
+Audits then run them beside the attacks of this project.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import EntryPoint, entry_points
+
+from securecluster.attacks.base import Attack
+from securecluster.errors import UsageError, unknown
+
+GROUP = "securecluster.attacks"
+ATTACKS = {  # module and class
+    "label-counts": "label_counts:LabelCounts",
+    "linkage": "linkage:Linkage",
+}
+DECLARED = ("name", "source", "needs", "scorer")
+
+
+def attack_names() -> list[str]:
+    """Return the names of all attacks, those of this project first."""
+    return [*ATTACKS, *sorted(_declared())]
+
+
+def attack_named(name: str) -> Attack:
+    """Return an attack.
+
+    Args:
+        name: of this project's or of an installed package's attack.
+
+    Raises:
+        UsageError: an unknown name, or a declaration that does not lead to an attack.
+    """
+    if name in ATTACKS:
+        module_name, _, class_name = ATTACKS[name].partition(":")
+        module = importlib.import_module(f"securecluster.attacks.{module_name}")
+        own: Attack = getattr(module, class_name)()
+        return own
+    declared = _declared()
+    if name not in declared:
+        raise unknown("attack", name, attack_names())
+    return _loaded(declared[name])
+
+
+def _declared() -> dict[str, EntryPoint]:
+    """Return the entry points of installed packages by name.
+
+    Names of this project's own attacks stay theirs.
+    """
+    points = entry_points(group=GROUP)
+    return {point.name: point for point in points if point.name not in ATTACKS}
+
+
+def _loaded(point: EntryPoint) -> Attack:
+    """Return the attack of an entry point.
+
+    Raises:
+        UsageError: it cannot be imported or made, is no attack, or has another name.
+    """
+    declaration = f"the attack {point.name!r}, which is declared as {point.value}"
+    try:
+        loaded = point.load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"{declaration}, cannot be imported ({error}): correct the entry point, or install the "
+            "package again"
+        ) from None
+    if not (isinstance(loaded, type) and issubclass(loaded, Attack)):
+        raise UsageError(f"{declaration}, is no Attack: name its class")
+    missing = [attribute for attribute in DECLARED if not hasattr(loaded, attribute)]
+    if missing:
+        raise UsageError(f"{declaration}, has no {missing[0]}: set it in its class")
+    if loaded.name != point.name:
+        raise UsageError(
+            f"{declaration}, is called {loaded.name!r} in its class: give both the same name"
+        )
+    try:
+        return loaded()
+    except TypeError as error:
+        raise UsageError(f"{declaration}, cannot be made without arguments: {error}") from None

@@ -1,0 +1,184 @@
+"""Scores of attacks: a value with a bootstrap interval, and the same for a guess about others.
+
+The negative control scores the same guess against a truth whose subjects are shuffled. What it
+reaches is what a guess without any information about the subjects reaches: chance.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.errors import UsageError
+
+RESAMPLES = 1000  # bootstrap samples
+SHUFFLES = 200  # of the negative control
+LEVEL = 0.95  # of all intervals
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Range of a score at the level `LEVEL`.
+
+    Args:
+        low: lower end.
+        high: upper end.
+    """
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Array) -> Interval:
+        """Return the central interval of a sample.
+
+        Args:
+            values: (n,).
+        """
+        tail = (1 - LEVEL) / 2
+        low, high = np.quantile(values, [tail, 1 - tail])
+        return cls(float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Score:
+    """Success of one attack.
+
+    Args:
+        metric: what the value measures.
+        value: of the guess.
+        interval: bootstrap interval of the value over units, such as clients.
+        chance: mean of the negative control.
+        chance_interval: interval of the negative control over shuffled truths.
+        higher: True if a larger value is a more successful attack.
+        units: number of units.
+    """
+
+    metric: str
+    value: float
+    interval: Interval
+    chance: float
+    chance_interval: Interval
+    higher: bool
+    units: int
+
+    @property
+    def beats_chance(self) -> bool:
+        """Return True if the interval lies on the better side of the negative control's."""
+        if self.higher:
+            return self.interval.low > self.chance_interval.high
+        return self.interval.high < self.chance_interval.low
+
+
+class Scorer(ABC):
+    """Comparison of a guess with the truth, unit by unit.
+
+    Attributes:
+        metric: name of the score.
+        higher: True if a larger score is a more successful attack.
+    """
+
+    metric: str
+    higher: bool = True
+
+    @abstractmethod
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return what the score is made of, one row for each unit, (n, …).
+
+        Args:
+            guess: the attack's.
+            truth: of the run.
+        """
+
+    @abstractmethod
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return `units` for a truth that has nothing to do with the guess.
+
+        Args:
+            guess: the attack's.
+            truth: of the run, whose subjects are to be shuffled.
+            draw: source of the shuffle.
+        """
+
+    def summary(self, units: Array) -> float:
+        """Return the score of some units: their mean, unless a scorer has another one.
+
+        Args:
+            units: (n, …).
+        """
+        return float(np.mean(units))
+
+
+def score(scorer: Scorer, guess: Guess, truth: Truth, seed: int = 0) -> Score:
+    """Return the score of a guess.
+
+    Args:
+        scorer: of the attack.
+        guess: the attack's.
+        truth: of the run.
+        seed: of the bootstrap and the negative control.
+
+    Raises:
+        UsageError: the guess is about no unit.
+    """
+    draw = np.random.default_rng(seed)
+    units = np.asarray(scorer.units(guess, truth))
+    count = len(units)
+    if not count:
+        raise UsageError(
+            f"a guess of {guess.quantity} that names nothing has no score: let the attack say that "
+            "it is not applicable"
+        )
+    resampled = []
+    for _ in range(RESAMPLES):
+        chosen = draw.integers(0, count, count)
+        resampled.append(scorer.summary(units[chosen]))
+    controls = []
+    for _ in range(SHUFFLES):
+        controls.append(scorer.summary(scorer.shuffled(guess, truth, draw)))
+    return Score(
+        metric=scorer.metric,
+        value=scorer.summary(units),
+        interval=Interval.of(np.asarray(resampled)),
+        chance=float(np.mean(controls)),
+        chance_interval=Interval.of(np.asarray(controls)),
+        higher=scorer.higher,
+        units=count,
+    )
+
+
+def evaluate(
+    attack: Attack, view: View, knowledge: Knowledge, truth: Truth, seed: int = 0
+) -> Score | str:
+    """Run an attack and score its guess.
+
+    Args:
+        attack: the attack.
+        view: what the adversary observed.
+        knowledge: what it knows besides.
+        truth: of the run.
+        seed: of the bootstrap and the negative control.
+
+    Returns:
+        The score, or why the attack is not applicable.
+
+    Raises:
+        UsageError: the attack needs an anonymous view, and this one names the clients.
+    """
+    if attack.anonymous and not view.anonymous:
+        raise UsageError(
+            f"{attack.name} would read its answer from a view that names the clients: make it with "
+            "anonymous=True"
+        )
+    reason = attack.applies(view, knowledge)
+    if reason is not None:
+        return reason
+    guess = attack.run(view, knowledge)
+    return score(attack.scorer, guess, truth, seed)

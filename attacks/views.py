@@ -1,0 +1,238 @@
+"""Views, knowledge and truth of a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Colluder, Knowledge, Tap, Truth, View
+from securecluster.core.lazy_torch import torch
+from securecluster.data import Federation
+from securecluster.errors import UsageError
+from securecluster.messaging.messages import select
+from securecluster.messaging.outcomes import VerbOutcome
+from securecluster.messaging.parties import SERVER, Party
+from securecluster.messaging.transcript import ObservedMessage, Parties
+from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.runtime.endpoint import GATHER, PAIRS
+
+# methods whose rows are updates times the client's number of samples, where it is sent with them
+WEIGHTED = frozenset({"contribute", "contribute_kept_update"})
+
+
+@dataclass(frozen=True)
+class RecordedView(View):
+    """View of a run with a full transcript.
+
+    Args:
+        fitted: after the run, or loaded from its folder.
+        parties: the colluding parties.
+        anonymous: True if other clients appear under labels that are new for every call.
+        seed: of the labels.
+    """
+
+    fitted: ClusteringProtocol
+    parties: frozenset[Party]
+    anonymous: bool = False
+    seed: int = 0
+
+    def messages(
+        self, method: str | None = None, round: int | None = None
+    ) -> Iterator[ObservedMessage]:
+        """Yield the frames that the parties sent, received or overheard, in order.
+
+        Args:
+            method: only those of this client method; None for all.
+            round: only those of this round; None for all.
+        """
+        for message in self.fitted.transcript_.seen_by(self.parties, self.anonymous, self.seed):
+            if method is not None and message.method != method:
+                continue
+            if round is not None and message.round != round:
+                continue
+            yield message
+
+    @cached_property
+    def outcomes(self) -> tuple[VerbOutcome, ...]:
+        """Return what verbs gave the parties, in order; they are computed by a replay.
+
+        In an anonymous view only the number of clients behind a row is told: clients are 0, 1, …,
+        and rows of single replies, and those of R, are in random order.
+        """
+        found = []
+        for position, outcome in enumerate(self.fitted.verb_outcomes()):
+            if outcome.reader not in self.parties:
+                continue
+            if self.anonymous:
+                draw = np.random.default_rng([self.seed, position])
+                outcome = _anonymous(outcome, draw)
+            found.append(outcome)
+        return tuple(found)
+
+
+def _anonymous(outcome: VerbOutcome, draw: np.random.Generator) -> VerbOutcome:
+    """Return an outcome that does not tell which clients are behind a row.
+
+    Args:
+        outcome: of a verb.
+        draw: of the order of rows that belong to one client each.
+    """
+    if outcome.verb == PAIRS:
+        order = draw.permutation(len(outcome.content)).tolist()
+        content = outcome.content[order][:, order]
+        return replace(outcome, groups=(tuple(range(len(order))),), content=content)
+    content = outcome.content
+    if outcome.verb == GATHER:
+        content = select(content, draw.permutation(len(outcome.groups)).tolist())
+    groups = []
+    first = 0
+    for group in outcome.groups:
+        groups.append(tuple(range(first, first + len(group))))
+        first += len(group)
+    return replace(outcome, groups=tuple(groups), content=content)
+
+
+def view_of(
+    fitted: ClusteringProtocol, parties: Parties = SERVER, anonymous: bool = False, seed: int = 0
+) -> View:
+    """Return what some colluding parties observed of a run.
+
+    Args:
+        fitted: after a run with a full transcript, or loaded from its folder.
+        parties: one party or several, as for `Transcript.seen_by`.
+        anonymous: replace other clients by labels that are new for every call, for attacks that
+            link calls.
+        seed: of the labels.
+
+    Raises:
+        UsageError: the run has no such party, or its transcript has no contents.
+    """
+    transcript = getattr(fitted, "transcript_", None)
+    if transcript is None:
+        raise UsageError(
+            f"this {type(fitted).__name__} has no transcript: fit it with "
+            'Settings(transcript="full"), or load the folder of a run'
+        )
+    observers = transcript.resolved(parties)
+    if transcript.mode != "full":
+        transcript.content(0)  # refuses, and says what to do
+    return RecordedView(fitted, observers, anonymous, seed)
+
+
+def knowledge_of(
+    fitted: ClusteringProtocol,
+    federation: Federation | None = None,
+    colluders: Iterable[int] = (),
+    samples: tuple[NDArray[Any], NDArray[Any]] | None = None,
+) -> Knowledge:
+    """Return what an adversary may know of a run besides its view.
+
+    Args:
+        fitted: after the run, or loaded from its folder.
+        federation: the clients, of which only the colluding ones' data are used.
+        colluders: numbers of the clients that collude with the adversary.
+        samples: public samples (X, y) of the same distribution as the clients'.
+
+    Raises:
+        UsageError: not fitted, colluders without a federation, or a client that does not exist.
+    """
+    colluding = {}
+    for number in colluders:
+        secrets = fitted.secrets_of(number)
+        if federation is None:
+            raise UsageError("colluding clients give their data away: give the federation, too")
+        colluding[number] = Colluder(number, federation.shards[number], secrets)
+    learned = fitted._fitted().learned
+    config = learned.config
+    network = fitted._flat
+    pipeline = fitted.with_fitted_params().pipeline(config)
+    dtypes = {"float32": torch.float32, "float64": torch.float64}
+    return Knowledge(
+        protocol=learned.protocol,
+        config=config,
+        network=network,
+        initial=network.initial().to(dtypes[config["dtype"]]),
+        width=pipeline.width(network.dimension),
+        weighted=WEIGHTED,
+        colluders=colluding,
+        samples=samples,
+    )
+
+
+def truth_of(
+    fitted: ClusteringProtocol, federation: Federation, view: View, taps: Collection[Tap] = ()
+) -> Truth:
+    """Return what scorers compare guesses about a run with.
+
+    Args:
+        fitted: after the run, or loaded from its folder.
+        federation: the clients and their data.
+        view: the view that was attacked, for the labels of an anonymous one.
+        taps: replies before any protection, of `securecluster.attacks.experiments.tapped`.
+
+    Raises:
+        UsageError: the federation has other clients than the run.
+    """
+    names = fitted._fitted().learned.names
+    if list(federation.names) != list(names):
+        raise UsageError("this federation has other clients than the run: give that of the run")
+    identities: dict[int, int] = {}
+    if isinstance(view, RecordedView) and view.anonymous:
+        identities = fitted.transcript_.identities(view.seed)
+    return Truth(federation, identities, tuple(taps))
+
+
+@dataclass(frozen=True)
+class ObservedUpdate:
+    """A client's update as an adversary reads it.
+
+    Args:
+        sender: the client, or its label in an anonymous view.
+        method: client method that made it.
+        round: the protocol's round.
+        step: number of the call.
+        row: coordinates, (width,), under the run's mask, and not multiplied by a weight.
+        size: the client's number of samples, if it sent it.
+    """
+
+    sender: Party
+    method: str
+    round: int
+    step: int
+    row: torch.Tensor
+    size: float | None
+
+
+def observed_updates(view: View, knowledge: Knowledge) -> list[ObservedUpdate]:
+    """Return the updates that a view contains one by one, in order.
+
+    Rows that cannot be read, since they are coded, sealed or masked for a secure sum, are left out.
+
+    Args:
+        view: what the adversary observed.
+        knowledge: what it knows besides.
+    """
+    updates = []
+    for message in view.messages():
+        delta = getattr(message.content, "delta", None)
+        from_client = message.sender.kind in ("client", "anonymous")
+        if delta is None or not from_client:
+            continue
+        row = delta.values[0]
+        if not row.is_floating_point() or row.shape != (knowledge.width,):
+            continue
+        sizes = getattr(message.content, "size", None)
+        size = None
+        if sizes is not None:
+            size = float(sizes.values[0])
+        if message.method in knowledge.weighted and size:
+            row = row / size
+        updates.append(
+            ObservedUpdate(message.sender, message.method, message.round, message.step, row, size)
+        )
+    return updates
