@@ -47,7 +47,8 @@ Parties = Party | int | str | Iterable[Party | int | str]
 NAMING_METHODS = frozenset(
     {
         "key_offer", "key_seal", "key_open",
-        "sum_offer", "sum_keys", "reveal_pads", "reveal_shares",
+        "sum_offer", "sum_keys", "reveal_pads", "reveal_shares", "pair_attempt",
+        "encryption_key",
     }
 )  # fmt: skip
 
@@ -451,7 +452,8 @@ class Transcript:
         """Yield what some parties observed, call by call, with labels in place of clients."""
         all_labels = self._labels(seed)
         for position, entry in enumerate(self.entries):
-            if entry.method in NAMING_METHODS:
+            # A key authority is told the members of sums.
+            if entry.method in NAMING_METHODS or entry.verb == AUTHORITY_CALL:
                 continue
             frames = self._frames_of_call(position, observers)
             if entry.verb == RELAY:
