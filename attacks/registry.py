@@ -18,6 +18,9 @@ from securecluster.errors import UsageError, unknown
 
 GROUP = "securecluster.attacks"
 ATTACKS = {  # module and class
+    "gradient-inversion-analytic": "gradient_inversion:AnalyticInversion",
+    "gradient-inversion-cosine": "gradient_inversion:CosineInversion",
+    "gradient-inversion-dlg": "gradient_inversion:DeepLeakage",
     "label-counts": "label_counts:LabelCounts",
     "linkage": "linkage:Linkage",
 }
