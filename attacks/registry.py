@@ -23,6 +23,8 @@ ATTACKS = {  # module and class
     "gradient-inversion-dlg": "gradient_inversion:DeepLeakage",
     "label-counts": "label_counts:LabelCounts",
     "linkage": "linkage:Linkage",
+    "mask-known-plaintext": "mask_known_plaintext:MaskKnownPlaintext",
+    "mask-public-model": "mask_public_model:MaskPublicModel",
 }
 DECLARED = ("name", "source", "needs", "scorer")
 
