@@ -25,6 +25,9 @@ ATTACKS = {  # module and class
     "linkage": "linkage:Linkage",
     "mask-known-plaintext": "mask_known_plaintext:MaskKnownPlaintext",
     "mask-public-model": "mask_public_model:MaskPublicModel",
+    "mean-image": "subspaces:MeanImage",
+    "subspace-composition": "subspaces:SubspaceComposition",
+    "subspace-membership": "subspaces:SubspaceMembership",
 }
 DECLARED = ("name", "source", "needs", "scorer")
 
