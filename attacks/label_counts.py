@@ -130,7 +130,7 @@ def rounded(shares: NDArray[np.float64], total: int) -> Counts:
         positive = np.ones_like(positive)
         mass = positive.sum()
     exact = positive / mass * total
-    counts = np.floor(exact).astype(np.int64)
+    counts: Counts = np.floor(exact).astype(np.int64)
     missing = total - int(counts.sum())
     # the largest remainders are rounded up
     order = np.argsort(counts - exact, kind="stable")

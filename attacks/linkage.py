@@ -7,9 +7,12 @@ neither the mask nor which rows belong together.
 
 A row's order of columns is not known in the other round either, so rows are first compared by
 values that need no order: the norm, and the sorted cosines. The best match then gives an order of
-columns, under which rows are compared entry by entry, and matched again, until nothing changes.
-This is graph matching by fixed points (Umeyama 1988 for weighted graphs; Vogelstein et al. 2015,
-"Fast Approximate Quadratic Programming for Graph Matching", from which the iteration is taken).
+columns, under which rows are compared entry by entry, and matched again, until nothing changes. Of
+several starts, the match counts under which the two matrices agree best.
+
+This is graph matching. Vogelstein et al. 2015, "Fast Approximate Quadratic Programming for Graph
+Matching", have the linear assignments; the starts from sorted rows and the exchanges at the end are
+not in the paper.
 """
 
 from __future__ import annotations
@@ -25,9 +28,13 @@ from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.views import observed_updates
 
 Array = NDArray[np.float64]
-PASSES = 30  # of the matching
+PASSES = 30  # of one matching
+STARTS = 10  # of the matching, for each of two matrices
+MOST_EXCHANGED = 40  # rows up to which exchanges of two partners are tried
+TINY = 1e-12  # an improvement that is no rounding error
 FEWEST = 3  # clients in a round: two have one cosine, which both share
 Labels = dict[int, Array]  # rows by label
+Match = tuple[NDArray[np.int64], NDArray[np.int64]]  # rows, and their partners
 
 
 class LinkedClients(Scorer):
@@ -112,37 +119,41 @@ class Linkage(Attack):
         return Guess("links", links, {"rounds": rounds})
 
 
-def matched(first: Array, second: Array) -> list[tuple[int, int]]:
+def matched(first: Array, second: Array, seed: int = 0) -> list[tuple[int, int]]:
     """Return pairs of rows that are likely to belong to one client.
 
     Args:
         first: rows of one round, (n, d).
         second: rows of another, (k, d), under another mask.
+        seed: of the starts of the matching.
 
     Returns:
         min(n, k) pairs of positions.
     """
-    from scipy.optimize import linear_sum_assignment
-
-    gram = _gram(first)
-    other = _gram(second)
-    cost = _profile_costs(gram, other)
-    rows, columns = linear_sum_assignment(cost)
-    for _ in range(PASSES):
-        # entries of both Gram matrices that the current match makes one client's
-        differences = gram[:, None, rows] - other[None, :, columns]
-        own = np.diag(gram)[:, None] - np.diag(other)[None, :]
-        cost = (differences**2).sum(-1) + own**2
-        matched_rows, matched_columns = linear_sum_assignment(cost)
-        unchanged = np.array_equal(rows, matched_rows) and np.array_equal(columns, matched_columns)
-        rows = matched_rows
-        columns = matched_columns
-        if unchanged:
-            break
+    draw = np.random.default_rng(seed)
+    pairs = [(_cosines(first), _cosines(second))]
+    if len(first) == len(second):
+        # With other clients in them the rounds have other means.
+        pairs.insert(0, (_correlations(first), _correlations(second)))
+    judged = pairs[0]
+    best: Match | None = None
+    best_agreement = -np.inf
+    for gram, other in pairs:
+        costs = _profile_costs(gram, other)
+        for start in range(STARTS):
+            # the first start is the best guess, and further ones vary it
+            spread = costs.std() * min(start, 1)
+            match = _fixed_point(gram, other, costs + spread * draw.normal(size=costs.shape))
+            agreement = _agreement(*judged, match)
+            if agreement > best_agreement:
+                best_agreement = agreement
+                best = match
+    assert best is not None
+    rows, columns = _exchanged(*judged, best)
     return list(zip(rows.tolist(), columns.tolist(), strict=True))
 
 
-def _gram(rows: Array) -> Array:
+def _cosines(rows: Array) -> Array:
     """Return cosines off the diagonal, and norms over their mean on it, (n, n)."""
     norms = np.linalg.norm(rows, axis=1)
     directions = rows / np.where(norms > 0, norms, 1.0)[:, None]
@@ -152,12 +163,18 @@ def _gram(rows: Array) -> Array:
     return gram
 
 
+def _correlations(rows: Array) -> Array:
+    """Return the same of what distinguishes rows from their mean, which a mask does not change."""
+    return _cosines(rows - rows.mean(0))
+
+
 def _profile_costs(gram: Array, other: Array) -> Array:
     """Return how much each pair of rows differs in values that need no order, (n, k)."""
     quantiles = np.linspace(0, 1, min(len(gram), len(other)))
     profiles = _profiles(gram, quantiles)
     other_profiles = _profiles(other, quantiles)
-    return ((profiles[:, None] - other_profiles[None]) ** 2).sum(-1)
+    costs: Array = ((profiles[:, None] - other_profiles[None]) ** 2).sum(-1)
+    return costs
 
 
 def _profiles(gram: Array, quantiles: Array) -> Array:
@@ -167,6 +184,56 @@ def _profiles(gram: Array, quantiles: Array) -> Array:
         cosines = np.delete(row, k)
         profiles.append([row[k], *np.quantile(cosines, quantiles)])
     return np.asarray(profiles)
+
+
+def _fixed_point(gram: Array, other: Array, costs: Array) -> Match:
+    """Return a match that is the best one under the order of columns that it gives.
+
+    Args:
+        gram: of one round, (n, n).
+        other: of another round, (k, k).
+        costs: of the first match, (n, k).
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(costs)
+    own = (np.diag(gram)[:, None] - np.diag(other)[None, :]) ** 2
+    for _ in range(PASSES):
+        # entries of both matrices that the current match makes one client's
+        differences = gram[:, None, rows] - other[None, :, columns]
+        next_rows, next_columns = linear_sum_assignment((differences**2).sum(-1) + own)
+        unchanged = np.array_equal(rows, next_rows) and np.array_equal(columns, next_columns)
+        rows = next_rows
+        columns = next_columns
+        if unchanged:
+            break
+    return rows, columns
+
+
+def _agreement(gram: Array, other: Array, match: Match) -> float:
+    """Return minus the squared distance of two matrices, as far as rows are matched."""
+    rows, columns = match
+    differences = gram[np.ix_(rows, rows)] - other[np.ix_(columns, columns)]
+    return -float((differences**2).sum())
+
+
+def _exchanged(gram: Array, other: Array, match: Match) -> Match:
+    """Return a match that no exchange of two partners improves."""
+    rows, columns = match
+    columns = columns.copy()
+    best = _agreement(gram, other, match)
+    improved = len(rows) <= MOST_EXCHANGED
+    while improved:
+        improved = False
+        for a, b in itertools.combinations(range(len(rows)), 2):
+            columns[[a, b]] = columns[[b, a]]
+            agreement = _agreement(gram, other, (rows, columns))
+            if agreement > best + TINY:
+                best = agreement
+                improved = True
+            else:
+                columns[[a, b]] = columns[[b, a]]
+    return rows, columns
 
 
 def _calls(view: View, knowledge: Knowledge) -> list[Labels]:

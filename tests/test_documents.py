@@ -22,7 +22,7 @@ NAMES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "README.md", *PAG
 DOCUMENTS = {name: (ROOT / name).read_text() for name in (*NAMES, *EVIDENCE)}
 # other documents also name files of run folders and data sets
 ONLY_OF_THIS_PROJECT = ("ARCHITECTURE.md", "CONTRIBUTING.md")
-TOP = ("securecluster", "protocols", "benchmarks", "tests", "docs", ".ci")
+TOP = ("securecluster", "protocols", "attacks", "benchmarks", "tests", "docs", ".ci")
 PARTS = ["Idea", "Options", "What is disclosed", "Deviations from the paper"]
 ARCHITECTURE_TEST = ROOT / "tests" / "test_architecture.py"
 WIDEST = 100  # columns
@@ -70,7 +70,7 @@ def is_defined(path: Path, name: str) -> bool:
 def is_module(name: str) -> bool:
     """Return whether a module's dotted name leads to a file or a folder."""
     _, *parts = name.split(".")
-    home = ROOT if parts[0] in ("protocols", "benchmarks") else ROOT / "securecluster"
+    home = ROOT if parts[0] in ("protocols", "attacks", "benchmarks") else ROOT / "securecluster"
     place = home.joinpath(*parts)
     return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
 

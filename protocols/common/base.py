@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.bounds import Limits, free_axes, unknown_sizes
-from securecluster.messaging.messages import Rows
+from securecluster.messaging.messages import Call, Rows
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import INDEX, Transcript
 from securecluster.models.objectives import Objective, objective
@@ -109,6 +109,11 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         start_: the initial weights of a module of your own; weights loaded into the module later
             have no effect here.
         joined_: after `predict`, what newcomers released in that call, and its cost.
+    """
+
+    before_pipeline: ClassVar[Callable[[Call, Any], Any] | None] = None
+    """For research only, and set by `securecluster.attacks.experiments`: called at the clients with
+    each reply before it is protected, and returns the reply to use. A run in a folder refuses it.
     """
 
     def __new__(cls, *arguments: Any, **values: Any) -> Self:
@@ -253,6 +258,11 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         check_settings(settings, federation)
         if folder is None:
             self._run(federation, settings, None, report)
+        elif self.before_pipeline is not None:
+            raise UsageError(
+                "a run whose clients are changed for an experiment is kept in no folder, which "
+                "would not say so: leave out folder"
+            )
         else:
             # The only import from a higher room, hence by name: `app` writes the results and
             # pictures of a run folder.
@@ -735,7 +745,9 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
                 another key for these.
         """
         key_source = KeySource(simulated, identity, roster)
-        return build_client(self, federation, settings, clients, key_source)
+        endpoint = build_client(self, federation, settings, clients, key_source)
+        endpoint.before_pipeline = self.before_pipeline
+        return endpoint
 
     def make_client(
         self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]

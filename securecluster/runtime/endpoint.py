@@ -446,6 +446,9 @@ class Endpoint(Generic[C]):
         self.keys = keys
         self.minimum = minimum
         self._sums = sums
+        # For research only: called with a reply before the pipeline, and returns the reply to use.
+        # Experiments read replies there, or play malicious clients.
+        self.before_pipeline: Callable[[Call, Any], Any] | None = None
         services: list[Service] = [KeyAgreement(keys)]
         if sums is not None:
             services.append(sums)
@@ -535,6 +538,8 @@ class Endpoint(Generic[C]):
             step=call.step,
         )
         reply = method(context, call.query)
+        if self.before_pipeline is not None:
+            reply = self.before_pipeline(call, reply)
         check_reply(method, release, reply, expected, len(call.to))
         protected = {}
         for name in release.through:

@@ -1,0 +1,194 @@
+"""Experiments on clients: taps, malicious clients, unprotected twins and crafted calls.
+
+For research only. The functions run a protocol in memory with clients that are not as they should
+be, or without the protection that it has.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from securecluster.attacks.base import Tap
+from securecluster.core.lazy_torch import torch
+from securecluster.data import Federation
+from securecluster.data.federation import Shard
+from securecluster.errors import SecureClusterError, UsageError
+from securecluster.messaging.messages import Call, Rows
+from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.runtime.endpoint import Endpoint
+from securecluster.runtime.settings import Settings
+
+P = TypeVar("P", bound=ClusteringProtocol)
+Hook = Callable[[Call, Any], Any]
+# (number of a client, its update (d,), round) -> the update that it sends instead
+ChangeUpdate = Callable[[int, torch.Tensor, int], torch.Tensor]
+# hyper-parameters of protection, which an unprotected twin has at their defaults
+PROTECTION = (
+    "clip", "noise", "placement", "dp_unit", "loss_clip", "target_epsilon", "aggregation",
+    "sum_bound", "gram_noise", "gram_mechanism",
+)  # fmt: skip
+OPEN = {"mask": "none", "sealed": False}  # those whose defaults protect
+
+
+def tapped(
+    protocol: P, federation: Federation, settings: Settings | None = None
+) -> tuple[P, list[Tap]]:
+    """Run a protocol, and record every reply before it is clipped, noised, masked or summed.
+
+    The run is the same, bit for bit, as one without taps: the same seeds draw the same batches,
+    noise and keys. So a finished run's taps are those of its repetition.
+
+    Args:
+        protocol: its hyper-parameters; it is left as it is.
+        federation: the clients and their data.
+        settings: of the run.
+
+    Returns:
+        The fitted protocol, and its taps in the order of the calls. A call in chunks has several.
+    """
+    taps: list[Tap] = []
+
+    def record(call: Call, reply: Any) -> Any:
+        # A copy, since the pipeline may work in the reply's memory.
+        kept = copy.deepcopy(reply)
+        taps.append(Tap(call.method, call.verb, call.round, call.step, call.to, kept))
+        return reply
+
+    return _fitted(protocol, record, federation, settings), taps
+
+
+def with_malicious_updates(
+    protocol: P,
+    federation: Federation,
+    clients: Collection[int],
+    change: ChangeUpdate,
+    settings: Settings | None = None,
+) -> P:
+    """Run a protocol with clients that send other updates than they computed.
+
+    They change what they computed, and then follow the protocol: the clip, the mask and the sum
+    hold for what they send. An update that is multiplied by the number of samples is changed after
+    that.
+
+    Args:
+        protocol: its hyper-parameters; it is left as it is.
+        federation: the clients and their data.
+        clients: numbers of the malicious ones.
+        change: makes the update that a client sends of its number, its own update, (width,), and
+            the round.
+        settings: of the run.
+
+    Raises:
+        UsageError: a client that does not exist.
+    """
+    _check_clients(clients, federation)
+
+    def tamper(call: Call, reply: Any) -> Any:
+        delta = getattr(reply, "delta", None)
+        if not isinstance(delta, Rows):
+            return reply
+        rows = delta.values.clone()
+        for k, client in enumerate(call.to):
+            if client in clients:
+                rows[k] = change(client, rows[k].clone(), call.round)
+        return dataclasses.replace(reply, delta=Rows(rows))
+
+    return _fitted(protocol, tamper, federation, settings)
+
+
+def with_poisoned_data(
+    federation: Federation, clients: Collection[int], change: Callable[[int, Shard], Shard]
+) -> Federation:
+    """Return a federation in which some clients have other data to train on.
+
+    Args:
+        federation: the clients and their data.
+        clients: numbers of the malicious ones.
+        change: makes a client's data of its number and its own data.
+
+    Raises:
+        UsageError: a client that does not exist.
+    """
+    _check_clients(clients, federation)
+    shards = []
+    for client, shard in enumerate(federation.shards):
+        if client in clients:
+            shard = change(client, shard)
+        shards.append(shard)
+    # no recipe makes these data again
+    return replace(federation, shards=tuple(shards), recipe=None)
+
+
+def unprotected(protocol: P) -> P:
+    """Return a protocol without mask, clip, noise, seals and secure sums, and with the same seeds.
+
+    It is to be fitted on the same federation. In its first round clients draw the same batches as
+    in the protected run; later rounds differ as far as noise has changed the models.
+
+    Args:
+        protocol: its hyper-parameters; it is left as it is.
+    """
+    params = {}
+    for name, value in protocol.get_params().items():
+        if name not in PROTECTION:
+            params[name] = OPEN.get(name, value)
+    return type(protocol)(**params)
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What a client did with a crafted call.
+
+    Args:
+        reply: its reply; None if it refused.
+        refusal: the error by which it refused; None if it replied.
+    """
+
+    reply: Any
+    refusal: SecureClusterError | None
+
+    @property
+    def refused(self) -> bool:
+        """Return True if the client refused the call."""
+        return self.refusal is not None
+
+
+def probe(endpoint: Endpoint[Any], call: Call) -> Probed:
+    """Send a crafted call to clients, as a malicious server would.
+
+    `ClusteringProtocol.build_client` makes an endpoint. A call can have any method, verb, round,
+    step, recipients, group and query; `config` is what `config_hash` of `securecluster.runtime`
+    gives for the run's configuration.
+
+    Args:
+        endpoint: of the clients.
+        call: the request.
+    """
+    try:
+        response = endpoint.answer(call)
+    except SecureClusterError as error:
+        return Probed(None, error)
+    return Probed(response.reply, None)
+
+
+def _fitted(protocol: P, hook: Hook, federation: Federation, settings: Settings | None) -> P:
+    """Return a copy of a protocol, fitted with a hook at its clients."""
+    made = type(protocol)(**protocol.get_params())
+    # an attribute of this object alone, so that no other run has it
+    vars(made)["before_pipeline"] = hook
+    fitted = made.fit(federation, settings)
+    del vars(made)["before_pipeline"]
+    return fitted
+
+
+def _check_clients(clients: Collection[int], federation: Federation) -> None:
+    """Raise UsageError unless all numbers are of clients."""
+    unknown = [client for client in clients if not 0 <= client < len(federation)]
+    if unknown:
+        raise UsageError(
+            f"no client {unknown[0]!r}: clients are numbered from 0 to {len(federation) - 1}"
+        )

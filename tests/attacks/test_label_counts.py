@@ -1,0 +1,79 @@
+"""Label counts from the last bias: exact for one full-batch step, and not under a permutation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securecluster import Dirichlet, Federation
+from securecluster.attacks.label_counts import LabelCounts, rounded
+from securecluster.attacks.scoring import Score, evaluate
+from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.protocols import CFL, FedAvg, Settings
+
+FULL = Settings(transcript="full", threads=1)
+STEP: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch_size": 1000, "model": "mlp-32"}
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return Federation.simulate(
+        "digits", scenario=Dirichlet(alpha=1.0), clients=8, samples=30, seed=0
+    )
+
+
+def scored(federation: Federation, **params: Any) -> Score | str:
+    fitted = FedAvg(**{**STEP, **params}).fit(federation, FULL)
+    view = view_of(fitted)
+    return evaluate(
+        LabelCounts(), view, knowledge_of(fitted), truth_of(fitted, federation, view), seed=1
+    )
+
+
+def test_the_counts_of_a_step_over_thirty_samples_are_exact(federation: Federation) -> None:
+    fitted = FedAvg(**STEP).fit(federation, FULL)
+    guess = LabelCounts().run(view_of(fitted), knowledge_of(fitted))
+    for client, shard in enumerate(federation.shards):
+        counts = np.bincount(shard.y, minlength=10)
+        assert counts.sum() == 30
+        assert guess.values[client].tolist() == counts.tolist()
+
+
+def test_single_updates_of_other_methods_tell_the_same(federation: Federation) -> None:
+    fitted = CFL(**STEP, average="weighted", mask="none").fit(federation, FULL)
+    guess = LabelCounts().run(view_of(fitted), knowledge_of(fitted))
+    assert guess.values[5].tolist() == np.bincount(federation.shards[5].y, minlength=10).tolist()
+
+
+def test_the_score_beats_chance_without_a_mask_and_not_under_a_permutation(
+    federation: Federation,
+) -> None:
+    plain = scored(federation)
+    masked = scored(federation, mask="permutation")
+    assert isinstance(plain, Score) and isinstance(masked, Score)
+    assert (plain.value, plain.units, plain.higher) == (0.0, 8, False)
+    assert plain.beats_chance and plain.chance > 0.3
+    assert not masked.beats_chance
+    assert masked.value > 0.2
+    assert masked.interval.low <= masked.chance <= masked.interval.high
+
+
+def test_several_local_steps_blur_the_counts(federation: Federation) -> None:
+    blurred = scored(federation, epochs=2, batch_size=10)
+    assert isinstance(blurred, Score)
+    assert 0 < blurred.value < blurred.chance
+    assert blurred.beats_chance
+
+
+def test_where_nothing_is_observed_the_attack_says_why(federation: Federation) -> None:
+    assert scored(federation, aggregation="secagg") == (
+        "not applicable: no single update of a first round was observed"
+    )
+
+
+def test_counts_are_rounded_to_their_total() -> None:
+    assert rounded(np.array([0.5, 0.26, 0.24]), 10).tolist() == [5, 3, 2]
+    assert rounded(np.array([-0.2, 0.5, 0.5]), 3).tolist() == [0, 2, 1]
+    assert rounded(np.array([-1.0, 0.0]), 4).tolist() == [2, 2]

@@ -1,0 +1,139 @@
+"""Attacks by name: this project's, and those that installed packages declare."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securecluster.attacks import registry
+from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.registry import ATTACKS, attack_named, attack_names
+from securecluster.attacks.scoring import Scorer, score
+from securecluster.errors import UsageError
+
+
+class Fixed(Scorer):
+    metric = "fixed"
+
+    def units(self, guess: Guess, truth: Truth) -> Any:
+        return np.asarray(list(guess.values.values()))
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Any:
+        return draw.random(len(guess.values))
+
+
+class Outsider(Attack):
+    name = "outsider"
+    source = "nobody"
+    needs = "nothing"
+    scorer = Fixed()
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        return None
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        return Guess("nothing", {})
+
+
+class Nameless(Outsider):
+    name = "other"
+
+
+class Demanding(Outsider):
+    name = "demanding"
+
+    def __init__(self, secret: str) -> None:
+        self.secret = secret
+
+
+class Unscored(Attack):
+    name = "unscored"
+    source = "nobody"
+    needs = "nothing"
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        return None
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        return Guess("nothing", {})
+
+
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    module = ModuleType("an_outsiders_module")
+    for kind in (Outsider, Nameless, Demanding, Unscored, Fixed):
+        setattr(module, kind.__name__, kind)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    points = {
+        "outsider": "an_outsiders_module:Outsider",
+        "nameless": "an_outsiders_module:Nameless",
+        "demanding": "an_outsiders_module:Demanding",
+        "unscored": "an_outsiders_module:Unscored",
+        "scorer": "an_outsiders_module:Fixed",
+        "gone": "an_outsiders_module:Gone",
+        "linkage": "an_outsiders_module:Outsider",
+    }
+    found = [EntryPoint(name, value, registry.GROUP) for name, value in points.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    yield
+
+
+def test_every_attack_of_this_project_says_what_it_is() -> None:
+    assert list(ATTACKS) == attack_names()[: len(ATTACKS)]
+    for name in ATTACKS:
+        attack = attack_named(name)
+        assert attack.name == name
+        assert attack.source and attack.needs and isinstance(attack.scorer, Scorer)
+
+
+def test_an_outsiders_attack_is_found_and_takes_no_name_of_ours(declared: None) -> None:
+    assert isinstance(attack_named("outsider"), Outsider)
+    assert not isinstance(attack_named("linkage"), Outsider)
+    assert attack_names().count("linkage") == 1
+    assert "outsider" in attack_names()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nameless", "is called 'other' in its class"),
+        ("demanding", "cannot be made without arguments"),
+        ("unscored", "has no scorer: set it in its class"),
+        ("scorer", "is no Attack"),
+        ("gone", "cannot be imported"),
+        ("linkag", "did you mean 'linkage'"),
+    ],
+)
+def test_a_wrong_declaration_is_one_sentence(name: str, said: str, declared: None) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        attack_named(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_score_has_an_interval_and_a_control() -> None:
+    draw = np.random.default_rng(0)
+    values = dict(enumerate(draw.normal(0.8, 0.1, 400)))
+    result = score(Fixed(), Guess("x", values), Truth(federation=None))  # type: ignore[arg-type]
+    mean = float(np.mean(list(values.values())))
+    assert result.value == mean
+    half = 1.96 * 0.1 / 20
+    assert result.interval.low == pytest.approx(mean - half, abs=0.004)
+    assert result.interval.high == pytest.approx(mean + half, abs=0.004)
+    assert result.chance == pytest.approx(0.5, abs=0.01)
+    assert result.beats_chance
+    with pytest.raises(UsageError, match="names nothing has no score"):
+        score(Fixed(), Guess("x", {}), Truth(federation=None))  # type: ignore[arg-type]
+
+
+def test_nothing_generic_is_installed() -> None:
+    # opacus brings top-level packages of such names; ours must not be imported by accident
+    for name in ("attacks", "protocols"):
+        found = importlib.util.find_spec(name)
+        assert found is None or found.origin is None or "securecluster" not in found.origin
