@@ -49,7 +49,7 @@ UNPROTECTED: dict[str, Any] = {
 RUN = "run"
 TWIN = "unprotected"
 BETTER = "better than chance"
-CHANCE = "no better than chance"
+CHANCE = "not better than chance"
 Note = Callable[[str], None]
 
 

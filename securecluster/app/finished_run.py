@@ -124,36 +124,43 @@ def _events(folder: Path) -> list[Event]:
     return [structured(json.loads(line), Event) for line in lines]
 
 
-def epsilon_by_client(ledger: Ledger, delta: float) -> dict[int, float]:
-    """Return ε of each client that released anything; clients of one history are priced once.
+def epsilon_by_client(ledger: Ledger, delta: float) -> dict[str, float]:
+    """Return ε of each client that released anything, by name; equal histories are priced once.
+
+    Args:
+        ledger: of the run, which names all its clients.
+        delta: δ of (ε, δ).
+    """
+    releases: dict[str, list[Release]] = {}
+    for event in ledger.events:
+        for release in event.releases():
+            releases.setdefault(ledger.names[release.client], []).append(release)
+    priced: dict[Any, float] = {}
+    found = {}
+    for name, own in releases.items():
+        key = _history_key(ledger, name, own)
+        if key not in priced:
+            priced[key] = ledger.of([name]).price(delta).epsilon
+        found[name] = priced[key]
+    return found
+
+
+def _history_key(ledger: Ledger, name: str, releases: Sequence[Release]) -> Any:
+    """Return what clients of equal cost have in common.
 
     Args:
         ledger: of the run.
-        delta: δ of (ε, δ).
+        name: of a client.
+        releases: of this client.
     """
-    events_of: dict[int, list[Event]] = {}
-    keys: dict[int, Counter[Release]] = {}
-    for event in ledger.events:
-        for position, release in enumerate(event.releases()):
-            events_of.setdefault(release.client, []).append(event.select([position]))
-            # digests differ by client; a reply that a client repeats has one digest twice, so such
-            # clients are priced one by one
-            counts = keys.setdefault(release.client, Counter())
-            counts[release] += 1
-    priced: dict[Any, float] = {}
-    found = {}
-    for client, events in sorted(events_of.items()):
-        alike = Counter(release._replace(client=0, digest="") for release in keys[client])
-        digests = [release.digest for release in keys[client].elements() if release.digest]
-        repeated = len(set(digests)) < len(digests)
-        own = client if repeated else None
-        key = (frozenset(alike.items()), ledger.samples.get(client), own)
-        if key not in priced:
-            samples = {k: n for k, n in ledger.samples.items() if k == client}
-            names = {k: name for k, name in ledger.names.items() if k == client}
-            priced[key] = Ledger(events, samples, names).price(delta).epsilon
-        found[client] = priced[key]
-    return found
+    ids = {release.client for release in releases}
+    digests = [release.digest for release in releases if release.digest]
+    # a reply that was sent twice may cost once, and a client may be there twice: by itself
+    if len(set(digests)) < len(digests) or len(ids) > 1:
+        return name
+    calls = Counter(release.call for release in releases)
+    samples = {ledger.samples.get(client) for client in ids}
+    return frozenset(calls.items()), frozenset(samples)
 
 
 def epsilon_by_round(ledger: Ledger, delta: float) -> list[tuple[int, float]]:

@@ -265,10 +265,8 @@ def guarantee(run: FinishedRun) -> str:
 def _over_rounds(run: FinishedRun, delta: float) -> list[str]:
     """Return the chart of ε over rounds, and the table of ε by client."""
     by_client = epsilon_by_client(run.ledger, delta)
-    names = run.names
     rows = []
-    for client, epsilon in list(by_client.items())[:MOST_CLIENTS]:
-        name = names[client] if client < len(names) else f"newcomer {client}"
+    for name, epsilon in list(by_client.items())[:MOST_CLIENTS]:
         rows.append((printable(name), _epsilon(epsilon)))
     if len(by_client) > MOST_CLIENTS:
         rows.append((f"… {len(by_client) - MOST_CLIENTS} more", ""))
