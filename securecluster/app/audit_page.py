@@ -29,8 +29,8 @@ READING = (
     "that of chance."
 )
 LIMITS = (
-    "A score at chance means that this attack failed with so few clients. It does not prove that no "
-    "attack can succeed: only a finite ε bounds all of them."
+    "A score at chance means that this attack failed with so few clients. It does not prove that "
+    "no attack can succeed: only a finite ε bounds all of them."
 )
 # settings that lower an attack's score
 SECURE_SUMS = "secure sums (--aggregation secagg): no single update is left to be attacked"
@@ -170,9 +170,7 @@ def _label_counts(finding: Finding, column: str) -> Iterator[str]:
         yield html.bars(f"Labels of client {name}, {column}", labels, series)
 
 
-def _images(
-    images: Mapping[Any, Any], originals: Mapping[Any, Any], column: str
-) -> Iterator[str]:
+def _images(images: Mapping[Any, Any], originals: Mapping[Any, Any], column: str) -> Iterator[str]:
     """Yield reconstructed images, beside the originals where these are given.
 
     Args:

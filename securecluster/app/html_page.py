@@ -235,9 +235,7 @@ def curves(caption: str, series: Sequence[tuple[str, Sequence[tuple[float, float
     for s, (_, points) in enumerate(series):
         colour = ("var(--chart)", "var(--other)")[s % 2]
         path = " ".join(f"{30 + 200 * x:.1f},{210 - 200 * y:.1f}" for x, y in points)
-        shapes.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
-        )
+        shapes.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
     return _chart(caption, 250, 232, shapes, [name for name, _ in series])
 
 

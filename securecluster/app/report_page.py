@@ -30,8 +30,8 @@ SERVER_IS = (
     "the messages of the table below, and nothing else: replaying the run shows this."
 )
 CLIENTS_ARE = (
-    "Clients follow the protocol, too. Each one reads the averages of its own cluster; in a cluster "
-    "of two it can compute the other's update from them."
+    "Clients follow the protocol, too. Each one reads the averages of its own cluster; in a "
+    "cluster of two it can compute the other's update from them."
 )
 WIRE_IS = (
     "Someone who only listens to the network sees who takes part, when, and how long each message "
@@ -330,5 +330,3 @@ def reproduction(run: FinishedRun, *further: str) -> str:
         note = "SEED is in config.json; without it the run's keys and noise cannot be repeated."
         parts = [html.paragraph(note)]
     return html.section("How to repeat it", *parts, html.code("\n".join(lines)))
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -251,25 +252,24 @@ def _secrets(folder: Path) -> list[bytes]:
     """Return the run's seed, data digest and clients' secrets, as bytes and as hex digits."""
     config = json.loads((folder / "config.json").read_text())
     secrets = [b"90417", config["data_digest"].encode()]
-    found: list[bytes] = []
-
-    def collect(value: Any) -> None:
-        if isinstance(value, bytes) and len(value) >= 16:
-            found.append(value)
-        elif isinstance(value, dict):
-            for item in value.values():
-                collect(item)
-        elif isinstance(value, list | tuple):
-            for item in value:
-                collect(item)
-        elif hasattr(value, "__dict__"):
-            collect(vars(value))
-
-    collect(read_kept(folder).clients.secrets)
+    found = [value for value in _values(read_kept(folder).clients.secrets) if len(value) >= 16]
     assert found
     for value in found:
         secrets += [value, value.hex().encode()]
     return secrets
+
+
+def _values(value: Any) -> list[bytes]:
+    """Return all bytes within a value."""
+    if isinstance(value, bytes):
+        return [value]
+    if hasattr(value, "__dict__"):
+        value = vars(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return []
+    return list(itertools.chain.from_iterable(map(_values, value)))
 
 
 def test_a_bundle_has_a_zip_files_name_and_no_local_path(folder: Path, tmp_path: Path) -> None:
