@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,10 +111,14 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         joined_: after `predict`, what newcomers released in that call, and its cost.
     """
 
-    before_pipeline: ClassVar[Callable[[Call, Any], Any] | None] = None
-    """For research only, and set by `securecluster.attacks.experiments`: called at the clients with
-    each reply before it is protected, and returns the reply to use. A run in a folder refuses it.
-    """
+    @property
+    def before_pipeline(self) -> Callable[[Call, Any], Any] | None:
+        """Return what clients do to each reply before it is protected; None for nothing.
+
+        For research only: `securecluster.attacks.experiments` sets it, and a run in a folder
+        refuses it.
+        """
+        return vars(self).get("_before_pipeline")
 
     def __new__(cls, *arguments: Any, **values: Any) -> Self:
         """Return a new protocol, after a check that its hyper-parameters are declared.
