@@ -1,4 +1,4 @@
-"""`securecluster run | compare | resume | replay | list`."""
+"""`securecluster run | compare | resume | replay | report | audit | list`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import compare, execution
+from securecluster.app import compare, execution, report_command
 from securecluster.app.options import as_typed, options_class
 from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.app.stops import NO_READER, Stopped, output
@@ -20,6 +20,8 @@ USAGE = """usage: securecluster COMMAND
   compare PROTOCOLS [options]    run several protocols on the same clients and set them side by side
   resume DIR [--quiet]           go on with a run or a comparison that was stopped
   replay DIR                     run the server alone against a full transcript, bit for bit
+  report DIR [--html]            show a finished run again, also as a page of its own
+  audit DIR [options]            attack a finished run and its unprotected twin
   list [--privacy]               protocols, data sets, scenarios, models and masks; or which masks,
                                  secure sums and noise each protocol works with, and why not
 
@@ -105,6 +107,8 @@ def _dispatch(argv: list[str]) -> int:
         "compare": _compare,
         "resume": _resume,
         "replay": _replay,
+        "report": report_command.report,
+        "audit": report_command.audit,
         "list": _list,
     }
     if _asks_for_usage(argv):
@@ -118,6 +122,8 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if name not in commands:
         raise unknown("command", name, commands)
+    if name in ("report", "audit") and _asks_for_usage(arguments):
+        return _print_usage(arguments)
     return commands[name](arguments)
 
 
@@ -182,7 +188,9 @@ def _resume(argv: list[str]) -> int:
     Args:
         argv: the folder, then the options.
     """
-    folder, arguments = _folder(argv, "resume")
+    if _asks_for_usage(argv):
+        return _print_usage(argv)
+    folder, arguments = report_command.folder_of(argv, "resume")
     import tyro
 
     with output():
@@ -255,7 +263,9 @@ def _replay(argv: list[str]) -> int:
     Args:
         argv: the folder.
     """
-    folder, arguments = _folder(argv, "replay")
+    if _asks_for_usage(argv):
+        return _print_usage(argv)
+    folder, arguments = report_command.folder_of(argv, "replay")
     if arguments:
         raise UsageError("replay takes a run folder and nothing else")
     from securecluster.app import run_folder
@@ -279,24 +289,6 @@ def _replay(argv: list[str]) -> int:
                 "that was killed before it used them; epsilon counts them"
             )
     return 0
-
-
-def _folder(argv: list[str], command: str) -> tuple[Path, list[str]]:
-    """Return the run folder that a command was given, and the arguments after it.
-
-    Args:
-        argv: the command's arguments.
-        command: its name.
-
-    Raises:
-        SystemExit: the usage was printed instead.
-        UsageError: an option before the folder.
-    """
-    if _asks_for_usage(argv):
-        raise SystemExit(_print_usage(argv))
-    if argv[0].startswith("-"):
-        raise UsageError(f"{command} takes the run folder first: securecluster {command} DIR")
-    return Path(argv[0]), argv[1:]
 
 
 def _list(argv: list[str]) -> int:

@@ -47,7 +47,8 @@ READ_BACK = {
     CONFIG, "history.jsonl", "ledger.jsonl", "clients.safetensors", "learned.safetensors",
     "models.safetensors", "server.safetensors", "start.safetensors",
 }  # fmt: skip
-WRITTEN = {*READ_BACK, *PICTURES, RESULT, manifest.NAME, MARKER, newcomers.NAME}
+PAGES = ("report.html", "audit.html", "audit.json")  # of `report` and `audit`
+WRITTEN = {*READ_BACK, *PICTURES, *PAGES, RESULT, manifest.NAME, MARKER, newcomers.NAME}
 # files in a transcript's folder, and in a checkpoint's
 FRAMES = re.compile(rf"{re.escape(INDEX)}|\d+\.safetensors")
 CHECKPOINT_FILES = re.compile(

@@ -1,0 +1,495 @@
+"""Audit of a finished run: every attack that applies, on the run and on its unprotected twin.
+
+The twin is the same run without mask, noise and secure sums. A score on the run means little by
+itself: beside the twin's it shows what the protection is worth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from securecluster.app import execution, run_folder
+from securecluster.app.finished_run import FinishedRun
+from securecluster.app.number_format import printable
+from securecluster.attacks.base import Attack, Guess, Truth
+from securecluster.attacks.registry import attack_named, attack_names
+from securecluster.attacks.scoring import Score, score
+from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.data import Federation
+from securecluster.errors import SecureClusterError, UsageError
+from securecluster.messaging.parties import Party
+from securecluster.protocols.common.base import ClusteringProtocol
+
+SCHEMA = 1
+BUDGET = 180.0  # seconds
+# hyper-parameters that protect, and their values without protection
+UNPROTECTED: dict[str, Any] = {
+    "mask": "none",
+    "layer_mask": "none",
+    "clip": None,
+    "noise": 0.0,
+    "gram_noise": 0.0,
+    "gram_mechanism": "gram",
+    "target_epsilon": None,
+    "loss_clip": None,
+    "placement": "local",
+    "dp_unit": "client",
+    "aggregation": "plain",
+    "sum_bound": None,
+    "sealed": False,
+}
+RUN = "run"
+TWIN = "unprotected"
+BETTER = "better than chance"
+CHANCE = "not better than chance"
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """Parties that attack together.
+
+    Args:
+        parties: as a transcript takes them: "server", "wire", or a client's number.
+        clients: numbers of the clients among them, who give their data and secrets, too.
+        text: the adversary in words.
+    """
+
+    parties: tuple[Party | int | str, ...]
+    clients: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one attack achieved on one run.
+
+    Args:
+        attack: its name.
+        score: of its guess; None if there is none.
+        reason: why there is no score: "not applicable: …", "skipped: …" or "failed: …".
+        seconds: that it took.
+        guess: of the attack, for pictures.
+        truth: that it was compared with.
+    """
+
+    attack: str
+    score: Score | None
+    reason: str
+    seconds: float
+    guess: Guess | None = None
+    truth: Truth | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Return the verdict against chance, or why there is none."""
+        if self.score is None:
+            return self.reason
+        if self.score.beats_chance:
+            return BETTER
+        return CHANCE
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Results of an audit.
+
+    Args:
+        adversary: that attacked.
+        findings: of the run and of its twin, by `RUN` and `TWIN`, in the same order of attacks.
+        protections: options of the run that the twin is without, with their values.
+        notes: sentences on what was repeated or left out.
+        seconds: that the audit took.
+        budget: seconds that it was allowed.
+    """
+
+    adversary: Adversary
+    findings: dict[str, list[Finding]]
+    protections: dict[str, Any]
+    notes: list[str]
+    seconds: float
+    budget: float
+
+
+class _OutOfTime(BaseException):
+    """An attack went beyond the budget; no attack catches it by mistake."""
+
+
+class _Clock:
+    """Time of an audit.
+
+    Args:
+        budget: seconds that it may take.
+    """
+
+    def __init__(self, budget: float) -> None:
+        self.budget = budget
+        self._start = time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """Return the seconds since the start."""
+        return time.monotonic() - self._start
+
+    @property
+    def left(self) -> float:
+        """Return the seconds that are left; negative beyond the budget."""
+        return self.budget - self.elapsed
+
+    @contextmanager
+    def limit(self) -> Iterator[None]:
+        """Raise _OutOfTime in this context when the budget is used up.
+
+        Signals reach the main thread only, and not every system has this one. Elsewhere an attack
+        that has begun goes on to its end.
+        """
+        possible = hasattr(signal, "setitimer") and (
+            threading.current_thread() is threading.main_thread()
+        )
+        if not possible or math.isinf(self.budget):
+            yield
+            return
+        before = signal.signal(signal.SIGALRM, _out_of_time)
+        signal.setitimer(signal.ITIMER_REAL, max(0.001, self.left))
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def _out_of_time(number: int, frame: Any) -> None:
+    raise _OutOfTime
+
+
+def adversary_of(names: Sequence[str], party: str, helpers: str | None = None) -> Adversary:
+    """Return the adversary that a user specifies.
+
+    Args:
+        names: of the clients, in the order of their numbers.
+        party: "server", "wire" or "client:NAME".
+        helpers: parties that collude with it, "client:NAME,client:NAME"; None for nobody.
+
+    Raises:
+        UsageError: a party that does not exist.
+    """
+    texts = [party]
+    if helpers:
+        texts += helpers.split(",")
+    parties: list[Party | int | str] = []
+    clients = []
+    words = []
+    for text in texts:
+        kind, _, name = text.strip().partition(":")
+        if kind in ("server", "wire") and not name:
+            parties.append(kind)
+            words.append(f"the {kind}")
+            continue
+        if kind != "client" or not name:
+            raise UsageError(
+                f"there is no party {text.strip()!r}: give server, wire or client:NAME, such as "
+                f"client:{names[0]}"
+            )
+        number = _client_number(names, name)
+        parties.append(number)
+        clients.append(number)
+        words.append(f"client {printable(names[number])}")
+    return Adversary(tuple(parties), tuple(dict.fromkeys(clients)), " and ".join(words))
+
+
+def _client_number(names: Sequence[str], name: str) -> int:
+    """Return a client's number by its name, or else by the number itself."""
+    if name in names:
+        return list(names).index(name)
+    if name.isascii() and name.isdigit() and int(name) < len(names):
+        return int(name)
+    examples = ", ".join(names[:3])
+    raise UsageError(
+        f"there is no client {name!r}: give a name ({examples}, …) or a number from 0 to "
+        f"{len(names) - 1}"
+    )
+
+
+def protections_of(protocol: ClusteringProtocol) -> dict[str, Any]:
+    """Return the options of a protocol that protect, with their values.
+
+    Args:
+        protocol: with the run's hyper-parameters.
+    """
+    params = protocol.get_params()
+    found = {}
+    for name, value in UNPROTECTED.items():
+        if name in params and params[name] != value:
+            found[name] = params[name]
+    return found
+
+
+def unprotected(protocol: ClusteringProtocol) -> ClusteringProtocol:
+    """Return the protocol of the twin, without mask, noise and secure sums.
+
+    Args:
+        protocol: with the run's hyper-parameters.
+    """
+    params = protocol.get_params()
+    plain = {name: value for name, value in UNPROTECTED.items() if name in params}
+    return type(protocol)(**{**params, **plain})
+
+
+def audited(
+    run: FinishedRun,
+    federation: Federation,
+    adversary: Adversary,
+    budget: float = BUDGET,
+    attacks: Sequence[str] | None = None,
+    note: Note = lambda text: None,
+) -> Audit:
+    """Return the results of all attacks on a run and on its unprotected twin.
+
+    Args:
+        run: the run.
+        federation: its clients.
+        adversary: whose view is attacked.
+        budget: seconds; what does not fit is skipped, and named.
+        attacks: names of attacks; None for all registered ones.
+        note: called with a sentence on what is going on.
+
+    Raises:
+        UsageError: no positive budget, an unknown attack, or a party that does not exist.
+    """
+    if not budget > 0:
+        raise UsageError(f"the budget is a positive number of seconds, not {budget:g}")
+    chosen = [attack_named(name) for name in attacks or attack_names()]
+    clock = _Clock(budget)
+    notes: list[str] = []
+
+    def say(text: str) -> None:
+        notes.append(text)
+        note(text)
+
+    protections = protections_of(run.protocol)
+    findings = {}
+    for column in (RUN, TWIN):
+        # without protections the two are the same run
+        if column == TWIN and not protections:
+            findings[TWIN] = findings[RUN]
+            say("The run is its own twin: it has no mask, no noise and no secure sums.")
+            break
+        share = 0.5 if column == RUN and protections else 1.0
+        findings[column] = _column(run, federation, adversary, chosen, column, clock, share, say)
+    return Audit(adversary, findings, protections, notes, clock.elapsed, budget)
+
+
+def _column(
+    run: FinishedRun,
+    federation: Federation,
+    adversary: Adversary,
+    attacks: Sequence[Attack],
+    column: str,
+    clock: _Clock,
+    share: float,
+    say: Note,
+) -> list[Finding]:
+    """Return the findings on the run or on its twin.
+
+    Args:
+        run: the run.
+        federation: its clients.
+        adversary: whose view is attacked.
+        attacks: to be run.
+        column: `RUN` or `TWIN`.
+        clock: of the audit.
+        share: of the time that is left, which these attacks may take.
+        say: called with a sentence on what was repeated or left out.
+    """
+    part = _Clock(clock.left * share)
+    try:
+        fitted = _fitted(run, federation, column, part, say)
+    except _OutOfTime:
+        reason = f"skipped: repeating the run did not fit into {clock.budget:g} s"
+        say(f"The {column} column is empty: {reason.removeprefix('skipped: ')}.")
+        return [Finding(attack.name, None, reason, 0.0) for attack in attacks]
+    found = []
+    for attack in attacks:
+        found.append(_attacked(attack, fitted, federation, adversary, part))
+    return found
+
+
+def _fitted(
+    run: FinishedRun, federation: Federation, column: str, clock: _Clock, say: Note
+) -> ClusteringProtocol:
+    """Return the run with the contents of its frames, or its twin; repeated where needed.
+
+    Raises:
+        _OutOfTime: it does not fit into the time that is left.
+        UsageError: the run with these options cannot be repeated.
+    """
+    settings = run.config["settings"]
+    from securecluster.runtime.settings import Settings
+
+    if column == RUN and settings["transcript"] == "full":
+        fitted = type(run.protocol)(**run.protocol.get_params())
+        return fitted.restore_from(run.folder)
+    protocol = unprotected(run.protocol)
+    if column == RUN:
+        protocol = type(run.protocol)(**run.protocol.get_params())
+    if run.result["seconds"] > clock.left:
+        raise _OutOfTime
+    full = replace(Settings(**settings), transcript="full")
+    with clock.limit():
+        protocol.fit(federation, full)
+    if column == RUN:
+        say("The run kept no contents of messages: it was repeated from config.json.")
+        if [int(label) for label in protocol.labels_] != run.result["labels"]:
+            say("The repeated run found other clusters than the run did.")
+    else:
+        say("The unprotected twin was run from config.json, without mask, noise and secure sums.")
+    return protocol
+
+
+def _attacked(
+    attack: Attack,
+    fitted: ClusteringProtocol,
+    federation: Federation,
+    adversary: Adversary,
+    clock: _Clock,
+) -> Finding:
+    """Return what one attack achieves; a mistake of the attack is a finding, too."""
+    start = time.monotonic()
+    if clock.left <= 0:
+        return Finding(attack.name, None, "skipped: the budget was used up", 0.0)
+    guess: Guess | None = None
+    truth: Truth | None = None
+    result: Score | None = None
+    try:
+        with clock.limit():
+            view = view_of(fitted, adversary.parties, attack.anonymous)
+            knowledge = knowledge_of(fitted, federation, adversary.clients)
+            reason = attack.applies(view, knowledge) or ""
+            if not reason:
+                guess = attack.run(view, knowledge)
+                truth = truth_of(fitted, federation, view)
+                result = score(attack.scorer, guess, truth)
+    except _OutOfTime:
+        reason = "skipped: it did not fit into the budget"
+    except SecureClusterError as error:
+        reason = f"failed: {error}"
+    except Exception as error:
+        # an installed package's attack must not end the audit of all others
+        reason = f"failed: {type(error).__name__}: {error}"
+    seconds = time.monotonic() - start
+    if result is None:
+        return Finding(attack.name, None, reason, seconds)
+    return Finding(attack.name, result, "", seconds, guess, truth)
+
+
+def federation_of(run: FinishedRun) -> Federation:
+    """Return the clients of a run, made again from its config.json.
+
+    Args:
+        run: the run.
+
+    Raises:
+        UsageError: their data, or objects that took part, came from Python.
+        RunFolderError: the data have changed since.
+    """
+    if run.config["simulation"] is None:
+        raise UsageError(
+            f"{run.folder} was run from Python on data of your own, which it does not hold: audit "
+            "it there, with securecluster.app.audit.audited(run, federation, adversary)"
+        )
+    plan, config = run_folder.load(run.folder)
+    return execution.federation_of(run.folder, plan, config)
+
+
+def content(audit: Audit) -> dict[str, Any]:
+    """Return the content of audit.json; it holds no seed, no key and no client's data.
+
+    Args:
+        audit: the results.
+    """
+    rows = []
+    for position, finding in enumerate(audit.findings[RUN]):
+        attack = attack_named(finding.attack)
+        twin = audit.findings[TWIN][position]
+        rows.append(
+            {
+                "attack": finding.attack,
+                "source": attack.source,
+                "needs": attack.needs,
+                RUN: _entry(finding),
+                TWIN: _entry(twin),
+            }
+        )
+    return {
+        "schema": SCHEMA,
+        "adversary": audit.adversary.text,
+        "protections": audit.protections,
+        "notes": audit.notes,
+        "budget": audit.budget if math.isfinite(audit.budget) else None,
+        "seconds": round(audit.seconds, 1),
+        "attacks": rows,
+    }
+
+
+def _entry(finding: Finding) -> dict[str, Any]:
+    """Return one finding as JSON values."""
+    entry: dict[str, Any] = {"verdict": finding.verdict, "score": None}
+    if finding.score is not None:
+        entry["score"] = dataclasses.asdict(finding.score)
+    entry["seconds"] = round(finding.seconds, 2)
+    return entry
+
+
+def score_text(finding: Finding) -> str:
+    """Return a score with its interval and what chance reaches, or why there is none.
+
+    Args:
+        finding: of one attack on one run.
+    """
+    result = finding.score
+    if result is None:
+        return finding.reason
+    interval = f"{result.interval.low:.3g} to {result.interval.high:.3g}"
+    return f"{result.value:.3g} ({interval}; chance {result.chance:.3g})"
+
+
+def show(audit: Audit) -> None:
+    """Print the table attack × as run × unprotected.
+
+    Args:
+        audit: the results.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    # attacks of installed packages may have names that look like markup
+    console = Console(markup=False, highlight=False)
+    table = Table(title=f"attacks by {audit.adversary.text}", show_lines=True)
+    for heading in ("attack", "as run", "unprotected"):
+        table.add_column(heading, overflow="fold")
+    for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
+        name = finding.attack
+        result = finding.score or twin.score
+        if result is not None:
+            better = "higher" if result.higher else "lower"
+            name = f"{name}: {result.metric} ({better} is a better attack)"
+        table.add_row(name, _cell(finding), _cell(twin))
+    console.print(table)
+    for text in audit.notes:
+        console.print(text)
+    console.print(f"{audit.seconds:.1f} s of {audit.budget:g} s", soft_wrap=True)
+
+
+def _cell(finding: Finding) -> str:
+    """Return a score and its verdict on two lines."""
+    if finding.score is None:
+        return finding.reason
+    return f"{score_text(finding)}\n{finding.verdict}"

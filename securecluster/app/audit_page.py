@@ -1,0 +1,277 @@
+"""The page of an audit: the report of the run, and what each attack achieved, with pictures."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.app import html_page as html
+from securecluster.app import report_page
+from securecluster.app.audit import BETTER, RUN, TWIN, Audit, Finding, score_text
+from securecluster.app.finished_run import FinishedRun
+from securecluster.app.number_format import printable
+from securecluster.attacks.registry import attack_named
+
+PAGE = "audit.html"
+RESULT = "audit.json"
+MOST_CLIENTS = 3  # with pictures of their own
+MOST_IMAGES = 8  # of one client
+MOST_CLASSES = 20  # bars of a chart
+COLUMNS = {RUN: "as run", TWIN: "unprotected"}
+READING = (
+    "Each attack guesses something about clients from what the adversary observed. Its score has a "
+    "95 % bootstrap interval over clients. Chance is what the same guess reaches against a truth "
+    "whose clients are shuffled. An attack is better than chance where its interval lies beyond "
+    "that of chance."
+)
+LIMITS = (
+    "A score at chance means that this attack failed with so few clients. It does not prove that "
+    "no attack can succeed: only a finite ε bounds all of them."
+)
+# settings that lower an attack's score
+SECURE_SUMS = "secure sums (--aggregation secagg): no single update is left to be attacked"
+NOISE = "noise (--clip S --noise Z, or --target-epsilon E): the more, the nearer to chance"
+MASK = "a mask (--mask permutation or rotation): coordinates lose their meaning"
+FEWER = "fewer rounds, or fewer releases a round"
+LOWERED_BY = {
+    "label-counts": (MASK, SECURE_SUMS, NOISE),
+    "linkage": (SECURE_SUMS, NOISE),  # masks keep inner products
+}
+GENERAL = (SECURE_SUMS, NOISE, FEWER)
+
+
+def page(run: FinishedRun, audit: Audit, command: str, with_truth: bool = True) -> str:
+    """Return the report of a run with the results of its audit.
+
+    Args:
+        run: the run.
+        audit: the results.
+        command: that made the audit.
+        with_truth: False leaves out pictures that show clients' data, such as the originals beside
+            reconstructions.
+    """
+    sections = [
+        report_page.summary(run),
+        results(audit),
+        pictures(audit, with_truth),
+        advice(audit),
+        report_page.threat_model(run),
+        report_page.who_saw_what(run),
+        report_page.guarantee(run),
+        report_page.messages(run),
+        report_page.pictures(run),
+        report_page.reproduction(run, command),
+    ]
+    return html.document(report_page.title("Audit", run), sections)
+
+
+def results(audit: Audit) -> str:
+    """Return the table attack × as run × unprotected.
+
+    Args:
+        audit: the results.
+    """
+    rows = []
+    needs = []
+    for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
+        result = finding.score or twin.score
+        metric = "–"
+        if result is not None:
+            better = "higher" if result.higher else "lower"
+            metric = f"{result.metric} ({better} is a better attack)"
+        cells = [finding.attack, metric]
+        for column in (finding, twin):
+            cells += [score_text(column), column.verdict if column.score else "–"]
+        kinds = ["", "", "", _kind(finding), "", ""]
+        rows.append([(text, kind) for text, kind in zip(cells, kinds, strict=True)])
+        attack = attack_named(finding.attack)
+        needs.append(f"{finding.attack}: needs {attack.needs}. Source: {attack.source}.")
+    headings = ["attack", "score"]
+    for column in COLUMNS.values():
+        headings += [column, f"verdict, {column}"]
+    protections = ", ".join(f"{name} {value}" for name, value in audit.protections.items())
+    without = "The unprotected run is the same run."
+    if protections:
+        without = f"The unprotected run is the same run without: {protections}."
+    time = f"{audit.seconds:.0f} s of a budget of {audit.budget:g} s"
+    return html.section(
+        "Attacks",
+        html.paragraph(f"The adversary is {audit.adversary.text}. {READING}"),
+        html.table(headings, rows),
+        html.paragraph(LIMITS),
+        html.paragraph(without),
+        html.items(audit.notes),
+        html.subsection("What each attack needs", html.items(needs)),
+        html.paragraph(f"The audit took {time}.", "note"),
+    )
+
+
+def _kind(finding: Finding) -> str:
+    """Return the class of a verdict's cell."""
+    if finding.score is None:
+        return html.PLAIN
+    return "bad" if finding.verdict == BETTER else "good"
+
+
+def pictures(audit: Audit, with_truth: bool) -> str:
+    """Return what the guesses look like.
+
+    Args:
+        audit: the results.
+        with_truth: False leaves out clients' data.
+    """
+    parts = []
+    for position, finding in enumerate(audit.findings[RUN]):
+        shown = []
+        columns = {COLUMNS[RUN]: finding, COLUMNS[TWIN]: audit.findings[TWIN][position]}
+        if audit.findings[RUN] is audit.findings[TWIN]:
+            del columns[COLUMNS[TWIN]]
+        for column, result in columns.items():
+            shown += list(_pictures_of(result, column, with_truth))
+        shown += list(_roc(columns))
+        if shown:
+            parts.append(html.subsection(finding.attack, *shown))
+    return html.section("What the attacks saw", *parts)
+
+
+def _pictures_of(finding: Finding, column: str, with_truth: bool) -> Iterator[str]:
+    """Yield the pictures of one guess.
+
+    Args:
+        finding: with the guess.
+        column: "as run" or "unprotected".
+        with_truth: False leaves out clients' data.
+    """
+    if finding.guess is None or finding.truth is None:
+        return
+    if finding.guess.quantity == "label counts" and with_truth:
+        yield from _label_counts(finding, column)
+    images = finding.guess.details.get("images")
+    if isinstance(images, Mapping):
+        originals = finding.guess.details.get("originals", {}) if with_truth else {}
+        yield from _images(images, originals, column)
+
+
+def _label_counts(finding: Finding, column: str) -> Iterator[str]:
+    """Yield for the first clients a chart of true and guessed label counts."""
+    assert finding.guess is not None and finding.truth is not None
+    for client, counts in list(finding.guess.values.items())[:MOST_CLIENTS]:
+        true = finding.truth.label_counts(client)
+        labels = [str(label) for label in range(min(len(true), MOST_CLASSES))]
+        name = printable(finding.truth.federation.names[client])
+        series = [
+            ("true", [float(count) for count in true[:MOST_CLASSES]]),
+            ("guessed", [float(count) for count in counts[:MOST_CLASSES]]),
+        ]
+        yield html.bars(f"Labels of client {name}, {column}", labels, series)
+
+
+def _images(images: Mapping[Any, Any], originals: Mapping[Any, Any], column: str) -> Iterator[str]:
+    """Yield reconstructed images, beside the originals where these are given.
+
+    Args:
+        images: (n, height, width) or with channels first, by subject.
+        originals: the same of the truth, as far as it may be shown.
+        column: "as run" or "unprotected".
+    """
+    for subject, guesses in list(images.items())[:MOST_CLIENTS]:
+        true = originals.get(subject, ())
+        shown = []
+        for k, guess in enumerate(list(guesses)[:MOST_IMAGES]):
+            if k < len(true):
+                shown.append(html.pixels(png(true[k]), "original"))
+            shown.append(html.pixels(png(guess), "reconstructed"))
+        yield html.paragraph(f"Client {subject}, {column}")
+        yield "<div>" + "".join(shown) + "</div>"
+
+
+def png(image: Any) -> bytes:
+    """Return an image as the content of a PNG file.
+
+    Args:
+        image: (height, width), or (1 or 3, height, width); its values are scaled to black and
+            white.
+    """
+    from matplotlib.image import imsave
+
+    pixels = np.asarray(image, dtype=np.float64)
+    if pixels.ndim == 3:
+        pixels = pixels[0] if pixels.shape[0] == 1 else pixels.transpose(1, 2, 0)
+    pixels = np.nan_to_num(pixels)
+    span = max(float(np.ptp(pixels)), 1e-12)
+    scaled = (pixels - pixels.min()) / span
+    buffer = io.BytesIO()
+    imsave(buffer, scaled, cmap="gray", vmin=0, vmax=1, format="png")
+    return buffer.getvalue()
+
+
+def _roc(columns: Mapping[str, Finding]) -> Iterator[str]:
+    """Yield the ROC curves of an attack that gives a number for members and non-members.
+
+    Its guess has `details["roc"]`: a pair of what members and non-members are given.
+    """
+    series = []
+    for column, finding in columns.items():
+        if finding.guess is not None and "roc" in finding.guess.details:
+            members, others = finding.guess.details["roc"]
+            series.append((column, roc(np.asarray(members), np.asarray(others))))
+    if series:
+        names = ", ".join(name for name, _ in series)
+        yield html.curves(f"True positives over false positives: {names}", series)
+
+
+def roc(members: NDArray[Any], others: NDArray[Any]) -> list[tuple[float, float]]:
+    """Return the points of a ROC curve, from (0, 0) to (1, 1).
+
+    Args:
+        members: what the attack gives to members, (n,); larger is more likely a member.
+        others: what it gives to non-members, (m,).
+    """
+    thresholds = np.unique(np.concatenate([members, others]))[::-1]
+    if len(thresholds) > 200:
+        thresholds = np.quantile(thresholds, np.linspace(1, 0, 200))
+    points = [(0.0, 0.0)]
+    for threshold in thresholds:
+        false = float(np.mean(others >= threshold))
+        true = float(np.mean(members >= threshold))
+        points.append((false, true))
+    points.append((1.0, 1.0))
+    return points
+
+
+def advice(audit: Audit) -> str:
+    """Return which settings would lower the scores that are better than chance.
+
+    Args:
+        audit: the results.
+    """
+    parts = []
+    for finding in audit.findings[RUN]:
+        if finding.verdict == BETTER:
+            advised = _advised(finding.attack, audit.protections)
+            parts.append(html.subsection(finding.attack, html.items(advised)))
+    if not parts:
+        parts.append(html.paragraph("No attack of this audit is better than chance on the run."))
+    return html.section("Settings that would lower the scores", *parts)
+
+
+def _advised(attack: str, protections: Mapping[str, Any]) -> Iterable[str]:
+    """Return what lowers an attack's score and is not in use yet.
+
+    Args:
+        attack: its name.
+        protections: options of the run that protect.
+    """
+    in_use = {"mask": MASK, "aggregation": SECURE_SUMS}
+    used = {in_use[name] for name in protections if name in in_use}
+    advised = []
+    for setting in LOWERED_BY.get(attack, GENERAL):
+        if setting == NOISE and protections.get("clip"):
+            setting = "more noise: raise --noise, or lower --target-epsilon"
+        if setting not in used:
+            advised.append(setting)
+    return advised

@@ -1,0 +1,288 @@
+"""Parts of a self-contained HTML page: text, tables, pictures and charts, all within one file.
+
+Every function returns HTML, and escapes the texts that it is given.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from html import escape
+
+STYLE = """
+:root { color-scheme: light dark; --text: #1b1f24; --faint: #57606a; --page: #ffffff;
+  --line: #d0d7de; --band: #f6f8fa; --good: #1a7f37; --bad: #b42318; --chart: #0969da;
+  --other: #bc4c00; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --faint: #9da7b3; --page: #0d1117;
+  --line: #30363d; --band: #161b22; --good: #56d364; --bad: #ff7b72; --chart: #58a6ff;
+  --other: #ffa657; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 62rem; padding: 1rem; background: var(--page);
+  color: var(--text); font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; line-height: 1.2; }
+h2 { font-size: 1.25rem; margin-top: 2rem; border-top: 1px solid var(--line); padding-top: 1rem; }
+h3 { font-size: 1.05rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
+th, td { text-align: left; vertical-align: top; padding: 0.35rem 0.6rem 0.35rem 0;
+  border-bottom: 1px solid var(--line); }
+pre { background: var(--band); padding: 0.75rem; white-space: pre-wrap; }
+figure { margin: 1rem 0; }
+figcaption, .note { color: var(--faint); font-size: 0.9rem; }
+figure img { max-width: 100%; height: auto; background: #ffffff; }
+.pixels { display: inline-block; margin: 0 0.5rem 0.5rem 0; font-size: 0.8rem; }
+.pixels img { display: block; image-rendering: pixelated; max-width: 5rem; width: 100%; }
+svg { max-width: 100%; height: auto; display: block; }
+svg text { fill: currentColor; font: 11px system-ui, sans-serif; }
+.good { color: var(--good); } .bad { color: var(--bad); }
+@media (max-width: 40rem) {
+  table.stack thead { display: none; }
+  table.stack tr { display: block; padding: 0.5rem 0; border-bottom: 1px solid var(--line); }
+  table.stack td { display: block; border: 0; padding: 0.1rem 0; }
+  table.stack td[data-head]::before { content: attr(data-head) ": "; color: var(--faint); }
+}
+@media print { :root { --text: #000000; --faint: #333333; --page: #ffffff; --line: #999999;
+  --band: #ffffff; --good: #000000; --bad: #000000; }
+  body { max-width: none; font-size: 10pt; } h2 { break-after: avoid; }
+  figure, tr { break-inside: avoid; } .scroll { overflow: visible; } }
+"""
+# a browser refuses whatever is not in the page itself, and runs no script
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+PLAIN = ""  # class of a cell without a meaning of its own
+Cell = str | tuple[str, str]  # a text, or a text and the class of its cell
+
+
+def document(title: str, sections: Iterable[str]) -> str:
+    """Return a whole page.
+
+    Args:
+        title: of the page, as plain text.
+        sections: as HTML, in their order.
+    """
+    body = "\n".join(sections)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>{escape(title)}</h1>
+{body}
+</body>
+</html>
+"""
+
+
+def section(heading: str, *parts: str) -> str:
+    """Return a section with a heading; no text where it has no content.
+
+    Args:
+        heading: as plain text.
+        parts: as HTML; empty ones are left out.
+    """
+    content = [part for part in parts if part]
+    if not content:
+        return ""
+    body = "\n".join(content)
+    return f"<section>\n<h2>{escape(heading)}</h2>\n{body}\n</section>"
+
+
+def subsection(heading: str, *parts: str) -> str:
+    """Return HTML under a heading of the third level.
+
+    Args:
+        heading: as plain text.
+        parts: as HTML.
+    """
+    return "\n".join([f"<h3>{escape(heading)}</h3>", *parts])
+
+
+def paragraph(text: str, kind: str = PLAIN) -> str:
+    """Return a paragraph.
+
+    Args:
+        text: plain text.
+        kind: its class, such as "note".
+    """
+    return f"<p{_class(kind)}>{escape(text)}</p>"
+
+
+def items(texts: Iterable[str]) -> str:
+    """Return a list of sentences; no text if there are none.
+
+    Args:
+        texts: plain texts.
+    """
+    entries = [f"<li>{escape(text)}</li>" for text in texts]
+    if not entries:
+        return ""
+    return "<ul>\n" + "\n".join(entries) + "\n</ul>"
+
+
+def code(text: str) -> str:
+    """Return lines of code.
+
+    Args:
+        text: plain text.
+    """
+    return f"<pre><code>{escape(text)}</code></pre>"
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    """Return a table, whose rows become blocks on narrow screens; no text without rows.
+
+    Args:
+        headings: of the columns.
+        rows: cells of each row.
+    """
+    lines = []
+    for row in rows:
+        cells = []
+        for heading, cell in zip(headings, row, strict=True):
+            text, kind = (cell, PLAIN) if isinstance(cell, str) else cell
+            cells.append(f'<td data-head="{escape(heading)}"{_class(kind)}>{escape(text)}</td>')
+        lines.append("<tr>" + "".join(cells) + "</tr>")
+    if not lines:
+        return ""
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "\n".join(lines)
+    return (
+        f'<div class="scroll"><table class="stack"><thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def picture(png: bytes, caption: str) -> str:
+    """Return a picture with a caption.
+
+    Args:
+        png: content of a PNG file.
+        caption: plain text, which is also the picture's description.
+    """
+    text = escape(caption)
+    return (
+        f'<figure><img alt="{text}" src="{data_uri(png)}"><figcaption>{text}</figcaption></figure>'
+    )
+
+
+def pixels(png: bytes, caption: str) -> str:
+    """Return a small image, such as a sample, enlarged without smoothing.
+
+    Args:
+        png: content of a PNG file.
+        caption: plain text.
+    """
+    text = escape(caption)
+    return f'<span class="pixels"><img alt="{text}" src="{data_uri(png)}">{text}</span>'
+
+
+def data_uri(png: bytes) -> str:
+    """Return the address of a picture that contains it.
+
+    Args:
+        png: content of a PNG file.
+    """
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def bars(caption: str, labels: Sequence[str], series: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """Return a chart of bars side by side.
+
+    Args:
+        caption: plain text.
+        labels: below the groups of bars.
+        series: name and one value a label, for one series or two.
+    """
+    group = 24 * max(1, len(series))
+    width = 40 + group * len(labels)
+    highest = max([1e-12, *(value for _, values in series for value in values)])
+    shapes = []
+    for s, (_, values) in enumerate(series):
+        colour = ("var(--chart)", "var(--other)")[s % 2]
+        for k, value in enumerate(values):
+            height = 120 * max(0.0, value) / highest
+            x = 30 + group * k + 20 * s
+            shapes.append(
+                f'<rect x="{x}" y="{140 - height:.1f}" width="18" height="{height:.1f}" '
+                f'fill="{colour}"/>'
+            )
+    for k, label in enumerate(labels):
+        x = 30 + group * k + 10 * len(series)
+        shapes.append(f'<text x="{x}" y="156" text-anchor="middle">{escape(label)}</text>')
+    shapes.append(f'<text x="26" y="26" text-anchor="end">{highest:.3g}</text>')
+    return _chart(caption, width, 164, shapes, [name for name, _ in series])
+
+
+def curves(caption: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
+    """Return a chart of one curve or two in the unit square, with its diagonal, such as a ROC.
+
+    Args:
+        caption: plain text.
+        series: name and points (x, y) in [0, 1].
+    """
+    shapes = [
+        '<rect x="30" y="10" width="200" height="200" fill="none" stroke="var(--line)"/>',
+        '<line x1="30" y1="210" x2="230" y2="10" stroke="var(--faint)" stroke-dasharray="4"/>',
+        '<text x="26" y="14" text-anchor="end">1</text>',
+        '<text x="26" y="214" text-anchor="end">0</text>',
+        '<text x="230" y="226" text-anchor="middle">1</text>',
+    ]
+    for s, (_, points) in enumerate(series):
+        colour = ("var(--chart)", "var(--other)")[s % 2]
+        path = " ".join(f"{30 + 200 * x:.1f},{210 - 200 * y:.1f}" for x, y in points)
+        shapes.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+    return _chart(caption, 250, 232, shapes, [name for name, _ in series])
+
+
+def steps(caption: str, points: Sequence[tuple[float, float]]) -> str:
+    """Return a chart of one curve over whole numbers, such as ε over rounds.
+
+    Args:
+        caption: plain text.
+        points: (x, y), x ascending and y not negative.
+    """
+    last = max(x for x, _ in points)
+    first = min(x for x, _ in points)
+    span = max(1.0, last - first)
+    highest = max([1e-12, *(y for _, y in points)])
+    path = []
+    for x, y in points:
+        path.append(f"{50 + 290 * (x - first) / span:.1f},{140 - 120 * y / highest:.1f}")
+    shapes = [
+        '<line x1="50" y1="140" x2="340" y2="140" stroke="var(--line)"/>',
+        f'<text x="44" y="26" text-anchor="end">{highest:.3g}</text>',
+        '<text x="44" y="144" text-anchor="end">0</text>',
+        f'<text x="50" y="156" text-anchor="middle">{first:g}</text>',
+        f'<text x="340" y="156" text-anchor="middle">{last:g}</text>',
+        f'<polyline points="{" ".join(path)}" fill="none" stroke="var(--chart)" stroke-width="2"/>',
+    ]
+    return _chart(caption, 360, 164, shapes, [])
+
+
+def _chart(
+    caption: str, width: int, height: int, shapes: Iterable[str], names: Sequence[str]
+) -> str:
+    """Return shapes as a figure, with a legend where several series have names."""
+    text = escape(caption)
+    legend = ""
+    if len(names) > 1:
+        colours = ("blue", "orange")
+        keys = [f"{colours[k % 2]}: {name}" for k, name in enumerate(names)]
+        legend = escape(f" ({'; '.join(keys)})")
+    drawing = "".join(shapes)
+    return (
+        f'<figure><svg role="img" aria-label="{text}" viewBox="0 0 {width} {height}" '
+        f'width="{width}">{drawing}</svg><figcaption>{text}{legend}</figcaption></figure>'
+    )
+
+
+def _class(kind: str) -> str:
+    """Return a class attribute, or no text for no class."""
+    if not kind:
+        return ""
+    return f' class="{escape(kind)}"'

@@ -1,0 +1,332 @@
+"""The page of a finished run: who saw what, what ε covers, and how to repeat it, in one file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from securecluster.app import html_page as html
+from securecluster.app.finished_run import (
+    FinishedRun,
+    command_of,
+    epsilon_by_client,
+    epsilon_by_round,
+    epsilon_of_field,
+)
+from securecluster.app.number_format import number, printable, shown
+from securecluster.app.report import megabytes
+
+PAGE = "report.html"
+MOST_CLIENTS = 40  # rows of the table of ε by client
+PARTIES = {
+    "server": "the server",
+    "lps": "a local parameter server",
+    "client": "other clients",
+}
+SERVER_IS = (
+    "The server follows the protocol, and tries to learn from everything that it receives. It sees "
+    "the messages of the table below, and nothing else: replaying the run shows this."
+)
+CLIENTS_ARE = (
+    "Clients follow the protocol, too. Each one reads the averages of its own cluster; in a "
+    "cluster of two it can compute the other's update from them."
+)
+WIRE_IS = (
+    "Someone who only listens to the network sees who takes part, when, and how long each message "
+    "is. The content of messages is taken to be encrypted on the way."
+)
+SIMULATED = (
+    "This run was a simulation on one machine. Its keys and its noise follow from the seed in "
+    "config.json: keep that file to yourself. It is no part of this page."
+)
+
+
+def page(run: FinishedRun) -> str:
+    """Return the page without attacks.
+
+    Args:
+        run: the run.
+    """
+    return html.document(title("Report", run), sections(run))
+
+
+def title(kind: str, run: FinishedRun) -> str:
+    """Return the heading of a page.
+
+    Args:
+        kind: of the page.
+        run: the run.
+    """
+    result = run.result
+    data = printable(result["data"].rpartition("/")[2])
+    return f"{kind}: {result['protocol']} on {data}, {result['clients']} clients"
+
+
+def sections(run: FinishedRun) -> Iterator[str]:
+    """Yield the sections of the report.
+
+    Args:
+        run: the run.
+    """
+    yield summary(run)
+    yield threat_model(run)
+    yield who_saw_what(run)
+    yield guarantee(run)
+    yield messages(run)
+    yield pictures(run)
+    yield reproduction(run)
+
+
+def summary(run: FinishedRun) -> str:
+    """Return what the run was, in a table."""
+    result = run.result
+    metric = result["metric"]
+    score = result["metrics"][metric]["after"]
+    rows = [
+        ("protocol", result["protocol"]),
+        ("data", f"{printable(result['data'].rpartition('/')[2])} ({result['scenario']})"),
+        ("clients", str(result["clients"])),
+        ("clusters found", str(result["clusters"])),
+        (f"{metric} on clients' test samples", shown(score, metric, result["unit"])),
+        ("agreement with the true clusters (ARI)", number(result["metrics"]["ari"])),
+        ("ε", epsilon_text(result["privacy"])),
+        ("bytes sent by clients", megabytes(result["bytes"]["up"])),
+        ("bytes sent to clients", megabytes(result["bytes"]["down"])),
+        ("version", result["version"]),
+    ]
+    return html.section("The run", html.table(("what", "value"), rows))
+
+
+def epsilon_text(privacy: dict[str, Any]) -> str:
+    """Return ε in a few words.
+
+    Args:
+        privacy: `privacy` of result.json.
+    """
+    epsilon = privacy["epsilon"]
+    if epsilon is None:
+        return "infinite: differential privacy guarantees nothing for this run"
+    if not privacy.get("delta"):
+        return "0: nothing that depends on data was released"
+    return f"{epsilon:.4g} at δ = {privacy['delta']:g} ({privacy['neighbouring']})"
+
+
+def threat_model(run: FinishedRun) -> str:
+    """Return who is trusted with what, in plain words."""
+    privacy = run.result["privacy"]
+    sentences = [SERVER_IS, CLIENTS_ARE, WIRE_IS, *_protections(privacy), SIMULATED]
+    return html.section(
+        "Who is trusted with what",
+        *(html.paragraph(sentence) for sentence in sentences),
+    )
+
+
+def _protections(privacy: dict[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each protection of a run, or one that there is none."""
+    count = 0
+    for mask in privacy["masks"]:
+        count += 1
+        yield (
+            f"A mask ({mask['kind']}) hides the coordinates of updates from the server. It is "
+            "obfuscation and no encryption: it falls when one client tells the server the seed "
+            "that clients share, and it leaves what the table says."
+        )
+    if any(field["summed"] for field in privacy["fields"]):
+        count += 1
+        yield (
+            "Secure sums hide each client's reply: the server reads only the sum over a group of "
+            "clients, as long as it does not collude with all other members of the group."
+        )
+    if any(row["noise_multiplier"] for row in privacy["releases"]):
+        count += 1
+        yield (
+            "Noise bounds what the releases reveal together, whatever a reader knows besides. ε is "
+            f"that bound; noise is added under the placement {privacy['placement']}."
+        )
+    if any(field["reader"] == "client" for field in privacy["fields"]):
+        count += 1
+        yield (
+            "Some fields are sealed for other clients: the server relays them, and cannot open "
+            "them. Every client that receives them reads them."
+        )
+    if not count:
+        yield "Nothing protects the updates in this run: the server reads them as they are."
+
+
+def who_saw_what(run: FinishedRun) -> str:
+    """Return the table party × message × form × ε, and what each message reveals."""
+    privacy = run.result["privacy"]
+    rows = list(_field_rows(run))
+    rows += list(_query_rows(run))
+    rows.append(("the network", "every message", "its length and time, not its content", "–"))
+    table = html.table(("who", "message", "form", "ε of it alone"), rows)
+    told = [
+        ("The server saw", privacy["server_view"]),
+        ("A local parameter server saw", privacy.get("lps_view", ())),
+        ("A client saw", privacy.get("client_view", ())),
+        ("The server did not see", privacy.get("unseen", ())),
+        ("Unprotected", privacy.get("unprotected", ())),
+    ]
+    parts = [html.subsection(heading, html.items(texts)) for heading, texts in told if texts]
+    return html.section("Who saw what", table, *parts)
+
+
+def _field_rows(run: FinishedRun) -> Iterator[tuple[str, str, str, str]]:
+    """Yield a row for each field of clients' replies that its reader received."""
+    privacy = run.result["privacy"]
+    kinds = ", ".join(mask["kind"] for mask in privacy["masks"])
+    delta = privacy["delta"] or run.config["network"]["delta"]
+    for field in privacy["fields"]:
+        epsilon = epsilon_of_field(run.ledger, field["method"], field["field"], delta)
+        reader = PARTIES.get(field["reader"], field["reader"])
+        message = f"{field['field']} of {field['method']} ({field['verb']})"
+        yield (reader, message, _form(field, kinds), _epsilon(epsilon))
+
+
+def _form(field: dict[str, Any], masks: str) -> str:
+    """Return how a reader has a field, in words.
+
+    Args:
+        field: of `fields` in result.json.
+        masks: names of the run's masks.
+    """
+    forms = []
+    if field["summed"]:
+        forms.append("in secure sums only")
+    if field["reader"] == "client":
+        forms.append("sealed from the server")
+    if field["masked"]:
+        forms.append(f"under the {masks}")
+    if field["mechanism"] == "gaussian" and field["central"]:
+        forms.append("clipped, before the server adds noise")
+    elif field["mechanism"] == "gaussian":
+        forms.append("with noise")
+    if field["derived"]:
+        forms.append("made of earlier releases")
+    if not forms:
+        return "as it is"
+    return ", ".join(forms)
+
+
+def _query_rows(run: FinishedRun) -> Iterator[tuple[str, str, str, str]]:
+    """Yield a row for each message to a client that has fields."""
+    for method in run.result["bytes"]["by_message"]:
+        fields = _field_names(run, method)[0]
+        if fields:
+            message = f"{', '.join(fields)} for {method}"
+            yield ("a client", message, "the request to this client", "–")
+
+
+def _field_names(run: FinishedRun, method: str) -> tuple[list[str], list[str]]:
+    """Return the fields of a method's requests and replies; none where they are not known."""
+    try:
+        query, reply = run.protocol.message_types(method)
+    except (AttributeError, KeyError):
+        return [], []
+    names = []
+    for message in (query, reply):
+        names.append([field.name for field in dataclasses.fields(message)])
+    return names[0], names[1]
+
+
+def _epsilon(value: float) -> str:
+    """Return ε as text."""
+    if math.isinf(value):
+        return "∞"
+    return f"{value:.4g}"
+
+
+def guarantee(run: FinishedRun) -> str:
+    """Return ε with its assumptions, for each client and over the rounds."""
+    privacy = run.result["privacy"]
+    parts = [html.paragraph(f"ε is {epsilon_text(privacy)}.")]
+    if privacy["epsilon"] is not None and privacy["delta"]:
+        parts.append(html.paragraph(f"Accountant: {privacy['accountant']}.", "note"))
+        if privacy["epsilon_replace"] is not None:
+            replaced = f"{privacy['epsilon_replace']:.4g}"
+            parts.append(html.paragraph(f"Replacing instead of adding or removing: {replaced}."))
+        parts += _over_rounds(run, privacy["delta"])
+    if privacy["exact"]:
+        exact = ", ".join(privacy["exact"])
+        parts.append(html.paragraph(f"Released without noise: {exact}."))
+    for heading, key in (
+        ("It assumes", "assumed"),
+        ("It costs nothing", "free"),
+        ("It does not cover", "not_covered"),
+        ("Files that it does not cover", "uncovered_files"),
+    ):
+        if privacy.get(key):
+            parts.append(html.subsection(heading, html.items(privacy[key])))
+    return html.section("What ε guarantees", *parts)
+
+
+def _over_rounds(run: FinishedRun, delta: float) -> list[str]:
+    """Return the chart of ε over rounds, and the table of ε by client."""
+    by_client = epsilon_by_client(run.ledger, delta)
+    rows = []
+    for name, epsilon in list(by_client.items())[:MOST_CLIENTS]:
+        rows.append((printable(name), _epsilon(epsilon)))
+    if len(by_client) > MOST_CLIENTS:
+        rows.append((f"… {len(by_client) - MOST_CLIENTS} more", ""))
+    table = html.table(("client", "ε"), rows)
+    points = epsilon_by_round(run.ledger, delta)
+    finite = [(float(last), epsilon) for last, epsilon in points if math.isfinite(epsilon)]
+    parts = [html.subsection("By client", table)]
+    if len(finite) > 1:
+        chart = html.steps(f"ε of everything released up to a round, at δ = {delta:g}", finite)
+        parts.insert(0, chart)
+    return parts
+
+
+def messages(run: FinishedRun) -> str:
+    """Return the bytes of each message, with its fields."""
+    sent = run.result["bytes"]
+    rows = []
+    for name, counts in sent["by_message"].items():
+        query, reply = _field_names(run, name)
+        rows.append((name, ", ".join(query), ", ".join(reply), *_counts(counts)))
+    rows.append(("all", "", "", *_counts(sent)))
+    headings = ("message", "fields to a client", "fields from a client", "up", "down")
+    note = "Bytes on the wire: up is from clients to the server, down from the server to clients."
+    return html.section("Messages and bytes", html.table(headings, rows), html.paragraph(note))
+
+
+def _counts(counts: dict[str, int]) -> tuple[str, str]:
+    """Return the bytes of both directions as text."""
+    return f"{counts['up']:,}", f"{counts['down']:,}"
+
+
+def pictures(run: FinishedRun) -> str:
+    """Return the pictures of the run, embedded."""
+    figures = []
+    for path in run.pictures:
+        name = path.stem.replace("-", " ").replace("_", " ")
+        figures.append(html.picture(path.read_bytes(), f"{name}, over the run"))
+    note = ""
+    if figures:
+        note = html.paragraph(
+            "Pictures may show what only an observer knows, such as true clusters.", "note"
+        )
+    return html.section("Pictures of the run", note, *figures)
+
+
+def reproduction(run: FinishedRun, *further: str) -> str:
+    """Return how to repeat the run, and commands on its folder.
+
+    Args:
+        run: the run.
+        further: commands besides, such as that of the audit.
+    """
+    command = command_of(run)
+    folder = run.folder.name or "DIR"
+    lines = [f"securecluster replay {folder}", f"securecluster report {folder} --html", *further]
+    if command is None:
+        text = "The data came from Python: repeat the run there, with fit(federation, folder=...)."
+        parts = [html.paragraph(text)]
+    else:
+        lines.insert(0, command)
+        note = "SEED is in config.json; without it the run's keys and noise cannot be repeated."
+        parts = [html.paragraph(note)]
+    return html.section("How to repeat it", *parts, html.code("\n".join(lines)))

@@ -1,0 +1,350 @@
+"""Reports and audits of finished runs: pages, budgets, users' mistakes, and what is handed over."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import time
+import zipfile
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import SMALL_FEDERATION
+
+from securecluster.app import audit, audit_page, bundle, report_page, run_folder
+from securecluster.app.cli import main
+from securecluster.app.finished_run import command_of, epsilon_by_client, open_run
+from securecluster.attacks import registry
+from securecluster.attacks.base import Attack, Guess
+from securecluster.attacks.label_counts import LabelCounts
+from securecluster.protocols.common.serialization import read_kept
+
+RUN = ["run", "fedavg", *SMALL_FEDERATION, "--rounds", "2", "--epochs", "1", "--seed", "90417"]
+MASKED = ["--mask", "permutation", "--clip", "1", "--noise", "3"]
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a mask and noise, and its pictures."""
+    target = tmp_path_factory.mktemp("audited") / "run"
+    assert main([*RUN, *MASKED, "--quiet", "--out", str(target)]) == 0
+    return target
+
+
+@pytest.fixture(scope="module")
+def audited(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with report, audit and bundle of the run."""
+    target = tmp_path_factory.mktemp("pages")
+    archive = str(target / "bundle.zip")
+    command = ["audit", str(folder), "--out", str(target), "--quiet", "--bundle", archive]
+    assert main(command) == 0
+    (target / "report.html").write_text(report_page.page(open_run(folder, "report")))
+    return target
+
+
+class Elements(HTMLParser):
+    """All elements of a page: name and attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+@pytest.mark.parametrize("name", ["report.html", "audit.html"])
+def test_a_page_needs_nothing_but_itself(audited: Path, folder: Path, name: str) -> None:
+    text = (audited / name).read_text()
+    elements = Elements(text).found
+    tags = {tag for tag, _ in elements}
+    assert not tags & {"script", "iframe", "object", "embed"}
+    for tag, attributes in elements:
+        for attribute in ("src", "href"):
+            value = attributes.get(attribute)
+            assert value is None or value.startswith("data:"), (tag, value)
+    assert "http://" not in text and "https://" not in text and "url(" not in text
+    viewports = [a["content"] for tag, a in elements if a.get("name") == "viewport"]
+    assert viewports == ["width=device-width, initial-scale=1"]
+    pictures = [a for tag, a in elements if tag == "img" and "over the run" in str(a["alt"])]
+    assert len(pictures) == len(open_run(folder, "report").pictures) > 0
+
+
+def test_the_report_shows_the_run_again(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["resume", str(folder)]) == 0
+    tables = capsys.readouterr().out.partition("\n")[2]
+    assert main(["report", str(folder), "--html", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert tables in printed and printed.startswith("round   1/2  clusters 1")
+    assert (tmp_path / "report.html").is_file()
+    assert not (folder / "report.html").exists()
+
+
+def test_the_report_says_who_saw_what(folder: Path) -> None:
+    run = open_run(folder, "report")
+    page = report_page.page(run)
+    privacy = run.result["privacy"]
+    for sentence in [*privacy["server_view"], *privacy["assumed"], *privacy["not_covered"]]:
+        assert report_page.html.escape(sentence) in page
+    assert "under the permutation, with noise" in page and "the network" in page
+    assert f"{privacy['epsilon']:.4g}" in page
+    by_client = epsilon_by_client(run.ledger, privacy["delta"])
+    assert len(by_client) == 6
+    assert max(by_client.values()) == privacy["epsilon"]
+
+
+def test_the_command_of_a_run_repeats_it(folder: Path, tmp_path: Path) -> None:
+    run = open_run(folder, "report")
+    command = command_of(run)
+    assert command is not None and "90417" not in command
+    arguments = command.replace("SEED", "90417").split()[1:]
+    again = tmp_path / "again"
+    threads = ["--threads", str(run.config["settings"]["threads"])]
+    assert main([*arguments, *threads, "--quiet", "--out", str(again)]) == 0
+    repeated = run_folder.config_of(again)
+    assert repeated["network"] == run.config["network"]
+    assert repeated["data_digest"] == run.config["data_digest"]
+
+
+def test_an_audit_sets_the_run_beside_its_unprotected_twin(audited: Path) -> None:
+    content = json.loads((audited / "audit.json").read_text())
+    assert content["protections"] == {"mask": "permutation", "clip": 1.0, "noise": 3.0}
+    assert [row["attack"] for row in content["attacks"]] == registry.attack_names()
+    for row in content["attacks"]:
+        for column in ("run", "unprotected"):
+            assert not row[column]["verdict"].startswith("failed"), row
+    (counts,) = [row for row in content["attacks"] if row["attack"] == "label-counts"]
+    assert counts["run"]["verdict"] == audit.CHANCE
+    assert counts["unprotected"]["verdict"] == audit.BETTER
+    low, high = counts["unprotected"]["score"]["interval"].values()
+    assert low <= counts["unprotected"]["score"]["value"] <= high
+
+
+def test_a_run_without_protection_is_its_own_twin(tmp_path: Path, no_pictures: None) -> None:
+    target = tmp_path / "plain"
+    sizes = ["--mask", "none", "--transcript", "sizes"]
+    assert main([*RUN, *sizes, "--quiet", "--out", str(target)]) == 0
+    run = open_run(target, "audit")
+    adversary = audit.adversary_of(run.names, "server")
+    results = audit.audited(run, audit.federation_of(run), adversary, attacks=["label-counts"])
+    assert results.findings[audit.RUN] is results.findings[audit.TWIN]
+    assert results.findings[audit.RUN][0].verdict == audit.BETTER
+    assert results.notes[0].startswith("The run kept no contents of messages: it was repeated")
+    page = audit_page.page(run, results, "securecluster audit plain")
+    assert "secure sums (--aggregation secagg)" in page and "Labels of client 0, as run" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--as", "client:nobody"], "there is no client 'nobody': give a name"),
+        (["--as", "boss"], "there is no party 'boss': give server, wire or client:NAME"),
+        (["--with", "client:99"], "there is no client '99'"),
+        (["--budget", "0"], "the budget is a positive number of seconds"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    folder: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit", str(folder), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["report", "audit"])
+def test_another_folder_than_a_finished_runs_is_refused(
+    folder: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {run_folder.CONFIG: run_folder.comparison_json(["cfl", "flhc"])}
+    with run_folder.claimed(tmp_path / "several", False, "", texts):
+        pass
+    texts = {run_folder.CONFIG: (folder / run_folder.CONFIG).read_text()}
+    with run_folder.claimed(tmp_path / "begun", False, "", texts):
+        pass
+    for name, sentence in (
+        ("nothing", "is not a run folder"),
+        ("several", "holds a comparison: "),
+        ("begun", "has not ended: go on with it first"),
+    ):
+        assert main([command, str(tmp_path / name)]) == 2
+        error = capsys.readouterr().err
+        assert sentence in error and error.count("\n") == 1
+
+
+class Slow(LabelCounts):
+    """An attack that does not end."""
+
+    name = "slow"
+
+    def run(self, view: Any, knowledge: Any) -> Guess:
+        """Wait for longer than any budget."""
+        time.sleep(60)
+        return super().run(view, knowledge)
+
+
+class Broken(LabelCounts):
+    """An attack with a mistake in it."""
+
+    name = "broken"
+
+    def run(self, view: Any, knowledge: Any) -> Guess:
+        """Fail."""
+        raise ZeroDivisionError("a mistake")
+
+
+def test_what_does_not_fit_into_the_budget_is_skipped_and_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[str, Attack] = {"slow": Slow(), "broken": Broken()}
+    original = registry.attack_named
+    monkeypatch.setattr(audit, "attack_named", lambda name: made.get(name) or original(name))
+    run = open_run(folder, "audit")
+    adversary = audit.adversary_of(run.names, "server", "client:3")
+    attacks = ["broken", "slow", "label-counts"]
+    start = time.monotonic()
+    results = audit.audited(run, audit.federation_of(run), adversary, 3, attacks)
+    assert time.monotonic() - start < 20
+    broken, slow, skipped = results.findings[audit.RUN]
+    assert broken.verdict == "failed: ZeroDivisionError: a mistake"
+    assert slow.verdict == "skipped: it did not fit into the budget"
+    assert skipped.verdict == "skipped: the budget was used up"
+
+
+def test_the_twin_is_without_every_protection() -> None:
+    from securecluster.protocols import CFL, SRFCA, OneShot
+
+    plain = audit.unprotected(OneShot(gram_noise=2.0, clip=1.0, noise=1.0, dp_unit="client"))
+    assert audit.protections_of(plain) == {}
+    assert not plain.sums_securely and plain.mask == "none" and not getattr(plain, "sealed", True)
+    for protocol in (CFL(aggregation="secagg", sketch=64), SRFCA(sealed=True)):
+        assert audit.protections_of(protocol)
+        assert audit.protections_of(audit.unprotected(protocol)) == {}
+
+
+def test_a_bundle_holds_no_key_seed_or_clients_file(audited: Path, folder: Path) -> None:
+    secrets = _secrets(folder)
+    with zipfile.ZipFile(audited / "bundle.zip") as archive:
+        names = archive.namelist()
+        data = {name: archive.read(name) for name in names}
+    assert names == ["audit.html", "audit.json", "config.json", "report.html", "result.json"]
+    config = (folder / "config.json").read_bytes()
+    assert any(secret in config for secret in secrets)
+    for name, content in data.items():
+        for secret in secrets:
+            assert secret not in content, (name, secret)
+        assert b'"seed"' not in content and b"data_digest" not in content
+    # true label counts are clients' data
+    assert "Labels of client 0, unprotected" in (audited / "audit.html").read_text()
+    assert b"Labels of client" not in data["audit.html"]
+
+
+def _secrets(folder: Path) -> list[bytes]:
+    """Return the run's seed, data digest and clients' secrets, as bytes and as hex digits."""
+    config = json.loads((folder / "config.json").read_text())
+    secrets = [b"90417", config["data_digest"].encode()]
+    found = [value for value in _values(read_kept(folder).clients.secrets) if len(value) >= 16]
+    assert found
+    for value in found:
+        secrets += [value, value.hex().encode()]
+    return secrets
+
+
+def _values(value: Any) -> list[bytes]:
+    """Return all bytes within a value."""
+    if isinstance(value, bytes):
+        return [value]
+    if hasattr(value, "__dict__"):
+        value = vars(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return []
+    return list(itertools.chain.from_iterable(map(_values, value)))
+
+
+def test_a_bundle_has_a_zip_files_name_and_no_local_path(folder: Path, tmp_path: Path) -> None:
+    assert main(["report", str(folder), "--bundle", str(tmp_path / "bundle.txt")]) == 2
+    content = {"data": "/home/me/patients.parquet", "network": [{"seed": 1, "rounds": 2}]}
+    assert bundle.public(content) == {"data": "patients.parquet", "network": [{"rounds": 2}]}
+
+
+def test_pages_do_not_make_a_run_folder_somebody_elses(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "audit.html").write_text("page")
+    assert run_folder.foreign(copy) == []
+
+
+def test_names_are_escaped_in_pages(folder: Path) -> None:
+    text = report_page.html.table(("client",), [("<script>alert(1)</script>",)])
+    assert "<script>" not in text and "&lt;script&gt;" in text
+
+
+def test_a_roc_curve_rises_from_corner_to_corner() -> None:
+    points = audit_page.roc(np.array([0.9, 0.8, 0.4]), np.array([0.5, 0.1]))
+    assert points[0] == (0.0, 0.0) and points[-1] == (1.0, 1.0)
+    assert points == sorted(points) and (0.0, pytest.approx(2 / 3)) in points
+    assert audit_page.png(np.eye(4)).startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install -y chromium")
+@pytest.mark.parametrize("name", ["report.html", "audit.html"])
+def test_a_real_browser_shows_the_page_without_errors_or_overflow(
+    audited: Path, tmp_path: Path, name: str
+) -> None:
+    page = (audited / name).read_text()
+    # a page of 380 px around it measures it, and writes down what it found
+    policy = re.search(r'<meta http-equiv="Content-Security-Policy"[^>]*>\n', page)
+    assert policy is not None
+    probe = """
+<script>
+window.onload = function () {
+  const broken = [...document.images].filter(i => !i.complete || !i.naturalWidth).length;
+  const wide = [...document.querySelectorAll('body *')].filter(
+    e => e.getBoundingClientRect().right > window.innerWidth + 1).length;
+  document.title = JSON.stringify({images: document.images.length, broken, wide,
+    width: window.innerWidth, overflow: document.documentElement.scrollWidth});
+};
+</script></body>"""
+    inner = page.replace(policy.group(), "").replace("</body>", probe)
+    (tmp_path / "inner.html").write_text(inner)
+    frame = """<iframe src="inner.html" width="380" height="800" style="border:0"
+      onload="setTimeout(() => { document.title = this.contentDocument.title; }, 50)"></iframe>"""
+    (tmp_path / "outer.html").write_text(f"<!DOCTYPE html><body>{frame}</body>")
+    measured = _browsed(tmp_path / "outer.html", "--allow-file-access-from-files")
+    found = json.loads(re.search(r"<title>(.*?)</title>", measured.stdout, re.S).group(1))  # type: ignore[union-attr]
+    assert found["images"] == page.count("<img ") > 0
+    assert found["broken"] == 0
+    assert found["width"] == 380 and found["overflow"] <= 380 and found["wide"] == 0
+    (tmp_path / "page.html").write_text(page)
+    console = _browsed(tmp_path / "page.html").stderr
+    assert "CONSOLE" not in console, console
+
+
+def _browsed(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Return what a headless browser makes of a page, with its console on standard error."""
+    assert BROWSER is not None
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--enable-logging=stderr",
+        "--virtual-time-budget=3000",
+        f"--user-data-dir={path.parent / 'profile'}",
+        *options,
+        "--dump-dom",
+        path.as_uri(),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
