@@ -361,9 +361,7 @@ class ServerChannel:
         exchange: Exchange = partial(self._exchange_with_retries, method, tries=tries)
         pairs = self.pair_aggregator.run(exchange, call, tuple(to), then)
         self._note_lost(to, pairs.ids)
-        # A key authority may tell what follows from R, and not R.
-        content = pairs.value if pairs.relevance is None else pairs.relevance
-        self._observe(method, PAIRS, step, [pairs.ids], content)
+        self._observe(method, PAIRS, step, [pairs.ids], pairs.relevance)
         return Pairs(pairs.ids, pairs.value, step)
 
     def _observe(

@@ -118,6 +118,7 @@ class Secrets:
             noise=_entry_of(self.noise, client),
             unused=_entry_of(self.unused, client),
             sums=self.sums.of(client),
+            encryption=self.encryption,  # public keys only
         )
 
 

@@ -46,6 +46,8 @@ class SumSecrets:
             alone.guards[client] = self.guards[client]
         if client in self.floors:
             alone.floors[client] = self.floors[client]
+        if client in self.pairs:
+            alone.pairs[client] = self.pairs[client]
         return alone
 
     def forget(self, client: int) -> None:
