@@ -22,6 +22,7 @@ ATTACKS = {  # module and class
     "gradient-inversion-cosine": "gradient_inversion:CosineInversion",
     "gradient-inversion-dlg": "gradient_inversion:DeepLeakage",
     "label-counts": "label_counts:LabelCounts",
+    "label-distributions": "label_distributions:LabelDistributions",
     "linkage": "linkage:Linkage",
     "mask-known-plaintext": "mask_known_plaintext:MaskKnownPlaintext",
     "mask-public-model": "mask_public_model:MaskPublicModel",
