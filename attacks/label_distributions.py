@@ -151,7 +151,7 @@ def guess_shares(updates: Array, groups: int = GROUPS, seed: int = 0) -> Array:
     centred = updates - updates.mean(0)
     norms = np.linalg.norm(centred, axis=0)
     selected = (norms >= np.quantile(norms, 1 - KEPT)) & (norms > 0)
-    columns = centred[:, selected]
+    columns: Array = centred[:, selected]
     if columns.shape[1] < groups:  # too few columns move for any grouping
         return columns
     # k-means compares directions, whatever the norms of columns
