@@ -16,6 +16,7 @@ import torch
 
 from securecluster.app import registry
 from securecluster.app.cli import main
+from securecluster.attacks import registry as attack_registry
 from securecluster.data import Federation, LabelSwap
 from securecluster.data.datasets import SOURCES
 from securecluster.errors import FrameError, UsageError
@@ -58,7 +59,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(module.home)
                 for block in READER.blocks(document):
-                    READER.run_python(document, block.text, module)
+                    # .ci/readme.py runs those of the shell
+                    if block.language == "python":
+                        READER.run_python(document, block.text, module)
             ran[name] = module
         return ran[name]
 
@@ -236,3 +239,34 @@ def test_a_registered_stage_is_a_mask(page: Page) -> None:
     page("add-a-mask")
     (stage,) = masks.build("sign-flips", 8)
     assert (stage.kind, stage.name) == (Kind.MASK, "sign-flips")
+
+
+def test_an_attack_of_ones_own_sees_through_the_mask(page: Page) -> None:
+    names = page("audit")
+    for score in names.scores.values():
+        assert score.beats_chance and score.value > score.chance
+    # a mask keeps inner products, up to rounding
+    assert names.scores["permutation"].value == names.scores["none"].value
+
+
+def test_an_attack_of_ones_own_is_one_of_an_audits(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = page("audit")
+    point = EntryPoint("neighbours", "audit:Neighbours", attack_registry.GROUP)
+    monkeypatch.setattr(attack_registry, "entry_points", lambda group: [point])
+    assert attack_registry.attack_names()[-1] == "neighbours"
+    assert type(attack_registry.attack_named("neighbours")) is names.Neighbours
+
+
+def test_the_notebook_goes_from_a_run_folder_to_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for cell in json.loads((DOCS / "audit.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert "attacks by the server" in capsys.readouterr().out
+    assert names["verdicts"]["label-counts"] == ("not better than chance", "better than chance")
+    assert (tmp_path / "audit.html").read_text().startswith("<!DOCTYPE html>")

@@ -19,7 +19,8 @@ from typing import Any
 from securecluster.app import execution, run_folder
 from securecluster.app.finished_run import FinishedRun
 from securecluster.app.number_format import printable
-from securecluster.attacks.base import Attack, Guess, Truth
+from securecluster.attacks import experiments
+from securecluster.attacks.base import Attack, Guess, Tap, Truth
 from securecluster.attacks.registry import attack_named, attack_names
 from securecluster.attacks.scoring import Score, score
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
@@ -27,25 +28,10 @@ from securecluster.data import Federation
 from securecluster.errors import SecureClusterError, UsageError
 from securecluster.messaging.parties import Party
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.runtime.settings import Settings
 
 SCHEMA = 1
 BUDGET = 180.0  # seconds
-# hyper-parameters that protect, and their values without protection
-UNPROTECTED: dict[str, Any] = {
-    "mask": "none",
-    "layer_mask": "none",
-    "clip": None,
-    "noise": 0.0,
-    "gram_noise": 0.0,
-    "gram_mechanism": "gram",
-    "target_epsilon": None,
-    "loss_clip": None,
-    "placement": "local",
-    "dp_unit": "client",
-    "aggregation": "plain",
-    "sum_bound": None,
-    "sealed": False,
-}
 RUN = "run"
 TWIN = "unprotected"
 BETTER = "better than chance"
@@ -218,29 +204,30 @@ def _client_number(names: Sequence[str], name: str) -> int:
     )
 
 
+def twin_of(protocol: ClusteringProtocol) -> ClusteringProtocol:
+    """Return the protocol of the twin, without mask, noise, seals and secure sums.
+
+    Args:
+        protocol: with the run's hyper-parameters.
+    """
+    twin = experiments.unprotected(protocol)
+    if "layer_mask" in twin.get_params():
+        twin.set_params(layer_mask="none")
+    return twin
+
+
 def protections_of(protocol: ClusteringProtocol) -> dict[str, Any]:
     """Return the options of a protocol that protect, with their values.
 
     Args:
         protocol: with the run's hyper-parameters.
     """
-    params = protocol.get_params()
+    plain = twin_of(protocol).get_params()
     found = {}
-    for name, value in UNPROTECTED.items():
-        if name in params and params[name] != value:
-            found[name] = params[name]
+    for name, value in protocol.get_params().items():
+        if value != plain[name]:
+            found[name] = value
     return found
-
-
-def unprotected(protocol: ClusteringProtocol) -> ClusteringProtocol:
-    """Return the protocol of the twin, without mask, noise and secure sums.
-
-    Args:
-        protocol: with the run's hyper-parameters.
-    """
-    params = protocol.get_params()
-    plain = {name: value for name, value in UNPROTECTED.items() if name in params}
-    return type(protocol)(**{**params, **plain})
 
 
 def audited(
@@ -275,110 +262,133 @@ def audited(
         note(text)
 
     protections = protections_of(run.protocol)
-    findings = {}
+    target = _Target(run, federation, adversary, say)
+    findings: dict[str, list[Finding]] = {}
     for column in (RUN, TWIN):
         # without protections the two are the same run
         if column == TWIN and not protections:
             findings[TWIN] = findings[RUN]
             say("The run is its own twin: it has no mask, no noise and no secure sums.")
             break
-        share = 0.5 if column == RUN and protections else 1.0
-        findings[column] = _column(run, federation, adversary, chosen, column, clock, share, say)
+        time_left = clock.left
+        if column == RUN and protections:
+            time_left /= 2
+        findings[column] = _column(target, chosen, column, _Clock(time_left))
     return Audit(adversary, findings, protections, notes, clock.elapsed, budget)
 
 
-def _column(
-    run: FinishedRun,
-    federation: Federation,
-    adversary: Adversary,
-    attacks: Sequence[Attack],
-    column: str,
-    clock: _Clock,
-    share: float,
-    say: Note,
-) -> list[Finding]:
-    """Return the findings on the run or on its twin.
+@dataclass(frozen=True)
+class _Target:
+    """What is attacked, and by whom.
 
     Args:
         run: the run.
         federation: its clients.
         adversary: whose view is attacked.
-        attacks: to be run.
-        column: `RUN` or `TWIN`.
-        clock: of the audit.
-        share: of the time that is left, which these attacks may take.
         say: called with a sentence on what was repeated or left out.
     """
-    part = _Clock(clock.left * share)
+
+    run: FinishedRun
+    federation: Federation
+    adversary: Adversary
+    say: Note
+
+
+def _column(
+    target: _Target, attacks: Sequence[Attack], column: str, clock: _Clock
+) -> list[Finding]:
+    """Return the findings on the run or on its twin.
+
+    Args:
+        target: what is attacked.
+        attacks: to be run.
+        column: `RUN` or `TWIN`.
+        clock: of this column.
+    """
     try:
-        fitted = _fitted(run, federation, column, part, say)
+        fitted, taps = _fitted(target, column, clock)
     except _OutOfTime:
-        reason = f"skipped: repeating the run did not fit into {clock.budget:g} s"
-        say(f"The {column} column is empty: {reason.removeprefix('skipped: ')}.")
+        reason = f"skipped: repeating the run did not fit into {clock.budget:.0f} s of the budget"
         return [Finding(attack.name, None, reason, 0.0) for attack in attacks]
     found = []
-    for attack in attacks:
-        found.append(_attacked(attack, fitted, federation, adversary, part))
+    for position, attack in enumerate(attacks):
+        share = clock.left
+        # the first slow attack must not take the time of all others
+        if position < len(attacks) - 1:
+            share /= 2
+        found.append(_attacked(attack, target, fitted, taps, _Clock(share)))
     return found
 
 
-def _fitted(
-    run: FinishedRun, federation: Federation, column: str, clock: _Clock, say: Note
-) -> ClusteringProtocol:
-    """Return the run with the contents of its frames, or its twin; repeated where needed.
+def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProtocol, list[Tap]]:
+    """Return the run with the contents of its frames, or its twin, and replies before protection.
+
+    Whatever the folder does not hold is made by repeating the run.
 
     Raises:
         _OutOfTime: it does not fit into the time that is left.
-        UsageError: the run with these options cannot be repeated.
     """
-    settings = run.config["settings"]
-    from securecluster.runtime.settings import Settings
-
-    if column == RUN and settings["transcript"] == "full":
-        fitted = type(run.protocol)(**run.protocol.get_params())
-        return fitted.restore_from(run.folder)
-    protocol = unprotected(run.protocol)
-    if column == RUN:
-        protocol = type(run.protocol)(**run.protocol.get_params())
+    run = target.run
+    kept = column == RUN and run.config["settings"]["transcript"] == "full"
+    if kept:
+        restored = type(run.protocol)(**run.protocol.get_params()).restore_from(run.folder)
+        # only some attacks are compared with replies before protection
+        if run.result["seconds"] > clock.left / 2:
+            target.say("Attacks on masks have no score: repeating the run takes too long.")
+            return restored, []
     if run.result["seconds"] > clock.left:
         raise _OutOfTime
-    full = replace(Settings(**settings), transcript="full")
+    protocol = run.protocol
+    if column == TWIN:
+        protocol = twin_of(run.protocol)
+    settings = replace(Settings(**run.config["settings"]), transcript="full")
     with clock.limit():
-        protocol.fit(federation, full)
-    if column == RUN:
-        say("The run kept no contents of messages: it was repeated from config.json.")
-        if [int(label) for label in protocol.labels_] != run.result["labels"]:
-            say("The repeated run found other clusters than the run did.")
-    else:
-        say("The unprotected twin was run from config.json, without mask, noise and secure sums.")
-    return protocol
+        repeated, taps = experiments.tapped(protocol, target.federation, settings)
+    if kept:
+        return restored, taps
+    if column == TWIN:
+        target.say("The unprotected twin was run from config.json.")
+        return repeated, taps
+    target.say("The run kept no contents of messages: it was repeated from config.json.")
+    if [int(label) for label in repeated.labels_] != run.result["labels"]:
+        target.say("The repeated run found other clusters than the run did.")
+    return repeated, taps
 
 
 def _attacked(
     attack: Attack,
+    target: _Target,
     fitted: ClusteringProtocol,
-    federation: Federation,
-    adversary: Adversary,
+    taps: Sequence[Tap],
     clock: _Clock,
 ) -> Finding:
-    """Return what one attack achieves; a mistake of the attack is a finding, too."""
+    """Return what one attack achieves; a mistake of the attack is a finding, too.
+
+    Args:
+        attack: to be run.
+        target: what is attacked.
+        fitted: the run or its twin.
+        taps: its replies before protection.
+        clock: of this attack.
+    """
     start = time.monotonic()
-    if clock.left <= 0:
+    if clock.left <= 0.01:
         return Finding(attack.name, None, "skipped: the budget was used up", 0.0)
+    adversary = target.adversary
     guess: Guess | None = None
     truth: Truth | None = None
     result: Score | None = None
     try:
         with clock.limit():
             view = view_of(fitted, adversary.parties, attack.anonymous)
-            knowledge = knowledge_of(fitted, federation, adversary.clients)
+            knowledge = knowledge_of(fitted, target.federation, adversary.clients)
             reason = attack.applies(view, knowledge) or ""
             if not reason:
                 guess = attack.run(view, knowledge)
-                truth = truth_of(fitted, federation, view)
+                truth = truth_of(fitted, target.federation, view, taps)
                 result = score(attack.scorer, guess, truth)
     except _OutOfTime:
-        reason = "skipped: it did not fit into the budget"
+        reason = f"skipped: {clock.budget:.1f} s of the budget were not enough"
     except SecureClusterError as error:
         reason = f"failed: {error}"
     except Exception as error:

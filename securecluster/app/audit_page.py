@@ -78,14 +78,14 @@ def results(audit: Audit) -> str:
     rows = []
     needs = []
     for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
-        result = finding.score or twin.score
+        scored = finding.score or twin.score
         metric = "–"
-        if result is not None:
-            better = "higher" if result.higher else "lower"
-            metric = f"{result.metric} ({better} is a better attack)"
+        if scored is not None:
+            better = "higher" if scored.higher else "lower"
+            metric = f"{scored.metric} ({better} is a better attack)"
         cells = [finding.attack, metric]
-        for column in (finding, twin):
-            cells += [score_text(column), column.verdict if column.score else "–"]
+        for result in (finding, twin):
+            cells += [score_text(result), result.verdict if result.score else "–"]
         kinds = ["", "", "", _kind(finding), "", ""]
         rows.append([(text, kind) for text, kind in zip(cells, kinds, strict=True)])
         attack = attack_named(finding.attack)

@@ -24,6 +24,8 @@ h2 { font-size: 1.25rem; margin-top: 2rem; border-top: 1px solid var(--line); pa
 h3 { font-size: 1.05rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
+th { overflow-wrap: normal; }
+td { overflow-wrap: break-word; }
 th, td { text-align: left; vertical-align: top; padding: 0.35rem 0.6rem 0.35rem 0;
   border-bottom: 1px solid var(--line); }
 pre { background: var(--band); padding: 0.75rem; white-space: pre-wrap; }
@@ -145,7 +147,9 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
         cells = []
         for heading, cell in zip(headings, row, strict=True):
             text, kind = (cell, PLAIN) if isinstance(cell, str) else cell
-            cells.append(f'<td data-head="{escape(heading)}"{_class(kind)}>{escape(text)}</td>')
+            # narrow screens show it before the cell
+            head = f' data-head="{escape(heading)}"' if heading else ""
+            cells.append(f"<td{head}{_class(kind)}>{escape(text)}</td>")
         lines.append("<tr>" + "".join(cells) + "</tr>")
     if not lines:
         return ""

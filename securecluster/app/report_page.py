@@ -96,7 +96,7 @@ def summary(run: FinishedRun) -> str:
         ("bytes sent to clients", megabytes(result["bytes"]["down"])),
         ("version", result["version"]),
     ]
-    return html.section("The run", html.table(("what", "value"), rows))
+    return html.section("The run", html.table(("", ""), rows))
 
 
 def epsilon_text(privacy: dict[str, Any]) -> str:
