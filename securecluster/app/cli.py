@@ -22,7 +22,8 @@ USAGE = """usage: securecluster COMMAND
   replay DIR                     run the server alone against a full transcript, bit for bit
   report DIR [--html]            show a finished run again, also as a page of its own
   audit DIR [options]            attack a finished run and its unprotected twin
-  list                           protocols, data sets, scenarios, models and masks
+  list [--privacy]               protocols, data sets, scenarios, models and masks; or which masks,
+                                 secure sums and noise each protocol works with, and why not
 
 protocols: {protocols}
 `securecluster run PROTOCOL --help` shows every option with its default, and so does \
@@ -291,13 +292,19 @@ def _replay(argv: list[str]) -> int:
 
 
 def _list(argv: list[str]) -> int:
-    """Print the names that options take.
+    """Print the names that options take, or which protections each protocol works with.
 
     Args:
-        argv: empty.
+        argv: empty, or "--privacy".
     """
+    if argv == ["--privacy"]:
+        from securecluster.app import compatibility
+
+        with output():
+            compatibility.show()
+        return 0
     if argv:
-        raise UsageError("list takes no arguments")
+        raise UsageError("list takes no arguments but --privacy")
     from securecluster.data import SCENARIOS, SOURCES
     from securecluster.models.architectures import names
     from securecluster.privacy.masking.masks import MASKS
