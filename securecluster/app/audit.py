@@ -32,6 +32,8 @@ from securecluster.runtime.settings import Settings
 
 SCHEMA = 1
 BUDGET = 180.0  # seconds
+# protections besides those of updates and sums: of matrices over pairs, and of single layers
+PLAIN_PAIRS = {"relevance": "plain", "relevance_release": None, "layer_mask": "none"}
 RUN = "run"
 TWIN = "unprotected"
 BETTER = "better than chance"
@@ -211,8 +213,9 @@ def twin_of(protocol: ClusteringProtocol) -> ClusteringProtocol:
         protocol: with the run's hyper-parameters.
     """
     twin = experiments.unprotected(protocol)
-    if "layer_mask" in twin.get_params():
-        twin.set_params(layer_mask="none")
+    params = twin.get_params()
+    plain = {name: value for name, value in PLAIN_PAIRS.items() if name in params}
+    twin.set_params(**plain)
     return twin
 
 

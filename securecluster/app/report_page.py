@@ -23,6 +23,7 @@ MOST_CLIENTS = 40  # rows of the table of ε by client
 PARTIES = {
     "server": "the server",
     "lps": "a local parameter server",
+    "authority": "the key authority",
     "client": "other clients",
 }
 SERVER_IS = (
@@ -133,7 +134,13 @@ def _protections(privacy: dict[str, Any]) -> Iterator[str]:
             "obfuscation and no encryption: it falls when one client tells the server the seed "
             "that clients share, and it leaves what the table says."
         )
-    if any(field["summed"] for field in privacy["fields"]):
+    if any(field.get("encrypted") for field in privacy["fields"]):
+        count += 1
+        yield (
+            "Replies are encrypted, and a key authority opens what the server computed from them. "
+            "Server and authority must not work together."
+        )
+    elif any(field["summed"] for field in privacy["fields"]):
         count += 1
         yield (
             "Secure sums hide each client's reply: the server reads only the sum over a group of "
@@ -144,6 +151,12 @@ def _protections(privacy: dict[str, Any]) -> Iterator[str]:
         yield (
             "Noise bounds what the releases reveal together, whatever a reader knows besides. ε is "
             f"that bound; noise is added under the placement {privacy['placement']}."
+        )
+    if any(field.get("paired") for field in privacy["fields"]):
+        count += 1
+        yield (
+            "Pads hide what a client contributes to the matrix over pairs of clients: the server "
+            "reads only the entries that two clients make together."
         )
     if any(field["reader"] == "client" for field in privacy["fields"]):
         count += 1
@@ -165,6 +178,7 @@ def who_saw_what(run: FinishedRun) -> str:
     told = [
         ("The server saw", privacy["server_view"]),
         ("A local parameter server saw", privacy.get("lps_view", ())),
+        ("The key authority saw", privacy.get("authority_view", ())),
         ("A client saw", privacy.get("client_view", ())),
         ("The server did not see", privacy.get("unseen", ())),
         ("Unprotected", privacy.get("unprotected", ())),
@@ -195,13 +209,17 @@ def _form(field: dict[str, Any], masks: str) -> str:
     forms = []
     if field["summed"]:
         forms.append("in secure sums only")
+    elif field.get("encrypted"):
+        forms.append(f"encrypted; the key authority releases {field['encrypted']}")
+    elif field.get("paired"):
+        forms.append("in sums of two clients only")
     if field["reader"] == "client":
         forms.append("sealed from the server")
     if field["masked"]:
         forms.append(f"under the {masks}")
     if field["mechanism"] == "gaussian" and field["central"]:
         forms.append("clipped, before the server adds noise")
-    elif field["mechanism"] == "gaussian":
+    elif field["mechanism"] in ("gaussian", "skellam"):
         forms.append("with noise")
     if field["derived"]:
         forms.append("made of earlier releases")

@@ -226,9 +226,11 @@ def test_the_twin_is_without_every_protection() -> None:
     plain = audit.twin_of(OneShot(gram_noise=2.0, clip=1.0, noise=1.0, dp_unit="client"))
     assert audit.protections_of(plain) == {}
     assert not plain.sums_securely and plain.mask == "none" and not getattr(plain, "sealed", True)
-    for protocol in (CFL(aggregation="secagg", sketch=64), SRFCA(sealed=True)):
+    pads = OneShot(relevance="pads")
+    for protocol in (CFL(aggregation="secagg", sketch=64), SRFCA(sealed=True), pads):
         assert audit.protections_of(protocol)
         assert audit.protections_of(audit.twin_of(protocol)) == {}
+    assert audit.protections_of(pads)["relevance"] == "pads"
 
 
 def test_a_bundle_holds_no_key_seed_or_clients_file(audited: Path, folder: Path) -> None:
