@@ -105,13 +105,17 @@ WAYS: dict[str, dict[str, Any]] = {
     "client, central": {"dp_unit": "client", "placement": "central"},
     "example": {"dp_unit": "example"},
 }
+# protocols whose updates leave in sums only
+DISTRIBUTED = ("fedavg", "fedavg adam", "finetune", "random", "nsim")
+SHARES = {"dp_unit": "client", "placement": "distributed", "aggregation": "secagg"}
 
 
 def ledger_of(name: str, way: str, known: Federation) -> dict[str, Any]:
     """Run a protocol, and return what a second accountant needs of its ledger."""
     kind, own = PROTOCOLS[name]
+    protection = SHARES if way == "client, distributed" else WAYS[way]
     usual = {"epochs": 1, "batch_size": 16, "clip": 0.7, "noise": 1.3, "delta": DELTA}
-    fitted = kind(**{**usual, **own, **WAYS[way]}).fit(known, Settings(dropout=0.15))
+    fitted = kind(**{**usual, **own, **protection}).fit(known, Settings(dropout=0.15))
     ledger = fitted.ledger_
     return {
         "run": f"{name}, {way}",
@@ -128,6 +132,7 @@ def main(target: Path) -> None:
     synthetic_users.fit = brief_fit
     known = federation()
     found = [ledger_of(name, way, known) for name in PROTOCOLS for way in WAYS]
+    found += [ledger_of(name, "client, distributed", known) for name in DISTRIBUTED]
     target.write_text(json.dumps(found))
     print(f"{len(found)} ledgers in {target}")
 

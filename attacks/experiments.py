@@ -132,7 +132,7 @@ def unprotected(protocol: P) -> P:
     Args:
         protocol: its hyper-parameters; it is left as it is.
     """
-    params = {}
+    params: dict[str, Any] = {}
     for name, value in protocol.get_params().items():
         if name not in PROTECTION:
             params[name] = OPEN.get(name, value)
@@ -179,9 +179,9 @@ def _fitted(protocol: P, hook: Hook, federation: Federation, settings: Settings 
     """Return a copy of a protocol, fitted with a hook at its clients."""
     made = type(protocol)(**protocol.get_params())
     # an attribute of this object alone, so that no other run has it
-    vars(made)["before_pipeline"] = hook
+    vars(made)["_before_pipeline"] = hook
     fitted = made.fit(federation, settings)
-    del vars(made)["before_pipeline"]
+    del vars(made)["_before_pipeline"]
     return fitted
 
 

@@ -12,11 +12,20 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 
 from securecluster.benchmarks.table import machine
+from securecluster.core.randomness import Randomness
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Ack, Empty, Header, Picks, Rows, format_ids
+from securecluster.privacy.dp.accounting import epsilon, skellam_epsilon
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, rounded
+from securecluster.privacy.dp.skellam_noise import table
+from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.privacy.secure_sum import pads, shamir
 from securecluster.privacy.secure_sum.double_mask import (
     ClientMasks,
@@ -26,10 +35,16 @@ from securecluster.privacy.secure_sum.double_mask import (
 )
 from securecluster.privacy.secure_sum.fixed_point import FixedPoint
 from securecluster.privacy.secure_sum.graph import Graph, build_graph
+from securecluster.privacy.secure_sum.pair_pads import PairContext, add_pair_pads
 from securecluster.privacy.secure_sum.shares import ShareSeal
+from securecluster.protocols.oneshot.client import RelevanceRow
+from securecluster.runtime.key_exchange import SumKey, SumKeys
+from securecluster.runtime.pad_client import NextAttempt, PairsRequest, padded_class
 
 MEMBERS = 100
 BOUND = 4.0
+MULTIPLIER = 1.0
+DELTA = 1e-5
 RUN = b"benchmark"
 Work = Callable[[], object]
 
@@ -103,6 +118,56 @@ def on_keys() -> dict[str, Work]:
     }
 
 
+def on_noise(numbers: int) -> dict[str, Work]:
+    """Return how a client adds noise to its row: a share in a secure sum, and all of it.
+
+    Args:
+        numbers: numbers of a row.
+    """
+    row = torch.randn(numbers)
+    row /= 1.01 * row.norm()
+    streams = NoiseStreams.derived(Randomness(0), "run")
+    mechanism = SkellamMechanism(1.0, MULTIPLIER, 2, streams)
+    plan = mechanism.plan(numbers, MEMBERS)
+    total = torch.zeros(numbers, dtype=torch.int32)
+
+    def new_table() -> None:
+        table.cache_clear()
+        table(plan.draw_variance)
+
+    return {
+        "round to the grid of noised sums": lambda: rounded(row, plan),
+        "round, and add a share of Skellam noise": lambda: mechanism.encode(
+            row, plan, 0, "delta", 1
+        ),
+        "table of Skellam noise, once a run": new_table,
+        "Gaussian noise of placement local": lambda: streams.noised(
+            0, "delta", 1, row, MULTIPLIER, 1.0
+        ),
+        "decode a noised sum": lambda: mechanism.decode(total, plan),
+    }
+
+
+def prices(numbers: int) -> list[tuple[int, float, float, float]]:
+    """Return what noised sums cost at one noise multiplier.
+
+    Args:
+        numbers: numbers of a row.
+
+    Returns:
+        Numbers of rounds, and ε of Skellam noise, of Gaussian noise by Rényi divergences, and of
+        Gaussian noise exactly.
+    """
+    plan = SkellamMechanism(1.0, MULTIPLIER, 2).plan(numbers, MEMBERS)
+    release = plan.release(plan.shares)
+    found = []
+    for rounds in (1, 3, 10, 30, 100):
+        skellam = skellam_epsilon([], [(release, rounds)], DELTA).epsilon
+        gaussian = epsilon([(MULTIPLIER, 1.0, rounds)], DELTA)
+        found.append((rounds, skellam, gaussian.rdp, gaussian.epsilon))
+    return found
+
+
 def clients_of(context: SumContext, graph: Graph) -> list[ClientMasks]:
     """Return the masks of every member of a sum, after an agreement on keys."""
     pairs = [pads.KeyPair(key(k)) for k in range(MEMBERS)]
@@ -159,6 +224,71 @@ def on_sums(numbers: int) -> dict[str, Work]:
     }
 
 
+def on_pairs() -> dict[str, Work]:
+    """Return a client's and the server's work on rows of pairs, which have a number per client."""
+    members = tuple(range(MEMBERS))
+    context = PairContext(RUN, "relevance", 0, 0, members)
+    point = FixedPoint(1.0, 2)
+    floats = torch.rand(1, MEMBERS)
+    pairs = [pads.KeyPair(key(k)) for k in members]
+    keys = {}
+    for peer in members[1:]:
+        keys[peer] = pairs[0].pair_key(0, peer, pairs[peer].public, RUN, "pads")
+    rows = torch.zeros(MEMBERS, MEMBERS, dtype=torch.int32)
+
+    def client_pads() -> None:
+        row = point.encode(floats)[0]
+        add_pair_pads(row, 0, keys, context, "row")
+
+    def server_adds() -> None:
+        point.decode((rows + rows.T).contiguous(), 2, torch.float64)
+
+    return {
+        f"client's row of pairs, m = {MEMBERS}": client_pads,
+        f"server's R, m = {MEMBERS}": server_adds,
+    }
+
+
+def bytes_of_pairs() -> dict[str, int]:
+    """Return the bytes that a client sends and receives for one call for rows of pairs.
+
+    The rest of the request, such as eigenvectors, is the same without pads.
+    """
+    group = format_ids(range(MEMBERS))
+
+    def header(method: str, verb: str, sender: str, recipient: str) -> Header:
+        return Header("c" * 32, method, verb, 1, 5, sender, recipient, MEMBERS, group)
+
+    def size(method: str, verb: str, query: Any, reply: Any) -> tuple[int, int]:
+        down = wire.size(header(method, verb, "server", "client/99"), query)
+        up = wire.size(header(method, verb, "client/99", "server"), reply)
+        return up, down
+
+    row = Rows(torch.zeros(1, MEMBERS, dtype=torch.int32))
+    asked = size("relevance", "pairs", Empty(), padded_class(RelevanceRow, 32)(row))
+    attempt = NextAttempt(Rows(torch.zeros(1, dtype=torch.int64)))
+    tried = size("pair_attempt", "gather", PairsRequest("relevance"), attempt)
+    offer = SumKey(
+        Rows(torch.zeros(1, pads.KEY, dtype=torch.uint8)),
+        Rows(torch.zeros(1, SIGNATURE, dtype=torch.uint8)),
+    )
+    picks = (tuple(range(MEMBERS)),)
+    keys = SumKeys(
+        Picks(torch.arange(MEMBERS), picks),
+        Picks(torch.zeros(MEMBERS, pads.KEY, dtype=torch.uint8), picks),
+        Picks(torch.zeros(MEMBERS, SIGNATURE, dtype=torch.uint8), picks),
+    )
+    offered = size("sum_offer", "gather", Empty(), offer)
+    relayed = size("sum_keys", "gather", keys, Ack())
+    return {
+        "row of pairs, up (pads alone: 4 a client)": asked[0],
+        "attempt, up": tried[0],
+        "row and attempt, down, without the query": asked[1] + tried[1],
+        "keys, once a run, up": offered[0] + relayed[0],
+        "keys, once a run, down": offered[1] + relayed[1],
+    }
+
+
 def main(arguments: list[str]) -> None:
     """Print the table.
 
@@ -172,12 +302,25 @@ def main(arguments: list[str]) -> None:
     print(
         f"{'work on a row of ' + format(numbers, ',') + ' numbers':48}{'CPU ms':>10}{'copies':>10}"
     )
-    works = {**on_rows(numbers), **on_keys(), **on_sums(numbers)}
+    works = {
+        **on_rows(numbers),
+        **on_noise(numbers),
+        **on_keys(),
+        **on_sums(numbers),
+        **on_pairs(),
+    }
     copy = 0.0
     for name, work in works.items():
         taken = seconds(work, repetitions)
         copy = copy or taken  # the first work is the copy
         print(f"{name:48}{1e3 * taken:10.3f}{taken / copy:10.2f}")
+    print(f"{'bytes of a client, m = ' + str(MEMBERS):48}{'bytes':>10}")
+    for name, count in bytes_of_pairs().items():
+        print(f"{name:48}{count:10,}")
+    print(f"epsilon at noise {MULTIPLIER:g} and delta {DELTA:g}, m = {MEMBERS}")
+    print(f"{'rounds':>6}{'Skellam':>10}{'Gaussian, RDP':>16}{'Gaussian':>10}")
+    for rounds, skellam, renyi, exact in prices(numbers):
+        print(f"{rounds:6}{skellam:10.3f}{renyi:16.3f}{exact:10.3f}")
 
 
 if __name__ == "__main__":

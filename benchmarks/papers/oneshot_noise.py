@@ -323,8 +323,7 @@ def scored(
     matrix = torch.from_numpy(r)
     scores = []
     for count in (len(set(truth)), None):
-        cluster = agglomerate(count, None, clusterer, noisy=noised)
-        labels = cluster(matrix).labels
+        labels = agglomerate(matrix, count, None, clusterer, noisy=noised).labels
         scores.append(float(agreement(labels, truth)["ari"]))
     with_count, without = scores
     return with_count, without

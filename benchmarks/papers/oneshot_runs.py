@@ -163,7 +163,7 @@ def judged(r: Array, truth: Sequence[int]) -> dict[str, Any]:
     matrix = torch.from_numpy(r)
     counts = {"exact": len(set(truth)), "exact_without_T": None}
     for name, count in counts.items():
-        labels = agglomerate(count, None)(matrix).labels
+        labels = agglomerate(matrix, count, None).labels
         results[name] = agreement(labels, truth)["exact"]
     return results
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hmac
 import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.masking.masks import MaskInfo, build, describe
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout
+from securecluster.privacy.secure_sum.pads import transcript as encoded
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.config import check_kind, known, numbers
 from securecluster.protocols.common.declaration import hyper_parameters
@@ -60,11 +62,11 @@ from securecluster.protocols.common.serialization import (
     read_kept,
     save,
 )
-from securecluster.protocols.common.sum_options import SumOptions
+from securecluster.protocols.common.sum_options import PLAIN, SumOptions
 from securecluster.runtime.endpoint import (
     Endpoint,
     config_hash,
-    masked_message_types,
+    hidden_message_types,
     message_types,
 )
 from securecluster.runtime.run import Line, Run
@@ -111,10 +113,14 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         joined_: after `predict`, what newcomers released in that call, and its cost.
     """
 
-    before_pipeline: ClassVar[Callable[[Call, Any], Any] | None] = None
-    """For research only, and set by `securecluster.attacks.experiments`: called at the clients with
-    each reply before it is protected, and returns the reply to use. A run in a folder refuses it.
-    """
+    @property
+    def before_pipeline(self) -> Callable[[Call, Any], Any] | None:
+        """Return what clients do to each reply before it is protected; None for nothing.
+
+        For research only: `securecluster.attacks.experiments` sets it, and a run in a folder
+        refuses it.
+        """
+        return vars(self).get("_before_pipeline")
 
     def __new__(cls, *arguments: Any, **values: Any) -> Self:
         """Return a new protocol, after a check that its hyper-parameters are declared.
@@ -606,6 +612,10 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             # others.
             del params["aggregation"]
             del params["sum_bound"]
+        if self.relevance == PLAIN:
+            del params["relevance"]
+        if not self.encrypts_pairs:
+            del params["relevance_release"]
         config = numbers(
             {
                 "schema": 2,
@@ -620,7 +630,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             }
         )
         # A mask that cannot work on this model is refused before anything is written.
-        self.pipeline(config)
+        self.check_sum_noise(config, self.pipeline(config))
         return config
 
     def shown_params(self) -> dict[str, Any]:
@@ -703,9 +713,10 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         """
         if hasattr(self.gps, method):
             return message_types(self.gps, method)
-        if self.sums_securely:
-            return masked_message_types(self.client, method)
-        return message_types(self.client, method)
+        ranges = self.pair_fields if self.hides_pairs else {}
+        return hidden_message_types(
+            self.client, method, self.sums_securely, ranges, self.encrypted_verbs
+        )
 
     def flat_model(self, federation: Federation) -> FlatModel:
         """Return the network with its initial weights θ_0, as a flat vector."""
@@ -767,34 +778,42 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         config: Mapping[str, Any],
         key: bytes | None = None,
         device: torch.device | None = None,
+        roster: Roster | None = None,
     ) -> ServerChannel:
         """Return the server's channel: client ids and verbs, from the configuration alone.
 
         Args:
             transport: carries calls to clients.
             config: what clients and server agreed on.
-            key: 32 secret bytes, by which a trusted server draws its noise. None derives the noise
-                from the seed, which clients know: for simulations only.
+            key: 32 secret bytes, by which a trusted server draws its noise, and from which its key
+                for envelopes of ciphertexts follows. None derives both from the seed, which clients
+                know: for simulations only.
             device: where the server computes with rows of models; None is main memory.
+            roster: identities of the clients whose ciphertexts a server with a key accepts; None
+                verifies no signature.
         """
         pipeline = self.pipeline(config)
         randomness = Randomness(config["seed"])
         run = config_hash(config)
         if key is None:
             noise_streams = NoiseStreams.derived(randomness, run)
+            private = None
         else:
             noise_streams = NoiseStreams(lambda _: key, run)
+            statement = encoded("securecluster server envelopes v1", run)
+            private = hmac.digest(key, statement, "sha256")
         return ServerChannel(
             config["clients"],
             transport,
             run,
             pipeline,
             randomness,
-            aggregator=self.aggregator(config),
+            aggregator=self.aggregator(config, private, roster),
             agreed=config,
             costs=self.costs(pipeline, config, noise_streams),
             device=device,
             limits=self.limits(config, pipeline),
+            pair_aggregator=self.pair_aggregator(config, private, roster),
         )
 
     def replay(

@@ -21,12 +21,15 @@ from securecluster.errors import UsageError
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCurator
 from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, least_release
 from securecluster.privacy.pipeline import Pipeline, Stage
 from securecluster.protocols.common.privacy_spec import FOLLOWS, PrivacySpec, ReleaseCounts
+from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.training.config import FULL_GRADIENT
 from securecluster.training.local_trainer import LocalTraining
 
+DISTRIBUTED = "distributed"
 # Range of clip norms. Single precision represents their products with noise multipliers.
 BOUNDS = (1e-12, 1e9)
 # Releases of one client, as (noise multiplier, sampling rate, steps).
@@ -56,8 +59,8 @@ class DPOptions(ABC):
     noise: float = 0.0
     """noise multiplier Z = σ/S of the Gaussian noise on all releases; needs a clip"""
     placement: str = "local"
-    """party that adds the noise of updates: local (each client) or central (a trusted server,
-    before its protocol sees anything)
+    """party that adds the noise of updates: local (each client), central (a trusted server, before
+    its protocol sees anything) or distributed (each client a share of it, in secure sums)
     """
     dp_unit: str = "client"
     """unit of privacy: client (all data of one client) or example (one sample of one client: DP-SGD
@@ -80,7 +83,9 @@ class DPOptions(ABC):
         Raises:
             UsageError: options that are out of range, or that do not go together.
         """
-        check_choice(self, placement=("local", "central"), dp_unit=("client", "example"))
+        check_choice(
+            self, placement=("local", "central", DISTRIBUTED), dp_unit=("client", "example")
+        )
         if self.clip is not None:
             check_number(self, "clip", *BOUNDS, high_in=True)
         if self.loss_clip is not None:
@@ -104,7 +109,7 @@ class DPOptions(ABC):
                 "a clipped update counts as much as any other, since its weight would reveal "
                 "|D_i|: take average uniform"
             )
-        if self.placement == "central" and self.dp_unit == "example":
+        if self.placement != "local" and self.dp_unit == "example":
             raise UsageError(
                 "with dp_unit example clients train with noise, so it is theirs: leave the "
                 "placement local, or take dp_unit client"
@@ -154,7 +159,8 @@ class DPOptions(ABC):
             return ()
         noise = config["noise"]
         clip = Clip(config["clip"], nonfinite_as_zeros=bool(noise))
-        # Under central placement the trusted server adds the noise.
+        # Under central placement the trusted server adds the noise, and under distributed placement
+        # it is added to the integers of secure sums, after the mask.
         if noise and config["placement"] == "local":
             return (clip, Noise(config["clip"], noise))
         return (clip,)
@@ -175,6 +181,19 @@ class DPOptions(ABC):
             float(config["loss_clip"]),
             draws,
         )
+
+    def sum_noise(
+        self, config: Mapping[str, Any], draws: NoiseStreams | None = None
+    ) -> SkellamMechanism | None:
+        """Return the noise that clients add to secure sums in shares; None without any.
+
+        Args:
+            config: what clients and server agreed on.
+            draws: the clients' streams of noise; None at the server.
+        """
+        if not (self.per_client and config["noise"] and config["placement"] == DISTRIBUTED):
+            return None
+        return SkellamMechanism(config["clip"], config["noise"], MINIMUM, draws)
 
     def private_training(self, plan: LocalTraining, config: Mapping[str, Any]) -> LocalTraining:
         """Return hyper-parameters of local training, with DP-SGD where the run uses it.
@@ -252,6 +271,7 @@ class DPOptions(ABC):
             private_trainings,
             curator,
             variances,
+            self.sum_noise(config),
         )
 
     def history(self, z: float, samples: int, usual: LocalTraining) -> History:
@@ -282,6 +302,17 @@ class DPOptions(ABC):
             ]
         return [release for release in releases if release[2]]
 
+    def _smallest_sum_noise(self, target: float) -> float:
+        """Return the smallest z of distributed noise with which the run costs at most a target ε.
+
+        Args:
+            target: ε.
+        """
+        counts = self.privacy_spec(1.0).releases
+        others = [(1.0, 1.0, counts.losses), (1.0, 1.0, counts.gram)]
+        released = tuple(release for release in others if release[2])
+        return _smallest_sum_noise(counts.updates, released, target, float(self.delta))
+
     def resolve_noise(
         self, federation: Federation, lr: float, validation_share: float
     ) -> dict[str, Any]:
@@ -303,10 +334,12 @@ class DPOptions(ABC):
         if self.target_epsilon is not None:
             plan = LocalTraining(lr, self.epochs, self.batch_size)
             histories = {tuple(self.history(1.0, n, plan)) for n in sizes}
-            # Sorted, so that equal sets of histories have one cache entry.
-            noise = _smallest_noise(
-                tuple(sorted(histories)), float(self.target_epsilon), float(self.delta)
-            )
+            target = float(self.target_epsilon)
+            if self.placement == DISTRIBUTED:
+                noise = self._smallest_sum_noise(target)
+            else:
+                # Sorted, so that equal sets of histories have one cache entry.
+                noise = _smallest_noise(tuple(sorted(histories)), target, float(self.delta))
         if self.loss_clip is None:
             loss_clip = federation.objective.loss_bound(federation.classes)
         else:
@@ -315,6 +348,27 @@ class DPOptions(ABC):
         if self.per_example and self.noisy:
             resolved["sizes"] = sizes  # public, as the price of DP-SGD assumes
         return resolved
+
+
+@lru_cache(maxsize=64)
+def _smallest_sum_noise(
+    updates: int, others: tuple[Releases, ...], target: float, delta: float
+) -> float:
+    """Return the smallest z with which sums with Skellam noise, and more, cost at most the target.
+
+    Args:
+        updates: number of sums that a client's rows are in.
+        others: its other releases at z = 1.
+        target: ε.
+        delta: δ.
+    """
+    from securecluster.privacy.dp.accounting import find_skellam_noise, skellam_epsilon
+
+    def cost(z: float) -> float:
+        sums = [(least_release(z), updates)]
+        return skellam_epsilon(_scaled(others, z), sums, delta).epsilon
+
+    return float(find_skellam_noise(cost, target, delta))
 
 
 @lru_cache(maxsize=64)

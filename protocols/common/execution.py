@@ -40,10 +40,17 @@ from securecluster.protocols.common.newcomers import (
 )
 from securecluster.protocols.common.serialization import SCHEMA, SHARED, FittedState, FittedSummary
 from securecluster.runtime.endpoint import Endpoint, config_hash
+from securecluster.runtime.key_authority import AuthorityState, KeyAuthority
 from securecluster.runtime.run import Appended, CheckpointPart, Line, Run
 from securecluster.runtime.server_channel import ChannelState, ServerChannel
 from securecluster.runtime.settings import Settings
-from securecluster.runtime.transport import InProcess, Recorded, random_dropouts
+from securecluster.runtime.transport import (
+    InProcess,
+    Recorded,
+    Transport,
+    WithAuthority,
+    random_dropouts,
+)
 from securecluster.training.chance_level import ENOUGH_ROUNDS, Chance, at_chance
 from securecluster.training.local_trainer import LocalTrainer
 
@@ -145,7 +152,8 @@ def build_client(
     if key_source.roster is not None and key_source.identity is not None:
         check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
     sums = protocol.secure_sum_service(config, keys, pipeline)
-    return Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums)
+    pads = protocol.pad_service(config, keys)
+    return Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums, pads=pads)
 
 
 def _keys(config: Mapping[str, Any], pipeline: Pipeline, source: KeySource) -> KeyRing:
@@ -198,6 +206,7 @@ class _Simulation:
     endpoint: Endpoint[TrainingClient]
     transcript: Transcript
     net: ServerChannel
+    authority: KeyAuthority | None = None
     recall: Recall = field(default_factory=Recall)
 
     @classmethod
@@ -225,14 +234,30 @@ class _Simulation:
         )
         dropouts = random_dropouts(settings.dropout, Randomness(federation.seed))
         config = protocol.config(federation, settings.dtype)
-        transport = Recorded(InProcess(endpoint.answer, dropouts), transcript)
+        inner: Transport = InProcess(endpoint.answer, dropouts)
+        authority = protocol.build_authority(config)
+        if authority is not None:
+            inner = WithAuthority(
+                inner, authority.answer_frame, lambda name: protocol.message_types(name)[1]
+            )
+        transport = Recorded(inner, transcript)
         net = protocol.build_network(transport, config, device=client.cohort.device)
         # The price of DP-SGD depends on numbers of samples. In other runs the ledger, which may be
         # published, does not contain them.
         if protocol.per_example:
             net.state.ledger.samples = _samples(client)
         net.state.ledger.names = dict(enumerate(federation.names))
-        return cls(protocol, federation, settings, folder, config, endpoint, transcript, net)
+        return cls(
+            protocol,
+            federation,
+            settings,
+            folder,
+            config,
+            endpoint,
+            transcript,
+            net,
+            authority,
+        )
 
     def start(self, report: Callable[[Line], None]) -> Run:
         """Return the run, at its last checkpoint if the folder has one.
@@ -291,7 +316,7 @@ class _Simulation:
         """
         protocol = self.protocol
         client = self.endpoint.client
-        labels = [int(c) for c in state.labels]
+        labels = protocol.known_labels(client, state)
         truth = self.federation.truth
         agreement_scores = None
         if truth is not None:
@@ -333,7 +358,7 @@ class _Simulation:
         """Return the parts of a checkpoint, in the order in which they are restored."""
         client = self.endpoint.client
         keys = self.endpoint.keys
-        return {
+        parts = {
             "origin": CheckpointPart(
                 Origin, lambda: Origin(config_hash(self.config)), self._check_origin
             ),
@@ -347,6 +372,12 @@ class _Simulation:
                 Recording, self.transcript.snapshot, self.transcript.rewind
             ),
         }
+        authority = self.authority
+        if authority is not None:
+            parts["authority"] = CheckpointPart(
+                AuthorityState, lambda: authority.state, authority.restore
+            )
+        return parts
 
     def _check_origin(self, origin: Origin) -> None:
         if origin.config != config_hash(self.config):
@@ -460,6 +491,7 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     state: Any = unpack(protocol.kept_.server, protocol.state_class())
     with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
         labels = protocol.assign_newcomers(net, state, guests.ids)
+    labels = protocol.newcomer_labels(guests.client, state, labels)
     name = f"{type(protocol).__name__}.assign_newcomers"
     clusters = tuple(checked_labels(name, labels, len(guests.ids)))
     return Joined(clusters, net.state.ledger, transcript, transcript.totals())

@@ -136,6 +136,32 @@ class ProtocolHooks(ABC):
             "with `return state`"
         )
 
+    @property
+    def server_knows_labels(self) -> bool:
+        """Return whether the final state of `run_server` has the clients' clusters."""
+        return True
+
+    def known_labels(self, client: Any, state: Any) -> list[int]:
+        """Return each client's cluster as the experimenter knows it, (m,).
+
+        These are the server's, unless clients do not tell it their clusters.
+
+        Args:
+            client: the clients' object.
+            state: the server's state.
+        """
+        return [int(label) for label in state.labels]
+
+    def newcomer_labels(self, client: Any, state: Any, labels: list[int]) -> list[int]:
+        """Return the clusters of newcomers as the experimenter knows them.
+
+        Args:
+            client: the newcomers' object.
+            state: the server's final state.
+            labels: what `assign_newcomers` returned.
+        """
+        return labels
+
     def shared_facts(self, federation: Federation) -> dict[str, Any]:
         """Return what client and server must agree on besides the hyper-parameters.
 
@@ -246,10 +272,11 @@ class ProtocolHooks(ABC):
             state: the server's state after the round.
             scores: (m,) the result of `evaluate`.
         """
+        labels = self.known_labels(client, state)
         line: Line = {
-            "clusters": len(set(state.labels)),
+            "clusters": len(set(labels)),
             federation.objective.metric: mean(scores),
         }
         if federation.truth is not None:
-            line["ari"] = agreement(state.labels, federation.truth)["ari"]
+            line["ari"] = agreement(labels, federation.truth)["ari"]
         return line

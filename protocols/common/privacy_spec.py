@@ -83,6 +83,18 @@ class OfSecureSums(str):
     __slots__ = ()
 
 
+class OfPlainPairs(str):
+    """Sentence that holds only where the server reads every row of pairs."""
+
+    __slots__ = ()
+
+
+class OfPaddedPairs(str):
+    """Sentence that holds only where the server reads sums of pairs, and no row of them."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Disclosures:
     """What each party sees beyond the values of single replies, in sentences for the report.

@@ -31,6 +31,7 @@ from securecluster.protocols.common.client import (
     late_request_error,
 )
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice, Update
+from securecluster.protocols.common.sum_options import LARGEST_LOSS
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -85,7 +86,12 @@ class IFCAClient(TrainingClient):
         training: local training between two averages.
         pipeline: the stages between a client's update and the wire.
         weighted: whether averages are weighted by |D_i|.
+
+    Attributes:
+        hidden: True where a client's choice must not leave it.
     """
+
+    hidden = False
 
     def __init__(
         self,
@@ -109,8 +115,9 @@ class IFCAClient(TrainingClient):
 
         Raises:
             PolicyError: the request is late, and is about a start or averages before the current
-                ones.
+                ones; or choices are hidden.
         """
+        self._refuse_if_hidden("choose")
         exact = self._losses(context, query)
         losses = self._released("choose", context, exact)
         return self._take(context, query.start, losses)
@@ -120,8 +127,13 @@ class IFCAClient(TrainingClient):
         """Return a newcomer's choice among the models of the query (not in the paper).
 
         Raises:
-            PolicyError: the query contains no models.
+            PolicyError: the query contains no models, or choices are hidden.
         """
+        self._refuse_if_hidden("join")
+        return self._choose_offered(context, query)
+
+    def _choose_offered(self, context: CallContext, query: ModelAverages) -> ModelChoice:
+        """Store and return a newcomer's choice among the models of the query."""
         offered = sorted(set(query.models.table.tolist()))
         if not offered:
             raise PolicyError("join needs models to choose from, and this request has none")
@@ -142,8 +154,10 @@ class IFCAClient(TrainingClient):
         Clipped updates are not weighted. A cluster of one is allowed, as in the paper.
 
         Raises:
-            PolicyError: a client has not chosen a model, or has gone on since.
+            PolicyError: a client has not chosen a model, or has gone on since; or choices are
+                hidden.
         """
+        self._refuse_if_hidden("contribute")
         self._check_chosen(context)
         # clients of one call may have chosen different models, which train in one batch
         picks = []
@@ -151,7 +165,7 @@ class IFCAClient(TrainingClient):
             start, j, _ = self._chosen[k]
             model = self.model_sets[start][j]
             picks.append((model.models, k))
-        models = _selected_rows(picks)
+        models = selected_rows(picks)
         # clipped updates count the same, so the numbers of samples stay at the clients
         weighted = not self._pipeline.clips
         sizes = None
@@ -177,6 +191,8 @@ class IFCAClient(TrainingClient):
         # The minimum of k means moves by no more than each of them does, so its noise is that of a
         # single mean (not in the paper).
         means = self._released("least", context, lowest)[:, 0]
+        if self.hidden:  # no sum of fixed-point numbers holds an infinite one
+            means = np.minimum(means, LARGEST_LOSS)
         if self._pipeline.clips:
             return LowestLoss(Rows(torch.as_tensor(means)), None)
         sizes = [self.cohort.sizes[k] for k in context.positions]
@@ -223,10 +239,10 @@ class IFCAClient(TrainingClient):
         if not models:
             models = self._first(query.start, query.k)
         advanced = []
-        for model, averages in zip(models, _averages_by_model(query), strict=True):
+        for model, averages in zip(models, averages_by_model(query), strict=True):
             advanced.append(model.advanced(positions, averages))
         picks = [(advanced[model], k) for k, model in enumerate(choice)]
-        return _selected_rows(picks)
+        return selected_rows(picks)
 
     def _take(
         self,
@@ -248,6 +264,18 @@ class IFCAClient(TrainingClient):
             if context.step >= last_choice:
                 self._chosen[k] = (start, model, context.step)
         return ModelChoice(Rows(torch.as_tensor(best)))
+
+    def _refuse_if_hidden(self, name: str) -> None:
+        """Raise PolicyError where the reply would tell a client's choice, and choices are hidden.
+
+        Args:
+            name: the client method that was called.
+        """
+        if self.hidden:
+            raise PolicyError(
+                f"{name} would tell a client's choice, and this run hides choices: the request is "
+                "refused"
+            )
 
     def _check_chosen(self, context: CallContext) -> None:
         """Raise PolicyError for clients that have not chosen, or have gone on since.
@@ -286,22 +314,43 @@ class IFCAClient(TrainingClient):
         """
         self._check_start(context, query)
         models = self._open_start(query)
-        for model, averages in zip(models, _averages_by_model(query), strict=True):
-            model.catch_up(context, averages)
+        for j, averages in enumerate(averages_by_model(query)):
+            self._catch_up(context, query.start, j, averages)
         for k in context.positions:
             last = self._last_call.get(k, (0, query.start))
             self._last_call[k] = max((context.step, query.start), last)
 
         clip = loss_clip(self._pipeline.guard)
         columns = []
-        for model in models:
-            rows = model.models.select(context.positions)
+        for j in range(len(models)):
+            rows = self._rows_to_try(query.start, j, context.positions)
             columns.append(self.cohort.loss(rows, context.positions, clip))
         return np.nan_to_num(
             np.stack(columns, 1),
             nan=math.inf,
             posinf=math.inf,
         )
+
+    def _catch_up(self, context: CallContext, start: int, j: int, averages: AverageDeltas) -> None:
+        """Apply the averages of one model.
+
+        Args:
+            context: the clients.
+            start: the start of the model.
+            j: the model's number.
+            averages: those that each client lacks.
+        """
+        self.model_sets[start][j].catch_up(context, averages)
+
+    def _rows_to_try(self, start: int, j: int, positions: Sequence[int]) -> Rows:
+        """Return a model as clients evaluate it, (b, d).
+
+        Args:
+            start: the start of the model.
+            j: the model's number.
+            positions: of the clients.
+        """
+        return self.model_sets[start][j].models.select(positions)
 
     def _open_start(self, query: ModelAverages) -> ModelSet:
         """Return the models of the query's start, and drop those of starts no longer in use."""
@@ -454,7 +503,28 @@ def server_view(noisy: bool, clipped: bool) -> list[str]:
     ]
 
 
-def _averages_by_model(query: ModelAverages) -> list[AverageDeltas]:
+def hidden_view(k: int) -> list[str]:
+    """Return what the server sees of clients where choices are hidden, one phrase each.
+
+    Args:
+        k: number of models.
+    """
+    return [
+        "how many clients chose each model, in every round and at the end, and never which ones: "
+        "the labels of the results are the clients' own, and no server saw them",
+        "by the difference of two such counts, what a client chose that is in one of them only, "
+        "where all others keep their choice",
+        f"the sum of updates of each of the {k} models over two clients or more; of a model that "
+        "one client chose it reads zeros, and that client trains alone",
+        "with a block of two clients, each of them can subtract its own update from the average",
+        "a server that reports false counts to clients, or names other survivors to each of them, "
+        "could read a block of one client: clients check their own choice and the number of "
+        "clients, and cannot check who else chose their model",
+        "at the end how far each model has moved (masked where updates are)",
+    ]
+
+
+def averages_by_model(query: ModelAverages) -> list[AverageDeltas]:
     """Return the averages of each of the k models, in messages of their own."""
     model_of_row = query.models.table.tolist()
     counts = query.count.values
@@ -477,7 +547,7 @@ def _averages_by_model(query: ModelAverages) -> list[AverageDeltas]:
     return messages
 
 
-def _selected_rows(picks: Sequence[tuple[Rows, int]]) -> Rows:
+def selected_rows(picks: Sequence[tuple[Rows, int]]) -> Rows:
     """Return one row of several sets of models for each pick; equal rows are stored once.
 
     Args:

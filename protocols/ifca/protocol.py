@@ -9,6 +9,9 @@ F_i    the mean loss of client i's training samples; its estimate of its cluster
 s_ij   1 where client i chooses model j: it sends its choice, and its update is added to a sum over
        the clients with the same choice
 
+Where sums are secure, neither leaves a client: a secure sum counts the choices of each model, and
+another one has a block of d numbers for each (not in the paper; `hidden_client`).
+
 Restarts: a start whose initial models are poor may keep two clusters in one model, so the paper
 starts several times from random models. Not in the paper: all starts are short, and only the one
 with the lowest training loss is continued. Nor is the weighting of a model's mean by |D_i|: the
@@ -18,7 +21,7 @@ paper takes the plain mean over the clients with s_ij = 1.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -29,6 +32,7 @@ from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.messaging.replies import Replies
+from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import total_weights
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
@@ -37,12 +41,21 @@ from securecluster.protocols.common.messages import ModelChoice
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.sampling import sample_clients
-from securecluster.protocols.ifca.client import IFCAClient, server_view
+from securecluster.protocols.common.sum_options import LARGEST_LOSS, PLAIN
+from securecluster.protocols.ifca.client import IFCAClient, hidden_view, server_view
+from securecluster.protocols.ifca.hidden_client import BlockStage, HiddenChoiceClient
+from securecluster.protocols.ifca.hidden_server import (
+    FinalCounts,
+    average_unseen,
+    count_at_end,
+    deliver_unseen,
+)
 from securecluster.protocols.ifca.server import OfferedModels, Restart, collect_models
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.local_trainer import LocalTrainer
 
 
 @dataclass
@@ -52,15 +65,27 @@ class IFCAState:
     running: Restart
     best: Restart | None = None  # of the starts that are over, while others are tried
     offers: OfferedModels | None = None  # the models that newcomers choose from
+    # what the server knows of choices in the end, where they are hidden
+    final: FinalCounts = field(default_factory=FinalCounts)
 
     @property
     def used(self) -> list[int]:
-        """Return the models that some client chose last; label c is model `used[c]`."""
+        """Return the models that some client chose last; label c is model `used[c]`.
+
+        Where choices are hidden, these are the models of two clients or more.
+        """
+        if self.final.counts:
+            return self.final.shared
         return sorted(set(self.running.choice))
 
     @property
     def labels(self) -> list[int]:
-        """Return each client's cluster, (m,)."""
+        """Return each client's cluster, (m,), as far as the server knows.
+
+        Where choices are hidden, that is one cluster of all clients.
+        """
+        if self.final.counts:
+            return [0] * len(self.running.choice)
         label_of = {model: label for label, model in enumerate(self.used)}
         return [label_of[model] for model in self.running.choice]
 
@@ -73,6 +98,11 @@ class IFCA(ClusteringProtocol):
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
+    aggregation: str = PLAIN
+    """how sums of updates are formed: plain (the server reads every choice and every reply) or
+    secagg (the server reads neither, but how many clients chose each model; a client then sends k
+    blocks of the model's size in place of one, and trains alone where nobody else chose its model)
+    """
     k: int = 4
     """number of models"""
     starts: int = 10
@@ -83,7 +113,7 @@ class IFCA(ClusteringProtocol):
     """rounds of a short start, at most all; those of the best start count towards rounds"""
 
     name: ClassVar[str] = "ifca"
-    client: ClassVar[type[TrainingClient]] = IFCAClient
+    client: ClassVar[type[TrainingClient]] = HiddenChoiceClient
     one_model: ClassVar[bool] = False  # a client's model may be another one in each round
 
     def run_server(self, net: ServerChannel, run: Run) -> IFCAState:
@@ -116,6 +146,12 @@ class IFCA(ClusteringProtocol):
             lambda: self._settle(net, state),
             Restart,
         )
+        if self.sums_securely:
+            state.final = run.once(
+                "count",
+                lambda: count_at_end(net, state.running, state.best),
+                FinalCounts,
+            )
         state.offers = run.once(
             "offer",
             lambda: self._offers(net, state),
@@ -125,7 +161,11 @@ class IFCA(ClusteringProtocol):
 
     def _offers(self, net: ServerChannel, state: IFCAState) -> OfferedModels:
         """Return the models that newcomers are to choose from."""
-        return collect_models(net, state.running, masked=self.mask != "none")
+        hidden = self.sums_securely
+        used = state.used
+        if hidden:
+            used = state.final.shared
+        return collect_models(net, state.running, self.mask != "none", used, hidden)
 
     def assign_newcomers(
         self,
@@ -150,6 +190,10 @@ class IFCA(ClusteringProtocol):
                 "choose: run it anew"
             )
         offer = state.offers.message_for(state.running, len(to))
+        if self.sums_securely:
+            unseen = net.gather(HiddenChoiceClient.join_unseen, offer, to=to)
+            check_newcomers(to, unseen.ids)
+            return [0] * len(to)
         replies = net.gather(IFCAClient.join, offer, to=to)
         check_newcomers(to, replies.ids)
         choices = replies.rows.model.values.tolist()
@@ -164,7 +208,12 @@ class IFCA(ClusteringProtocol):
 
     @property
     def vectors_per_round(self) -> int:
-        """Return the vectors of d numbers that a client exchanges: k averages and an update."""
+        """Return the vectors of d numbers that a client exchanges: k averages and an update.
+
+        Where choices are hidden, the update is one of k blocks.
+        """
+        if self.sums_securely:
+            return 2 * self.k
         return 1 + self.k
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
@@ -241,6 +290,10 @@ class IFCA(ClusteringProtocol):
         """Make round t of averaging (lines 4 to 11)."""
         self._turn(net, state, t)
         # line 4: the server sends the models to a share of the clients
+        if self.sums_securely:
+            recipients = sample_clients(net, net.clients, self.participation, t, minimum=MINIMUM)
+            average_unseen(net, state.running, state.best, recipients)
+            return
         recipients = sample_clients(net, net.clients, self.participation, t)
         # lines 5–7: each client estimates its cluster, argmin_j F_i(θ_j)
         chosen = self._choose(net, state, recipients)
@@ -298,6 +351,8 @@ class IFCA(ClusteringProtocol):
 
         Clients that do not reply keep their last choice.
         """
+        if self.sums_securely:
+            return deliver_unseen(net, state.running, state.best, tries)
         silent = tuple(net.clients)
         for _ in range(tries):
             if silent:
@@ -339,11 +394,96 @@ class IFCA(ClusteringProtocol):
         check_whole(self, starts=1, start_rounds=1)
 
     def secure_sums_refusal(self) -> str | None:
-        """Return that a model which one client chooses is averaged over that client alone."""
+        """Return that counts of choosers have no noise, or that sums are encrypted."""
+        if self.sums_encrypted:
+            return (
+                "IFCA's clients compare the members of a sum with those of an earlier one, which "
+                "encrypted sums keep no record of: take aggregation secagg, or FL+HC (flhc)"
+            )
+        if not self.noisy:
+            return None
         return (
-            "a model that one client of IFCA chooses alone moves by that client's update, which no "
-            "secure sum hides: take FL+HC (flhc) or CFL with a sketch, or aggregation plain"
+            "IFCA under secure sums tells how many clients chose each model, and no noise covers "
+            "these counts: take noise 0, FL+HC (flhc), or aggregation plain"
         )
+
+    def sum_fields(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Add the counts of choices, the blocks with their weights, and losses.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        fields = super().sum_fields(config)
+        return {
+            **fields,
+            "count": 1.0,
+            "blocks": fields["delta"],
+            "weight": fields["size"],
+            "loss": LARGEST_LOSS * fields["size"],
+        }
+
+    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
+        """Return the stages between a client's update and the wire, for each block where there are.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        pipeline = super().pipeline(config)
+        if self.sums_securely:
+            stages = [BlockStage(stage) for stage in pipeline.stages]
+            pipeline.fields["blocks"] = Pipeline(stages)
+        return pipeline
+
+    def make_client(
+        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
+    ) -> TrainingClient:
+        """Return the client object, which hides its choices where sums are secure.
+
+        Args:
+            cohort: the clients' data and local training.
+            pipeline: stages between an update and the wire.
+            config: what clients and server agreed on.
+        """
+        training = self.training(config)
+        return HiddenChoiceClient(cohort, training, pipeline, self.weighted, self.sums_securely)
+
+    @property
+    def server_knows_labels(self) -> bool:
+        """Return False where choices are hidden."""
+        return not self.sums_securely
+
+    def known_labels(self, client: Any, state: IFCAState) -> list[int]:
+        """Return each client's cluster, which only the clients know where choices are hidden.
+
+        The first clusters are the models of two clients or more. Each client that ends with a model
+        that it trained alone is a cluster of its own.
+
+        Args:
+            client: a `HiddenChoiceClient`.
+            state: the server's `IFCAState`.
+        """
+        if not self.sums_securely:
+            return super().known_labels(client, state)
+        label_of = {("model", model): label for label, model in enumerate(state.final.shared)}
+        start = state.running.number
+        choices = client.choices(start)
+        labels = []
+        for k, (model, alone) in enumerate(zip(choices, client.trained_alone(start), strict=True)):
+            cluster = ("client", k) if alone else ("model", model)
+            labels.append(label_of.setdefault(cluster, len(label_of)))
+        return labels
+
+    def newcomer_labels(self, client: Any, state: IFCAState, labels: list[int]) -> list[int]:
+        """Return the newcomers' clusters, which only they know where choices are hidden.
+
+        Args:
+            client: the newcomers' `HiddenChoiceClient`.
+            state: the server's `IFCAState`.
+            labels: what the server knows.
+        """
+        if not self.sums_securely:
+            return labels
+        return [state.used.index(model) for model in client.choices(state.running.number)]
 
     def privacy_spec(self, noise: float) -> PrivacySpec:
         """Count a client's updates and losses, and add the noise of losses.
@@ -371,6 +511,8 @@ class IFCA(ClusteringProtocol):
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""
+        if self.sums_securely:
+            return Disclosures(server=hidden_view(self.k))
         return Disclosures(server=server_view(self.noisy, self.per_client))
 
     def models_after_round(self, client: Any, state: Any) -> Rows:
@@ -398,8 +540,11 @@ class IFCA(ClusteringProtocol):
         positions: Sequence[int],
     ) -> Rows:
         """Return each client's model, after pending averages of those at some positions."""
-        choice = [state.running.choice[i] for i in client.cohort.ids]
         recipients = [client.cohort.ids[k] for k in positions]
         query = state.running.message_for(recipients, state.best)
+        if self.sums_securely:
+            held: Rows = client.held(query, positions)
+            return held
+        choice = [state.running.choice[i] for i in client.cohort.ids]
         models: Rows = client.taken(query, positions, choice)
         return models

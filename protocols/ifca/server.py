@@ -166,6 +166,8 @@ def collect_models(
     net: ServerChannel,
     start: Restart,
     masked: bool,
+    used: Sequence[int],
+    hidden: bool = False,
     tries: int = 5,
 ) -> OfferedModels:
     """Return the models in use.
@@ -175,9 +177,17 @@ def collect_models(
         start: the start that is finished.
         masked: whether updates are masked: the server then cannot add up a model's averages, so a
             client that has all of them posts the model.
+        used: the numbers of the models in use.
+        hidden: whether the server does not know which clients chose them.
         tries: how many clients are asked for a model, one after the other.
     """
-    collected = _request_models(net, start, tries) if masked else _known_models(start)
+    if masked:
+        holders = _holders(start, used)
+        if hidden:
+            holders = _holders_of_any(start, used)
+        collected = _request_models(net, start, holders, tries)
+    else:
+        collected = _known_models(start, used)
     models = sorted(collected)
     steps = [collected[j][0] for j in models]
     rows = [collected[j][1] for j in models]
@@ -185,14 +195,13 @@ def collect_models(
     return OfferedModels(models, steps, table)
 
 
-def _known_models(start: Restart) -> dict[int, tuple[int, torch.Tensor]]:
+def _known_models(start: Restart, used: Sequence[int]) -> dict[int, tuple[int, torch.Tensor]]:
     """Return step and delta of each model in use, which a server without a mask has.
 
     There are none before the first average, which determines the number of parameters.
     """
-    models = sorted(set(start.choice))
     deltas = {}
-    for j in models:
+    for j in used:
         posts = start.pending[j].posts
         if posts:
             # the last row replaces the earlier ones: it is the delta since the start
@@ -200,19 +209,19 @@ def _known_models(start: Restart) -> dict[int, tuple[int, torch.Tensor]]:
     if not deltas:
         return {}
     unmoved = torch.zeros_like(next(iter(deltas.values())))
-    return {j: (0, deltas.get(j, unmoved)) for j in models}
+    return {j: (0, deltas.get(j, unmoved)) for j in used}
 
 
 def _request_models(
     net: ServerChannel,
     start: Restart,
+    holders: dict[int, list[int]],
     tries: int,
 ) -> dict[int, tuple[int, torch.Tensor]]:
-    """Return step and delta of each model in use, posted by one of the clients that chose it.
+    """Return step and delta of each model in use, posted by one of the clients that can.
 
     Another of these clients is asked in each try.
     """
-    holders = _holders(start)
     collected: dict[int, tuple[int, torch.Tensor]] = {}
     for attempt in range(tries):
         model_of: dict[int, int] = {}  # by client
@@ -231,18 +240,32 @@ def _request_models(
     return collected
 
 
-def _holders(start: Restart) -> dict[int, list[int]]:
+def _holders(start: Restart, used: Sequence[int]) -> dict[int, list[int]]:
     """Return the clients that can post each model in use: they chose it and lack no average."""
+    lagging = _lagging(start)
+    holders: dict[int, list[int]] = {j: [] for j in used}
+    for i, j in enumerate(start.choice):
+        if i not in lagging and j in holders:
+            holders[j].append(i)
+    return holders
+
+
+def _holders_of_any(start: Restart, used: Sequence[int]) -> dict[int, list[int]]:
+    """Return the clients that lack no average, for each model: every client holds all models."""
+    lagging = _lagging(start)
+    current = [i for i in range(len(start.choice)) if i not in lagging]
+    holders = {}
+    for n, j in enumerate(used):
+        holders[j] = current[n:] + current[:n]  # a client posts one model in a call
+    return holders
+
+
+def _lagging(start: Restart) -> set[int]:
+    """Return the clients that lack an average of any model."""
     lagging: set[int] = set()
     for queue in start.pending:
         lagging.update(queue.lagging_clients())
-    holders: dict[int, list[int]] = {}
-    for j in sorted(set(start.choice)):
-        holders[j] = []
-    for i, j in enumerate(start.choice):
-        if i not in lagging:
-            holders[j].append(i)
-    return holders
+    return lagging
 
 
 def _stacked_picks(tables: Sequence[Picks]) -> tuple[tuple[int, ...], ...]:

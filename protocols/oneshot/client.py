@@ -17,13 +17,21 @@ from securecluster.messaging.messages import Picks, Rows
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.eigenvectors import EigenvectorClient, EigenvectorOptions
 from securecluster.protocols.common.gram_mechanism import told_by_all
-from securecluster.protocols.common.privacy_spec import OfPlainSums
+from securecluster.protocols.common.privacy_spec import OfPaddedPairs, OfPlainPairs, OfPlainSums
 from securecluster.runtime.endpoint import GATHER, PAIRS, CallContext, answers
+from securecluster.runtime.pad_client import PairRange
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 VIEWS = {
     "gps": (
-        "each client's relevance to every other's data (the plain pairs read the rows), and so R",
+        OfPlainPairs(
+            "each client's relevance to every other's data (the plain pairs read the rows), and so "
+            "R"
+        ),
+        OfPaddedPairs(
+            "R of all pairs of clients: r_ij to within |r_ij − r_ji|/2, and exactly where the "
+            "server knows r_ji"
+        ),
         "the clusters, and each client's cluster",
         "how each cluster's common layers have moved in every round (under the mask), and over how "
         "many samples (clipped: clients)",
@@ -41,6 +49,9 @@ VIEWS = {
 
 
 OTHERS = Upto("others", "clients", minimum=1)
+COMPARED = Upto("compared", "clients")
+# r is in [0, 1], up to rounding
+RELEVANCE = PairRange(low=-0.01, high=1.01, bits=32, itself=1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +72,7 @@ class RelevanceRow:
     """Client to server: the relevance of all clients' data to the client's own."""
 
     # (b, m) r(i, j) for all clients j in ascending order, 1 for the client itself
-    row: Annotated[Rows, Real((Upto("compared", "clients"),), low=-0.01, maximum=1.01)]
+    row: Annotated[Rows, Real((COMPARED,), low=RELEVANCE.low, maximum=RELEVANCE.high)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +115,7 @@ class OneShotClient(EigenvectorClient):
         super().__init__(cohort, training, pipeline, weighted, options)
         self._floor = options.floor
 
-    @answers(PAIRS, unmasked=("row",))
+    @answers(PAIRS, unmasked=("row",), columns="ids")
     def relevance(self, context: CallContext, query: OtherEigenvectors) -> RelevanceRow:
         """Return the relevance r(i, ·) of all clients' data (lines 6 to 13).
 

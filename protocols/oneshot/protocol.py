@@ -42,7 +42,7 @@ from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.privacy_spec import FOLLOWS, Disclosures, PrivacySpec
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.oneshot import feature_maps, naive_mechanism
-from securecluster.protocols.oneshot.client import VIEWS, OneShotClient, RelevanceOptions
+from securecluster.protocols.oneshot.client import RELEVANCE, VIEWS, OneShotClient, RelevanceOptions
 from securecluster.protocols.oneshot.hierarchical_averaging import (
     GPS,
     average_in_layers,
@@ -52,11 +52,15 @@ from securecluster.protocols.oneshot.server import (
     ClusteringResult,
     LinkageRecord,
     OneShotState,
-    agglomerate,
     check_options,
+    cluster_tasks,
     eigenvectors_of_others,
+    tasks_of_labels,
 )
+from securecluster.runtime.encrypted_pairs import LabelledValue
 from securecluster.runtime.endpoint import config_hash
+from securecluster.runtime.pad_client import PairRange
+from securecluster.runtime.pair_aggregators import PairFunction
 from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -112,6 +116,9 @@ class OneShot(EigenvectorProtocol):
 
     name: ClassVar[str] = "oneshot"
     client: ClassVar[type[TrainingClient]] = OneShotClient
+    pair_functions: ClassVar[Mapping[str, PairFunction]] = {"cluster_tasks": cluster_tasks}
+    pair_fields: ClassVar[Mapping[str, PairRange]] = {"row": RELEVANCE}
+    pair_labels: ClassVar[Mapping[str, LabelledValue]] = {"cluster_tasks": tasks_of_labels}
     gps: ClassVar[type] = GPS
     scenario: ClassVar[str | None] = "tasks"
 
@@ -140,11 +147,12 @@ class OneShot(EigenvectorProtocol):
             mix = t % self.gps_every == 0 or t == self.rounds
             average_in_layers(net, state, GPS(), self.participation, t, mix)
             if t == 1:
-                run.note(
-                    clustered=clusters_of(result.labels),
-                    height=result.linkage.threshold,
-                    merges=result.linkage.merges.tolist(),
-                )
+                run.note(clustered=clusters_of(result.labels))
+                if state.linkage is not None:
+                    run.note(
+                        height=result.linkage.threshold,
+                        merges=result.linkage.merges.tolist(),
+                    )
         flush(net, run, state)
         return state
 
@@ -177,14 +185,11 @@ class OneShot(EigenvectorProtocol):
         )
 
         # lines 6–19: clients compute relevance, and R is clustered
-        seed = net.randomness.integer("server", "clusterer")
-        noisy = net.agreed["gram_noise"] > 0
-        cluster = agglomerate(self.tasks, self.height, self.clusterer, seed, noisy)
         pairs = net.pairs(
             OneShotClient.relevance,
             query,
             to=shared.ids,
-            then=cluster,
+            then="cluster_tasks",
             tries=TRIES,
         )
         clusters = pairs.value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from securecluster.clustering.agglomerative import between, cut, into, merges, t
 from securecluster.clustering.labels import check_number as check_count
 from securecluster.clustering.noise_robust import CLUSTERERS, contrasted, partition
 from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
 from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Picks
@@ -80,15 +81,15 @@ class OneShotState(HierarchicalState):
 
     @property
     def relevance(self) -> torch.Tensor | None:
-        """Return R, for its plot."""
-        if self.found is None:
+        """Return R, for its plot; None where the server was told labels alone."""
+        if self.found is None or not self.found.relevance.numel():
             return None
         return self.found.relevance
 
     @property
     def linkage(self) -> LinkageRecord | None:
-        """Return the merges, for their plot."""
-        if self.found is None:
+        """Return the merges, for their plot; None where the server was told labels alone."""
+        if self.found is None or not self.found.relevance.numel():
             return None
         return self.found.linkage
 
@@ -106,19 +107,53 @@ class TaskClusters:
     relevance: torch.Tensor  # (r, r) R, for parties that may see it
 
 
+def cluster_tasks(relevance: torch.Tensor, config: Mapping[str, Any]) -> TaskClusters:
+    """Cluster R with the run's hyper-parameters (Algorithm 2).
+
+    Args:
+        relevance: (r, r) R.
+        config: what clients and server agreed on.
+    """
+    seed = Randomness(config["seed"]).integer("server", "clusterer")
+    return agglomerate(
+        relevance,
+        config["tasks"],
+        config["height"],
+        config["clusterer"],
+        seed,
+        noisy=config["gram_noise"] > 0,
+    )
+
+
+def tasks_of_labels(labels: list[int]) -> TaskClusters:
+    """Return a clustering of which the server was told the labels alone, without merges and R.
+
+    Args:
+        labels: cluster of each client that took part, (r,).
+    """
+    return TaskClusters(
+        labels=labels,
+        merges=torch.zeros(0, 4, dtype=torch.float64),
+        height=0.0,
+        relevance=torch.zeros(0, 0, dtype=torch.float64),
+    )
+
+
 def agglomerate(
+    relevance: torch.Tensor,
     tasks: int | None,
     height: float | None,
     clusterer: str = "paper",
     seed: int = 0,
     noisy: bool = False,
-) -> Callable[[torch.Tensor], TaskClusters]:
-    """Return a function that clusters R (Algorithm 2).
+) -> TaskClusters:
+    """Cluster R (Algorithm 2).
 
     It is average linkage on the dissimilarity 1 − R (both are not in the paper), until T clusters
     remain, up to a height, or up to a gap of heights.
 
     Args:
+        relevance: (r, r) R.
         tasks: T, or None.
         height: largest 1 − R at which clusters are merged, or None.
         clusterer: other than "paper": `noise_robust.partition` divides R into as many clusters; the
@@ -126,37 +161,33 @@ def agglomerate(
         seed: of that clusterer.
         noisy: whether R is made of noisy Gram matrices.
     """
+    clients = len(relevance)
+    distance = (1 - relevance.double().cpu()).clamp_min(0).fill_diagonal_(0)
+    tree = merges(distance.numpy(), "average")
+    # the paper takes T as given; a height, or a gap of heights, replaces it
+    if height is not None:
+        cut_height = height
+    elif tasks is None:
+        cut_height = tasks_of(tree, noisy)
+    else:
+        cut_height = between(tree, min(tasks, clients))
 
-    def cluster(relevance: torch.Tensor) -> TaskClusters:
-        clients = len(relevance)
-        distance = (1 - relevance.double().cpu()).clamp_min(0).fill_diagonal_(0)
-        tree = merges(distance.numpy(), "average")
-        # the paper takes T as given; a height, or a gap of heights, replaces it
-        if height is not None:
-            cut_height = height
-        elif tasks is None:
-            cut_height = tasks_of(tree, noisy)
+    labels = cut(tree, cut_height)
+    if tasks is not None:
+        labels = into(tree, min(tasks, clients))  # by count, since heights may be tied
+    if clusterer != "paper":
+        # under noise R is of spans, whose values are all close to 1
+        if noisy and clusterer == "spectral":
+            similarity = contrasted(distance.numpy())
         else:
-            cut_height = between(tree, min(tasks, clients))
-
-        labels = cut(tree, cut_height)
-        if tasks is not None:
-            labels = into(tree, min(tasks, clients))  # by count, since heights may be tied
-        if clusterer != "paper":
-            # under noise R is of spans, whose values are all close to 1
-            if noisy and clusterer == "spectral":
-                similarity = contrasted(distance.numpy())
-            else:
-                similarity = 1 - distance.numpy()
-            labels = partition(similarity, clusterer, 1 + max(labels), seed)
-        return TaskClusters(
-            labels=labels,
-            merges=torch.from_numpy(tree),
-            height=float(cut_height),
-            relevance=relevance.cpu(),
-        )
-
-    return cluster
+            similarity = 1 - distance.numpy()
+        labels = partition(similarity, clusterer, 1 + max(labels), seed)
+    return TaskClusters(
+        labels=labels,
+        merges=torch.from_numpy(tree),
+        height=float(cut_height),
+        relevance=relevance.cpu(),
+    )
 
 
 def check_options(options: Any, clients: int) -> None:

@@ -23,7 +23,12 @@ from securecluster.privacy.dp.loss_mechanism import WORST, loss_clip, noised, no
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.messages import NO_END, AverageDeltas, ModelChoice, Update
-from securecluster.protocols.common.privacy_spec import OfPlainSums, OfSecureSums
+from securecluster.protocols.common.privacy_spec import (
+    OfPaddedPairs,
+    OfPlainPairs,
+    OfPlainSums,
+    OfSecureSums,
+)
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, CallContext, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -156,7 +161,7 @@ class SRFCAClient(SumClient):
                 f"{name} comes before the first average: after it a client trains with its cluster"
             )
 
-    @answers(PAIRS, unmasked=("loss",))
+    @answers(PAIRS, unmasked=("loss",), columns="order")
     def losses(self, context: CallContext, query: RelayedModels) -> LossSums:
         """Return f_i of all one-shot models, the client's own included.
 
@@ -540,14 +545,25 @@ def server_view(
             views.append(f"{one_shot}, each of which goes to every client")
         views.append(
             OfPlainSums(
-                f"{noise}each client's losses under everyone's model and the clusters' (the plain "
-                "sum reads all replies), and its choices"
+                f"{noise}each client's losses under the clusters' models (the plain sum reads all "
+                "replies), and its choices"
             )
         )
         views.append(
             OfSecureSums(
-                f"{noise}each client's losses under everyone's model, which leave in pairs, and "
-                "its choices; of its losses under the clusters' models only sums over clusters"
+                f"{noise}its choices; of its losses under the clusters' models only sums over "
+                "clusters"
+            )
+        )
+        views.append(
+            OfPlainPairs(
+                f"{noise}each client's losses under everyone's model, which leave in pairs"
+            )
+        )
+        views.append(
+            OfPaddedPairs(
+                f"{noise}the cross-losses of all pairs of clients: f_i(w_j) to within half its "
+                "difference from f_j(w_i), and exactly where the server knows that"
             )
         )
     if trims:

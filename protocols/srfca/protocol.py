@@ -58,6 +58,7 @@ from securecluster.protocols.srfca.server import (
     model_distance,
 )
 from securecluster.runtime.endpoint import config_hash
+from securecluster.runtime.pad_client import PairRange
 from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -120,6 +121,9 @@ class SRFCA(ClusteringProtocol):
 
     name: ClassVar[str] = "srfca"
     client: ClassVar[type[TrainingClient]] = SRFCAClient
+    pair_fields: ClassVar[Mapping[str, PairRange]] = {
+        "loss": PairRange(low=-LARGEST_LOSS, high=LARGEST_LOSS, bits=64, itself=0.0, clamped=True)
+    }
     one_model: ClassVar[bool] = False  # models restart from w_0
 
     def run_server(self, net: ServerChannel, run: Run) -> SRFCAState:
@@ -491,6 +495,20 @@ class SRFCA(ClusteringProtocol):
                 "take trim 0, or aggregation plain"
             )
         return None
+
+    def pairs_refusal(self) -> str | None:
+        """Return that some options form no pairs, or show what these hide."""
+        if self.distance == "l2":
+            return (
+                "the distance l2 compares clients' own models, and no losses of pairs: take "
+                "distance loss, or relevance plain"
+            )
+        if not self.sums_securely:
+            return (
+                "clients' losses under each other's models leave again in sums, which show them "
+                "unless they are secure: take aggregation secagg, or relevance plain"
+            )
+        return super().pairs_refusal()
 
     @property
     def weights_updates(self) -> bool:

@@ -20,7 +20,8 @@ USAGE = """usage: securecluster COMMAND
   compare PROTOCOLS [options]    run several protocols on the same clients and set them side by side
   resume DIR [--quiet]           go on with a run or a comparison that was stopped
   replay DIR                     run the server alone against a full transcript, bit for bit
-  list                           protocols, data sets, scenarios, models and masks
+  list [--privacy]               protocols, data sets, scenarios, models and masks; or which masks,
+                                 secure sums and noise each protocol works with, and why not
 
 protocols: {protocols}
 `securecluster run PROTOCOL --help` shows every option with its default, and so does \
@@ -299,13 +300,19 @@ def _folder(argv: list[str], command: str) -> tuple[Path, list[str]]:
 
 
 def _list(argv: list[str]) -> int:
-    """Print the names that options take.
+    """Print the names that options take, or which protections each protocol works with.
 
     Args:
-        argv: empty.
+        argv: empty, or "--privacy".
     """
+    if argv == ["--privacy"]:
+        from securecluster.app import compatibility
+
+        with output():
+            compatibility.show()
+        return 0
     if argv:
-        raise UsageError("list takes no arguments")
+        raise UsageError("list takes no arguments but --privacy")
     from securecluster.data import SCENARIOS, SOURCES
     from securecluster.models.architectures import names
     from securecluster.privacy.masking.masks import MASKS

@@ -23,6 +23,9 @@ from securecluster.protocols.common.serialization import (
     FittedSummary,
 )
 from securecluster.runtime.endpoint import PAIRS, SUM, release_of
+from securecluster.runtime.pair_release import LABELS, MATRIX
+
+SUMS = "sums"  # what a key authority releases of replies in sums
 
 CLIENT = "client"  # reader of sealed fields: other clients
 # the plain aggregators run at the server, so it reads the summands as well
@@ -31,6 +34,20 @@ READ_BY_SERVER = {
     PAIRS: " (the plain pairs read the rows)",
 }
 IN_SUMS = "over two clients or more, in secure sums that hide each one's"
+IN_PAIRS = (
+    "each added to the other's: pads hide which part is whose, to within half their difference"
+)
+IN_ENCRYPTED_SUMS = "over two clients or more, which a key authority decrypts"
+IN_ENCRYPTED_PAIRS = "of which a key authority released"
+RELEASED_OF_PAIRS = {
+    LABELS: "the clusters' labels alone",
+    MATRIX: "R_ij of each pair, rounded to 1e-4, and no part of one client",
+}
+NO_COLLUSION = (
+    "server and key authority must not work together: the server has every client's ciphertexts, "
+    "and the authority the one key that opens them; a server that breaks the protocol could have "
+    "the authority decrypt other sums than it is said to, and secagg and pads do not rest on this"
+)
 IN_CLEAR = "as they are: no mask covers them"
 
 
@@ -44,11 +61,14 @@ class Disclosure:
         verb: through which the reply was sent.
         reader: "server", "lps" (the client's local parameter server) or "client" (only other
             clients can open it).
-        mechanism: of the ledger: "exact", "gaussian" or "free".
+        mechanism: of the ledger: "exact", "gaussian", "skellam" or "free".
         derived: True if it was computed from earlier releases alone.
         masked: True if a mask covers it.
         central: True if the server that reads it adds its noise.
         summed: True if its reader reads secure sums of it only.
+        paired: True if its reader reads sums of pairs of clients only.
+        encrypted: what a key authority released of it ("sums", "labels" or "matrix"); empty
+            where there is none.
     """
 
     method: str
@@ -60,6 +80,8 @@ class Disclosure:
     masked: bool
     central: bool
     summed: bool = False
+    paired: bool = False
+    encrypted: str = ""
 
     @property
     def name(self) -> str:
@@ -69,7 +91,7 @@ class Disclosure:
     @property
     def noised(self) -> bool:
         """Return whether its reader sees it with noise only."""
-        return self.mechanism == "gaussian" and not self.central
+        return self.mechanism in ("gaussian", "skellam") and not self.central
 
     @property
     def plain(self) -> bool:
@@ -77,7 +99,7 @@ class Disclosure:
 
         These are neither masked nor noised, nor computed from values that were.
         """
-        if self.masked or self.noised or self.summed:
+        if self.masked or self.noised or self.summed or self.encrypted == LABELS:
             return False
         return self.mechanism != "free"
 
@@ -93,7 +115,13 @@ class Disclosure:
         protection = self._noise()
         reply = f"{self.field} of {senders} in every {self.method} call, {protection}"
         if self.summed:
-            return f"sums of {reply}: {IN_SUMS}"
+            how = IN_ENCRYPTED_SUMS if self.encrypted else IN_SUMS
+            return f"sums of {reply}: {how}"
+        if self.encrypted:
+            released = RELEASED_OF_PAIRS[self.encrypted]
+            return f"R of pairs of clients, from {reply}, {IN_ENCRYPTED_PAIRS} {released}"
+        if self.paired:
+            return f"R of pairs of clients, from {reply}, {IN_PAIRS}"
         if self.reader == CLIENT:
             return f"{reply}, sealed"
         also_read = READ_BY_SERVER.get(self.verb, "")
@@ -113,7 +141,28 @@ class Disclosure:
             return "without noise"
         if self.central:
             return "clipped, before the server adds its noise"
+        if self.mechanism == "skellam":
+            return "with noise of which each client adds a share"
         return "with noise"
+
+
+def authority_view(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[str]:
+    """Return what the key authority saw, and what the protection rests on; empty without one.
+
+    Args:
+        fitted: the protocol after the run.
+        disclosed: all disclosures of the run.
+    """
+    if not fitted.with_fitted_params().encrypted_verbs:
+        return []
+    sums = _names(field for field in disclosed if field.encrypted == SUMS)
+    pairs = _names(field for field in disclosed if field.encrypted in RELEASED_OF_PAIRS)
+    saw = ["the only secret key, who is in each sum, and no ciphertext of a single client"]
+    if sums:
+        saw.append(f"sums of {sums}, over two clients or more, in full")
+    if pairs:
+        saw.append(f"sums of pairs of clients of {pairs}, in full")
+    return [*saw, NO_COLLUSION]
 
 
 def disclosures(fitted: ClusteringProtocol) -> list[Disclosure]:
@@ -150,6 +199,7 @@ def _disclosure(
         name: of the field.
         central: True if the server adds the field's noise.
     """
+    protocol = fitted.with_fitted_params()
     release = release_of(getattr(fitted.client, event.method))
     sealed = pipeline.seal is not None and name in release.sealed
     masked = False
@@ -167,8 +217,19 @@ def _disclosure(
         derived=release.derived,
         masked=masked,
         central=central,
-        summed=fitted.with_fitted_params().sums_securely and event.verb == SUM,
+        summed=protocol.sums_securely and event.verb == SUM,
+        paired=protocol.reads_pair_sums and event.verb == PAIRS,
+        encrypted=_released_by_authority(protocol, event.verb),
     )
+
+
+def _released_by_authority(protocol: ClusteringProtocol, verb: str) -> str:
+    """Return what a key authority released of replies that left through a verb, if there is one."""
+    if verb not in protocol.encrypted_verbs:
+        return ""
+    if verb == SUM:
+        return SUMS
+    return MATRIX if protocol.reads_pair_sums else LABELS
 
 
 def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[str]:
@@ -178,11 +239,19 @@ def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[
         fitted: the protocol after the run.
         disclosed: all disclosures of the run.
     """
-    by_server = [field for field in disclosed if field.reader == "server" and not field.summed]
+    by_server = [
+        field
+        for field in disclosed
+        if field.reader == "server" and not field.summed and field.encrypted != LABELS
+    ]
     names_read = {field.name for field in by_server}
+    paired = [field for field in by_server if field.paired]
     # a field that the server read in another call is not hidden from it
-    hidden = [_hidden_from_server(field) for field in disclosed if field.name not in names_read]
-    if not by_server and any(field.summed for field in disclosed):
+    hidden = [
+        f"{field.name} of a single client, of which it read sums of pairs" for field in paired
+    ]
+    hidden += [_hidden_from_server(field) for field in disclosed if field.name not in names_read]
+    if not by_server and any(field.summed or field.encrypted for field in disclosed):
         return hidden
     if not by_server:
         return ["anything that depends on a client's data", *hidden]
@@ -205,15 +274,26 @@ def unprotected(disclosed: Sequence[Disclosure]) -> list[str]:
         disclosed: all disclosures of the run.
     """
     by_server = [field for field in disclosed if field.reader == "server"]
-    plain = _names(field for field in by_server if field.plain)
-    if not plain:
-        return []
-    return [f"{plain} went without mask or noise: a client's data, or much of them, may follow"]
+    plain = _names(field for field in by_server if field.plain and not field.paired)
+    paired = _names(field for field in by_server if field.plain and field.paired)
+    told = []
+    if plain:
+        told.append(
+            f"{plain} went without mask or noise: a client's data, or much of them, may follow"
+        )
+    if paired:
+        told.append(
+            f"the sums of pairs of {paired} went without noise: each tells either part to within "
+            "half the difference of the two, and all of it to a server that knows the other"
+        )
+    return told
 
 
 def _hidden_from_server(field: Disclosure) -> str:
     if field.summed:
         return f"{field.name} of a single client, of which it read sums only"
+    if field.encrypted == LABELS:
+        return f"{field.name}, of which it was told the clusters' labels alone"
     if field.reader == CLIENT:
         return f"{field.name}, which is sealed for other clients"
     return f"{field.name}, which only the client's local parameter server reads"

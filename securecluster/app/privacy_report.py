@@ -13,6 +13,7 @@ from typing import Any
 from securecluster.app.disclosures import (
     CLIENT,
     Disclosure,
+    authority_view,
     disclosures,
     free,
     uncovered,
@@ -22,7 +23,12 @@ from securecluster.app.disclosures import (
 from securecluster.app.number_format import enumerated, times
 from securecluster.privacy.dp.ledger import Price, Row
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.privacy_spec import OfPlainSums, OfSecureSums
+from securecluster.protocols.common.privacy_spec import (
+    OfPaddedPairs,
+    OfPlainPairs,
+    OfPlainSums,
+    OfSecureSums,
+)
 from securecluster.protocols.common.serialization import CLIENTS
 
 # sentences of `not_covered` and `assumed`, which state the limits of the guarantee
@@ -30,6 +36,11 @@ KEYS = (
     "keys of the key agreement are signed only where nodes have a roster: without one, or with "
     "identities that follow from a seed that the server knows, as in a simulation, the server can "
     "pose as a peer and read the mask seed, or pose as the leader and choose it"
+)
+PADS = (
+    "pads hide rows of pairs from a server that has no client on its side: with one, or where keys "
+    "are not signed and it poses as one, it reads the numbers that others have of that client, and "
+    "it can ask about data or models that it made up itself"
 )
 NETWORK = "timing, message sizes, who takes part and who drops out are visible to the network"
 OBSERVED = "the observer's metrics and agreement lie outside the protocol and outside epsilon"
@@ -41,6 +52,12 @@ SUMS = (
     "the sums of clipped gradients that DP-SGD adds noise to are rounded as they are computed: "
     "beyond some ten thousand samples in a batch the rounding may exceed the margin that the clip "
     "leaves for it (benchmarks.grid_noise)"
+)
+# of noise in shares
+SHARES = (
+    "noise that clients add in shares is enough where the survivors of a sum do not collude with "
+    "the server, which knows the shares of those that do, and where it names the same survivors to "
+    "all of them: else it may read a sum over fewer"
 )
 NOISED = [
     "choosing the clip, the noise, the number of rounds or any other option by private data is a "
@@ -66,6 +83,9 @@ ASSUMED = {
 ASKED = "who is asked in which round is visible, so no amplification by sampling clients is claimed"
 # who adds the noise, by the option `placement`
 PLACED = {
+    "distributed": "each client adds a share of the noise, as whole numbers in secure sums: the "
+    "server sees noised sums only, and no single reply is private by itself; the shares of the "
+    "fewest survivors of which a sum is unmasked amount to the noise, if all of them are honest",
     "local": "local: each client adds the noise itself, so it protects from the server, too",
     "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates "
     "without noise, and a full transcript contains them like this; losses, layers and Gram "
@@ -144,6 +164,9 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
     lps_view = [*sentences("lps"), *_told(fitted, declared.lps)]
     if lps_view:
         views["lps_view"] = lps_view
+    authority = authority_view(fitted, disclosed)
+    if authority:
+        views["authority_view"] = authority
     client_view = [*sentences(CLIENT), *declared.clients]
     if client_view:
         views["client_view"] = client_view
@@ -158,15 +181,22 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
 
 
 def _told(fitted: ClusteringProtocol, views: Sequence[str]) -> list[str]:
-    """Return what a protocol declares of a reader's view, as far as it holds for the run's sums.
+    """Return what a protocol declares of a reader's view, as far as it holds for the run.
 
     Args:
         fitted: the protocol after the run.
         views: sentences of `Disclosures`.
     """
-    if not fitted.with_fitted_params().sums_securely:
-        return [view for view in views if not isinstance(view, OfSecureSums)]
-    return [view for view in views if not isinstance(view, OfPlainSums)]
+    protocol = fitted.with_fitted_params()
+    untrue_of_sums: type[str] = OfSecureSums
+    if protocol.sums_securely:
+        untrue_of_sums = OfPlainSums
+    untrue: tuple[type[str], ...] = (untrue_of_sums,)
+    if protocol.hides_pairs:
+        untrue = (*untrue, OfPlainPairs)
+    if not protocol.reads_pair_sums:
+        untrue = (*untrue, OfPaddedPairs)
+    return [view for view in views if not isinstance(view, untrue)]
 
 
 def _guarantee(fitted: ClusteringProtocol, price: Price, rows: Sequence[Row]) -> Section:
@@ -242,26 +272,48 @@ def _not_covered(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
         fitted: the protocol after the run.
         rows: the ledger's summary.
     """
-    config = fitted.kept_.learned.config
-    ledger = fitted.ledger_
-    noised = _any_noise(rows)
     limits = []
     mask_limits = fitted.mask_info().not_covered
     if mask_limits:
         limits.append(mask_limits)
     limits += fitted.disclosures().not_covered
+    limits += _not_covered_by_noise(fitted, rows)
+    return [*limits, *_limits_of_keys(fitted), NETWORK]
+
+
+def _limits_of_keys(fitted: ClusteringProtocol) -> list[str]:
+    """Return what the guarantee leaves out where clients agree on keys."""
+    protocol = fitted.with_fitted_params()
+    limits = []
+    # of masks and seals
+    if protocol.pipeline(fitted.kept_.learned.config).keyed:
+        limits.append(KEYS)
+    if protocol.pads_pairs:
+        limits.append(PADS)
+    return limits
+
+
+def _not_covered_by_noise(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
+    """Return what ε leaves out.
+
+    Args:
+        fitted: the protocol after the run.
+        rows: the ledger's summary.
+    """
+    ledger = fitted.ledger_
+    noised = _any_noise(rows)
+    limits = []
     if ledger.exact() or not rows:
         limits.append(EXACT)
     if noised:
         limits += NOISED
-    if any(event.mechanism == "dp-sgd" for event in ledger.events):
+    mechanisms = {event.mechanism for event in ledger.events}
+    if "skellam" in mechanisms:
+        limits.append(SHARES)
+    if "dp-sgd" in mechanisms:
         limits.append(SUMS)
     if noised:
-        limits += _windows(config)
-    # of masks and seals, whose keys clients agree on
-    if fitted.with_fitted_params().pipeline(config).keyed:
-        limits.append(KEYS)
-    limits.append(NETWORK)
+        limits += _windows(fitted.kept_.learned.config)
     return limits
 
 

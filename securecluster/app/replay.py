@@ -38,9 +38,9 @@ def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
 
     Every file must be what the run wrote, and the index must agree with the frames. The server must
     make the same requests and end in the same state, from which the result's labels, bytes and
-    privacy must follow. The ledger must have every release of these calls; it may have more, which
-    were sent to a server that was killed, and whose frames are gone. Metrics and the history are
-    the observer's, and cannot be replayed.
+    privacy must follow, except for labels that the server never learns. The ledger must have every
+    release of these calls; it may have more, which were sent to a server that was killed, and whose
+    frames are gone. Metrics and the history are the observer's, and cannot be replayed.
 
     Args:
         plan: of the run.
@@ -180,8 +180,12 @@ def _check_result(
     Raises:
         ReplayError: an entry differs.
     """
-    labels = [int(label) for label in state.labels]
     learned = fitted.kept_.learned
+    # Some servers never learn the labels: those that the clients told the experimenter are as
+    # recorded, and no replay can verify them.
+    labels = list(learned.labels)
+    if fitted.with_fitted_params().server_knows_labels:
+        labels = [int(label) for label in state.labels]
     names = list(learned.names)
     # through JSON, as the file was written: tuples become lists
     privacy = json.loads(json.dumps(privacy_report.section(fitted)))

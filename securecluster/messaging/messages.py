@@ -25,6 +25,8 @@ FrameRows = tuple[int, ...]  # rows of a table that one frame has
 FIRST_SEPARATE_STEP = 1 << 32
 # verb of frames between servers: a local parameter server sends, and the server replies
 RELAY = "relay"
+# verb of the server's calls to the key authority, the one recipient, whose number is 0
+AUTHORITY_CALL = "authority"
 # one id, or the first and last of consecutive ones, in the text of `format_ids`
 _RUN = re.compile(r"\d{1,10}(-\d{1,10})?", re.ASCII)
 
@@ -342,7 +344,7 @@ class Call:
     """Request to several clients, as a batch of frames.
 
     With the verb RELAY the recipients are local parameter servers, which send the query to the
-    server.
+    server; with the verb AUTHORITY_CALL the only recipient is the key authority.
 
     Args:
         config: hash of the configuration.
@@ -378,7 +380,9 @@ class Call:
         """
         sender = "server"
         recipient = f"client/{self.to[position]}"
-        if self.verb == RELAY:
+        if self.verb == AUTHORITY_CALL:
+            recipient = "authority"
+        elif self.verb == RELAY:
             sender = f"lps/{self.to[position]}"
             recipient = "server"
         elif self.asker:

@@ -72,11 +72,20 @@ class Present:
         clients: number of clients; their numbers are 0 … clients - 1.
         servers: number of local parameter servers.
         names: names of the clients in the order of their numbers; empty if they are unknown.
+        authority: True if a key authority took part.
     """
 
     clients: int
     servers: int = 0
     names: Sequence[str] = ()
+    authority: bool = False
+
+    @property
+    def _single(self) -> tuple[Party, ...]:
+        """Return the parties of which there is one."""
+        if self.authority:
+            return (SERVER, WIRE, AUTHORITY)
+        return (SERVER, WIRE)
 
     def resolve(self, parties: Any) -> frozenset[Party]:
         """Return the parties that a user specifies.
@@ -98,7 +107,7 @@ class Present:
 
     def __str__(self) -> str:
         """Return a list of the existing parties, for error messages."""
-        options = ["SERVER", "WIRE"]
+        options = [str(party).upper() for party in self._single]
         if self.clients:
             options.append(self._client_options())
         if self.servers > 1:
@@ -128,7 +137,7 @@ class Present:
             return self._client(int(party), party)
         if not isinstance(party, Party):
             raise self._unknown(party)
-        if party in (SERVER, WIRE):
+        if party in self._single:
             return party
         if party.kind == "client":
             index: Any = party.index  # users also write client("site-0")
@@ -142,7 +151,7 @@ class Present:
     def _named(self, name: str) -> Party:
         """Return the one party of a name, which a client may share with the server or the wire."""
         matches = [client(k) for k, other in enumerate(self.names) if other == name]
-        matches += [party for party in (SERVER, WIRE) if party.kind == name]
+        matches += [party for party in self._single if party.kind == name]
         if len(matches) > 1:
             owners = " and ".join(map(str, matches))
             raise UsageError(

@@ -23,6 +23,7 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.errors import UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import (
+    AUTHORITY_CALL,
     RELAY,
     Call,
     Picks,
@@ -34,19 +35,20 @@ from securecluster.messaging.messages import (
     reply_header,
     select,
 )
-from securecluster.messaging.parties import SERVER, WIRE, Party, Present, client, lps
+from securecluster.messaging.parties import AUTHORITY, SERVER, WIRE, Party, Present, client, lps
 
 B = TypeVar("B", Call, Response)
 Contents = tuple[Call, Response]
 MessageTypes = Callable[[str], tuple[type, type]]  # method name -> (query class, reply class)
 MODES = ("none", "sizes", "full")
 INDEX = "index.jsonl"
+BETWEEN_SERVERS = (RELAY, AUTHORITY_CALL)  # verbs whose calls have no client
 Parties = Party | int | str | Iterable[Party | int | str]
 # methods of the key agreement and of secure sums, whose messages name clients
 NAMING_METHODS = frozenset(
     {
         "key_offer", "key_seal", "key_open",
-        "sum_offer", "sum_keys", "reveal_pads", "reveal_shares",
+        "sum_offer", "sum_keys", "reveal_pads", "reveal_shares", "pair_attempt", "encryption_key",
     }
 )  # fmt: skip
 
@@ -91,6 +93,8 @@ class Entry:
         """
         if self.verb == RELAY:
             return SERVER, lps(self.to[k])
+        if self.verb == AUTHORITY_CALL:
+            return SERVER, AUTHORITY
         recipient = client(self.to[k])
         if self.asker:
             return lps(self.asker[k]), recipient
@@ -240,7 +244,7 @@ class Transcript:
         up = sum(entry.up)
         down = sum(entry.down)
         totals = self._totals[entry.method]
-        if entry.verb == RELAY:
+        if entry.verb in (RELAY, AUTHORITY_CALL):
             totals["servers"] += up + down
         else:
             totals["up"] += up
@@ -343,8 +347,8 @@ class Transcript:
         call observed nothing.
 
         Args:
-            parties: one party or several: SERVER, WIRE, `lps(k)`, a client's number or name,
-                "server" or "wire".
+            parties: one party or several: SERVER, AUTHORITY, WIRE, `lps(k)`, a client's number or
+                name, "server", "authority" or "wire".
             anonymous: replace other clients than the observers by labels that are new for every
                 call, as parties of kind "anonymous", and order a call's frames by them. Attacks
                 that are to link calls would else read the answer. Frames of the key agreement and
@@ -384,7 +388,7 @@ class Transcript:
         """
         client_of: dict[int, int] = {}
         for entry, labels in zip(self.entries, self._labels(seed), strict=True):
-            if entry.verb != RELAY:
+            if entry.verb not in BETWEEN_SERVERS:
                 client_of.update(zip(labels, entry.to, strict=True))
         return client_of
 
@@ -407,7 +411,11 @@ class Transcript:
         """Return the parties: clients and local parameter servers in a call, and named clients."""
         clients = len(self.names)
         servers = 0
+        authority = False
         for entry in self.entries:
+            if entry.verb == AUTHORITY_CALL:
+                authority = True
+                continue
             recipients = max(entry.to, default=-1) + 1
             if entry.verb == RELAY:
                 servers = max(servers, recipients)
@@ -415,7 +423,7 @@ class Transcript:
                 callers = max(entry.asker, default=-1) + 1  # 0 if the server itself calls
                 clients = max(clients, recipients)
                 servers = max(servers, callers)
-        return Present(clients, servers, self.names)
+        return Present(clients, servers, self.names, authority)
 
     def _observed(self, observers: frozenset[Party]) -> Iterator[ObservedMessage]:
         """Yield what some parties observed, call by call."""
@@ -447,7 +455,7 @@ class Transcript:
             if entry.method in NAMING_METHODS:
                 continue
             frames = self._frames_of_call(position, observers)
-            if entry.verb == RELAY:
+            if entry.verb in BETWEEN_SERVERS:
                 yield from frames
                 continue
             label_of = {}

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar, get_type_hints
@@ -42,7 +42,16 @@ from securecluster.messaging.messages import (
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime import services
+from securecluster.runtime.encrypted_pairs import EncryptedPairService
+from securecluster.runtime.encrypted_replies import (
+    AUTHORITY_METHODS,
+    ENCRYPTION_METHODS,
+    encrypted_class,
+    encrypted_pairs_reply,
+)
+from securecluster.runtime.encrypted_sum_client import EncryptedSumService
 from securecluster.runtime.masked_replies import masked_class
+from securecluster.runtime.pad_client import PAD_METHODS, PadService, PairRange, padded_reply
 from securecluster.runtime.secure_sum_client import SUM_METHODS, SecureSumService
 from securecluster.runtime.services import KeyAgreement, Service
 
@@ -59,7 +68,7 @@ _SENDER = re.compile(r"server|lps/\d{1,9}")
 MINIMUM = 2
 KEY_METHODS = services.KEY_METHODS
 # (query class, reply class) of the methods of all services
-SERVICE_METHODS = {**KEY_METHODS, **SUM_METHODS}
+SERVICE_METHODS = {**KEY_METHODS, **SUM_METHODS, **PAD_METHODS, **ENCRYPTION_METHODS}
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,8 @@ class ReleasePolicy:
             one step over all its samples; empty if the client does not train.
         unmasked: numeric fields that no mask covers, such as losses. Every other one must be in
             `through`.
+        columns: for rows of pairs, the field of the query with the ids of the clients that a row
+            has numbers of: all of them in order, or those of all but the recipient.
     """
 
     via: tuple[str, ...]
@@ -92,6 +103,7 @@ class ReleasePolicy:
     derived: bool = False
     trains: str = ""
     unmasked: tuple[str, ...] = ()
+    columns: str = ""
 
 
 def answers(*via: str, **declared: Any) -> Callable[[F], F]:
@@ -204,6 +216,29 @@ def release_of(method: Callable[..., Any]) -> ReleasePolicy:
     return release
 
 
+def releases_of(client: type) -> dict[str, ReleasePolicy]:
+    """Return the declarations of a client class's remote methods, by their names.
+
+    Args:
+        client: class of the client object.
+    """
+    found = {}
+    for name, _ in inspect.getmembers(client):
+        release = getattr(getattr(client, name, None), "__release__", None)
+        if isinstance(release, ReleasePolicy):
+            found[name] = release
+    return found
+
+
+def has_pairs(client: type) -> bool:
+    """Return whether some reply of a client class may leave in pairs.
+
+    Args:
+        client: class of the client object.
+    """
+    return any(PAIRS in release.via for release in releases_of(client).values())
+
+
 def message_types(client: type, method: str) -> tuple[type, type]:
     """Return the query class and the reply class of a remote method.
 
@@ -217,6 +252,8 @@ def message_types(client: type, method: str) -> tuple[type, type]:
     """
     if method in SERVICE_METHODS:
         return SERVICE_METHODS[method]
+    if method in AUTHORITY_METHODS:
+        return AUTHORITY_METHODS[method]
     target = getattr(client, method, None)
     if target is None or not hasattr(target, "__release__"):
         raise FrameError(
@@ -246,23 +283,39 @@ def _annotated_types(method: Callable[..., Any]) -> tuple[type, type]:
     return hints["query"], hints["return"]
 
 
-def masked_message_types(client: type, method: str) -> tuple[type, type]:
-    """Return the query class and the reply class of a remote method under secure sums.
+def hidden_message_types(
+    client: type,
+    method: str,
+    secure_sums: bool,
+    ranges: Mapping[str, PairRange],
+    encrypted: Collection[str] = (),
+) -> tuple[type, type]:
+    """Return the query class and the reply class of a remote method: masked, encrypted or padded.
 
-    Replies that leave in sums only are masked; all others are as without secure sums.
+    Under secure sums, replies that leave in sums only are masked or encrypted. With padded or
+    encrypted pairs, rows of pairs are. All others are as the method declares them.
 
     Args:
         client: class of the client object.
         method: name of the method.
+        secure_sums: True if sums are secure.
+        ranges: range of each field of rows; empty where rows are not padded.
+        encrypted: verbs whose replies are encrypted, and not masked or padded.
 
     Raises:
         FrameError: the client has no remote method of this name.
-        UsageError: a reply that no secure sum can hold.
+        UsageError: a reply that no secure sum, or no padded pair, can hold.
     """
     query, reply = message_types(client, method)
     release = getattr(getattr(client, method, None), "__release__", None)
-    if isinstance(release, ReleasePolicy) and release.via == (SUM,):
-        reply = masked_class(reply, release.through)
+    if not isinstance(release, ReleasePolicy):
+        return query, reply
+    if secure_sums and release.via == (SUM,):
+        make = encrypted_class if SUM in encrypted else masked_class
+        reply = make(reply, release.through)
+    if ranges and PAIRS in release.via:
+        make_pairs = encrypted_pairs_reply if PAIRS in encrypted else padded_reply
+        reply = make_pairs(reply, ranges)
     return query, reply
 
 
@@ -427,6 +480,7 @@ class Endpoint(Generic[C]):
         limits: bounds that the configuration sets on requests; without it only the types of their
             fields are checked.
         sums: the clients' part in secure sums; None where sums are plain.
+        pads: the clients' part in padded pairs; None where rows of pairs are not padded.
     """
 
     def __init__(  # noqa: PLR0913 (what the clients of one run are made of)
@@ -438,7 +492,8 @@ class Endpoint(Generic[C]):
         keys: KeyRing,
         minimum: int = MINIMUM,
         limits: Limits | None = None,
-        sums: SecureSumService | None = None,
+        sums: SecureSumService | EncryptedSumService | None = None,
+        pads: PadService | EncryptedPairService | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.client = client
@@ -449,7 +504,10 @@ class Endpoint(Generic[C]):
         # For research only: called with a reply before the pipeline, and returns the reply to use.
         # Experiments read replies there, or play malicious clients.
         self.before_pipeline: Callable[[Call, Any], Any] | None = None
+        self._pads = pads
         services: list[Service] = [KeyAgreement(keys)]
+        if pads is not None:
+            services.append(pads)
         if sums is not None:
             services.append(sums)
         self._service_of: dict[str, Service] = {}
@@ -515,11 +573,7 @@ class Endpoint(Generic[C]):
         """Return the reply of the called method, after the release policy and the pipeline."""
         if call.method in self._service_of:
             return self._service_of[call.method].answer(call)
-        if call.method in SERVICE_METHODS:
-            raise FrameError(
-                f"{call.method} belongs to secure sums, and this run's sums are plain: start both "
-                "sides from the same configuration"
-            )
+        _refuse_other_services(call)
         _, expected = message_types(type(self.client), call.method)
         method = getattr(self.client, call.method)
         release = release_of(method)
@@ -528,6 +582,9 @@ class Endpoint(Generic[C]):
         is_masked = self._sums is not None and call.verb == SUM
         if is_masked:
             self._refuse_open_sums(call, release)
+        pads = self._pads if call.verb == PAIRS else None
+        if pads is not None:
+            self._check_rows(call, release, pads)
         # from now on the mask seed is fixed, since a reply leaves under it
         self.keys.use(call.to)
         positions = tuple(self._position_of[client] for client in call.to)
@@ -547,9 +604,11 @@ class Endpoint(Generic[C]):
             rows = self._protected(call, release, name, rows)
             protected[name] = Rows(rows)
         reply = dataclasses.replace(reply, **protected)
+        if pads is not None:
+            return pads.padded(call, reply, expected)
         if self._sums is None or not is_masked:
             return reply
-        return self._sums.masked(call, reply, masked_class(expected, release.through))
+        return self._sums.masked(call, reply, self._sums.reply_class(expected, release.through))
 
     def _refuse_open_sums(self, call: Call, release: ReleasePolicy) -> None:
         """Raise an error, before anything is computed, for a sum that is not to be masked.
@@ -564,6 +623,21 @@ class Endpoint(Generic[C]):
             )
         assert self._sums is not None
         self._sums.check(call)
+
+    def _check_rows(
+        self, call: Call, release: ReleasePolicy, pads: PadService | EncryptedPairService
+    ) -> None:
+        """Raise an error, before anything is computed, for a row of pairs that is not to be padded.
+
+        Security rule: with padded pairs no row leaves in another way, and none whose numbers are of
+        other clients than those that its pads are shared with.
+        """
+        if release.via != (PAIRS,) or not release.columns or release.through:
+            raise PolicyError(
+                f"{call.method} may also leave in other ways than padded pairs, or does not say "
+                "whom its rows are about: declare it with @answers(PAIRS, columns=...)"
+            )
+        pads.check(call, release.columns)
 
     def _refuse_small_sums(self, call: Call, release: ReleasePolicy) -> None:
         """Raise PolicyError for a sum over too few members of replies that leave in sums only.
@@ -598,6 +672,7 @@ class Endpoint(Generic[C]):
         """
         pipeline = self._pipeline.of(name)
         _refuse_incomplete_noise(call, release, pipeline)
+        self._refuse_shares_outside_sums(call, release, pipeline)
         seal = None
         if name in release.sealed:
             seal = self._pipeline.seal
@@ -611,6 +686,22 @@ class Endpoint(Generic[C]):
         if seal is None:
             return rows
         return seal.close(rows, call.to, call.step, call.method, name)
+
+    def _refuse_shares_outside_sums(
+        self, call: Call, release: ReleasePolicy, pipeline: Pipeline
+    ) -> None:
+        """Raise PolicyError for a clipped row that would leave without the noise of secure sums.
+
+        Security rule: where clients add their shares of the noise in secure sums, a row that leaves
+        otherwise would have none.
+        """
+        if self._sums is None or not self._sums.adds_noise or release.derived:
+            return
+        if pipeline.clips and call.verb != SUM:
+            raise PolicyError(
+                f"{call.method} would leave without noise, which clients add in secure sums only: "
+                "the request is refused"
+            )
 
     def answer_frame(self, data: bytes) -> bytes:
         """Answer one encoded frame, as a node with one client does.
@@ -652,6 +743,20 @@ class Endpoint(Generic[C]):
             raise FrameError(
                 f"a frame from {sender} to {recipient} reached another client: check the addresses"
             )
+
+
+def _refuse_other_services(call: Call) -> None:
+    """Raise FrameError for a method of a service that this run does not have."""
+    if call.method in PAD_METHODS and call.method not in SUM_METHODS:
+        raise FrameError(
+            f"{call.method} belongs to padded pairs, and this run's are not padded: start both "
+            "sides from the same configuration"
+        )
+    if call.method in SERVICE_METHODS:
+        raise FrameError(
+            f"{call.method} belongs to secure sums, and this run's sums are plain: start both "
+            "sides from the same configuration"
+        )
 
 
 def _refuse_other_verbs(call: Call, release: ReleasePolicy) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 from securecluster.errors import UsageError
 from securecluster.messaging.bounds import Octets, Real, Ring, Upto, declared
 from securecluster.messaging.messages import Picks, Rows, kinds, optional
+from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.secure_sum.fixed_point import FixedPoint
 from securecluster.privacy.secure_sum.pads import KEY
 from securecluster.privacy.secure_sum.shares import box_size
@@ -31,11 +32,27 @@ class SumRanges:
         saturate: True to clamp numbers beyond the bound, in runs with noise, where an error would
             be a release.
         clamped: fields whose numbers are clamped in every run, such as losses that overflow.
+        noise: noise of fields with 32 bits, of which each client adds a share; None adds none.
     """
 
     bounds: Mapping[str, float]
     saturate: bool = False
     clamped: frozenset[str] = frozenset()
+    noise: SkellamMechanism | None = None
+
+    def least_members(self, minimum: int, members: int) -> int:
+        """Return the smallest number of members and of survivors of a sum over some clients.
+
+        Security rule: a sum over fewer clients than the noise has shares would have less noise than
+        it is accounted for.
+
+        Args:
+            minimum: members of the smallest sum.
+            members: clients that are asked for a row.
+        """
+        if self.noise is None or members < minimum:
+            return minimum
+        return max(minimum, self.noise.shares(members))
 
     def saturates(self, name: str) -> bool:
         """Return whether numbers of a field beyond its bound are clamped.

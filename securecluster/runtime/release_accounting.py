@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from securecluster.messaging.messages import Rows, Shared
 from securecluster.privacy.dp.gaussian_mechanism import REPLACE, TrustedCurator
 from securecluster.privacy.dp.ledger import Event, Mechanism
+from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.endpoint import ReleasePolicy
 from securecluster.training.config import LocalTraining
@@ -45,6 +46,7 @@ class ReleaseAccounting:
         curator: the noise of a trusted server, or None.
         trained: by kind of training, the variance that DP-SGD's noise adds to each coordinate of a
             client's update, on average over clients.
+        sum_noise: noise of which clients add shares in secure sums, or None.
     """
 
     pipeline: Pipeline
@@ -52,6 +54,7 @@ class ReleaseAccounting:
     training: Mapping[str, LocalTraining] = field(default_factory=dict)
     curator: TrustedCurator | None = None
     trained: Mapping[str, float] = field(default_factory=dict)
+    sum_noise: SkellamMechanism | None = None
 
     def noise(self, name: str, d: int, trains: str = "usual") -> float:
         """Return the expected squared norm of the noise in one row of a field, whoever added it.
@@ -135,7 +138,9 @@ class ReleaseAccounting:
             return False
         return any(self._curator(name) for name in release.through)
 
-    def events(self, release: ReleasePolicy, call: Event, reply: Any) -> Iterator[Event]:
+    def events(
+        self, release: ReleasePolicy, call: Event, reply: Any, members: int = 1
+    ) -> Iterator[Event]:
         """Yield what clients released in one call: the training behind it, then field by field.
 
         Args:
@@ -143,6 +148,8 @@ class ReleaseAccounting:
             call: event with the call, its clients and its reader. Its digests are of each client's
                 reply, where a repetition with other bits costs again.
             reply: the reply as the protocol sees it.
+            members: clients that were asked for a row of the sum, where the call's clients are the
+                survivors of one.
         """
         plan = self.training.get(release.trains)
         if plan is not None:
@@ -161,20 +168,49 @@ class ReleaseAccounting:
         if not release.private:
             return
         for name in _tensor_fields(reply):
-            yield self._field_event(release, call, name)
+            event = self._field_event(release, call, name)
+            if self._noised_in_sums(release, name):
+                d = getattr(reply, name).table[0].numel()
+                event = self._sum_event(event, d, members)
+            yield event
+
+    def _sum_event(self, event: Event, d: int, members: int) -> Event:
+        """Return the event of a field with the noise of a secure sum.
+
+        Args:
+            event: the field's event; its clients are the survivors.
+            d: numbers in a row.
+            members: clients that were asked for a row.
+        """
+        assert self.sum_noise is not None
+        plan = self.sum_noise.plan(d, members)
+        released = plan.release(event.clients)
+        return replace(
+            event,
+            sensitivities=(released.norm, released.magnitudes),
+            variance=released.variance,
+        )
+
+    def _noised_in_sums(self, release: ReleasePolicy, name: str) -> bool:
+        """Return True if clients add shares of noise to a field in secure sums."""
+        if self.sum_noise is None or release.derived or name not in release.through:
+            return False
+        return self.pipeline.of(name).clips and name not in self.fields
 
     def _field_event(self, release: ReleasePolicy, call: Event, name: str) -> Event:
         """Return the event of one field of a reply."""
         multiplier, replacement = self._cost(release, name)
         mechanism: Mechanism = "gaussian"
         noise_multiplier = multiplier
-        if multiplier is None:
+        if self._noised_in_sums(release, name):
+            mechanism = "skellam"
+        elif multiplier is None:
             mechanism = "exact"
         elif math.isinf(multiplier):
             mechanism = "free"
             noise_multiplier = None
         digests: tuple[str, ...] = ()
-        if mechanism == "gaussian":
+        if mechanism in ("gaussian", "skellam"):
             digests = call.digests
         elif mechanism == "free" and self.training:
             # Another training of the same client may be behind a field that costs nothing itself.
@@ -219,11 +255,19 @@ class ReleaseAccounting:
         curator = self._curator(name)
         if curator:
             return curator.multiplier, REPLACE
+        if self.sum_noise is not None and self._noised_in_sums(release, name):
+            return self.sum_noise.multiplier, REPLACE
         return self.pipeline.of(name).multiplier, REPLACE
 
 
 def _tensor_fields(reply: Any) -> list[str]:
-    """Return the names of a reply's tensor fields, each of which is released."""
+    """Return the names of a reply's tensor fields, each of which is released.
+
+    An encrypted reply has the names of the fields in its ciphertexts.
+    """
+    encrypted: tuple[str, ...] | None = getattr(type(reply), "__encrypted__", None)
+    if encrypted is not None:
+        return list(encrypted)
     names = []
     for name, value in vars(reply).items():
         if isinstance(value, Rows | Shared):

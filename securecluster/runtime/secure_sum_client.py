@@ -1,9 +1,8 @@
 """The clients' half of secure sums: a service of the endpoint, and the masking of its replies.
 
-Keys are exchanged once a run: `sum_offer` brings a client's signed public key, and `sum_keys` those
-of the others. The reply to the protocol's own call is masked, with sealed shares of its self mask.
-Then, only where clients were lost, `reveal_pads` brings the call's pad keys with the lost ones, and
-`reveal_shares` the shares of the survivors' self masks.
+Keys are exchanged once a run (`key_exchange`). The reply to the protocol's own call is masked, with
+sealed shares of its self mask. Then, only where clients were lost, `reveal_pads` brings the call's
+pad keys with the lost ones, and `reveal_shares` the shares of the survivors' self masks.
 """
 
 from __future__ import annotations
@@ -13,43 +12,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
-
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError, UsageError
-from securecluster.messaging.bounds import Octets, Upto, Whole
-from securecluster.messaging.messages import Ack, Call, Empty, Picks, Rows, parse_ids
-from securecluster.privacy.masking.identities import SIGNATURE
-from securecluster.privacy.masking.key_agreement import MOST_CLIENTS, KeyRing
+from securecluster.messaging.bounds import Between, Octets, Upto, Whole
+from securecluster.messaging.messages import Call, Picks, Rows, parse_ids
+from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.secure_sum.double_mask import ClientMasks, SumContext, UnmaskingGuard
 from securecluster.privacy.secure_sum.graph import Graph, build_graph
-from securecluster.privacy.secure_sum.pads import KEY, KeyPair, check_public_keys, transcript
+from securecluster.privacy.secure_sum.pads import KEY, transcript
 from securecluster.privacy.secure_sum.shamir import VALUE
-from securecluster.runtime.masked_replies import BOX, BOXES, SumRanges, bits_of
+from securecluster.runtime.key_exchange import (
+    EXCHANGE_METHODS,
+    KeyExchange,
+    as_bytes,
+    as_table,
+)
+from securecluster.runtime.masked_replies import BOX, BOXES, SumRanges, bits_of, masked_class
 from securecluster.runtime.services import MessageTypes, refuse_other_verbs
 
 PURPOSE = "secure sums"  # of the keys of pairs
 LOST = Upto("lost", "clients")
-
-
-@dataclass(frozen=True, eq=False)
-class SumKey:
-    """Client's offer to the server."""
-
-    key: Annotated[Rows, Octets((KEY,))]  # (b, 32) uint8, X25519
-    signature: Annotated[Rows, Octets((SIGNATURE,))]  # (b, 64) uint8, zeros without an identity
-
-
-OFFERS = Upto("offers", "clients", minimum=1)
-
-
-@dataclass(frozen=True, eq=False)
-class SumKeys:
-    """Server's message to a client: the keys that it has not received yet."""
-
-    ids: Annotated[Picks, Whole((OFFERS,), below=MOST_CLIENTS)]  # (k,) int64
-    keys: Annotated[Picks, Octets((OFFERS, KEY))]  # (k, 32) uint8
-    signatures: Annotated[Picks, Octets((OFFERS, SIGNATURE))]  # (k, 64) uint8, of the keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +69,22 @@ class SeedShares:
     shares: Annotated[Picks, Octets((Upto("shares", "clients"), VALUE))]
 
 
+@dataclass(frozen=True, eq=False)
+class FollowingSum:
+    """Request for rows that only hide a client if nearly all clients of an earlier sum send theirs.
+
+    A message of this class, or of a subclass, is the query of a second sum. Clients send their rows
+    to a sum over clients of the earlier one, and reveal nothing of them unless enough survive.
+    """
+
+    earlier: Annotated[int, Between(maximum="steps")]  # call of the earlier sum
+    among: str  # clients whose rows are in the earlier sum, as text
+    counted: Annotated[int, Between(maximum="clients")]  # their number
+    least: Annotated[int, Between(maximum="clients")]  # smallest number of survivors of this sum
+
+
 SUM_METHODS: Mapping[str, MessageTypes] = {
-    "sum_offer": (Empty, SumKey),
-    "sum_keys": (SumKeys, Ack),
+    **EXCHANGE_METHODS,
     "reveal_pads": (LostMembers, PadKeys),
     "reveal_shares": (RelayedBoxes, SeedShares),
 }
@@ -103,7 +98,7 @@ class SecureSumService:
         keys: the clients' identities, roster and secrets.
         ranges: ranges of the fields that are summed.
         minimum: members of the smallest sum in which a client takes part.
-        shares: smallest number of survivors, where noise is in as many shares.
+        shares: smallest number of survivors, where the pipeline's noise is in as many shares.
     """
 
     methods = SUM_METHODS
@@ -116,10 +111,12 @@ class SecureSumService:
         self._ranges = ranges
         self._minimum = minimum
         self._shares = shares
-        # Pair keys by (lower id, its public key, higher id, its public key); an endpoint with both
-        # clients computes them once.
-        self._pair_keys: dict[tuple[int, bytes, int, bytes], bytes] = {}
-        self._pairs: dict[int, KeyPair] = {}
+        self._exchange = KeyExchange(self._run, keys, PURPOSE)
+
+    @property
+    def adds_noise(self) -> bool:
+        """Return whether rows get their noise here, and not in the pipeline."""
+        return self._ranges.noise is not None
 
     def answer(self, call: Call) -> Any:
         """Return the clients' reply in the exchange of keys, or what they reveal.
@@ -132,13 +129,20 @@ class SecureSumService:
             FrameError: a message that was tampered with.
         """
         refuse_other_verbs(call)
-        if call.method == "sum_offer":
-            return self._offer(call.to)
-        if call.method == "sum_keys":
-            return self._take_keys(call)
+        if call.method in EXCHANGE_METHODS:
+            return self._exchange.answer(call)
         if call.method == "reveal_pads":
             return self._reveal_pads(call)
         return self._reveal_shares(call)
+
+    def reply_class(self, reply: type, through: tuple[str, ...]) -> type:
+        """Return the class of a reply as it leaves its client.
+
+        Args:
+            reply: class of the reply.
+            through: fields that pass through the pipeline.
+        """
+        return masked_class(reply, through)
 
     def check(self, call: Call) -> None:
         """Raise an error for a sum that a client cannot or will not take part in.
@@ -153,18 +157,34 @@ class SecureSumService:
             FrameError: the frame does not name the members of the sum.
             PolicyError: too few members, or a member whose key the client does not have.
         """
-        for client, members in _members(call):
+        for client, members in members_of(call):
             if client not in members:
                 raise PolicyError(
                     f"client {client} is no member of the secure sum that it is asked for a row of"
                 )
-            least = max(self._minimum, self._shares)
+            least = self._least_members(len(members))
             if len(members) < least:
                 raise PolicyError(
                     f"a secure sum over {len(members)} client(s) is refused: client {client} asks "
                     f"for {least} or more"
                 )
-            self._check_keys(client, members)
+            self._exchange.check_members(client, members)
+            if isinstance(call.query, FollowingSum):
+                self._check_earlier_sum(client, members, call.query)
+
+    def _check_earlier_sum(self, client: int, members: Sequence[int], query: FollowingSum) -> None:
+        """Raise PolicyError unless a sum is over clients whose rows are in the earlier one."""
+        among = parse_ids(query.among, query.counted)
+        if not set(members) <= set(among):
+            raise PolicyError(
+                f"client {client} is asked for a row beside other clients than those of the "
+                f"earlier sum of call {query.earlier}"
+            )
+        if not self._guard(client, len(among)).settle(query.earlier, among):
+            raise PolicyError(
+                f"client {client} did not take part in a sum of call {query.earlier} with these "
+                "clients"
+            )
 
     def masked(self, call: Call, reply: Any, masked: type) -> Any:
         """Return a reply with masked rows, commitments and boxes.
@@ -178,19 +198,27 @@ class SecureSumService:
             UpdateError: a number beyond the range of its field.
             PolicyError: a client sent another row in this sum already.
         """
-        groups = list(_members(call))
+        groups = list(members_of(call))
         bits = bits_of(masked)
+        least = 0
+        if isinstance(call.query, FollowingSum):
+            least = call.query.least
         tables: dict[str, torch.Tensor] = {}
         for name, width in bits.items():
             value = getattr(reply, name)
             if value is not None:
-                tables[name] = self._encoded(name, value.values.cpu(), width, groups)
+                rows = value.values.cpu()
+                if self._ranges.noise is not None and width == 32:
+                    tables[name] = self._noised(name, rows, groups, call.step)
+                else:
+                    tables[name] = self._encoded(name, rows, width, groups)
         commitments = []
         boxes: list[bytes] = []
         picks = []
         for k, (client, members) in enumerate(groups):
             context, graph = self._context(call, call.method, members)
-            self._take_part(client, context, graph, [table[k] for table in tables.values()])
+            rows = [table[k] for table in tables.values()]
+            self._take_part(client, context, graph, rows, least)
             masks = self._masks(client, context, graph)
             for name, table in tables.items():
                 masks.mask(table[k], name)
@@ -221,8 +249,29 @@ class SecureSumService:
             table[k : k + 1] = codec.encode(rows[k : k + 1], self._ranges.saturates(name))
         return table
 
+    def _noised(
+        self,
+        name: str,
+        rows: torch.Tensor,
+        groups: Sequence[tuple[int, tuple[int, ...]]],
+        step: int,
+    ) -> torch.Tensor:
+        """Return a field's rows (b, …) as integers, each with its client's share of the noise."""
+        noise = self._ranges.noise
+        assert noise is not None
+        table = torch.empty(rows.shape, dtype=torch.int32)
+        for k, (client, members) in enumerate(groups):
+            plan = noise.plan(rows[k].numel(), len(members))
+            table[k] = noise.encode(rows[k], plan, client, name, step)
+        return table
+
     def _take_part(
-        self, client: int, context: SumContext, graph: Graph, rows: Sequence[torch.Tensor]
+        self,
+        client: int,
+        context: SumContext,
+        graph: Graph,
+        rows: Sequence[torch.Tensor],
+        least: int,
     ) -> None:
         """Record that a client sends its row, or refuse."""
         floor = self._keys.secrets.sums.floors.get(client, 0)
@@ -234,59 +283,19 @@ class SecureSumService:
         digest = hashlib.blake2b(digest_size=32)
         for row in rows:
             digest.update(row.numpy().tobytes())
-        guard = self._guard(client)
-        guard.take_part(context, graph, digest.digest())
+        guard = self._guard(client, len(context.members))
+        guard.take_part(context, graph, digest.digest(), least)
         self._keys.secrets.sums.forget(client)
-
-    def _offer(self, clients: Sequence[int]) -> SumKey:
-        """Return the signed public keys of some clients."""
-        keys = []
-        signatures = []
-        for client in clients:
-            public = self._pair(client).public
-            keys.append(public)
-            signatures.append(self._keys.sign(client, self._statement(client, public)))
-        return SumKey(Rows(as_table(keys, KEY)), Rows(as_table(signatures, SIGNATURE)))
-
-    def _take_keys(self, call: Call) -> Ack:
-        """Store the public keys of other clients, which no later message can replace.
-
-        Raises:
-            FrameError: a key that its client did not sign, or another one than before, or one that
-                no honest server relays.
-        """
-        query: SumKeys = call.query
-        known = self._keys.secrets.sums.public
-        for k, own in enumerate(call.to):
-            picks = list(query.ids.picks[k])
-            ids = query.ids.table[picks].tolist()
-            keys = [as_bytes(row) for row in query.keys.table[picks]]
-            signatures = [as_bytes(row) for row in query.signatures.table[picks]]
-            relayed = dict(zip(ids, keys, strict=True))
-            if len(relayed) < len(ids):
-                raise FrameError("the keys of a secure sum name a client twice")
-            for client, key, signature in zip(ids, keys, signatures, strict=True):
-                if known.get(client, key) != key:
-                    raise FrameError(
-                        f"client {own} was sent another key of client {client} than before: the "
-                        "keys were tampered with, start a new run"
-                    )
-                if client not in known:
-                    self._keys.verify(client, self._statement(client, key), signature)
-            merged = {**known, **relayed}
-            check_public_keys(merged, own, self._pair(own).public)
-            known.update(relayed)
-        return Ack()
 
     def _reveal_pads(self, call: Call) -> PadKeys:
         """Return the call's pad keys with lost neighbours, as the guards allow."""
         query: LostMembers = call.query
         keys: list[bytes] = []
         picks = []
-        for k, (client, members) in enumerate(_members(call)):
+        for k, (client, members) in enumerate(members_of(call)):
             context, graph = self._context(call, query.purpose, members)
             lost = query.lost.table[list(query.lost.picks[k])].tolist()
-            peers = self._guard(client).reveal_pads(context, lost)
+            peers = self._guard(client, len(context.members)).reveal_pads(context, lost)
             revealed = self._masks(client, context, graph).pad_keys(peers)
             first = len(keys)
             keys += [revealed[peer] for peer in peers]
@@ -298,11 +307,11 @@ class SecureSumService:
         query: RelayedBoxes = call.query
         shares: list[bytes] = []
         picks = []
-        for k, (client, members) in enumerate(_members(call)):
+        for k, (client, members) in enumerate(members_of(call)):
             context, graph = self._context(call, query.purpose, members)
             lost = set(query.lost.table[list(query.lost.picks[k])].tolist())
             survivors = [member for member in members if member not in lost]
-            owners = self._guard(client).reveal_shares(context, survivors)
+            owners = self._guard(client, len(context.members)).reveal_shares(context, survivors)
             senders = [owner for owner in owners if owner != client]
             boxes = [as_bytes(row) for row in query.boxes.table[list(query.boxes.picks[k])]]
             if len(boxes) != len(senders):
@@ -321,9 +330,8 @@ class SecureSumService:
         self, call: Call, purpose: str, members: tuple[int, ...]
     ) -> tuple[SumContext, Graph]:
         """Return the attempt that a frame belongs to, and the graph of its members."""
-        public = self._keys.secrets.sums.public
-        self._check_keys(call.to[0], members)
-        graph = sum_graph(self._run, members, public, self._minimum)
+        self._exchange.check_members(call.to[0], members)
+        graph = sum_graph(self._run, members, self._exchange.public, self._minimum)
         context = SumContext(
             run=self._run,
             purpose=purpose,
@@ -334,56 +342,32 @@ class SecureSumService:
         )
         return context, graph
 
-    def _check_keys(self, client: int, members: Sequence[int]) -> None:
-        """Raise PolicyError for members whose keys were not relayed."""
-        public = self._keys.secrets.sums.public
-        strangers = [member for member in members if member not in public]
-        if strangers:
-            raise PolicyError(
-                f"client {client} has no key of client {strangers[0]}, so it takes part in no "
-                "secure sum with it"
-            )
-
-    def _guard(self, client: int) -> UnmaskingGuard:
-        """Return a client's guard, with what it has allowed so far."""
-        guard = UnmaskingGuard(client, self._minimum, self._shares)
+    def _guard(self, client: int, members: int) -> UnmaskingGuard:
+        """Return a client's guard for a sum of some members, with what it has allowed so far."""
+        least = self._least_members(members)
+        guard = UnmaskingGuard(client, self._minimum, least)
         guard.state = self._keys.secrets.sums.guards.setdefault(client, guard.state)
         return guard
 
-    def _pair(self, client: int) -> KeyPair:
-        """Return a client's X25519 keys, drawn once a run."""
-        private = self._keys.secrets.sums.private
-        if client not in private:
-            private[client] = self._keys.secret(client, "secure sum x25519")
-        if client not in self._pairs:
-            self._pairs[client] = KeyPair(private[client])
-        return self._pairs[client]
+    def _least_members(self, members: int) -> int:
+        """Return the smallest number of members and survivors of a sum over some clients."""
+        return max(self._shares, self._ranges.least_members(self._minimum, members))
 
     def _masks(self, client: int, context: SumContext, graph: Graph) -> ClientMasks:
         """Return a client's masks for one attempt."""
         secrets = self._keys.secrets.sums
         if client not in secrets.masks:
             secrets.masks[client] = self._keys.secret(client, "secure sum self masks")
-        pair_keys = {peer: self._pair_key(client, peer) for peer in graph.neighbours(client)}
+        neighbours = graph.neighbours(client)
+        pair_keys = {peer: self._exchange.pair_key(client, peer) for peer in neighbours}
         return ClientMasks(client, secrets.masks[client], pair_keys, context, graph)
 
-    def _pair_key(self, client: int, peer: int) -> bytes:
-        """Return the key that a client shares with another one."""
-        own = self._pair(client)
-        peer_public = self._keys.secrets.sums.public[peer]
-        lower, upper = sorted([(client, own.public), (peer, peer_public)])
-        ends = (*lower, *upper)
-        if ends not in self._pair_keys:
-            self._pair_keys[ends] = own.pair_key(client, peer, peer_public, self._run, PURPOSE)
-        return self._pair_keys[ends]
 
-    def _statement(self, client: int, public: bytes) -> bytes:
-        """Return what a client signs when it offers its key: it holds for this run and client."""
-        return transcript("securecluster secure sum offer v1", self._run, client, public)
-
-
-def _members(call: Call) -> Iterator[tuple[int, tuple[int, ...]]]:
+def members_of(call: Call) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield each recipient of a call, and the members of its sum.
+
+    Args:
+        call: requests to clients.
 
     Raises:
         FrameError: a frame does not name the members of its sum.
@@ -421,24 +405,3 @@ def sum_graph(
     keys = [public[member] for member in sorted(members)]
     seed = transcript("securecluster sum graph seed v1", run, *keys)
     return build_graph(members, hashlib.sha256(seed).digest(), minimum)
-
-
-def as_table(rows: Sequence[bytes], width: int) -> torch.Tensor:
-    """Return rows of bytes as a table (r, width), uint8.
-
-    Args:
-        rows: rows of `width` bytes.
-        width: bytes of a row, where there is none.
-    """
-    data = np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), width)
-    return torch.as_tensor(data.copy())
-
-
-def as_bytes(row: torch.Tensor) -> bytes:
-    """Return a row of uint8 as bytes.
-
-    Args:
-        row: bytes (n,).
-    """
-    data: bytes = row.numpy().tobytes()
-    return data

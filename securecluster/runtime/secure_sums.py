@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
-from securecluster.messaging.messages import Call, Empty, Picks, Response, Rows, format_ids
-from securecluster.privacy.masking.identities import SIGNATURE
+from securecluster.messaging.messages import Call, Picks, Response, Rows, format_ids
 from securecluster.privacy.secure_sum.double_mask import (
     MaskedSum,
     SumContext,
@@ -23,76 +22,27 @@ from securecluster.privacy.secure_sum.double_mask import (
     broken_pairs,
 )
 from securecluster.privacy.secure_sum.graph import Graph
-from securecluster.privacy.secure_sum.pads import KEY
 from securecluster.runtime.aggregators import Exchange, Total, chunk_size
-from securecluster.runtime.masked_replies import BOX, SumRanges, bits_of, summed_class
-from securecluster.runtime.secure_sum_client import (
-    LostMembers,
-    RelayedBoxes,
-    SumKeys,
+from securecluster.runtime.key_exchange import (
+    TRIES,
+    Ask,
+    KeyDirectory,
+    KeyRelay,
     as_bytes,
     as_table,
+)
+from securecluster.runtime.masked_replies import BOX, SumRanges, bits_of, summed_class
+from securecluster.runtime.secure_sum_client import (
+    FollowingSum,
+    LostMembers,
+    RelayedBoxes,
     sum_graph,
 )
 
-# calls of a client that does not reply, where a sum fails or loses its row without it
-TRIES = 5
 # bytes of masked rows that are kept until the sum is unmasked: a client that is lost after its row
 # arrived can then be taken out again
 KEPT_BYTES = 1 << 30
 FIRST_CHUNK = 32
-
-
-@dataclass
-class SumOffer:
-    """Public key of a client, as the server relays it."""
-
-    client: int
-    key: bytes
-    signature: bytes
-
-
-@dataclass
-class KeyDirectory:
-    """Public keys that clients offered, and which of them each client has received.
-
-    Args:
-        offers: offers in the order in which they came.
-        told: number of the first offers that a client has received, by its id.
-    """
-
-    offers: list[SumOffer] = field(default_factory=list)
-    told: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def keys(self) -> dict[int, bytes]:
-        """Return the public keys by client id."""
-        return {offer.client: offer.key for offer in self.offers}
-
-
-class Ask(Protocol):
-    """Interface of the function that sends a message of the aggregator itself."""
-
-    def __call__(
-        self,
-        method: str,
-        to: Sequence[int],
-        query: Any,
-        call: Call | None = None,
-        group: Sequence[str] = (),
-        members: Sequence[int] = (),
-    ) -> Response:
-        """Send a message to some clients, and return their replies.
-
-        Args:
-            method: name of the method.
-            to: ids of the clients.
-            query: message with one frame per client.
-            call: the call whose sum it belongs to; None for the exchange of keys.
-            group: members of each client's sum, as text.
-            members: their numbers.
-        """
-        ...
 
 
 class SecureSums:
@@ -115,6 +65,7 @@ class SecureSums:
         self._minimum = minimum
         self._ask: Ask | None = None
         self._directory: Callable[[], KeyDirectory] = KeyDirectory
+        self._relay: KeyRelay | None = None
 
     def connect(self, ask: Ask, directory: Callable[[], KeyDirectory]) -> None:
         """Take the channel's function for messages of the aggregator itself.
@@ -125,6 +76,7 @@ class SecureSums:
         """
         self._ask = ask
         self._directory = directory
+        self._relay = KeyRelay(ask, directory)
 
     def ready(self, clients: Sequence[int]) -> list[int]:
         """Return the clients that have the keys of each other, after an exchange where needed.
@@ -132,56 +84,14 @@ class SecureSums:
         Args:
             clients: ids of the clients of the next sums.
         """
-        directory = self._directory()
-        for _ in range(TRIES):
-            offered = directory.keys
-            silent = [client for client in clients if client not in offered]
-            if not silent:
-                break
-            self._collect_offers(silent)
-        for _ in range(TRIES):
-            behind = self._behind(clients)
-            if not behind:
-                break
-            self._relay_offers(behind)
-        last = len(directory.offers)
-        return [client for client in clients if directory.told.get(client) == last]
-
-    def _collect_offers(self, clients: Sequence[int]) -> None:
-        response = self._send("sum_offer", clients, Empty())
-        if response.reply is None:
-            return
-        keys = response.reply.key.values
-        signatures = response.reply.signature.values
-        for client, key, signature in zip(response.ids, keys, signatures, strict=True):
-            offer = SumOffer(client, as_bytes(key), as_bytes(signature))
-            self._directory().offers.append(offer)
-
-    def _behind(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients that offered a key and lack one of another client."""
-        directory = self._directory()
-        offered = directory.keys
-        last = len(directory.offers)
-        return [c for c in clients if c in offered and directory.told.get(c, 0) < last]
-
-    def _relay_offers(self, clients: Sequence[int]) -> None:
-        directory = self._directory()
-        last = len(directory.offers)
-        picks = tuple(tuple(range(directory.told.get(c, 0), last)) for c in clients)
-        ids = torch.tensor([offer.client for offer in directory.offers])
-        keys = as_table([offer.key for offer in directory.offers], KEY)
-        signatures = as_table([offer.signature for offer in directory.offers], SIGNATURE)
-        query = SumKeys(Picks(ids, picks), Picks(keys, picks), Picks(signatures, picks))
-        response = self._send("sum_keys", clients, query)
-        for client in response.ids:
-            directory.told[client] = last
-
-    def _send(self, method: str, clients: Sequence[int], query: Any) -> Response:
-        assert self._ask is not None
-        return self._ask(method, clients, query)
+        assert self._relay is not None
+        return self._relay.ready(clients)
 
     def run(self, exchange: Exchange, call: Call, by: Sequence[int], groups: int) -> Total:
         """Collect masked rows, and unmask the sum of each group that enough clients survive.
+
+        A sum that follows another one needs nearly all of its members, so it is attempted again
+        with all of them where too many are lost before anybody reveals a share.
 
         Args:
             exchange: sends a call and returns the replies that arrive.
@@ -189,6 +99,19 @@ class SecureSums:
             by: group of each recipient of the call, in its order.
             groups: number of groups.
         """
+        attempts = 1
+        if isinstance(call.query, FollowingSum):
+            attempts = TRIES
+        for attempt in range(attempts):
+            total = self._attempt(exchange, replace(call, attempt=attempt), by, groups)
+            if total is not None:
+                return total
+        return Total(None, (0,) * groups, ())
+
+    def _attempt(
+        self, exchange: Exchange, call: Call, by: Sequence[int], groups: int
+    ) -> Total | None:
+        """Return the sums of one attempt; None if it ended before anybody revealed a share."""
         sums = self._group_sums(call, by, groups)
         asked = [k for k, group in enumerate(by) if group in sums]
         if not asked:  # groups below the minimum are never asked
@@ -198,19 +121,24 @@ class SecureSums:
         group_of = dict(zip(call.to, by, strict=True))
         masked = self._collect_rows(exchange, call, asked, group_of, sums)
         if masked is None:
-            return Total(None, (0,) * groups, ())
+            return None
         unmasking = _Rounds(self._ask, call, texts)
         unmasking.reveal_pads(sums)
+        if not any(found.can_finish for found in sums.values()):
+            return None
         unmasking.reveal_shares(sums)
         return self._total(masked, call, sums, groups)
 
     def _group_sums(self, call: Call, by: Sequence[int], groups: int) -> dict[int, _GroupSum]:
         """Return the sums of the groups that are large enough, by group."""
         public = self._directory().keys
+        least = 0
+        if isinstance(call.query, FollowingSum):
+            least = call.query.least
         sums = {}
         for group in range(groups):
             members = sorted(c for c, other in zip(call.to, by, strict=True) if other == group)
-            if len(members) < self._minimum:
+            if len(members) < max(self._minimum, least):
                 continue
             graph = sum_graph(self._run, members, public, self._minimum)
             context = SumContext(
@@ -221,7 +149,8 @@ class SecureSums:
                 members=tuple(members),
                 threshold=graph.threshold,
             )
-            sums[group] = _GroupSum(context, graph)
+            least_survivors = max(least, self._ranges.least_members(self._minimum, len(members)))
+            sums[group] = _GroupSum(context, graph, least_survivors)
         return sums
 
     def _collect_rows(
@@ -282,8 +211,13 @@ class SecureSums:
                 return None
             # Numbers beside updates are few, and are decoded in full.
             dtype = self._dtype if bits == 32 else torch.float64
-            codec = self._ranges.fixed_point(name, bits, len(found.context.members))
-            decoded = codec.decode(total, len(found.survivors), dtype)
+            members = len(found.context.members)
+            if self._ranges.noise is not None and bits == 32:
+                plan = self._ranges.noise.plan(total.numel(), members)
+                decoded = self._ranges.noise.decode(total, plan, dtype)
+            else:
+                codec = self._ranges.fixed_point(name, bits, members)
+                decoded = codec.decode(total, len(found.survivors), dtype)
             if table is None:
                 table = torch.zeros((groups, *decoded.shape), dtype=dtype)
             table[group] = decoded
@@ -324,6 +258,7 @@ class _GroupSum:
 
     context: SumContext
     graph: Graph
+    least_survivors: int  # that noise in shares, or the call's query, asks for
     sums: dict[str, MaskedSum] = field(default_factory=dict)
     survivors: tuple[int, ...] = ()
     commitments: dict[int, bytes] = field(default_factory=dict)
@@ -345,7 +280,7 @@ class _GroupSum:
         anything.
         """
         alive = set(self.survivors)
-        if 2 * len(alive) <= len(self.context.members):
+        if len(alive) < self.least_survivors or 2 * len(alive) <= len(self.context.members):
             return False
         for client in self.survivors:
             near = alive.intersection(self.graph.holders(client))

@@ -16,10 +16,11 @@ from typing import Any, TypeVar, cast
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.errors import FrameError, UsageError
+from securecluster.errors import UsageError
 from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.digests import reply_digests, tells_noise
 from securecluster.messaging.messages import (
+    AUTHORITY_CALL,
     FIRST_SEPARATE_STEP,
     RELAY,
     Call,
@@ -38,7 +39,9 @@ from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, 
 from securecluster.privacy.dp.ledger import CHOICE, Event, Ledger
 from securecluster.privacy.masking.key_agreement import Peers, SealedSeed
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.aggregators import Aggregator, Exchange, Plain
+from securecluster.runtime.aggregators import Aggregator, Exchange, Plain, Total
+from securecluster.runtime.encrypted_pairs import EncryptedPairs
+from securecluster.runtime.encrypted_sums import EncryptedSums, KeyRecord
 from securecluster.runtime.endpoint import (
     GATHER,
     MINIMUM,
@@ -48,14 +51,16 @@ from securecluster.runtime.endpoint import (
     ReleasePolicy,
     release_of,
 )
+from securecluster.runtime.key_exchange import KeyDirectory
+from securecluster.runtime.padded_pairs import PaddedPairs
+from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
 from securecluster.runtime.release_accounting import ReleaseAccounting
-from securecluster.runtime.secure_sums import KeyDirectory, SecureSums
+from securecluster.runtime.secure_sums import SecureSums
 from securecluster.runtime.transport import Transport
 
 C = TypeVar("C")
 Q = TypeVar("Q")
 A = TypeVar("A")
-B = TypeVar("B")
 ClientMethod = Callable[[C, CallContext, Q], A]
 Method = Callable[..., Any]
 
@@ -72,6 +77,7 @@ class ChannelState:
         keyed: ids of the clients that have the mask seed, in ascending order.
         sum_step: number of calls of the exchange of keys for secure sums.
         sum_keys: public keys of the clients for secure sums.
+        encryption: public keys of the key authority, by encryption scheme.
         lost: rounds in which a client did not reply, by client id.
         ledger: events of everything that clients released.
     """
@@ -82,6 +88,7 @@ class ChannelState:
     keyed: list[int] = field(default_factory=list)
     sum_step: int = 0
     sum_keys: KeyDirectory = field(default_factory=KeyDirectory)
+    encryption: dict[str, KeyRecord] = field(default_factory=dict)
     lost: dict[int, list[int]] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
 
@@ -103,6 +110,7 @@ class ServerChannel:
             memory. A replay on the same device therefore rounds as the run did.
         limits: bounds that the configuration sets on replies; without it only the types of their
             fields are checked.
+        pair_aggregator: forms R of `pairs`; `PlainPairs` by default.
 
     Raises:
         UsageError: clients add noise in shares, but the aggregator reads single replies.
@@ -120,6 +128,7 @@ class ServerChannel:
         costs: ReleaseAccounting | None = None,
         device: torch.device | None = None,
         limits: Limits | None = None,
+        pair_aggregator: PairAggregator | None = None,
     ) -> None:
         self.clients = tuple(range(clients))
         self.limits = limits or Limits()
@@ -130,6 +139,7 @@ class ServerChannel:
         self._costs = costs or ReleaseAccounting(pipeline)
         # A trusted server adds noise to sums, so their rounding must stay below the clip norm.
         self.aggregator = aggregator or Plain(wide=self._costs.curator is not None)
+        self.pair_aggregator = pair_aggregator or PlainPairs()
         self._transport = transport
         self._config = config
         # A share of the noise protects a sum only; a single reply would carry too little of it.
@@ -147,10 +157,19 @@ class ServerChannel:
         self.record: Callable[[list[Event]], None] = self.add
         # called with what each verb gives its reader; audits set it in a replay
         self.observe: Callable[[VerbOutcome], None] | None = None
-        self._secure_sums: SecureSums | None = None
+        self._secure_sums: SecureSums | EncryptedSums | None = None
         if isinstance(self.aggregator, SecureSums):
             self._secure_sums = self.aggregator
             self._secure_sums.connect(self._ask, lambda: self.state.sum_keys)
+        if isinstance(self.aggregator, EncryptedSums):
+            self._secure_sums = self.aggregator
+            record = partial(self._key_record, self.aggregator.name)
+            self._secure_sums.connect(self._ask, self._ask_authority, record)
+        if isinstance(self.pair_aggregator, EncryptedPairs):
+            record = partial(self._key_record, self.pair_aggregator.scheme)
+            self.pair_aggregator.connect(self._ask, self._ask_authority, record)
+        if isinstance(self.pair_aggregator, PaddedPairs):
+            self.pair_aggregator.connect(self._ask, lambda: self.state.sum_keys)
 
     def add(self, events: list[Event]) -> None:
         """Add the events of one call to the ledger.
@@ -290,11 +309,7 @@ class ServerChannel:
         # Rows of a secure sum release nothing before it is unmasked.
         at_once = self._recorded_at_once(method) and self._secure_sums is None
         if sums.ids and not at_once:
-            # The noise is the sum's: another sum has other noise, so the digest is of the sum.
-            sum_digests = reply_digests(rows, groups)
-            replied_groups = [group_of[client] for client in sums.ids]
-            digests = [sum_digests[group] for group in replied_groups]
-            self._record(method, SUM, sums.ids, rows, step, digests)
+            self._record_sums(method, sums, rows, step, group_of, ready_groups)
         self._observe(method, SUM, step, _members(sums.ids, group_of, groups), rows)
         lost = self._note_lost(to, sums.ids)
         return Sums(
@@ -310,26 +325,29 @@ class ServerChannel:
         method: ClientMethod[C, Q, A],
         query: Q,
         to: Sequence[int],
-        then: Callable[[torch.Tensor], B] = lambda r: r,  # type: ignore[assignment, return-value]
+        then: str = IDENTITY,
         tries: int = 1,
-    ) -> Pairs[B]:
+    ) -> Pairs[Any]:
         """Compute R_ij = (row_i[j] + row_j[i]) / 2 over the clients that replied.
 
-        The reply's one field is a row of len(to) numbers per client, in the order of `to`. Under
-        the plain aggregator the server reads the rows themselves.
+        The reply's one field is a row of len(to) numbers per client, in the order of `to`. Who
+        reads the rows, and who reads R, depends on the aggregator for pairs.
 
         Args:
             method: client method to call.
             query: message with one frame per recipient.
             to: ids of the recipients.
-            then: function of R, (r, r), whose result is all that is returned; R itself by default.
+            then: name of the function of R, (r, r), whose result is all that is returned
+                (`pair_functions` of the protocol); R itself by default.
             tries: number of requests to a client that does not reply.
 
         Raises:
-            UsageError: fewer than two clients replied.
+            UsageError: fewer than two clients replied, or no function has this name.
             FrameError: the rows have another length.
         """
+        self.pair_aggregator.check(then)
         ready, step = self._open(method, query, to, tries=tries)
+        ready = self.pair_aggregator.ready(ready)
         members = [2] * len(ready)  # a pair combines the rows of two clients
         call = self._call(
             method=method,
@@ -340,23 +358,11 @@ class ServerChannel:
             step=step,
             members=members,
         )
-        response = self._exchange_with_retries(method, call, tries)
-        ids = response.ids
-        self._note_lost(to, ids)
-        if len(ids) < 2:
-            raise UsageError(f"pairs needs at least two replies, {len(ids)} came: try again")
-        (reply_field,) = vars(response.reply).values()
-        rows = reply_field.values
-        if rows.shape != (len(ids), len(to)):
-            row_shape = tuple(rows.shape[1:])
-            raise FrameError(f"pairs needs a row of {len(to)} numbers per client, {row_shape} came")
-        # drop the columns of clients that did not reply: (r, len(to)) becomes (r, r)
-        recipients = list(to)
-        columns = [recipients.index(client) for client in ids]
-        square = rows[:, columns]
-        relevance = (square + square.T) / 2
-        self._observe(method, PAIRS, step, [ids], relevance)
-        return Pairs(ids, then(relevance), step)
+        exchange: Exchange = partial(self._exchange_with_retries, method, tries=tries)
+        pairs = self.pair_aggregator.run(exchange, call, tuple(to), then)
+        self._note_lost(to, pairs.ids)
+        self._observe(method, PAIRS, step, [pairs.ids], pairs.relevance)
+        return Pairs(pairs.ids, pairs.value, step)
 
     def _observe(
         self,
@@ -607,6 +613,67 @@ class ServerChannel:
             check(response.reply, self.limits.beside(query))
         return response
 
+    def _record_sums(
+        self,
+        method: Method,
+        sums: Total,
+        rows: Any,
+        step: int,
+        group_of: Mapping[int, int],
+        asked_groups: Sequence[int],
+    ) -> None:
+        """Write the sums of one call to the ledger.
+
+        Args:
+            method: the client method that was called.
+            sums: the clients whose rows are in sums.
+            rows: the sums as the protocol sees them.
+            step: number of the call.
+            group_of: group of every recipient of the call, by client id.
+            asked_groups: group of each client that was asked for a row.
+        """
+        # The noise is the sum's: another sum has other noise, so the digest is of the sum.
+        digests = reply_digests(rows, len(sums.counts))
+        if self._costs.sum_noise is None:
+            of_clients = [digests[group_of[client]] for client in sums.ids]
+            self._record(method, SUM, sums.ids, rows, step, of_clients)
+            return
+        # Noise in shares differs with the numbers of clients, so each sum has an event of its own.
+        for group, count in enumerate(sums.counts):
+            survivors = [client for client in sums.ids if group_of[client] == group]
+            asked = asked_groups.count(group)
+            self._record(method, SUM, survivors, rows, step, [digests[group]] * count, asked)
+
+    def _key_record(self, scheme: str) -> KeyRecord:
+        """Return the record of the key authority's keys of a scheme."""
+        return self.state.encryption.setdefault(scheme, KeyRecord())
+
+    def _ask_authority(
+        self, method: str, query: Any, call: Call | None = None, group: str = "", members: int = 1
+    ) -> Response:
+        """Send a message to the key authority, as `AskAuthority` declares."""
+        step = 0
+        attempt = 0
+        if call is not None:
+            step = call.step
+            attempt = call.attempt
+        request = Call(
+            config=self._config,
+            method=method,
+            verb=AUTHORITY_CALL,
+            round=self.round,
+            step=step,
+            to=(0,),
+            query=query,
+            members=(members,),
+            group=(group,) if group else (),
+            attempt=attempt,
+        )
+        response = self._transport.exchange(request)
+        if response.reply is not None:
+            check(response.reply, Limits())
+        return response
+
     def _note_lost(self, to: Sequence[int], received: Sequence[int]) -> tuple[int, ...]:
         """Store which recipients did not reply in this round, and return their ids.
 
@@ -655,6 +722,7 @@ class ServerChannel:
         reply: Any,
         step: int,
         digests: Sequence[str] | None = None,
+        members: int = 1,
     ) -> None:
         """Write what some clients released in one call to the ledger.
 
@@ -666,13 +734,16 @@ class ServerChannel:
                 without noise would distinguish them.
             step: number of the call.
             digests: of each client's release, where `reply` is a sum; else of its frame.
+            members: clients that were asked for a row of the sum, in which `ids` survived.
         """
         if not ids:
             return
         release = release_of(method)
+        # One attempt pads one row only, so a repetition shows by its bits, which are integers.
+        padded = verb == PAIRS and not self.pair_aggregator.server_reads_rows
         if not self._costs.repeatable(release, reply):
             digests = ()
-        elif not tells_noise(reply):
+        elif not padded and not tells_noise(reply):
             # Equal choices may come from different noise, so bits cannot show a repetition.
             digests = [CHOICE] * len(ids)
         elif digests is None:
@@ -690,7 +761,7 @@ class ServerChannel:
             step=step,
             digests=tuple(digests),
         )
-        events = self._costs.events(release, event, reply)
+        events = self._costs.events(release, event, reply, members)
         self.record(list(events))
 
     def _agree(self, to: Sequence[int]) -> None:

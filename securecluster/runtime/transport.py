@@ -8,7 +8,13 @@ from typing import Any, Protocol
 from securecluster.core.randomness import Part, Randomness
 from securecluster.errors import FrameError, ReplayError
 from securecluster.messaging import wire
-from securecluster.messaging.messages import Call, Response, reply_header, stack
+from securecluster.messaging.messages import (
+    AUTHORITY_CALL,
+    Call,
+    Response,
+    reply_header,
+    stack,
+)
 from securecluster.messaging.transcript import Transcript
 
 
@@ -160,6 +166,45 @@ class Framed:
 
     def relay(self, call: Call, answer: Response) -> None:
         """Do nothing, since all servers are in this process."""
+
+
+class WithAuthority:
+    """Transport that delivers the server's calls to a key authority, and passes all others on.
+
+    Args:
+        inner: the transport that reaches clients.
+        authority: the authority's function from request bytes to reply bytes. One that raises
+            `ConnectionError` does not reply.
+        replies: returns the reply class of a method name.
+    """
+
+    def __init__(
+        self,
+        inner: Transport,
+        authority: Callable[[bytes], bytes],
+        replies: Callable[[str], type],
+    ) -> None:
+        self._inner = inner
+        self._authority = Framed({0: authority}, replies)
+
+    def exchange(self, call: Call) -> Response:
+        """Deliver a call.
+
+        Args:
+            call: requests to clients, or to the key authority.
+        """
+        if call.verb == AUTHORITY_CALL:
+            return self._authority.exchange(call)
+        return self._inner.exchange(call)
+
+    def relay(self, call: Call, answer: Response) -> None:
+        """Pass frames between servers on.
+
+        Args:
+            call: frames of local parameter servers.
+            answer: the server's replies to them.
+        """
+        self._inner.relay(call, answer)
 
 
 class Recorded:

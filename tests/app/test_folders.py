@@ -123,6 +123,7 @@ def test_force_leaves_other_runs_in_the_folder_alone(
     assert seed_of(run) == seed_of(run / "second") == seed_of(out / "mine") == 0
 
 
+@pytest.mark.exhaustive
 def test_a_kill_while_a_run_is_replaced_leaves_a_folder_that_can_be_replaced(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,7 +104,7 @@ def test_poisoned_data_are_those_of_the_chosen_clients(federation: Federation) -
 
 def test_an_experiment_leaves_no_run_folder(federation: Federation, tmp_path: Path) -> None:
     protocol = FedAvg(**SMALL)
-    vars(protocol)["before_pipeline"] = lambda call, reply: reply
+    vars(protocol)["_before_pipeline"] = lambda call, reply: reply
     with pytest.raises(UsageError, match="leave out folder"):
         protocol.fit(federation, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()

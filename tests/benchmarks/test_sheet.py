@@ -97,6 +97,7 @@ def test_a_stopped_sheet_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     assert Sheet("s", tmp_path).fill(CELLS, again) == rows and not again.calls
 
 
+@pytest.mark.exhaustive
 def test_a_killed_sheet_is_whole(tmp_path: Path) -> None:
     code = f"""
 import os, pathlib

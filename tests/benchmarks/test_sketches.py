@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from securecluster.benchmarks.papers import sketches
 from securecluster.core.randomness import Randomness
 from securecluster.privacy.compression.sketches import Sketch
@@ -16,6 +18,7 @@ def test_cells_are_told_apart_and_begin_with_one_seed() -> None:
     assert {cell["seed"] for cell in cells[: len(cells) // 2]} == {20}
 
 
+@pytest.mark.exhaustive
 def test_offline_clusters_are_those_of_a_run() -> None:
     rows, first = sketches._recorded("flhc", 20)
     assert rows.shape == (20, 4810) and first > 0

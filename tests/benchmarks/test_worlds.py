@@ -67,7 +67,7 @@ AUDITED: list[tuple[Callable[[Any, str], Finding], Any, Any, str]] = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("audit", "honest", "half", "unit"), AUDITED)
 def test_a_claim_holds_and_half_of_the_noise_is_refuted(
     audit: Callable[[Any, str], Finding], honest: Any, half: Any, unit: str
@@ -95,7 +95,7 @@ def test_the_table_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["dpsgd", "dpsgd-sampled", "updates", "eigenvectors", "ifca"])
 def test_other_claims_hold(name: str) -> None:
     found = worlds.AUDITS[name](80, CONFIDENCE)

@@ -295,7 +295,7 @@ NOISY_RUNS = [run for run in RUNS if run[2].get("noise")]
 OTHERS = [run for run in RUNS if run not in COVERED]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("protocol", "mask", "params"),
     [*COVERED, *(run if run in NOISY_RUNS[:2] else cases.exhaustive(*run) for run in OTHERS)],
@@ -322,7 +322,7 @@ def test_a_run_elsewhere_equals_that_on_the_cpu_and_replays(
         torch.testing.assert_close(models, cpu, rtol=0, atol=1e-11)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("protocol", "mask", "params"),
     [*COVERED, *(cases.exhaustive(*run) for run in OTHERS)],
@@ -435,7 +435,7 @@ TRAINED = [
 ]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("kind", "name", "clip"), TRAINED)
 def test_networks_train_elsewhere(kind: str, name: str, clip: float) -> None:
     shape, classes = SHAPES[kind]

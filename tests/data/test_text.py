@@ -311,6 +311,7 @@ print(json.dumps({"digests": digests, "said": said}))
 """
 
 
+@pytest.mark.exhaustive
 def test_the_hub_is_read_through_datasets(
     folder: Path, read_hub: Callable[[str, Path], Any]
 ) -> None:

@@ -47,7 +47,7 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         validation.build("linaer", (4,), 2, Randomness(0))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", architectures.IMAGES)
 def test_initial_weights_follow_the_seed_alone(name: str) -> None:
     torch.manual_seed(3)
@@ -61,7 +61,7 @@ def test_initial_weights_follow_the_seed_alone(name: str) -> None:
     assert one.unique().numel() > len(one) // 3
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", architectures.IMAGES)
 def test_views_are_torchs_own_parameters(name: str) -> None:
     flat = validation.build(name, IMAGE, 4, Randomness(1))
@@ -478,7 +478,7 @@ class _Attending(nn.Module):
         return out
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", architectures.IMAGES)
 def test_weights_drawn_anew_are_spread_as_the_networks_own(name: str) -> None:
     flat, before = validation.build(name, IMAGE, 4, Randomness(1)), torch.get_rng_state()

@@ -37,7 +37,13 @@ from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
-from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport
+from securecluster.runtime.transport import (
+    Framed,
+    InProcess,
+    Recorded,
+    Transport,
+    WithAuthority,
+)
 
 Protocol = type[ClusteringProtocol]
 Parameters = dict[str, Any]
@@ -213,9 +219,18 @@ def serve(
         record: what the transcript keeps.
     """
     endpoint, transcript = made.build_client(federation, settings), Transcript(record)
-    transport = Recorded(InProcess(endpoint.answer, lost), transcript)
-    net = made.build_network(transport, made.config(federation, settings.dtype))
+    config = made.config(federation, settings.dtype)
+    transport = Recorded(with_authority(made, config, InProcess(endpoint.answer, lost)), transcript)
+    net = made.build_network(transport, config)
     return Served(run_server(made, net), endpoint, net, transcript)
+
+
+def with_authority(made: Any, config: dict[str, Any], inner: Transport) -> Transport:
+    """Return a transport that reaches the run's key authority, too, if it has one."""
+    authority = made.build_authority(config)
+    if authority is None:
+        return inner
+    return WithAuthority(inner, authority.answer_frame, lambda name: made.message_types(name)[1])
 
 
 def node_each(made: Any, federation: Federation, settings: Settings) -> list[Endpoint[Any]]:
@@ -234,7 +249,8 @@ def serve_nodes(
 ) -> tuple[Any, list[Endpoint[Any]]]:
     """Run a protocol over nodes with one client each; return the final state and the nodes."""
     nodes = node_each(made, federation, settings)
-    net = made.build_network(framed(made, nodes), made.config(federation, settings.dtype))
+    config = made.config(federation, settings.dtype)
+    net = made.build_network(with_authority(made, config, framed(made, nodes)), config)
     return run_server(made, net), nodes
 
 

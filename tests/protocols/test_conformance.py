@@ -60,6 +60,7 @@ def run(protocol: Protocol, mask: str, small: Federation) -> conformance.Example
     return conformance.example(partial(method, protocol), small, mask=mask)
 
 
+@pytest.mark.few(12)
 @SHARED
 def test_bytes_equal_the_encoded_length_of_every_frame(run: conformance.Example) -> None:
     conformance.check_frames(run.fitted)

@@ -251,7 +251,7 @@ def test_a_client_asked_again_may_be_lost_again_or_not() -> None:
     assert random_dropouts(0.5, Randomness(0))(call) == first
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mask", "params"),
     [(mask, {}) for mask in ("permutation", "signed-permutation", "rotation")]
@@ -276,7 +276,7 @@ def test_a_masked_run_equals_a_plain_one(mask: str, params: dict[str, Any]) -> N
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("metric", "linkage"),
     [

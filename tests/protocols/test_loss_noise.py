@@ -480,6 +480,7 @@ def relay(made: Any, small: Federation, endpoint: Any) -> Any:
     return net, got.rows.delta.values, got.step
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_what_is_heard_of_one_shot_models_is_what_was_told_with_noise(
     unit: str, small: Federation

@@ -479,8 +479,8 @@ def test_on_the_command_line_a_mistake_is_one_sentence(
 
 
 def test_the_published_methods_say_what_no_mask_covers() -> None:
-    """Losses, relevance, sample counts, and NSIM's layers: nothing else of numbers leaves without a
-    mask.
+    """Losses, relevance, sample counts, NSIM's layers, and in secure sums choices and their
+    weights: nothing else of numbers leaves without a mask.
     """
     found = set()
     for kind in (getattr(protocols, name) for name in protocols.__all__):
@@ -489,4 +489,4 @@ def test_the_published_methods_say_what_no_mask_covers() -> None:
             release = getattr(getattr(client, name), "__release__", None)
             if isinstance(release, endpoint.ReleasePolicy):
                 found |= set(release.unmasked)
-    assert found == {"layer", "loss", "row", "size"}
+    assert found == {"count", "layer", "loss", "row", "size", "weight"}

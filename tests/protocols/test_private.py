@@ -85,6 +85,7 @@ def test_whatever_leaves_writes_an_event_and_with_noise_epsilon_is_finite(
     assert ledger.price(1e-6).epsilon > price.epsilon
 
 
+@pytest.mark.few(7)
 @SHARED
 def test_the_server_replays(run: conformance.Example) -> None:
     conformance.check_replay(run)
@@ -140,7 +141,7 @@ def test_a_client_that_trains_alone_releases_nothing(small: Federation) -> None:
         assert Local(rounds=2, epochs=1, **NOISE, **params).fit(small).ledger_.epsilon == 0
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @SOME
 def test_nodes_with_one_client_each_draw_as_they_do_together(
     name: str, way: str, small: Federation

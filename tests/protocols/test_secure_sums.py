@@ -39,8 +39,9 @@ from securecluster.privacy.secure_sum.shamir import VALUE
 from securecluster.protocols import Settings
 from securecluster.protocols.common.messages import Update
 from securecluster.runtime.endpoint import SUM, Endpoint
+from securecluster.runtime.key_exchange import SumKey
 from securecluster.runtime.masked_replies import BOX, masked_class
-from securecluster.runtime.secure_sum_client import LostMembers, SeedShares, SumKey
+from securecluster.runtime.secure_sum_client import LostMembers, SeedShares
 
 ACCEPTED = (
     "cfl sketch",
@@ -52,6 +53,7 @@ ACCEPTED = (
     "oneshot",
     "nsim",
     "nsim apart",
+    "ifca",
     "local-kmeans",
     "random",
     "fedavg",
@@ -64,7 +66,6 @@ REFUSED = {
     "cfl fallback": ("single updates", "sketch"),
     "srfca l2": ("one by one", "distance loss"),
     "srfca trim": ("one by one", "trim 0"),
-    "ifca": ("alone", "flhc"),
 }
 
 
@@ -100,6 +101,7 @@ def row_dropouts(share: float) -> Callable[[Call], set[int]]:
     return lost
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_models_and_labels_are_those_of_plain_sums(name: str, federation: Federation) -> None:
     plain = make(name, aggregation="plain").fit(federation)
@@ -125,7 +127,7 @@ def test_every_other_method_is_refused_with_a_reason_and_a_choice_that_works(
     with pytest.raises(UsageError, match="placement local"):
         make("fedavg", clip=1.0, noise=1.0, placement="central").fit(federation)
     with pytest.raises(UsageError, match="aggregation"):
-        make("fedavg", aggregation="bfv").fit(federation)
+        make("fedavg", aggregation="paillier").fit(federation)
     with pytest.raises(UsageError, match="sum_bound"):
         make("fedavg", sum_bound=0.0).fit(federation)
 
@@ -210,6 +212,7 @@ def test_a_run_that_was_stopped_ends_as_if_it_never_had_been(
     check_resume(example(partial(make, "srfca"), federation), tmp_path / "run")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedavg", "flhc", "oneshot"])
 def test_nodes_behind_real_frames_end_with_the_models_of_one_process(
     name: str, federation: Federation
@@ -415,7 +418,7 @@ def test_keys_that_were_swapped_are_refused(honest: Served, federation: Federati
     clients.ask(0, call)
     mine = clients.nodes[0]._sums
     assert mine is not None
-    mine._keys._roster = None  # even where no signature is verified, a key stays
+    mine._exchange._keys._roster = None  # even where no signature is verified, a key stays
     other = query.keys.table.clone()
     other[1, 0] ^= 1
     with pytest.raises(FrameError, match="another key of client 1"):

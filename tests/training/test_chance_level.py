@@ -147,6 +147,7 @@ def text(predictable: bool) -> Federation:
     return Federation.from_arrays(clients, objective=Language(), classes=12, seed=0)
 
 
+@pytest.mark.exhaustive
 def test_text_is_held_against_a_guess_among_all_tokens() -> None:
     """Not against their frequencies, which a network may not have left behind yet."""
     assert FedAvg(rounds=12).fit(text(True)).warning_ is None

@@ -10,6 +10,9 @@ refers to; sampling is Poisson sampling.
 - Histories with sampled steps go to the PRV accountant (Gopi, Lee & Wutschitz 2021), which reports
   an upper bound. Where its grid would take too much memory, or it fails, they go to Rényi
   divergences (Mironov, Talwar & Zhang 2019), and the result says so.
+- Skellam noise of secure sums has a bound of its Rényi divergences of whole orders (Agarwal,
+  Kairouz & Liu 2021, section 3). A history with such releases is composed by Rényi divergences
+  of whole orders, whatever its other releases are.
 - Every figure is an upper bound. Noise is Gaussian also in its lowest bits: it is drawn on a grid
   (`grid_noise`).
 """
@@ -29,6 +32,29 @@ from securecluster.errors import UsageError
 
 # (noise multiplier z, sampling rate q, count)
 Step = tuple[float, float, int]
+
+
+class SkellamRelease(NamedTuple):
+    """Sum with Skellam noise in every coordinate, in steps of its grid.
+
+    Args:
+        norm: Δ2, the L2 sensitivity.
+        magnitudes: Δ1, the L1 sensitivity.
+        variance: μ, the variance of a coordinate's noise.
+    """
+
+    norm: float
+    magnitudes: float
+    variance: float
+
+    def scaled(self, ratio: float) -> SkellamRelease:
+        """Return the release with larger sensitivities.
+
+        Args:
+            ratio: factor of both.
+        """
+        return SkellamRelease(ratio * self.norm, ratio * self.magnitudes, self.variance)
+
 
 # what `merged` returns
 History = tuple[Step, ...]
@@ -68,6 +94,8 @@ FEW = [
 WHOLE = [order for order in ORDERS if float(order).is_integer()]
 # largest grid of the PRV accountant, in points: about 0.2 GB
 GRID = 1 << 20
+# Orders of Skellam noise, whose bound holds for whole ones.
+SKELLAM_ORDERS = [*range(2, 257), *(1 << k for k in range(9, 21))]
 # Noise multipliers above are accounted for as if nothing was sampled: an upper bound, where the
 # series of opacus would take long.
 UNSAMPLED = 1e4
@@ -103,6 +131,82 @@ def epsilon(history: Iterable[Step], delta: float) -> Cost:
     """
     _check_delta(delta)
     return _epsilon(merged(history), delta)
+
+
+def skellam_divergence(release: SkellamRelease, order: int) -> float:
+    """Return a bound of the Rényi divergence of Skellam noise.
+
+    ε(α) <= αΔ2²/(2μ) + min(((2α - 1)Δ2² + 6Δ1)/(4μ²), 3Δ1/(2μ)) (Agarwal, Kairouz & Liu 2021,
+    section 3). The first part is that of a Gaussian of the same variance.
+
+    Args:
+        release: the release.
+        order: α, a whole number above 1.
+    """
+    norm, magnitudes, variance = release
+    squared = norm * norm
+    gaussian = order * squared / (2 * variance)
+    fine = ((2 * order - 1) * squared + 6 * magnitudes) / (4 * variance * variance)
+    coarse = 3 * magnitudes / (2 * variance)
+    return gaussian + min(fine, coarse)
+
+
+def skellam_epsilon(
+    history: Iterable[Step],
+    releases: Iterable[tuple[SkellamRelease, int]],
+    delta: float,
+) -> Cost:
+    """Return an upper bound of ε for a history with Skellam noise, by Rényi divergences.
+
+    Args:
+        history: steps (z, q, count) of the other releases.
+        releases: releases with Skellam noise, and how often each was made.
+        delta: δ, in (0, 1).
+
+    Raises:
+        UsageError: δ is not between 0 and 1.
+    """
+    _check_delta(delta)
+    own = tuple(sorted((release, count) for release, count in releases if count > 0))
+    if not own:
+        return epsilon(history, delta)
+    return _skellam_epsilon(merged(history), own, delta)
+
+
+@lru_cache(1024)
+def _skellam_epsilon(
+    history: History, releases: tuple[tuple[SkellamRelease, int], ...], delta: float
+) -> Cost:
+    """Return the cost of a merged history together with Skellam noise."""
+    if _has_exact_step(history):
+        return Cost(math.inf, math.inf, "exact release")
+    orders = SKELLAM_ORDERS
+    if any(q < 1 for _, q, _ in history):
+        # The series of sampled steps are as long as their order.
+        orders = [order for order in orders if order <= max(ORDERS)]
+    divergences = []
+    for order in orders:
+        divergence = sum(count * skellam_divergence(r, order) for r, count in releases)
+        divergence += sum(count * _divergence(z, q, order) for z, q, count in history)
+        divergences.append(divergence)
+    bound = _converted(orders, divergences, delta)
+    return Cost(bound, bound, "RDP")
+
+
+def find_skellam_noise(cost: Callable[[float], float], target: float, delta: float) -> float:
+    """Return the smallest z that costs at most a target ε, to a relative 1e-3 and rounded up.
+
+    Args:
+        cost: noise multiplier z -> ε, by Rényi divergences.
+        target: ε, positive.
+        delta: δ, in (0, 1).
+
+    Raises:
+        UsageError: δ or the target is out of range, or no z up to 1e6 is enough.
+    """
+    _check_delta(delta)
+    _check_target(target)
+    return _narrow(cost, target, _bracket(lambda z: cost(z) <= target, target))
 
 
 def merged(history: Iterable[Step]) -> History:
@@ -245,8 +349,7 @@ def find_noise(
         UsageError: δ or the target is out of range, or no z up to 1e6 is enough.
     """
     _check_delta(delta)
-    if not 0 < target < math.inf:
-        raise UsageError(f"a target epsilon of {target:g} cannot be met: choose a number above 0")
+    _check_target(target)
 
     def fits(z: float) -> bool:
         released = merged(history(z))
@@ -379,6 +482,11 @@ def _check_delta(delta: float) -> None:
         )
 
 
+def _check_target(target: float) -> None:
+    if not 0 < target < math.inf:
+        raise UsageError(f"a target epsilon of {target:g} cannot be met: choose a number above 0")
+
+
 @lru_cache(4096)
 def _epsilon(history: History, delta: float) -> Cost:
     """Return the cost of a merged history."""
@@ -434,21 +542,32 @@ def _rdp(
         delta: δ, in (0, 1).
         orders: orders of the Rényi divergences.
     """
+    if _has_exact_step(history):
+        return math.inf
+    if not history:
+        return 0.0
+    whole = [order for order in orders if float(order).is_integer()]
+    if len(whole) > 2:
+        orders = _orders_that_may_be_best(history, delta, orders, whole)
+    divergences = [_divergences(history, order) for order in orders]
+    return _converted(orders, divergences, delta)
+
+
+def _converted(orders: Sequence[float], divergences: Sequence[float], delta: float) -> float:
+    """Return the bound of ε by Rényi divergences of some orders.
+
+    Args:
+        orders: the orders.
+        divergences: the divergence of each order.
+        delta: δ, in (0, 1).
+    """
     import numpy as np
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
-    if _has_exact_step(history):
-        return math.inf
-    whole = [order for order in orders if float(order).is_integer()]
-    if history and len(whole) > 2:
-        orders = _orders_that_may_be_best(history, delta, orders, whole)
-    divergences = np.array([_divergences(history, order) for order in orders])
     # opacus warns where the best order is the first or the last: the bound is loose there but holds
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        bound, _ = get_privacy_spent(orders=list(orders), rdp=divergences, delta=delta)
-    if not history:
-        return 0.0
+        bound, _ = get_privacy_spent(orders=list(orders), rdp=np.asarray(divergences), delta=delta)
     return max(0.0, float(bound))
 
 
@@ -472,14 +591,14 @@ def _orders_that_may_be_best(
     points = [(1.0, 0.0)]
     for order in whole:
         points.append((float(order), (order - 1) * _divergences(history, order)))
-    bounds = [_converted(moment / (order - 1), order, delta) for order, moment in points[1:]]
+    bounds = [_epsilon_at(order, moment / (order - 1), delta) for order, moment in points[1:]]
     best = min(bounds)
     # room for the rounding of divergences
     limit = best + 1e-6 * (1 + abs(best))
     kept = []
     for order in orders:
         is_whole = float(order).is_integer()
-        if is_whole or not _converted(_smallest_divergence(order, points), order, delta) > limit:
+        if is_whole or not _epsilon_at(order, _smallest_divergence(order, points), delta) > limit:
             kept.append(order)
     return kept
 
@@ -505,7 +624,7 @@ def _smallest_divergence(order: float, points: Sequence[tuple[float, float]]) ->
     return smallest / (order - 1)
 
 
-def _converted(divergence: float, order: float, delta: float) -> float:
+def _epsilon_at(order: float, divergence: float, delta: float) -> float:
     """Return ε at δ from one Rényi divergence (Balle et al. 2020, theorem 21)."""
     logarithms = math.log(delta) + math.log(order)
     return divergence - logarithms / (order - 1) + math.log((order - 1) / order)

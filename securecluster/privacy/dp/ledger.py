@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple, overload
 
 from securecluster.errors import UsageError
 from securecluster.privacy.dp import accounting
-from securecluster.privacy.dp.accounting import Step
+from securecluster.privacy.dp.accounting import SkellamRelease, Step
 
-Mechanism = Literal["exact", "gaussian", "dp-sgd", "free"]
+Mechanism = Literal["exact", "gaussian", "skellam", "dp-sgd", "free"]
 Relation = Literal["add/remove", "replace"]
 DELTA = 1e-5
 # In place of a digest: two choices may be equal although their noise is not.
@@ -37,11 +37,12 @@ class Event:
         round: number of the round.
         ids: clients that replied.
         mechanism: "exact": nothing random was added. "gaussian": noise of `noise_multiplier` times
-            the sensitivity. "dp-sgd": a local training. "free": made from earlier releases, or
-            taken as public.
-        noise_multiplier: z; None for "exact" and "free".
-        replace: sensitivity under replacing over that under adding or removing, for "gaussian"; it
-            is 2 for "dp-sgd".
+            the sensitivity. "skellam": a sum with integer noise, of which clients added shares.
+            "dp-sgd": a local training. "free": made from earlier releases, or taken as public.
+        noise_multiplier: z; None for "exact" and "free". That of "skellam" is the planned one: its
+            cost follows from `sensitivities` and `variance`.
+        replace: sensitivity under replacing over that under adding or removing, for "gaussian" and
+            "skellam"; it is 2 for "dp-sgd".
         batch: expected samples in a step of "dp-sgd"; None: all samples of a client, with q = 1.
         epochs: epochs of "dp-sgd", of ceil(n / batch) steps each.
         kept: True if nothing left the client yet. The event counts once anything of that client
@@ -56,6 +57,9 @@ class Event:
         again: True for a training of "dp-sgd" that repeats an earlier one, with other bits. Its
             batches may be those of the earlier one, so both are accounted for as if their batches
             were known.
+        sensitivities: Δ2 and Δ1 of "skellam", in steps of its grid; empty for all others.
+        variance: μ of "skellam", in squared steps: that of the survivors' shares, up to the number
+            of shares that was planned.
     """
 
     method: str
@@ -74,6 +78,8 @@ class Event:
     step: int = 0
     digests: tuple[str, ...] = ()
     again: bool = False
+    sensitivities: tuple[float, ...] = ()
+    variance: float = 0.0
 
     def __post_init__(self) -> None:
         if self.digests and len(self.digests) != len(self.ids):
@@ -167,6 +173,8 @@ class _Cost(NamedTuple):
     epochs: int
     samples: int | None
     again: bool
+    sensitivities: tuple[float, ...]
+    variance: float
 
 
 # Costs of one person's events, each with the number of times that it arose.
@@ -298,13 +306,25 @@ class Ledger:
             return Price(math.inf, math.inf, exact_client, "exact release")
         # Different histories may compose to the same steps, which are accounted for once.
         owners: dict[tuple[Step, ...], int] = {}
+        # those with Skellam noise have an accountant of their own
+        summed: dict[History, int] = {}
         for history, client in clients.items():
             steps = _merged_steps(history, relation)
-            lowest = owners.get(steps, client)
-            owners[steps] = min(client, lowest)
-        if relation == "replace" and any(map(_is_sampled, owners)):
-            return None
-        return _largest_price(owners, delta)
+            if relation == "replace" and _is_sampled(steps):
+                return None
+            if _skellam_releases(history, relation):
+                summed[history] = client
+            else:
+                lowest = owners.get(steps, client)
+                owners[steps] = min(client, lowest)
+        price = _largest_price(owners, delta)
+        for history, client in summed.items():
+            steps = _merged_steps(history, relation)
+            releases = _skellam_releases(history, relation)
+            cost = accounting.skellam_epsilon(steps, releases, delta)
+            if cost.epsilon > price.epsilon:
+                price = Price(cost.epsilon, cost.rdp, client, cost.accountant)
+        return price
 
     @property
     def epsilon(self) -> float:
@@ -409,6 +429,8 @@ class Ledger:
             epochs=event.epochs,
             samples=samples,
             again=event.again,
+            sensitivities=event.sensitivities,
+            variance=event.variance,
         )
 
     def _sample_count(self, client: int) -> int:
@@ -579,7 +601,7 @@ def _is_anonymous(event: Event) -> bool:
 
     Two such releases may differ, although their events are equal.
     """
-    if event.mechanism not in ("gaussian", "dp-sgd") or event.kept:
+    if event.mechanism not in ("gaussian", "skellam", "dp-sgd") or event.kept:
         return False
     return not event.digests or CHOICE in event.digests
 
@@ -602,9 +624,28 @@ def _has_exact_release(history: History) -> bool:
 
 
 def _merged_steps(history: History, relation: Relation) -> tuple[Step, ...]:
-    """Return the steps (z, q, count) of a history, merged where they are alike."""
-    steps = [_step(cost, times, relation) for cost, times in history]
+    """Return the steps (z, q, count) of a history, merged where they are alike.
+
+    Those of `_skellam_releases` are not among them.
+    """
+    steps = []
+    for cost, times in history:
+        if cost.mechanism != "skellam":
+            steps.append(_step(cost, times, relation))
     return accounting.merged(steps)
+
+
+def _skellam_releases(history: History, relation: Relation) -> list[tuple[SkellamRelease, int]]:
+    """Return the sums with Skellam noise of a history, and how often each of a kind was made."""
+    releases = []
+    for cost, times in history:
+        if cost.mechanism == "skellam":
+            norm, magnitudes = cost.sensitivities
+            release = SkellamRelease(norm, magnitudes, cost.variance)
+            if relation == "replace":
+                release = release.scaled(cost.replace)
+            releases.append((release, times))
+    return releases
 
 
 def _is_sampled(steps: tuple[Step, ...]) -> bool:

@@ -13,9 +13,13 @@ import hashlib
 import struct
 from collections.abc import Callable
 
+import numpy as np
+
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
+from securecluster.privacy.dp import skellam_noise
 from securecluster.privacy.dp.grid_noise import GridNoise, deviation, spacing
+from securecluster.privacy.dp.skellam_noise import Integers
 
 
 class NoiseStreams:
@@ -99,6 +103,50 @@ class NoiseStreams:
         noisy = row.reshape(1, -1).clone()
         GridNoise([seed]).add_to(noisy, [grid], [sigma])
         return noisy.view(row.shape)
+
+    def skellam(
+        self,
+        client: int,
+        purpose: str,
+        step: int,
+        row: Integers,
+        exponent: int,
+        variance: int,
+        draws: int,
+    ) -> Integers:
+        """Return Skellam noise for a row of whole numbers (`skellam_noise`).
+
+        Args:
+            client: client by whose key the noise is drawn.
+            purpose: name of the draw, together with `step`.
+            step: number of the call.
+            row: the numbers that noise is added to (d,).
+            exponent: e; a step of the grid that they are on is 2^-e.
+            variance: variance of a draw.
+            draws: draws of which each number is the sum.
+
+        Returns:
+            Noise (d,).
+        """
+        mechanism = struct.pack("<3q", exponent, variance, draws)
+        about = mechanism + hashlib.blake2b(row.tobytes(), digest_size=32).digest()
+        seed = self.seed(client, f"skellam {purpose}", step, about)
+        words = np.frombuffer(_stream(seed, 8 * draws * len(row)), dtype="<u8")
+        return skellam_noise.draw(words, variance, draws, seed)
+
+
+def _stream(seed: bytes, length: int) -> bytes:
+    """Return the first bytes of the ChaCha20 stream of a seed (RFC 8439).
+
+    Args:
+        seed: 32 secret bytes, of this stream alone.
+        length: number of bytes.
+    """
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    cipher = Cipher(ChaCha20(seed, bytes(16)), mode=None)
+    return cipher.encryptor().update(bytes(length))
 
 
 def digest(row: torch.Tensor) -> bytes:

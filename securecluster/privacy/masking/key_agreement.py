@@ -25,6 +25,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError
 from securecluster.messaging.bounds import Between, Octets, Upto, Whole
 from securecluster.messaging.messages import Ack, Rows, Shared
+from securecluster.privacy.homomorphic.client_keys import EncryptionKeys
 from securecluster.privacy.masking.identities import SIGNATURE, UNSIGNED, Identity, Roster
 from securecluster.privacy.secure_sum.client_secrets import SumSecrets
 
@@ -93,6 +94,7 @@ class Secrets:
         noise: keys of the noise.
         unused: number of the key call that brought a seed under which nothing was released yet.
         sums: keys and records of secure sums.
+        encryption: keys of encrypted sums.
     """
 
     private: dict[int, bytes] = field(default_factory=dict, repr=False)
@@ -101,6 +103,7 @@ class Secrets:
     noise: dict[int, bytes] = field(default_factory=dict, repr=False)
     unused: dict[int, int] = field(default_factory=dict)
     sums: SumSecrets = field(default_factory=SumSecrets)
+    encryption: EncryptionKeys = field(default_factory=EncryptionKeys)
 
     def of(self, client: int) -> Secrets:
         """Return the secrets of one client alone.
@@ -115,6 +118,7 @@ class Secrets:
             noise=_entry_of(self.noise, client),
             unused=_entry_of(self.unused, client),
             sums=self.sums.of(client),
+            encryption=self.encryption,  # public keys only
         )
 
 

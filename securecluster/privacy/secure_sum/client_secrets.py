@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from securecluster.privacy.secure_sum.double_mask import GuardState
+from securecluster.privacy.secure_sum.pair_pads import PairState
 
 # calls of which a client keeps what it allowed; it refuses older ones
 KEPT_CALLS = 64
@@ -20,6 +21,7 @@ class SumSecrets:
         public: public keys of all clients of the run, as the server relayed them.
         guards: what each client has sent and revealed.
         floors: number of the first call that a client still answers.
+        pairs: what each client has sent in padded pairs.
     """
 
     private: dict[int, bytes] = field(default_factory=dict, repr=False)
@@ -27,6 +29,7 @@ class SumSecrets:
     public: dict[int, bytes] = field(default_factory=dict)
     guards: dict[int, GuardState] = field(default_factory=dict)
     floors: dict[int, int] = field(default_factory=dict)
+    pairs: dict[int, PairState] = field(default_factory=dict)
 
     def of(self, client: int) -> SumSecrets:
         """Return the secrets of one client alone, and the public keys of all.
@@ -43,6 +46,8 @@ class SumSecrets:
             alone.guards[client] = self.guards[client]
         if client in self.floors:
             alone.floors[client] = self.floors[client]
+        if client in self.pairs:
+            alone.pairs[client] = self.pairs[client]
         return alone
 
     def forget(self, client: int) -> None:

@@ -519,6 +519,7 @@ class Attempt:
         digest: digest of the row that it masked.
         lost: clients with which it revealed its pair keys.
         survivors: clients whose shares it revealed; None before that.
+        least: smallest number of survivors that the client was told with its call.
     """
 
     hash: bytes
@@ -527,6 +528,7 @@ class Attempt:
     digest: bytes
     lost: tuple[int, ...] = ()
     survivors: tuple[int, ...] | None = None
+    least: int = 0
 
 
 @dataclass
@@ -595,6 +597,7 @@ class UnmaskingGuard:
         context: SumContext,
         graph: Graph,
         digest: bytes = b"",
+        least: int = 0,
     ) -> None:
         """Record that the client sends a masked row, or refuse.
 
@@ -605,6 +608,8 @@ class UnmaskingGuard:
             context: the attempt.
             graph: graph of its members, as the client itself builds it.
             digest: digest of the encoded row; empty refuses to be asked twice.
+            least: smallest number of survivors for which the client reveals anything, where it is
+                larger than the guard's own.
 
         Raises:
             PolicyError: a list of members, a threshold or an attempt that the client refuses.
@@ -613,12 +618,12 @@ class UnmaskingGuard:
         self._check_members(context)
         self._check_threshold(context, graph)
         holders = graph.holders(self._client)
-        record = Attempt(context.hash, holders, context.threshold, digest)
+        record = Attempt(context.hash, holders, context.threshold, digest, least=least)
         attempts = self.state.attempts.setdefault(context.call, {})
         known = attempts.get(context.attempt)
         if known is not None:
             same_row = known.hash == record.hash and known.digest == digest != b""
-            if not same_row:
+            if not same_row or known.least != least:
                 raise self._refusal(context, "it masked a row in this attempt already")
             return
         self._check_earlier_attempts(context, record, attempts)
@@ -685,6 +690,29 @@ class UnmaskingGuard:
             self.state.summed.setdefault(_values(context), []).append(alive)
         return tuple(owner for owner in record.holders if owner in alive)
 
+    def settle(self, call: int, survivors: Sequence[int]) -> bool:
+        """Return whether the last sum of a call may be over some clients, and hold it to these.
+
+        Shares for that sum are revealed for the same list only, also where the client learns it
+        before it is asked for them.
+
+        Args:
+            call: number of the call.
+            survivors: the clients whose rows are said to be in the sum.
+        """
+        attempts = self.state.attempts.get(call)
+        if not attempts:
+            return False
+        number = max(attempts)
+        record = attempts[number]
+        alive = tuple(sorted(set(survivors)))
+        if record.survivors is not None:
+            return alive == record.survivors
+        if self._client not in alive or set(alive) & set(record.lost):
+            return False
+        attempts[number] = replace(record, survivors=alive)
+        return True
+
     def _check_members(self, context: SumContext) -> None:
         members = len(context.members)
         if self._client not in context.members:
@@ -736,11 +764,12 @@ class UnmaskingGuard:
         """Raise PolicyError for survivors that are too few, or that lack the client itself."""
         if self._client not in survivors:
             raise self._refusal(context, "its own row was called lost")
-        if len(survivors) < self._least_survivors or 2 * len(survivors) <= len(context.members):
+        least = max(self._least_survivors, record.least)
+        if len(survivors) < least or 2 * len(survivors) <= len(context.members):
             raise self._refusal(
                 context,
                 f"{len(survivors)} of {len(context.members)} members survived, and "
-                f"{self._least_survivors} and a majority must",
+                f"{least} and a majority must",
             )
         alive = set(survivors)
         near = [holder for holder in record.holders if holder in alive]

@@ -154,6 +154,30 @@ def build_graph(
     return Graph(ring, degree, threshold)
 
 
+def least_survivors(
+    members: int, minimum: int, dropouts: float = 0.1, colluding: float = 0.1
+) -> int:
+    """Return the smallest number of survivors of which a sum is unmasked.
+
+    It is what `UnmaskingGuard` insists on with the graph of `build_graph`: a majority, and in a
+    complete graph the holders that a seed takes.
+
+    Args:
+        members: number of members.
+        minimum: as in `build_graph`.
+        dropouts: as in `build_graph`.
+        colluding: as in `build_graph`.
+
+    Raises:
+        UsageError: fractions that no graph can bear.
+    """
+    if members <= ALL_PAIRS:
+        threshold = all_pairs_threshold(members, minimum, colluding)
+    else:
+        _, threshold = degree_and_threshold(members, minimum, dropouts, colluding)
+    return max(minimum, threshold, members // 2 + 1)
+
+
 def all_pairs_threshold(members: int, minimum: int, colluding: float = 0.0) -> int:
     """Return the threshold t that protects all pairs from a server that sends different lists.
 

@@ -40,6 +40,7 @@ def test_numbers_in_levels_err_by_half_a_level(x):
         assert (error <= largest / (2 * levels) * (1 + 1e-6)).all()
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=150, deadline=None)
 @given(ROWS)
 def test_signs_with_the_mean_magnitude(x):

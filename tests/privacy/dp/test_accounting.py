@@ -133,7 +133,7 @@ def test_what_a_grid_cannot_hold_is_priced_by_renyi_divergences() -> None:
     assert found.epsilon <= gaussian_epsilon(mu, DELTA) * 1.01
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "history",
     [

@@ -26,6 +26,7 @@ from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCura
 from securecluster.privacy.dp.ledger import Event, Ledger
 from securecluster.privacy.dp.loss_mechanism import noised
 from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline, Stage
 from securecluster.protocols.common.gram_mechanism import GramNoise
@@ -111,6 +112,7 @@ def gathered(
     return lower_bound(*updates(release, directions(RUNS, D, 0).to(dtype), NORM)), nets[0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_that_leave_their_clients_are_as_private_as_their_stages_say(
     dtype: torch.dtype,
@@ -153,6 +155,31 @@ def test_a_trusted_servers_noise_is_audited_in_rows_and_in_one_sum(
         return net.sum(Holder.row, Empty(), to=ids).rows.values.table[0]
 
     audit = lower_bound(*summed(release, directions(2 * RUNS, 2 * RUNS, 0), NORM))
+    assert (audit.mu <= 1 / Z) == honest
+    assert audit.mu > 0.75 / Z
+
+
+@pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
+def test_noise_in_shares_is_audited_in_the_sum_of_the_fewest_survivors(
+    share: float, honest: bool
+) -> None:
+    streams = NoiseStreams.derived(Randomness(7), "run")
+    mechanism = SkellamMechanism(NORM, Z * share, 2, streams)
+    members, d = 4, 40
+    plan = mechanism.plan(d, members)
+    canary = torch.full((d,), NORM / math.sqrt(d))
+    nothing = torch.zeros(d)
+
+    def released(held: bool, step: int) -> float:
+        total = torch.zeros(d, dtype=torch.int32)
+        for client in range(plan.shares):
+            row = canary if held and client == 0 else nothing
+            total += mechanism.encode(row, plan, client, "row", step)
+        return float(mechanism.decode(total, plan).double() @ canary.double()) / NORM
+
+    present = np.array([released(True, step) for step in range(RUNS)])
+    absent = np.array([released(False, step) for step in range(RUNS, 2 * RUNS)])
+    audit = lower_bound(present, absent)
     assert (audit.mu <= 1 / Z) == honest
     assert audit.mu > 0.75 / Z
 

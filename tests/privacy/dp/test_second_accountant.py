@@ -58,6 +58,8 @@ def test_it_reads_events_by_itself() -> None:
     expected = {((2.0, 1.0, 2),), ((1.5, 0.4, 6), (2.0, 1.0, 1)), ((1.5, 1.0, 2),)}
     assert second.histories(ledger) == expected, "client 3 released nothing"
     assert second.histories({**ledger, "events": [event("exact", (0,))]}) == {((0.0, 1.0, 1),)}
+    shares = event("skellam", (0,), 1.0, sensitivities=[4.0, 9.0], variance=36.0)
+    assert second.steps(shares, None) == [(1.5, 1.0, 1)]
     with pytest.raises(ValueError, match="no price for an event of 'laplace'"):
         second.steps(event("laplace", (0,), 1.0), 25)
     with pytest.raises(ValueError, match="with None samples"):

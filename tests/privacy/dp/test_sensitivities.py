@@ -90,6 +90,7 @@ def close(found: float, stated: float, slack: float = EXACT) -> bool:
     return 0.99 * stated <= found <= stated * slack
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("norm", [0.01, 3.0])
 def test_a_clipped_row(norm: float) -> None:
     clip = Clip(norm)

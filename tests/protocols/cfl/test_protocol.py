@@ -12,8 +12,10 @@ from sklearn.base import clone
 
 from securecluster import Federation, Iid, LabelPermutation, LabelSwap
 from securecluster.clustering.bipartition import Bipartition
+from securecluster.clustering.noise_robust import SplitEvidence
 from securecluster.errors import UsageError
 from securecluster.protocols import CFL, FedAvg, Local, Settings
+from securecluster.protocols.cfl import protocol as cfl
 from securecluster.protocols.cfl.parameter_tree import ParameterTree
 from securecluster.protocols.cfl.protocol import CFLState
 from securecluster.protocols.cfl.split_test import SplitStatistics
@@ -34,6 +36,21 @@ def test_label_swap_on_digits_is_recovered_exactly(seed: int) -> None:
 def test_iid_clients_stay_together(seed: int) -> None:
     fitted = CFL().fit(Federation.simulate("digits", scenario=Iid(), seed=seed))
     assert len(set(fitted.labels_)) == 1
+
+
+@pytest.mark.parametrize(
+    ("p_value", "complete", "significant"),
+    [(0.05, True, False), (0.05, False, True), (0.0005, True, True), (0.2, False, False)],
+)
+def test_a_hint_is_enough_for_a_cluster_of_whom_only_some_replied(
+    p_value: float, complete: bool, significant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evidence = SplitEvidence(1.5, p_value)
+    monkeypatch.setattr(cfl, "evidence_for_split", lambda *_: evidence)
+    replied = [0, 1, 2, 3] if complete else [0, 1, 2]
+    statistics = SplitStatistics(cluster=0, members=[0, 1, 2, 3], replied=replied)
+    assert CFL()._significant(statistics, np.eye(4), 0) is significant
+    assert statistics.p_value == p_value
 
 
 @pytest.mark.few(1)

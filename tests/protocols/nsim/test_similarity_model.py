@@ -125,6 +125,7 @@ def test_the_unseen_users_are_in_no_part_of_the_fit() -> None:
     assert torch.equal(first.true, similarity[away][:, away])
 
 
+@pytest.mark.exhaustive
 def test_held_pairs_are_not_trained_on() -> None:
     rows = places(60, 0)[0]
     memorise = replace(QUICK, width=256, embedding=64, steps=800)

@@ -516,7 +516,7 @@ def test_text_is_refused() -> None:
 def test_tasks_are_merged_by_their_average_relevance() -> None:
     places = np.array([0.0, 0.1, 0.22, 0.35, 0.6, 0.72])  # a chain, at whose end two are apart
     relevance = torch.from_numpy(1 - np.abs(places[:, None] - places))
-    found = agglomerate(3, None)(relevance)
+    found = agglomerate(relevance, 3, None)
     assert found.labels == [0, 0, 1, 1, 2, 2]
     assert found.merges[-1, 2] == pytest.approx(np.abs(places[:4, None] - places[4:]).mean())
 

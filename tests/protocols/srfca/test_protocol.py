@@ -89,6 +89,7 @@ FOUND = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("seed", "scenario", "distance"), FOUND)
 def test_the_clusters_are_found_without_their_number(
     seed: int, scenario: Any, distance: str
@@ -238,6 +239,7 @@ def test_the_l2_graph_is_that_of_the_models_that_clients_train_alone(
     assert notes(fitted, "lambda") == [pytest.approx(np.quantile(apart, 0.4), rel=1e-9)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("distance", ["loss", "l2"])
 def test_a_threshold_decides_how_many_clusters_there_are(distance: str, two: Federation) -> None:
     with pytest.warns(SecureClusterWarning, match="joins all 8"):
@@ -574,7 +576,7 @@ NODES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("params", NODES, ids=str)
 def test_a_node_with_one_client_does_the_same_behind_real_frames(
     params: dict[str, Any], two: Federation

@@ -1,0 +1,399 @@
+"""What hiding single replies costs: bytes and processor time of each aggregator and stage.
+
+python -m securecluster.benchmarks.privacy [--quick]
+
+`privacy_stages.csv` has one client's and the server's work on one sum, by stage, for rows of
+d = 10^4 … 10^7 numbers and m = 20, 100 and 1,000 members, without dropouts. A client's work is done
+by its real masks, and the bytes are those of the real frames. The server's is of one row, in a
+buffer of its own: a row is copied, added as in a plain sum, or added and unmasked. BFV and CKKS are
+given up to d = 10^6, where a row has 15 to 60 MB.
+
+`privacy_rounds.csv` has whole runs of FedAvg on digits with 20 clients, over each aggregator in
+turn: bytes a client and round, processor time beside plain sums, and how far the models are apart.
+
+Times are medians of processor seconds of this process, on one thread; only their ratios mean much.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from securecluster import Federation, LabelSwap
+from securecluster.benchmarks.homomorphic import encrypted
+from securecluster.benchmarks.table import write
+from securecluster.messaging import wire
+from securecluster.messaging.messages import Ack, Empty, Header, Picks, Rows, format_ids
+from securecluster.privacy.homomorphic.parameters import BFV, CKKS
+from securecluster.privacy.masking.identities import SIGNATURE
+from securecluster.privacy.secure_sum import pads
+from securecluster.privacy.secure_sum.double_mask import ClientMasks, SumContext
+from securecluster.privacy.secure_sum.fixed_point import FixedPoint
+from securecluster.privacy.secure_sum.graph import Graph, build_graph
+from securecluster.privacy.secure_sum.shamir import VALUE
+from securecluster.protocols import FedAvg, Settings
+from securecluster.protocols.common.messages import Update
+from securecluster.runtime.key_exchange import SumKey, SumKeys
+from securecluster.runtime.masked_replies import BOX, masked_class
+from securecluster.runtime.secure_sum_client import RelayedBoxes, SeedShares
+
+NUMBERS = (10**4, 10**5, 10**6, 10**7)
+MEMBERS = (20, 100, 1000)
+ENCRYPTED_NUMBERS = (10**4, 10**5, 10**6)
+BOUND = 4.0
+RUN = b"benchmark"
+# rows in memory at a time: more than fits a cache, so that a row comes from memory
+BUFFERS = 16
+# seeds whose pads are timed for the server's share of one row
+SEEDS = 8
+Row = dict[str, Any]
+
+
+def key(number: int) -> bytes:
+    """Return 32 bytes that stand for a secret."""
+    return bytes(14) + number.to_bytes(4, "big") + bytes(14)
+
+
+def seconds(work: Callable[[], object], repetitions: int) -> float:
+    """Return the median processor time of one execution."""
+    work()
+    times = []
+    for _ in range(repetitions):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return statistics.median(times)
+
+
+class Member:
+    """Client 0 of a secure sum, with everything that its neighbours sent it.
+
+    Args:
+        members: number of members.
+    """
+
+    def __init__(self, members: int) -> None:
+        self.members = members
+        self.graph: Graph = build_graph(range(members), b"seed", minimum=2)
+        self.context = SumContext(
+            RUN, "contribute", 1, 0, tuple(range(members)), self.graph.threshold
+        )
+        self.pairs = [pads.KeyPair(key(k)) for k in range(members)]
+        self.masks = self.masks_of(0)
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """Return the ids of the client's neighbours."""
+        return tuple(self.graph.neighbours(0))
+
+    def masks_of(self, client: int) -> ClientMasks:
+        """Return the masks of one client, after an agreement on keys.
+
+        Args:
+            client: id of the client.
+        """
+        own = self.pairs[client]
+        keys = {}
+        for peer in self.graph.neighbours(client):
+            keys[peer] = own.pair_key(client, peer, self.pairs[peer].public, RUN, "secure sums")
+        return ClientMasks(client, key(client), keys, self.context, self.graph)
+
+    def agree(self) -> None:
+        """Compute the keys with all neighbours, once a run."""
+        self.masks_of(0)
+
+    def received(self) -> dict[int, bytes]:
+        """Return the boxes that the neighbours sealed for the client."""
+        return {peer: self.masks_of(peer).boxes()[0] for peer in self.neighbours}
+
+
+def frame_bytes(member: Member, numbers: int) -> dict[str, tuple[int, int]]:
+    """Return the bytes (up, down) of one client's frames in one sum, by message.
+
+    The request for the rows is the same for all aggregators, but for the list of members.
+
+    Args:
+        member: the client.
+        numbers: numbers of a row.
+    """
+    members = member.members
+    group = format_ids(range(members))
+    degree = len(member.neighbours)
+
+    def size(method: str, query: Any, reply: Any, text: str = group) -> tuple[int, int]:
+        verb = "sum" if method == "contribute" else "gather"
+        client = f"client/{members - 1}"
+        up = Header("c" * 32, method, verb, 40, 40, client, "server", members, text)
+        down = Header("c" * 32, method, verb, 40, 40, "server", client, members, text)
+        return wire.size(up, reply), wire.size(down, query)
+
+    def rows(*shape: int, dtype: torch.dtype) -> Rows:
+        return Rows(torch.empty(1, *shape, dtype=dtype, device="meta"))
+
+    def block(count: int, width: int) -> Picks:
+        table = torch.empty(count, width, dtype=torch.uint8, device="meta")
+        return Picks(table, (tuple(range(count)),))
+
+    update = Update(rows(numbers, dtype=torch.float32), rows(dtype=torch.float32))
+    masked = masked_class(Update, ("delta",))(
+        delta=rows(numbers, dtype=torch.int32),
+        size=rows(dtype=torch.int64),
+        commitment=rows(pads.KEY, dtype=torch.uint8),
+        boxes=block(degree, BOX),
+    )
+    nobody = Picks(torch.empty(0, dtype=torch.int64, device="meta"), ((),))
+    relayed = RelayedBoxes("contribute", nobody, block(degree, BOX))
+    offer = SumKey(rows(pads.KEY, dtype=torch.uint8), rows(SIGNATURE, dtype=torch.uint8))
+    every = (tuple(range(members)),)
+    directory = SumKeys(
+        Picks(torch.empty(members, dtype=torch.int64, device="meta"), every),
+        block(members, pads.KEY),
+        block(members, SIGNATURE),
+    )
+    offered = size("sum_offer", Empty(), offer, "")
+    told = size("sum_keys", directory, Ack(), "")
+    return {
+        "plain row": size("contribute", Empty(), update, ""),
+        "masked row": size("contribute", Empty(), masked),
+        "shares": size("reveal_shares", relayed, SeedShares(block(degree + 1, VALUE))),
+        "keys, once a run": (offered[0] + told[0], offered[1] + told[1]),
+    }
+
+
+def stages(member: Member, numbers: int, repetitions: int) -> list[Row]:
+    """Return one client's and the server's stages of one sum.
+
+    Args:
+        member: the client.
+        numbers: numbers of a row.
+        repetitions: of each stage.
+    """
+    timed = partial(seconds, repetitions=repetitions)
+    point = FixedPoint(BOUND, member.members)
+    floats = torch.randn(numbers).clamp(-BOUND, BOUND)
+    encoded = point.encode(floats)
+    masks = member.masks
+    received = member.received()
+    owners = sorted([0, *member.neighbours])
+
+    sources = [torch.full((numbers,), k, dtype=torch.int32) for k in range(BUFFERS)]
+    plain_sources = [floats.clone() for _ in range(BUFFERS)]
+    targets = [torch.zeros(numbers, dtype=torch.int32) for _ in range(BUFFERS)]
+    total = torch.zeros(numbers, dtype=torch.int32)
+    total_of_floats = torch.zeros(numbers)
+    streams = [(key(k), -1) for k in range(SEEDS)]
+
+    def copy_rows() -> None:
+        for source, target in zip(sources, targets, strict=True):
+            np.copyto(target.numpy(), source.numpy())
+
+    def add_rows() -> None:
+        for source in sources:
+            total.add_(source)
+
+    def add_plain_rows() -> None:
+        for source in plain_sources:
+            total_of_floats.add_(source)
+
+    times = {
+        ("client", "keys, once a run"): timed(member.agree),
+        ("client", "encode"): timed(lambda: point.encode(floats)),
+        ("client", "pads"): timed(lambda: masks.mask(encoded, "delta")),
+        ("client", "boxes"): timed(masks.boxes),
+        ("client", "shares"): timed(lambda: masks.shares(owners, received)),
+        ("server", "copy a row"): timed(copy_rows) / BUFFERS,
+        ("server", "add a plain row"): timed(add_plain_rows) / BUFFERS,
+        ("server", "add a masked row"): timed(add_rows) / BUFFERS,
+        ("server", "unmask, for each row"): timed(lambda: pads.add_pads(total, streams)) / SEEDS,
+    }
+    copied = times["server", "copy a row"]
+    rows = []
+    for (party, stage), taken in times.items():
+        rows.append(
+            {
+                "numbers": numbers,
+                "members": member.members,
+                "neighbours": len(member.neighbours),
+                "party": party,
+                "stage": stage,
+                "cpu_ms": round(1e3 * taken, 4),
+                "copies": round(taken / copied, 3),
+            }
+        )
+    return rows
+
+
+def summary(member: Member, numbers: int, found: list[Row]) -> Row:
+    """Return one line for a size of rows and a number of members, beside plain sums.
+
+    Args:
+        member: the client.
+        numbers: numbers of a row.
+        found: rows of `stages`.
+    """
+    times = {row["stage"]: float(row["cpu_ms"]) for row in found}
+    sent = frame_bytes(member, numbers)
+    plain_up, _ = sent["plain row"]
+    up = sent["masked row"][0] + sent["shares"][0]
+    once, once_down = sent["keys, once a run"]
+    masked = times["add a masked row"] + times["unmask, for each row"]
+    client = times["encode"] + times["pads"] + times["boxes"] + times["shares"]
+    return {
+        "numbers": numbers,
+        "members": member.members,
+        "neighbours": len(member.neighbours),
+        "aggregation": "secagg",
+        "plain_up": plain_up,
+        "up": up,
+        "up_ratio": round(up / plain_up, 5),
+        "up_ratio_with_keys": round((up + once) / plain_up, 5),
+        "down_beside_request": sent["shares"][1] + sent["masked row"][1] - sent["plain row"][1],
+        "keys_up": once,
+        "keys_down": once_down,
+        "client_ms": round(client, 3),
+        "server_ms_a_row": round(masked, 4),
+        "server_copies": round(masked / times["copy a row"], 3),
+        "authority_ms": "",
+        "error": 2.0 ** -FixedPoint(BOUND, member.members).exponent / 2,
+    }
+
+
+def encrypted_lines(numbers: int, members: int) -> list[Row]:
+    """Return the lines of BFV and CKKS for one size of rows.
+
+    Args:
+        numbers: numbers of a row.
+        members: clients for which the fixed point is planned.
+    """
+    rows = np.random.default_rng(0).uniform(-1, 1, (3, numbers))
+    plain_up = frame_bytes(Member(20), numbers)["plain row"][0]
+    lines = []
+    for scheme in (BFV, CKKS):
+        cost = encrypted(scheme, rows, members)[-1]
+        lines.append(
+            {
+                "numbers": numbers,
+                "members": members,
+                "neighbours": 0,
+                "aggregation": scheme,
+                "plain_up": plain_up,
+                "up": cost.up,
+                "up_ratio": round(cost.up / plain_up, 5),
+                "up_ratio_with_keys": round(cost.up / plain_up, 5),
+                "down_beside_request": 0,
+                "keys_up": 0,
+                "keys_down": 0,
+                "client_ms": round(1e3 * cost.encrypt, 3),
+                "server_ms_a_row": round(1e3 * cost.add, 4),
+                "server_copies": "",
+                "authority_ms": round(1e3 * cost.decrypt, 3),
+                "error": cost.error,
+            }
+        )
+    return lines
+
+
+# hyper-parameters of the whole runs
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "secagg": {"aggregation": "secagg"},
+    "bfv": {"aggregation": "bfv"},
+    "ckks": {"aggregation": "ckks"},
+    "plain, noise": {"clip": 1.0, "noise": 1.0},
+    "secagg, noise in shares": {
+        "clip": 1.0,
+        "noise": 1.0,
+        "aggregation": "secagg",
+        "placement": "distributed",
+    },
+}
+
+
+def rounds(model: str) -> list[Row]:
+    """Return whole runs of FedAvg over each aggregator in turn.
+
+    Args:
+        model: name of the network.
+    """
+    count = 5
+    federation = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=20, samples=40, seed=0
+    )
+    lines: list[Row] = []
+    plain_seconds = 0.0
+    plain_models: torch.Tensor | None = None
+    for way, params in WAYS.items():
+        start = time.process_time()
+        fitted = FedAvg(rounds=count, model=model, **params).fit(federation, Settings(threads=1))
+        taken = time.process_time() - start
+        models = fitted.client_models_.values
+        if plain_models is None:
+            plain_seconds = taken
+            plain_models = models
+        sent = fitted.bytes_
+        apart: float | str = ""
+        if not params.get("noise"):
+            apart = float((models - plain_models).abs().max())
+        lines.append(
+            {
+                "model": model,
+                "numbers": models.shape[1],
+                "clients": len(federation),
+                "rounds": count,
+                "way": way,
+                "up": round(sent["up"] / len(federation) / count),
+                "down": round(sent["down"] / len(federation) / count),
+                "servers": round(sent["servers"] / count),
+                "cpu_seconds": round(taken, 3),
+                "cpu_ratio": round(taken / plain_seconds, 2),
+                "apart": apart,
+                "epsilon": fitted.ledger_.price(1e-5).epsilon,
+            }
+        )
+    return lines
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print and store the tables.
+
+    Args:
+        arguments: of the command line.
+    """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the smallest sizes, nothing stored")
+    quick = parser.parse_args(arguments).quick
+    torch.set_num_threads(1)
+    numbers = NUMBERS[:1] if quick else NUMBERS
+    detailed: list[Row] = []
+    lines: list[Row] = []
+    for members in MEMBERS[:1] if quick else MEMBERS:
+        member = Member(members)
+        for d in numbers:
+            found = stages(member, d, repetitions=3 if d * members > 10**8 else 7)
+            detailed += found
+            lines.append(summary(member, d, found))
+            print(_text(lines[-1]), flush=True)
+    for d in numbers[:1] if quick else ENCRYPTED_NUMBERS:
+        lines += encrypted_lines(d, 100)
+        print("\n".join(map(_text, lines[-2:])), flush=True)
+    runs = rounds("linear") if quick else [*rounds("mlp-32"), *rounds("mlp-200")]
+    print("\n".join(map(_text, runs)))
+    if not quick:
+        write("privacy_stages", detailed)
+        write("privacy_sums", lines)
+        write("privacy_rounds", runs)
+
+
+def _text(row: Row) -> str:
+    return "  ".join(f"{name} {value}" for name, value in row.items())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Sums of ciphertexts (BFV and CKKS): parameters, ciphers, packing and sealed envelopes."""

@@ -1,0 +1,232 @@
+"""Encrypted pairs: the clients' service, and the server's aggregator.
+
+Each client encrypts its part of R, half of which the other client of a pair has: a row of all pairs
+i < j, with zeros but for its own. The server adds ciphertexts. The authority decrypts the sum, and
+releases the clusters' labels alone, or R on a grid of 1e-4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import FrameError, UsageError
+from securecluster.messaging.messages import Call, format_ids
+from securecluster.privacy.homomorphic.parameters import Parameters
+from securecluster.privacy.masking.identities import Roster
+from securecluster.privacy.masking.key_agreement import KeyRing
+from securecluster.runtime.aggregators import Exchange
+from securecluster.runtime.encrypted_replies import EncryptedPairTotal, encrypted_pairs_class
+from securecluster.runtime.encrypted_sum_client import EncodedRow, EncryptionService
+from securecluster.runtime.encrypted_sums import (
+    CHUNK,
+    AskAuthority,
+    EncryptedChannel,
+    GroupSum,
+    KeyRecord,
+)
+from securecluster.runtime.key_exchange import Ask
+from securecluster.runtime.pad_client import PairRange, columns_of
+from securecluster.runtime.pair_aggregators import (
+    PairFunctions,
+    PairTotal,
+    check_replies,
+)
+from securecluster.runtime.pair_release import from_grid, own_pairs, pair_layout
+from securecluster.runtime.secure_sum_client import members_of
+
+LabelledValue = Callable[[list[int]], Any]
+
+
+class EncryptedPairService(EncryptionService):
+    """The part of one endpoint's clients in encrypted pairs.
+
+    Args:
+        ranges: range of each field of rows.
+        saturate: True to clamp numbers of every field, in runs with noise, where an error would be
+            a release.
+        run: as of `EncryptionService`, and so are all others.
+    """
+
+    def __init__(
+        self,
+        ranges: Mapping[str, PairRange],
+        saturate: bool,
+        run: str,
+        keys: KeyRing,
+        minimum: int,
+        parameters: Parameters,
+        others: Sequence[Parameters] = (),
+    ) -> None:
+        super().__init__(run, keys, minimum, parameters, others)
+        self._ranges = ranges
+        self._saturate = saturate
+
+    def check(self, call: Call, columns: str) -> None:
+        """Raise an error for a call that a client cannot or will not send a row in.
+
+        Args:
+            call: requests for rows of pairs.
+            columns: field of the query with the clients that a row has numbers of.
+
+        Raises:
+            FrameError: the frame does not name the members, or asks about others than these.
+            PolicyError: too few members, or no public key yet.
+        """
+        self._check_members(call)
+        for k, (client, members) in enumerate(members_of(call)):
+            if columns_of(call.query, columns, k, client) != members:
+                raise FrameError(
+                    f"client {client} is asked about other clients than the members of its pairs: "
+                    "the frame is refused"
+                )
+
+    def padded(self, call: Call, reply: Any, expected: type) -> Any:
+        """Return a reply with encrypted rows.
+
+        Args:
+            call: the request.
+            reply: the reply, with one row per recipient.
+            expected: class of the reply.
+
+        Raises:
+            UpdateError: a number beyond its range.
+            FrameError: a row of another length.
+        """
+        ((name, value),) = vars(reply).items()
+        known = self._ranges[name]
+        codec = known.fixed_point(name)
+        table = codec.encode(value.values.cpu(), known.clamped or self._saturate).numpy()
+        rows = []
+        size = 0
+        for row, (client, members) in zip(table, members_of(call), strict=True):
+            size = len(members)
+            if row.shape != (size,):
+                raise FrameError(f"a row of pairs has {size} numbers, not {row.shape}")
+            own = members.index(client)
+            rows.append(EncodedRow({name: own_pairs(row, own)}, {name: codec.largest}))
+        layout = pair_layout(name, known, size)
+        return self._closed(call, layout, rows, encrypted_pairs_class(expected, known.bits))
+
+
+class EncryptedPairs:
+    """Aggregator for pairs whose server reads no row, and of R what the key authority releases.
+
+    Args:
+        run: hash of the run's configuration.
+        parameters: parameters of the encryption.
+        private: the server's private key for envelopes, 32 bytes.
+        roster: identities whose signatures count; None verifies nothing.
+        ranges: range of each field of rows.
+        functions: functions of R.
+        labelled: makes a function's value of the labels alone, by its name; of functions that are
+            not here, R on a grid is released.
+    """
+
+    name = "ckks"
+    server_reads_rows = False
+
+    def __init__(
+        self,
+        run: str,
+        parameters: Parameters,
+        private: bytes,
+        roster: Roster | None,
+        ranges: Mapping[str, PairRange],
+        functions: PairFunctions,
+        labelled: Mapping[str, LabelledValue],
+    ) -> None:
+        self._ranges = ranges
+        self._functions = functions
+        self._labelled = dict(labelled)
+        self._channel = EncryptedChannel(run, parameters, private, roster)
+
+    @property
+    def scheme(self) -> str:
+        """Return the name of the encryption scheme."""
+        return self._channel.parameters.scheme
+
+    def connect(
+        self, ask: Ask, ask_authority: AskAuthority, record: Callable[[], KeyRecord]
+    ) -> None:
+        """Take the channel's functions, as `EncryptedSums.connect` does."""
+        self._channel.connect(ask, ask_authority, record)
+
+    def check(self, then: str) -> None:
+        """Raise UsageError for a function of R that is not declared.
+
+        Args:
+            then: name of the function of R.
+        """
+        self._functions.check(then)
+
+    def ready(self, clients: Sequence[int]) -> list[int]:
+        """Return the clients that have the public key, after an exchange where needed.
+
+        Args:
+            clients: ids of the clients of the next call.
+        """
+        return self._channel.ready(clients)
+
+    def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
+        """Add encrypted rows, and return what the key authority tells of R.
+
+        Args:
+            exchange: sends a call, again to clients that do not reply, and returns the replies.
+            call: the call to the clients that are ready.
+            columns: the clients that a row has numbers of, ascending.
+            then: name of the function of R.
+
+        Raises:
+            UsageError: fewer than two clients replied, or clients that do not ascend.
+            FrameError: ciphertexts that were altered, or numbers that R cannot have.
+        """
+        if list(columns) != sorted(set(columns)):
+            raise UsageError(
+                "encrypted pairs name each client once, in ascending order: ask them so"
+            )
+        text = format_ids(columns)
+        count = len(call.to)
+        call = replace(call, members=(len(columns),) * count, group=(text,) * count)
+        total = GroupSum(self._channel)
+        ids: list[int] = []
+        for first in range(0, count, CHUNK):
+            request = call.select(range(count)[first : first + CHUNK])
+            response = exchange(request)
+            for k, client in enumerate(response.ids):
+                total.add(request, client, response.reply, k)
+            ids += response.ids
+        check_replies(ids)
+        (shape,) = total.layout.fields
+        known = self._ranges[shape.name]
+        if total.layout != pair_layout(shape.name, known, len(columns)):
+            raise FrameError("encrypted rows of pairs have another length than their call")
+        numbers = self._told(total, call, text, then)
+        survivors = len(ids)
+        if then in self._labelled:
+            labels = numbers.tolist()
+            if len(labels) != survivors or not set(labels) <= set(range(survivors)):
+                raise FrameError("the key authority released no labels of the clients")
+            return PairTotal(tuple(ids), self._labelled[then](labels), None)
+        relevance = from_grid(numbers, survivors, known)
+        return PairTotal(tuple(ids), self._functions.apply(then, relevance), relevance)
+
+    def _told(self, total: GroupSum, call: Call, group: str, then: str) -> torch.Tensor:
+        """Return what the key authority tells, (n,) int64."""
+        sealed = total.sealed(call, group)
+        query = EncryptedPairTotal(
+            scheme=sealed.scheme,
+            purpose=sealed.purpose,
+            then=then,
+            layout=sealed.layout,
+            survivors=sealed.survivors,
+            server=sealed.server,
+            envelope=sealed.envelope,
+        )
+        reply = self._channel.ask_authority(
+            "authority_pairs", query, call, group, len(total.survivors)
+        )
+        numbers: torch.Tensor = reply.numbers.row(0)
+        return numbers

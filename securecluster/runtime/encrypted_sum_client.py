@@ -1,0 +1,339 @@
+"""The clients' half of encrypted sums: a service of the endpoint, and the encryption of replies.
+
+`encryption_key` brings a client the key authority's public key, once a run. The replies to the
+protocol's own calls then leave as ciphertexts, in an envelope for the server, which adds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import FrameError, PolicyError
+from securecluster.messaging.messages import Ack, Call, Picks, Rows
+from securecluster.privacy.homomorphic.ciphers import PublicCipher, fingerprint
+from securecluster.privacy.homomorphic.envelopes import BLOCK, EnvelopeContext, seal, unpadded
+from securecluster.privacy.homomorphic.packing import FieldShape, Layout, pack
+from securecluster.privacy.homomorphic.parameters import Parameters
+from securecluster.privacy.masking.identities import SIGNATURE
+from securecluster.privacy.masking.key_agreement import MOST_CLIENTS, KeyRing
+from securecluster.privacy.secure_sum.pads import KEY, KeyPair, transcript
+from securecluster.runtime.encrypted_replies import (
+    ENCRYPTION_METHODS,
+    EncryptionKey,
+    encrypted_bits,
+    encrypted_class,
+)
+from securecluster.runtime.key_exchange import as_bytes, as_table
+from securecluster.runtime.masked_replies import SumRanges
+from securecluster.runtime.secure_sum_client import FollowingSum, members_of
+from securecluster.runtime.services import refuse_other_verbs
+
+# number of the key authority on rosters of identities
+AUTHORITY_NUMBER = MOST_CLIENTS - 1
+SERVER = "server"
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedRow:
+    """One client's reply as integers, by field, and the largest integer of each field."""
+
+    integers: Mapping[str, NDArray[Any]]
+    largest: Mapping[str, int]
+
+
+class EncryptionService:
+    """The keys of one endpoint's clients, and the envelopes of their ciphertexts.
+
+    Args:
+        run: hash of the run's configuration.
+        keys: the clients' identities, roster and secrets.
+        minimum: members of the smallest sum in which a client takes part.
+        parameters: parameters of the encryption.
+        others: parameters of the run's other encryption, whose keys the clients take as well.
+    """
+
+    methods = ENCRYPTION_METHODS
+
+    def __init__(
+        self,
+        run: str,
+        keys: KeyRing,
+        minimum: int,
+        parameters: Parameters,
+        others: Sequence[Parameters] = (),
+    ) -> None:
+        self._run = run
+        self._keys = keys
+        self._minimum = minimum
+        self._parameters = parameters
+        self._schemes = {chosen.scheme: chosen for chosen in (parameters, *others)}
+        self._cipher: PublicCipher | None = None
+
+    def answer(self, call: Call) -> Any:
+        """Take the key authority's public key.
+
+        Args:
+            call: requests to clients of the endpoint.
+
+        Raises:
+            FrameError: a key that the authority did not sign, or another one than before.
+        """
+        refuse_other_verbs(call)
+        query: EncryptionKey = call.query
+        if query.scheme not in self._schemes:
+            raise FrameError(
+                f"a public key is of {query.scheme[:20]!r}, by which this run does not encrypt: "
+                "start both sides from the same configuration"
+            )
+        public = unpadded(as_bytes(query.public.value))
+        server = as_bytes(query.server.value)
+        known = self._keys.secrets.encryption
+        # The first keys stay: ciphertexts under another one would be for somebody else.
+        same_public = known.public.get(query.scheme, public) == public
+        same_server = known.server.get(query.scheme, server) == server
+        if not same_public or not same_server:
+            raise FrameError(
+                "a client was sent another public key of the encryption than before: the keys were "
+                "tampered with, start a new run"
+            )
+        # The signature comes first: TenSEAL parses what the authority wrote, and nothing else.
+        parameters = self._schemes[query.scheme]
+        self._check_authority(fingerprint(parameters, public), query)
+        PublicCipher(parameters, public)
+        KeyPair(bytes(KEY)).exchange(server)  # refuses keys of low order
+        known.public[query.scheme] = public
+        known.server[query.scheme] = server
+        return Ack()
+
+    def _check_authority(self, offered: bytes, query: EncryptionKey) -> None:
+        """Raise FrameError unless the key authority on the roster signed the key's fingerprint."""
+        statement = key_statement(self._run, offered, as_bytes(query.exchange.value))
+        try:
+            self._keys.verify(AUTHORITY_NUMBER, statement, as_bytes(query.signature.value))
+        except FrameError:
+            raise FrameError(
+                "the key authority did not sign the public key that the server relays: the key is "
+                "refused"
+            ) from None
+
+    def _check_members(self, call: Call) -> None:
+        """Raise an error for a sum of other clients, or of too few, or before there is a key."""
+        for client, members in members_of(call):
+            if client not in members:
+                raise PolicyError(
+                    f"client {client} is no member of the encrypted sum that it is asked for a "
+                    "row of"
+                )
+            if len(members) < self._minimum:
+                raise PolicyError(
+                    f"an encrypted sum over {len(members)} client(s) is refused: client {client} "
+                    f"asks for {self._minimum} or more"
+                )
+        self._public_cipher()
+
+    def _closed(
+        self, call: Call, layout: Layout, rows: Sequence[EncodedRow], encrypted: type
+    ) -> Any:
+        """Return encoded rows as a message with one envelope per recipient.
+
+        Args:
+            call: the request.
+            layout: fields of the rows.
+            rows: the integers of each recipient.
+            encrypted: class of the encrypted reply.
+        """
+        keys = []
+        signatures = []
+        envelopes: list[bytes] = []
+        for k, (client, row) in enumerate(zip(call.to, rows, strict=True)):
+            pair = KeyPair(self._keys.secret(client, "envelopes x25519"))
+            envelope, signature = self._envelope(call, k, pair, layout, row)
+            keys.append(pair.public)
+            envelopes.append(envelope)
+            signatures.append(signature)
+        return encrypted(
+            layout=str(layout),
+            key=Rows(as_table(keys, KEY)),
+            envelope=as_blocks(envelopes),
+            signature=Rows(as_table(signatures, SIGNATURE)),
+        )
+
+    def _envelope(
+        self,
+        call: Call,
+        position: int,
+        pair: KeyPair,
+        layout: Layout,
+        row: EncodedRow,
+    ) -> tuple[bytes, bytes]:
+        """Return one client's envelope, and its signature."""
+        cipher = self._public_cipher()
+        client = call.to[position]
+        slots = pack(row.integers, layout, row.largest, self._parameters)
+        ciphertexts = [cipher.encrypt(numbers) for numbers in slots]
+        context = EnvelopeContext(
+            fingerprint=cipher.fingerprint,
+            run=self._run,
+            purpose=call.method,
+            call=call.step,
+            attempt=call.attempt,
+            sender=f"client/{client}",
+            receiver=SERVER,
+            group=call.group[position],
+            layout=str(layout),
+        )
+        server = self._keys.secrets.encryption.server[self._parameters.scheme]
+        envelope = seal(ciphertexts, pair, server, context)
+        return envelope, self._keys.sign(client, context.signed(envelope))
+
+    def _public_cipher(self) -> PublicCipher:
+        """Return the public key, also in a new process.
+
+        Raises:
+            PolicyError: no key came yet.
+        """
+        if self._cipher is None:
+            public = self._keys.secrets.encryption.public.get(self._parameters.scheme)
+            if public is None:
+                raise PolicyError(
+                    "a client has no public key of the key authority, so it takes part in no "
+                    "encrypted sum"
+                )
+            self._cipher = PublicCipher(self._parameters, public)
+        return self._cipher
+
+
+class EncryptedSumService(EncryptionService):
+    """The part of one endpoint's clients in encrypted sums.
+
+    Args:
+        ranges: ranges of the fields that are summed.
+        run: as of `EncryptionService`, and so are all others.
+    """
+
+    adds_noise = False  # shares of noise need the ring of secure sums
+
+    def __init__(
+        self,
+        ranges: SumRanges,
+        run: str,
+        keys: KeyRing,
+        minimum: int,
+        parameters: Parameters,
+        others: Sequence[Parameters] = (),
+    ) -> None:
+        super().__init__(run, keys, minimum, parameters, others)
+        self._ranges = ranges
+
+    def reply_class(self, reply: type, through: tuple[str, ...]) -> type:
+        """Return the class of a reply as it leaves its client.
+
+        Args:
+            reply: class of the reply.
+            through: fields that pass through the pipeline.
+        """
+        return encrypted_class(reply, through)
+
+    def check(self, call: Call) -> None:
+        """Raise an error for a sum that a client cannot or will not take part in.
+
+        Args:
+            call: requests for rows of a sum.
+
+        Raises:
+            FrameError: the frame does not name the members of the sum.
+            PolicyError: too few members, or no public key yet.
+        """
+        if isinstance(call.query, FollowingSum):
+            raise PolicyError(
+                f"{call.method} is of clients that took part in an earlier sum, which encrypted "
+                "sums keep no record of: the request is refused"
+            )
+        self._check_members(call)
+
+    def masked(self, call: Call, reply: Any, encrypted: type) -> Any:
+        """Return a reply as ciphertexts in envelopes for the server.
+
+        Args:
+            call: the request.
+            reply: the reply after the pipeline, with one row per recipient in each field.
+            encrypted: class of the encrypted reply (`encrypted_class`).
+
+        Raises:
+            UpdateError: a number beyond the range of its field.
+        """
+        layout = layout_of(reply, encrypted_bits(encrypted))
+        rows = []
+        for k, (_, members) in enumerate(members_of(call)):
+            rows.append(self._encoded(reply, layout, k, len(members)))
+        return self._closed(call, layout, rows, encrypted)
+
+    def _encoded(self, reply: Any, layout: Layout, position: int, members: int) -> EncodedRow:
+        """Return one client's rows as integers."""
+        rows = {}
+        largest = {}
+        for field in layout.fields:
+            codec = self._ranges.fixed_point(field.name, field.bits, members)
+            values = getattr(reply, field.name).values.cpu()
+            row = values[position : position + 1]
+            rows[field.name] = codec.encode(row, self._ranges.saturates(field.name)).numpy()
+            largest[field.name] = codec.largest
+        return EncodedRow(rows, largest)
+
+
+def layout_of(reply: Any, bits: Mapping[str, int]) -> Layout:
+    """Return the layout of a reply's rows, without absent fields.
+
+    Args:
+        reply: the reply.
+        bits: 32 or 64, by field.
+    """
+    fields = []
+    for name, width in bits.items():
+        value = getattr(reply, name)
+        if value is not None:
+            fields.append(FieldShape(name, width, tuple(value.table.shape[1:])))
+    return Layout(tuple(fields))
+
+
+def key_statement(run: str, fingerprint: bytes, exchange: bytes) -> bytes:
+    """Return what the key authority signs when it offers its public keys.
+
+    Args:
+        run: hash of the run's configuration.
+        fingerprint: of the parameters and the public key, 32 bytes.
+        exchange: its public key for envelopes, 32 bytes.
+    """
+    return transcript("securecluster key authority v1", run, fingerprint, exchange)
+
+
+def as_blocks(envelopes: list[bytes]) -> Picks:
+    """Return envelopes as a field of a message with one frame per envelope.
+
+    Args:
+        envelopes: bytes of whole blocks.
+    """
+    picks = []
+    first = 0
+    for envelope in envelopes:
+        blocks = len(envelope) // BLOCK
+        picks.append(tuple(range(first, first + blocks)))
+        first += blocks
+    data = np.frombuffer(b"".join(envelopes), dtype=np.uint8).reshape(first, BLOCK)
+    return Picks(torch.as_tensor(data.copy()), tuple(picks))
+
+
+def from_blocks(field: Picks, position: int) -> bytes:
+    """Return one frame's envelope; inverse of `as_blocks`.
+
+    Args:
+        field: of the message.
+        position: position of the frame.
+    """
+    return as_bytes(field.table[list(field.picks[position])])

@@ -1,0 +1,423 @@
+"""The server's half of encrypted sums: it adds ciphertexts, and the key authority decrypts the sum.
+
+A sum takes two exchanges: the clients' ciphertexts, and the sums of the groups with the key
+authority. Clients that do not reply are left out, and nothing has to be recovered. Before the first
+sum of a run, the server asks the authority for its public key, and relays it to the clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import FrameError
+from securecluster.messaging.messages import Call, Response, Rows, Shared, format_ids
+from securecluster.privacy.homomorphic.ciphers import CiphertextSum, PublicCipher
+from securecluster.privacy.homomorphic.envelopes import (
+    EnvelopeContext,
+    open_envelope,
+    padded,
+    seal,
+    unpadded,
+)
+from securecluster.privacy.homomorphic.packing import Layout
+from securecluster.privacy.homomorphic.parameters import Parameters
+from securecluster.privacy.masking.identities import Roster
+from securecluster.privacy.secure_sum.pads import KeyPair
+from securecluster.runtime.aggregators import Exchange, Total
+from securecluster.runtime.encrypted_replies import (
+    AuthorityRequest,
+    EncryptedTotal,
+    EncryptionKey,
+    decrypted_class,
+    encrypted_bits,
+)
+from securecluster.runtime.encrypted_sum_client import SERVER, as_blocks, from_blocks
+from securecluster.runtime.key_authority import AUTHORITY
+from securecluster.runtime.key_exchange import TRIES, Ask, as_bytes
+from securecluster.runtime.masked_replies import SumRanges
+
+# clients whose ciphertexts are in memory at once
+CHUNK = 16
+
+
+@dataclass
+class KeyRecord:
+    """Public keys of the key authority, and the clients that have received them.
+
+    Attributes:
+        public: public key of the encryption; empty before the first exchange.
+        exchange: public key for envelopes.
+        signature: of both.
+        told: ids of the clients.
+    """
+
+    public: bytes = b""
+    exchange: bytes = b""
+    signature: bytes = b""
+    told: list[int] = field(default_factory=list)
+
+
+class AskAuthority(Protocol):
+    """Interface of the function that sends a message to the key authority."""
+
+    def __call__(
+        self, method: str, query: Any, call: Call | None = None, group: str = "", members: int = 1
+    ) -> Response:
+        """Send a message to the key authority, and return its reply.
+
+        Args:
+            method: name of the method.
+            query: message of one frame.
+            call: the call whose sum it belongs to; None for its keys.
+            group: members of the sum, as text.
+            members: number of clients whose replies are in the sum.
+        """
+        ...
+
+
+class EncryptedSums:
+    """Aggregator of ciphertexts.
+
+    Args:
+        run: hash of the run's configuration.
+        ranges: ranges of the fields that are summed.
+        dtype: type of the models' numbers.
+        minimum: members of the smallest sum.
+        parameters: parameters of the encryption.
+        private: the server's private key for envelopes, 32 bytes.
+        roster: identities whose signatures count; None verifies nothing.
+    """
+
+    server_reads_replies = False
+
+    def __init__(
+        self,
+        run: str,
+        ranges: SumRanges,
+        dtype: torch.dtype,
+        minimum: int,
+        parameters: Parameters,
+        private: bytes,
+        roster: Roster | None,
+    ) -> None:
+        self.name = parameters.scheme
+        self._run = run
+        self._ranges = ranges
+        self._dtype = dtype
+        self._minimum = minimum
+        self._channel = EncryptedChannel(run, parameters, private, roster)
+
+    def connect(
+        self, ask: Ask, ask_authority: AskAuthority, record: Callable[[], KeyRecord]
+    ) -> None:
+        """Take the channel's functions for messages of the aggregator itself.
+
+        Args:
+            ask: sends a message to clients.
+            ask_authority: sends a message to the key authority.
+            record: returns the record of keys, which is part of the channel's state.
+        """
+        self._channel.connect(ask, ask_authority, record)
+
+    def ready(self, clients: Sequence[int]) -> list[int]:
+        """Return the clients that have the public key, after an exchange where needed.
+
+        Args:
+            clients: ids of the clients of the next sums.
+        """
+        return self._channel.ready(clients)
+
+    def run(self, exchange: Exchange, call: Call, by: Sequence[int], groups: int) -> Total:
+        """Collect ciphertexts, and have the sum of each group that is large enough decrypted.
+
+        Args:
+            exchange: sends a call and returns the replies that arrive.
+            call: the call to all clients, which have the public key (`ready`).
+            by: group of each recipient of the call, in its order.
+            groups: number of groups.
+        """
+        texts = {}
+        for group in range(groups):
+            members = sorted(c for c, other in zip(call.to, by, strict=True) if other == group)
+            if len(members) >= self._minimum:  # others are never asked
+                texts[group] = format_ids(members)
+        call = replace(call, group=tuple(texts.get(group, "") for group in by))
+        sums = {group: GroupSum(self._channel) for group in texts}
+        encrypted = self._collect(exchange, call, by, sums)
+        counts = [0] * groups
+        survivors: set[int] = set()
+        tables: dict[str, torch.Tensor] = {}
+        for group, found in sums.items():
+            if len(found.survivors) >= self._minimum:
+                counts[group] = len(found.survivors)
+                survivors.update(found.survivors)
+                totals = found.decrypted(call, texts[group])
+                self._decode(totals, found, list(by).count(group), group, groups, tables)
+        if encrypted is None or not survivors:
+            return Total(None, tuple(counts), ())
+        fields: dict[str, Rows | None] = dict.fromkeys(encrypted_bits(encrypted))
+        for name, table in tables.items():
+            fields[name] = Rows(table)
+        ids = tuple(client for client in call.to if client in survivors)
+        return Total(decrypted_class(encrypted)(**fields), tuple(counts), ids)
+
+    def _collect(
+        self,
+        exchange: Exchange,
+        call: Call,
+        by: Sequence[int],
+        sums: Mapping[int, GroupSum],
+    ) -> type | None:
+        """Add the clients' ciphertexts to their groups' sums, chunk by chunk.
+
+        Returns:
+            Class of the replies; None if nobody replied.
+        """
+        group_of = dict(zip(call.to, by, strict=True))
+        asked = [k for k, group in enumerate(by) if group in sums]
+        encrypted: type | None = None
+        for first in range(0, len(asked), CHUNK):
+            request = call.select(asked[first : first + CHUNK])
+            response = exchange(request)
+            if response.reply is None:  # the whole chunk dropped out
+                continue
+            encrypted = type(response.reply)
+            for k, client in enumerate(response.ids):
+                sums[group_of[client]].add(request, client, response.reply, k)
+        return encrypted
+
+    def _decode(
+        self,
+        totals: dict[str, torch.Tensor],
+        found: GroupSum,
+        members: int,
+        group: int,
+        groups: int,
+        tables: dict[str, torch.Tensor],
+    ) -> None:
+        """Write the numbers of one group's sums into the tables (groups, …)."""
+        for shape in found.layout.fields:
+            codec = self._ranges.fixed_point(shape.name, shape.bits, members)
+            # Numbers beside updates are few, and are decoded in full.
+            dtype = self._dtype if shape.bits == 32 else torch.float64
+            decoded = codec.decode(totals[shape.name], len(found.survivors), dtype)
+            table = tables.setdefault(
+                shape.name, torch.zeros((groups, *decoded.shape), dtype=dtype)
+            )
+            if table.shape[1:] != decoded.shape:
+                raise FrameError(f"{shape.name}: the groups of an encrypted sum differ in shape")
+            table[group] = decoded
+
+
+class EncryptedChannel:
+    """The server's keys, and its exchanges with clients and the key authority.
+
+    Args:
+        run: hash of the run's configuration.
+        parameters: parameters of the encryption.
+        private: the server's private key for envelopes, 32 bytes.
+        roster: identities whose signatures count; None verifies nothing.
+    """
+
+    def __init__(
+        self, run: str, parameters: Parameters, private: bytes, roster: Roster | None
+    ) -> None:
+        self.run = run
+        self.parameters = parameters
+        self.pair = KeyPair(private)
+        self.roster = roster
+        self._cipher: PublicCipher | None = None
+        self._ask: Ask | None = None
+        self._ask_authority: AskAuthority | None = None
+        self._record: Callable[[], KeyRecord] = KeyRecord
+
+    def connect(
+        self, ask: Ask, ask_authority: AskAuthority, record: Callable[[], KeyRecord]
+    ) -> None:
+        """Take the channel's functions, as `EncryptedSums.connect` does."""
+        self._ask = ask
+        self._ask_authority = ask_authority
+        self._record = record
+
+    @property
+    def cipher(self) -> PublicCipher:
+        """Return the public key, also in a new process."""
+        public = self._record().public
+        if self._cipher is None or self._cipher.public != public:
+            self._cipher = PublicCipher(self.parameters, public)
+        return self._cipher
+
+    @property
+    def exchange(self) -> bytes:
+        """Return the key authority's public key for envelopes."""
+        return self._record().exchange
+
+    def ask_authority(
+        self, method: str, query: Any, call: Call | None = None, group: str = "", members: int = 1
+    ) -> Any:
+        """Return the key authority's reply to a message, as `AskAuthority` declares.
+
+        Raises:
+            FrameError: it does not reply.
+        """
+        assert self._ask_authority is not None
+        for _ in range(TRIES):
+            response = self._ask_authority(method, query, call, group, members)
+            if response.reply is not None:
+                return response.reply
+        raise FrameError("the key authority does not reply: start it, and resume the run")
+
+    def ready(self, clients: Sequence[int]) -> list[int]:
+        """Return the clients that have the public key, after an exchange where needed.
+
+        Args:
+            clients: ids of the clients.
+        """
+        record = self._record()
+        if not record.public:
+            reply = self.ask_authority("authority_key", AuthorityRequest(self.parameters.scheme))
+            record.public = unpadded(as_bytes(reply.public.row(0)))
+            record.exchange = as_bytes(reply.exchange.row(0))
+            record.signature = as_bytes(reply.signature.row(0))
+        assert self._ask is not None
+        for _ in range(TRIES):
+            silent = [client for client in clients if client not in record.told]
+            if not silent:
+                break
+            query = EncryptionKey(
+                scheme=self.parameters.scheme,
+                public=_shared(padded(self.cipher.public)),
+                exchange=_shared(record.exchange),
+                signature=_shared(record.signature),
+                server=_shared(self.pair.public),
+            )
+            response = self._ask("encryption_key", silent, query)
+            record.told = sorted({*record.told, *response.ids})
+        return [client for client in clients if client in record.told]
+
+
+class GroupSum:
+    """The sum of one group's ciphertexts.
+
+    Args:
+        channel: the server's keys.
+    """
+
+    def __init__(self, channel: EncryptedChannel) -> None:
+        self._channel = channel
+        self._sum: CiphertextSum | None = None
+        self.layout = Layout(())
+        self.survivors: tuple[int, ...] = ()
+
+    def add(self, call: Call, client: int, reply: Any, position: int) -> None:
+        """Add a client's ciphertexts, out of its envelope.
+
+        Args:
+            call: the request.
+            client: id of the client.
+            reply: a batch of encrypted replies.
+            position: position of the client's reply in the batch.
+
+        Raises:
+            FrameError: an envelope that was altered, or that belongs to another key, run, call or
+                sender; or fields other than those of the other clients.
+        """
+        channel = self._channel
+        layout = Layout.parse(reply.layout, encrypted_bits(type(reply)))
+        if self._sum is not None and layout != self.layout:
+            raise FrameError("encrypted rows of a sum differ in their fields")
+        context = EnvelopeContext(
+            fingerprint=channel.cipher.fingerprint,
+            run=channel.run,
+            purpose=call.method,
+            call=call.step,
+            attempt=call.attempt,
+            sender=f"client/{client}",
+            receiver=SERVER,
+            group=call.group[call.to.index(client)],
+            layout=reply.layout,
+        )
+        envelope = from_blocks(reply.envelope, position)
+        if channel.roster is not None:
+            signature = as_bytes(reply.signature.row(position))
+            channel.roster.check(client, context.signed(envelope), signature)
+        ciphertexts = open_envelope(
+            envelope,
+            channel.pair,
+            as_bytes(reply.key.row(position)),
+            context,
+            layout.ciphertexts(channel.parameters),
+            channel.parameters,
+        )
+        if self._sum is None:
+            self._sum = CiphertextSum(channel.cipher)
+            self.layout = layout
+        self._sum.add(ciphertexts)
+        self.survivors = tuple(sorted((*self.survivors, client)))
+
+    def decrypted(self, call: Call, group: str) -> dict[str, torch.Tensor]:
+        """Return the sums of integers of each field, which the key authority decrypts.
+
+        Args:
+            call: the call for the rows.
+            group: members of the sum, as text.
+
+        Raises:
+            FrameError: the authority's reply has other numbers than the sum.
+        """
+        query = self.sealed(call, group)
+        reply = self._channel.ask_authority(
+            "authority_sum", query, call, group, len(self.survivors)
+        )
+        rest = {32: reply.narrow.row(0), 64: reply.wide.row(0)}
+        totals = {}
+        for shape in self.layout.fields:
+            numbers = rest[shape.bits]
+            if len(numbers) < shape.numbers:
+                raise FrameError("the key authority released fewer numbers than the sum has")
+            totals[shape.name] = numbers[: shape.numbers].reshape(shape.shape).clone()
+            rest[shape.bits] = numbers[shape.numbers :]
+        if len(rest[32]) or len(rest[64]):
+            raise FrameError("the key authority released more numbers than the sum has")
+        return totals
+
+    def sealed(self, call: Call, group: str) -> EncryptedTotal:
+        """Return the sum as a message to the key authority.
+
+        Args:
+            call: the call for the rows.
+            group: members of the sum, as text.
+        """
+        assert self._sum is not None
+        channel = self._channel
+        survivors = format_ids(self.survivors)
+        context = EnvelopeContext(
+            fingerprint=channel.cipher.fingerprint,
+            run=channel.run,
+            purpose=call.method,
+            call=call.step,
+            attempt=call.attempt,
+            sender=SERVER,
+            receiver=AUTHORITY,
+            group=f"{group}/{survivors}",
+            layout=str(self.layout),
+        )
+        envelope = seal(self._sum.serialized(), channel.pair, channel.exchange, context)
+        return EncryptedTotal(
+            scheme=channel.parameters.scheme,
+            purpose=call.method,
+            layout=str(self.layout),
+            survivors=survivors,
+            server=_shared(channel.pair.public),
+            envelope=as_blocks([envelope]),
+        )
+
+
+def _shared(data: bytes) -> Shared:
+    """Return bytes as a field that all frames share."""
+    return Shared(torch.as_tensor(np.frombuffer(data, dtype=np.uint8).copy()))

@@ -1,0 +1,333 @@
+"""The key authority: a party that holds the only secret key, and decrypts sums for the server.
+
+It is reached by messages, as clients are. It is given sums of ciphertexts, with the list of clients
+that they are over, and never a ciphertext of one client. The guarantee rests on server and
+authority not working together: the server has every client's ciphertexts, and the authority the key
+that opens them. It cannot be replaced by a key that all clients hold: one client that tells the
+server that key would open everything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
+from securecluster.errors import FrameError, PolicyError
+from securecluster.messaging import wire
+from securecluster.messaging.bounds import Limits, check
+from securecluster.messaging.messages import (
+    AUTHORITY_CALL,
+    Header,
+    Rows,
+    parse_ids,
+    reply_header,
+)
+from securecluster.privacy.homomorphic.ciphers import SecretCipher
+from securecluster.privacy.homomorphic.envelopes import EnvelopeContext, open_envelope, padded
+from securecluster.privacy.homomorphic.packing import Layout, unpack
+from securecluster.privacy.homomorphic.parameters import Parameters
+from securecluster.privacy.masking.identities import SIGNATURE, UNSIGNED, Identity
+from securecluster.privacy.secure_sum.pads import KEY, KeyPair
+from securecluster.runtime.encrypted_replies import (
+    AUTHORITY_METHODS,
+    AuthorityKey,
+    AuthorityRequest,
+    EncryptedPairTotal,
+    EncryptedTotal,
+    ReleasedPairs,
+    ReleasedTotal,
+)
+from securecluster.runtime.encrypted_sum_client import SERVER, from_blocks, key_statement
+from securecluster.runtime.key_exchange import as_bytes, as_table
+from securecluster.runtime.masked_replies import SumRanges
+from securecluster.runtime.pair_release import PairRelease
+
+AUTHORITY = "authority"
+# calls whose sums the authority remembers; it refuses older ones
+KEPT_CALLS = 64
+Bits = Callable[[str], Mapping[str, int]]
+Total = EncryptedTotal | EncryptedPairTotal
+
+
+@dataclass
+class AuthorityState:
+    """What the key authority keeps between messages; never printed.
+
+    Attributes:
+        secret: its keys of the encryption, by scheme.
+        exchange: its private key for envelopes.
+        released: clients of each sum that it released, as text, by call and purpose.
+        floor: number of the first call whose sums it still decrypts.
+    """
+
+    secret: dict[str, bytes] = field(default_factory=dict, repr=False)
+    exchange: bytes = field(default=b"", repr=False)
+    released: dict[str, list[str]] = field(default_factory=dict)
+    floor: int = 0
+
+
+class KeyAuthority:
+    """Key authority of one run.
+
+    TenSEAL takes its randomness from the operating system alone, so the keys of the encryption do
+    not follow from the run's seed, and exact sums are the same all the same.
+
+    Args:
+        run: hash of the run's configuration.
+        parameters: parameters of the encryption schemes.
+        ranges: ranges of the fields that are summed.
+        bits: returns the bits of the fields of a client method's replies.
+        minimum: members of the smallest sum that is decrypted.
+        clients: number of clients of the run.
+        randomness: source of the key for envelopes in simulations; None takes it from the operating
+            system.
+        identity: signs the public keys; None where clients have no roster.
+        pairs: what it tells of R; None where pairs are not encrypted.
+    """
+
+    def __init__(  # noqa: PLR0913 (what one party of a run is made of)
+        self,
+        run: str,
+        parameters: Sequence[Parameters],
+        ranges: SumRanges,
+        bits: Bits,
+        minimum: int,
+        clients: int,
+        randomness: Randomness | None = None,
+        identity: Identity | None = None,
+        pairs: PairRelease | None = None,
+    ) -> None:
+        self._run = run
+        self._pairs = pairs
+        self._parameters = {chosen.scheme: chosen for chosen in parameters}
+        self._ranges = ranges
+        self._bits = bits
+        self._minimum = minimum
+        self._clients = clients
+        self._randomness = randomness
+        self._identity = identity
+        self._ciphers: dict[str, SecretCipher] = {}
+        self.state = AuthorityState()
+
+    def restore(self, state: AuthorityState) -> None:
+        """Set the state of a checkpoint, or of an earlier process.
+
+        Args:
+            state: the state.
+        """
+        self.state = state
+        self._ciphers = {}
+
+    def answer_frame(self, data: bytes) -> bytes:
+        """Answer one encoded frame of the server.
+
+        Args:
+            data: bytes of the request.
+
+        Returns:
+            The bytes of the reply.
+
+        Raises:
+            FrameError: a frame that does not parse, or is not for the authority of this run.
+            PolicyError: a sum that it does not decrypt.
+        """
+        header = wire.peek(data)
+        if header.method not in AUTHORITY_METHODS or header.recipient != AUTHORITY:
+            raise FrameError(
+                f"a frame for {header.recipient[:40]} reached the key authority: check the "
+                "addresses"
+            )
+        if header.verb != AUTHORITY_CALL or header.sender != SERVER:
+            raise FrameError("the key authority answers the server alone: the frame is refused")
+        if header.config != self._run:
+            raise FrameError(
+                "the server runs another configuration than the key authority: start both from "
+                "the same one"
+            )
+        query: Any
+        _, query = wire.decode(data, AUTHORITY_METHODS[header.method][0])
+        check(query, Limits())
+        if header.method == "authority_key":
+            reply = self._offer(query)
+        elif header.method == "authority_sum":
+            reply = self._decrypt(header, query)
+        else:
+            reply = self._tell_of_pairs(header, query)
+        return wire.encode(reply_header(header), reply)
+
+    def _offer(self, query: AuthorityRequest) -> Any:
+        """Return the public keys, signed."""
+        cipher = self._cipher(query.scheme)
+        exchange = self._exchange().public
+        public = padded(cipher.public)
+        signature = UNSIGNED
+        if self._identity is not None:
+            statement = key_statement(self._run, cipher.fingerprint, exchange)
+            signature = self._identity.sign(statement)
+        return AuthorityKey(
+            public=Rows(as_table([public], len(public))),
+            exchange=Rows(as_table([exchange], KEY)),
+            signature=Rows(as_table([signature], SIGNATURE)),
+        )
+
+    def _decrypt(self, header: Header, query: EncryptedTotal) -> ReleasedTotal:
+        """Return the sums of one group."""
+        group, _ = self._members(header, query)
+        layout = Layout.parse(query.layout, self._bits(query.purpose))
+        largest = {}
+        for shape in layout.fields:
+            codec = self._ranges.fixed_point(shape.name, shape.bits, len(group))
+            largest[shape.name] = codec.largest
+        sums = self._opened(header, query, layout, largest)
+        self._remember(header, query)
+        return _released(layout, sums)
+
+    def _tell_of_pairs(self, header: Header, query: EncryptedPairTotal) -> ReleasedPairs:
+        """Return what is told of R: labels, or R on a grid."""
+        if self._pairs is None:
+            raise FrameError("this run's pairs are not encrypted: the sum is refused")
+        group, survivors = self._members(header, query)
+        bits = self._bits(query.purpose)
+        layout = self._pairs.layout(query.layout, bits, len(group))
+        (name,) = bits
+        sums = self._opened(header, query, layout, {name: self._pairs.largest(name)})
+        numbers = self._pairs.numbers(name, sums[name], group, survivors, query.then)
+        self._remember(header, query)
+        return ReleasedPairs(Rows(numbers[None]))
+
+    def _members(self, header: Header, query: Total) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the members of a sum, and those whose rows are in it."""
+        group = parse_ids(header.group, self._clients_in(header.group))
+        survivors = parse_ids(query.survivors, header.members)
+        self._check_members(header, query, group, survivors)
+        return group, survivors
+
+    def _opened(
+        self, header: Header, query: Total, layout: Layout, largest: Mapping[str, int]
+    ) -> dict[str, NDArray[np.int64]]:
+        """Return the sums of integers in an envelope."""
+        cipher = self._cipher(query.scheme)
+        parameters = cipher.parameters
+        context = EnvelopeContext(
+            fingerprint=cipher.fingerprint,
+            run=self._run,
+            purpose=query.purpose,
+            call=header.step,
+            attempt=header.attempt,
+            sender=SERVER,
+            receiver=AUTHORITY,
+            group=f"{header.group}/{query.survivors}",
+            layout=query.layout,
+        )
+        ciphertexts = open_envelope(
+            from_blocks(query.envelope, 0),
+            self._exchange(),
+            as_bytes(query.server.value),
+            context,
+            layout.ciphertexts(parameters),
+            parameters,
+        )
+        slots = [cipher.decrypt(data) for data in ciphertexts]
+        return unpack(slots, layout, largest, parameters, header.members)
+
+    def _clients_in(self, text: str) -> int:
+        """Return how many clients a list can have: as many as it names, within the run's."""
+        total = 0
+        for run in text.split(","):
+            first, _, last = run.partition("-")
+            if first.isdecimal() and (last.isdecimal() or not last) and len(run) <= 21:
+                total += int(last or first) - int(first) + 1
+        return max(0, min(total, self._clients))
+
+    def _check_members(
+        self,
+        header: Header,
+        query: Total,
+        group: Sequence[int],
+        survivors: Sequence[int],
+    ) -> None:
+        """Raise PolicyError for a sum over too few clients, or one that shows another's difference.
+
+        Security rule: of one call, the authority decrypts sums over disjoint lists of clients. Two
+        sums that differ by one client would show that client's row.
+        """
+        if not set(survivors) <= set(group):
+            raise PolicyError("the key authority is given a sum over clients that are no members")
+        if len(survivors) < self._minimum:
+            raise PolicyError(
+                f"the key authority decrypts sums over {self._minimum} clients or more, and this "
+                f"one is over {len(survivors)}"
+            )
+        if header.step < self.state.floor:
+            raise PolicyError(
+                f"the key authority refuses the sum of call {header.step}: it has long decrypted "
+                "later ones"
+            )
+        for text in self.state.released.get(_name_of(header, query), []):
+            other = parse_ids(text, self._clients_in(text))
+            if text != query.survivors and not set(other).isdisjoint(survivors):
+                raise PolicyError(
+                    "the key authority has decrypted another sum over some of these clients in "
+                    f"call {header.step}: their difference would show single rows"
+                )
+
+    def _remember(self, header: Header, query: Total) -> None:
+        released = self.state.released
+        texts = released.setdefault(_name_of(header, query), [])
+        if query.survivors not in texts:
+            texts.append(query.survivors)
+        calls = sorted({int(name.partition(" ")[0]) for name in released})
+        for call in calls[:-KEPT_CALLS]:
+            for name in [name for name in released if name.startswith(f"{call} ")]:
+                del released[name]
+            self.state.floor = call + 1
+
+    def _cipher(self, scheme: str) -> SecretCipher:
+        """Return the keys of a scheme, which are made once a run."""
+        if scheme not in self._parameters:
+            raise FrameError(
+                f"this run does not encrypt by {scheme[:20]!r}: start all parties from the same "
+                "configuration"
+            )
+        if scheme not in self._ciphers:
+            parameters = self._parameters[scheme]
+            secret = self.state.secret.get(scheme)
+            if secret is None:
+                cipher = SecretCipher.generate(parameters)
+                self.state.secret[scheme] = cipher.secret
+            else:
+                cipher = SecretCipher(parameters, secret)
+            self._ciphers[scheme] = cipher
+        return self._ciphers[scheme]
+
+    def _exchange(self) -> KeyPair:
+        """Return the keys for envelopes."""
+        if not self.state.exchange:
+            self.state.exchange = os.urandom(KEY)
+            if self._randomness is not None:
+                self.state.exchange = self._randomness.key("authority", "envelopes x25519")
+        return KeyPair(self.state.exchange)
+
+
+def _name_of(header: Header, query: Total) -> str:
+    """Return the name of a call's sums in the authority's records."""
+    return f"{header.step} {query.purpose}"
+
+
+def _released(layout: Layout, sums: Mapping[str, NDArray[np.int64]]) -> ReleasedTotal:
+    """Return sums as a message."""
+    tables = {}
+    for bits, dtype in ((32, np.int32), (64, np.int64)):
+        parts = [np.zeros(0, np.int64)]
+        for shape in layout.fields:
+            if shape.bits == bits:
+                parts.append(sums[shape.name].reshape(-1))
+        tables[bits] = torch.from_numpy(np.concatenate(parts).astype(dtype))[None]
+    return ReleasedTotal(narrow=Rows(tables[32]), wide=Rows(tables[64]))

@@ -1,0 +1,142 @@
+"""The server's half of padded pairs: it reads R, and no single row.
+
+Two exchanges of keys come before the first call of a run, and a question for the attempt before
+each. A client that is lost costs nothing but its own row and column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import FrameError, UsageError
+from securecluster.messaging.messages import Call, format_ids
+from securecluster.privacy.secure_sum.pair_pads import PAIR
+from securecluster.runtime.aggregators import Exchange
+from securecluster.runtime.key_exchange import TRIES, Ask, KeyDirectory, KeyRelay
+from securecluster.runtime.pad_client import PairRange, PairsRequest
+from securecluster.runtime.pair_aggregators import (
+    PairFunctions,
+    PairTotal,
+    check_replies,
+    check_rows,
+    positions,
+)
+
+
+class PaddedPairs:
+    """Aggregator for pairs whose server reads sums of pairs.
+
+    Args:
+        ranges: range of each field of rows.
+        functions: functions of R.
+    """
+
+    name = "pads"
+    server_reads_rows = False
+
+    def __init__(self, ranges: Mapping[str, PairRange], functions: PairFunctions) -> None:
+        self._ranges = ranges
+        self._functions = functions
+        self._ask: Ask | None = None
+        self._relay: KeyRelay | None = None
+
+    def connect(self, ask: Ask, directory: Callable[[], KeyDirectory]) -> None:
+        """Take the channel's function for messages of the aggregator itself.
+
+        Args:
+            ask: sends a message to clients.
+            directory: returns the keys, which are part of the channel's state.
+        """
+        self._ask = ask
+        self._relay = KeyRelay(ask, directory)
+
+    def check(self, then: str) -> None:
+        """Raise UsageError for a function of R that is not declared.
+
+        Args:
+            then: name of the function of R.
+        """
+        self._functions.check(then)
+
+    def ready(self, clients: Sequence[int]) -> list[int]:
+        """Return the clients that have the keys of each other, after an exchange where needed.
+
+        Args:
+            clients: ids of the clients of the next call.
+        """
+        assert self._relay is not None
+        return self._relay.ready(clients)
+
+    def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
+        """Read padded rows, add those of each pair, and compute a function of R.
+
+        Args:
+            exchange: sends a call, again to clients that do not reply, and returns the replies.
+            call: the call to the clients that are ready.
+            columns: the clients that a row has numbers of, ascending.
+            then: name of the function of R.
+
+        Raises:
+            UsageError: fewer than two clients replied, or clients that do not ascend.
+            FrameError: rows of another length, or a sum that no two clients can have.
+        """
+        if list(columns) != sorted(set(columns)):
+            raise UsageError("padded pairs name each client once, in ascending order: ask them so")
+        response = exchange(self._attempt(call, columns))
+        check_replies(response.ids)
+        ((name, field),) = vars(response.reply).items()
+        rows = field.values
+        check_rows(rows, len(response.ids), len(columns))
+        relevance = self._relevance(name, rows[:, positions(columns, response.ids)])
+        return PairTotal(response.ids, self._functions.apply(then, relevance), relevance)
+
+    def _attempt(self, call: Call, columns: Sequence[int]) -> Call:
+        """Return the call in an attempt that its clients can take part in, without silent ones."""
+        assert self._ask is not None
+        text = format_ids(columns)
+        attempts: dict[int, int] = {}
+        for _ in range(TRIES):
+            silent = [client for client in call.to if client not in attempts]
+            if not silent:
+                break
+            response = self._ask(
+                "pair_attempt",
+                silent,
+                PairsRequest(call.method),
+                call,
+                [text] * len(silent),
+                [len(columns)] * len(silent),
+            )
+            if response.reply is not None:
+                found = response.reply.attempt.values.tolist()
+                attempts.update(zip(response.ids, found, strict=True))
+        asked = call.select([k for k, client in enumerate(call.to) if client in attempts])
+        return replace(
+            asked,
+            members=(len(columns),) * len(asked.to),
+            group=(text,) * len(asked.to),
+            attempt=max(attempts.values(), default=0),
+        )
+
+    def _relevance(self, name: str, square: torch.Tensor) -> torch.Tensor:
+        """Return R (r, r) in float64, from the padded rows of r clients in the ring.
+
+        Raises:
+            FrameError: a sum that no two clients can have.
+        """
+        known = self._ranges[name]
+        total = (square + square.T).contiguous()  # wraps, and so the pads of each pair cancel
+        total.fill_diagonal_(0)
+        relevance = known.fixed_point(name).decode(total, PAIR, torch.float64) / 2
+        relevance.fill_diagonal_(known.itself)
+        others = relevance[~torch.eye(len(relevance), dtype=torch.bool)]
+        low, high = torch.aminmax(others)
+        error = known.error_bound()
+        if float(low) < known.low - error or float(high) > known.high + error:
+            raise FrameError(
+                f"{name}: a pair of clients has a sum beyond its range: a row was forged, or two "
+                "clients have other keys of each other; start a new run"
+            )
+        return relevance

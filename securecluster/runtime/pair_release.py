@@ -1,0 +1,165 @@
+"""What the key authority tells of R: labels alone, or R on a grid; and how pairs are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import FrameError
+from securecluster.privacy.homomorphic.packing import FieldShape, Layout
+from securecluster.privacy.secure_sum.pair_pads import PAIR
+from securecluster.runtime.pad_client import PairRange
+from securecluster.runtime.pair_aggregators import PairFunctions
+
+# what the key authority tells
+LABELS = "labels"
+MATRIX = "matrix"
+RELEASES = (LABELS, MATRIX)
+# step of the grid on which R leaves the key authority: full precision would give its key away
+STEP = 1e-4
+
+
+class PairRelease:
+    """What the key authority tells of R.
+
+    Args:
+        ranges: range of each field of rows.
+        functions: functions of R.
+        labelled: names of the functions of which labels alone are released.
+    """
+
+    def __init__(
+        self,
+        ranges: Mapping[str, PairRange],
+        functions: PairFunctions,
+        labelled: Sequence[str] = (),
+    ) -> None:
+        self._ranges = ranges
+        self._functions = functions
+        self._labelled = tuple(labelled)
+
+    def largest(self, name: str) -> int:
+        """Return the largest magnitude of one client's integer.
+
+        Args:
+            name: name of the field.
+        """
+        return self._ranges[name].fixed_point(name).largest
+
+    def layout(self, text: str, bits: Mapping[str, int], clients: int) -> Layout:
+        """Return the layout of a text, which must be that of the pairs of some clients.
+
+        Args:
+            text: text that the server has sent.
+            bits: 32 or 64, by field.
+            clients: number of clients.
+
+        Raises:
+            FrameError: another layout.
+        """
+        layout = Layout.parse(text, bits)
+        (name,) = bits
+        if layout != pair_layout(name, self._ranges[name], clients):
+            raise FrameError("the sum of pairs has another length than its clients have pairs")
+        return layout
+
+    def numbers(
+        self,
+        name: str,
+        sums: NDArray[np.int64],
+        group: Sequence[int],
+        survivors: Sequence[int],
+        then: str,
+    ) -> torch.Tensor:
+        """Return the numbers that leave the authority, (n,) int64.
+
+        Security rule: R is rounded before anything is computed from it, so that no number depends
+        on the noise of the ciphertexts but by the step that it is rounded to.
+
+        Args:
+            name: name of the field.
+            sums: sums of integers of each pair of the group.
+            group: the clients that rows have numbers of, ascending.
+            survivors: the clients whose rows are in the sum, ascending.
+            then: name of the function of R.
+
+        Raises:
+            FrameError: a sum that no two clients can have.
+        """
+        known = self._ranges[name]
+        size = len(group)
+        square = np.zeros((size, size), np.int64)
+        square[np.triu_indices(size, 1)] = sums
+        places = [list(group).index(client) for client in survivors]
+        kept = torch.from_numpy(square[np.ix_(places, places)])
+        codec = known.fixed_point(name)
+        relevance = codec.decode(kept.to(codec.dtype), PAIR, torch.float64) / 2
+        upper = np.triu_indices(len(survivors), 1)
+        values = relevance.numpy()[upper]
+        error = known.error_bound() + STEP
+        if not np.all((known.low - error <= values) & (values <= known.high + error)):
+            raise FrameError(
+                f"{name}: a pair of clients has a sum beyond its range: a row was forged, or it is "
+                "under another key"
+            )
+        numbers = torch.from_numpy(np.rint(values / STEP).astype(np.int64))
+        if then not in self._labelled:
+            return numbers
+        rounded = from_grid(numbers, len(survivors), known)
+        labels = self._functions.apply(then, rounded).labels
+        return torch.tensor(labels, dtype=torch.int64)
+
+
+def pair_layout(name: str, known: PairRange, clients: int) -> Layout:
+    """Return the layout of the pairs of some clients.
+
+    Args:
+        name: name of the field of rows.
+        known: its range.
+        clients: number of clients.
+    """
+    return Layout((FieldShape(name, known.bits, (clients * (clients - 1) // 2,)),))
+
+
+def own_pairs(row: NDArray[Any], own: int) -> NDArray[Any]:
+    """Return a client's part of all pairs i < j: its row where it is in the pair, else zeros.
+
+    Args:
+        row: numbers of the pairs with each client (m,).
+        own: position of the client itself, whose number is left out.
+    """
+    square = np.zeros((len(row), len(row)), row.dtype)
+    square[own, own + 1 :] = row[own + 1 :]
+    square[:own, own] = row[:own]
+    return square[np.triu_indices(len(row), 1)]
+
+
+def from_grid(numbers: torch.Tensor, clients: int, known: PairRange) -> torch.Tensor:
+    """Return R (r, r) in float64, of the pairs i < j in steps of the grid.
+
+    Args:
+        numbers: steps of each pair.
+        clients: number of clients, r.
+        known: range of R.
+
+    Raises:
+        FrameError: another number of pairs, or a number that R cannot have.
+    """
+    if len(numbers) != clients * (clients - 1) // 2:
+        raise FrameError("the key authority released another number of pairs than there are")
+    relevance = torch.zeros(clients, clients, dtype=torch.float64)
+    upper = torch.triu_indices(clients, clients, 1)
+    values = numbers.double() * STEP
+    relevance[upper[0], upper[1]] = values
+    relevance = relevance + relevance.T
+    relevance.fill_diagonal_(known.itself)
+    if len(values):
+        error = known.error_bound() + 2 * STEP
+        low, high = torch.aminmax(values)
+        if float(low) < known.low - error or float(high) > known.high + error:
+            raise FrameError("the key authority released pairs beyond their range")
+    return relevance

@@ -1,0 +1,487 @@
+"""IFCA under secure sums: the server reads no choice and no update of a single client, whoever is
+lost and whatever it claims.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import DOUBLE, FULL, Served, run_server, serve, serve_nodes, two_clusters
+from conformance import check_resume, example
+from numpy.typing import NDArray
+
+from securecluster import Federation
+from securecluster.app import privacy_report
+from securecluster.app.cli import main
+from securecluster.errors import PolicyError, UsageError
+from securecluster.messaging.messages import Call, Response, Shared
+from securecluster.protocols import IFCA
+from securecluster.protocols.ifca import hidden_server
+from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient, least_survivors
+from securecluster.runtime.endpoint import GATHER, SUM, CallContext
+from securecluster.runtime.transport import InProcess
+
+Lie = Callable[[Call], Call]
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return two_clusters(6, 30)
+
+
+def make(**params: Any) -> Any:
+    """IFCA with two models, hidden choices and one start of two rounds."""
+    small: dict[str, Any] = {"k": 2, "starts": 1, "rounds": 2, "epochs": 1, "model": "linear"}
+    return IFCA(**{**small, "aggregation": "secagg", "mask": "none", **params})
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that lets client i find the lowest loss with the model `choices[i]`."""
+    losses_of = HiddenChoiceClient._losses
+
+    def fix(*choices: int) -> None:
+        def fixed(self: Any, context: CallContext, query: Any) -> NDArray[np.float64]:
+            losses = losses_of(self, context, query)
+            for n, client in enumerate(context.ids):
+                losses[n] += 1.0
+                losses[n, choices[client]] = 0.5
+            return losses
+
+        monkeypatch.setattr(HiddenChoiceClient, "_losses", fixed)
+
+    return fix
+
+
+def models(served: Served, made: Any) -> torch.Tensor:
+    found: torch.Tensor = made.final_models(served.endpoint.client, served.state).values
+    return found
+
+
+def plain_and_hidden(
+    federation: Federation, lost: Callable[[Call], set[int]] = lambda call: set(), **params: Any
+) -> tuple[torch.Tensor, torch.Tensor, Served]:
+    """The clients' models with and without secure sums, and the run with them."""
+    open_run = make(aggregation="plain", **params)
+    hidden_run = make(**params)
+    plain = serve(open_run, federation, lost)
+    hidden = serve(hidden_run, federation, lost)
+    return models(plain, open_run), models(hidden, hidden_run), hidden
+
+
+# --- the same models ---
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"mask": "permutation", "starts": 2, "start_rounds": 1},
+        {"mask": "rotation", "momentum": 0.5, "epochs": 2},
+        {"clip": 0.5, "k": 3},
+    ],
+)
+def test_models_are_those_of_plain_sums_where_every_choice_is_shared(
+    params: dict[str, Any], federation: Federation, choose: Callable[..., None]
+) -> None:
+    choose(0, 1, 0, 1, 1, 0)
+    plain, hidden, served = plain_and_hidden(federation, **params)
+    torch.testing.assert_close(hidden, plain, rtol=0, atol=1e-6)
+    assert served.state.final.counts[:2] == [3, 3]
+    assert not served.endpoint.client.unshared
+    assert not torch.allclose(hidden[0], hidden[1], atol=1e-3)
+
+
+def test_who_alone_chose_a_model_trains_alone_and_moves_it_for_nobody_else(
+    federation: Federation, choose: Callable[..., None]
+) -> None:
+    choose(0, 0, 1, 0, 0, 0)
+    plain, hidden, served = plain_and_hidden(federation, rounds=3)
+    # its own model is that of a run that averages it alone
+    torch.testing.assert_close(hidden, plain, rtol=0, atol=1e-6)
+    client = served.endpoint.client
+    assert client.unshared == {2}
+    start = client.cohort.drawn("start", 0, 1)
+    shared = client.model_sets[0][1].models
+    assert all(torch.equal(shared.row(i), start) for i in range(6))
+    assert not torch.allclose(hidden[2], start, atol=1e-3)
+    assert (served.state.running.pending[0].number, served.state.running.pending[1].number) == (
+        3,
+        0,
+    )
+    assert make().known_labels(client, served.state) == [0, 0, 1, 0, 0, 0]
+
+
+def test_an_average_replaces_what_a_client_trained_alone(
+    federation: Federation, choose: Callable[..., None]
+) -> None:
+    choose(0, 0, 1, 0, 0, 0)
+    made = make(rounds=1)
+    served = serve(made, federation)
+    client = served.endpoint.client
+    before = models(served, made)[2]
+    choose(0, 0, 1, 0, 0, 1)
+    served.net.round = 2
+    hidden_server.average_unseen(served.net, served.state.running, None, served.net.clients)
+    hidden_server.deliver_unseen(served.net, served.state.running, None)
+    after = models(served, made)
+    assert not client.unshared
+    torch.testing.assert_close(after[2], after[5], rtol=0, atol=0)
+    assert not torch.allclose(before, after[2], atol=1e-4)
+
+
+# --- clients that are lost between the counts and the blocks ---
+
+
+@pytest.mark.parametrize(
+    ("counts", "least"),
+    [([3, 3], 5), ([5, 1], 3), ([2, 4], 6), ([1, 1], 2), ([0, 6, 2], 8), ([4, 4, 4], 10)],
+)
+def test_a_sum_of_blocks_needs_all_but_what_its_smallest_block_can_spare(
+    counts: list[int], least: int
+) -> None:
+    assert least_survivors(counts) == least
+    # whoever is lost, no averaged block has a single contributor
+    spare = sum(counts) - least
+    assert all(count - spare >= 2 for count in counts if count >= 2)
+
+
+def lost_in(method: str, *clients: int, times: int = 99) -> Callable[[Call], set[int]]:
+    """Lose clients in the first calls of a method."""
+    calls = []
+
+    def lost(call: Call) -> set[int]:
+        if call.method != method:
+            return set()
+        calls.append(call)
+        return set(clients) if len(calls) <= times else set()
+
+    return lost
+
+
+def test_the_smallest_block_may_lose_what_it_can_spare(
+    federation: Federation, choose: Callable[..., None]
+) -> None:
+    choose(0, 0, 0, 1, 1, 1)
+    hidden = serve(make(rounds=1), federation, lost_in("contribute_blocks", 0))
+    plain = serve(make(rounds=1, aggregation="plain"), federation, lost_in("contribute", 0))
+    for ours, theirs in zip(hidden.state.running.pending, plain.state.running.pending, strict=True):
+        torch.testing.assert_close(ours.posts[0].table, theirs.posts[0].table, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("choices", [(0, 0, 0, 1, 1, 1), (0, 0, 1, 1, 1, 1)])
+def test_more_losses_than_that_release_nothing(
+    choices: tuple[int, ...], federation: Federation, choose: Callable[..., None]
+) -> None:
+    choose(*choices)
+    lost = lost_in("contribute_blocks", *range(choices.count(0) - 1))
+    served = serve(make(rounds=1), federation, lost)
+    assert not any(queue.number for queue in served.state.running.pending)
+    methods = [entry.method for entry in served.transcript.entries]
+    assert methods.count("contribute_blocks") == 5
+    assert methods.count("reveal_shares") == 2  # of the counts, in the round and at the end
+    assert "contribute_blocks" not in {event.method for event in served.net.state.ledger.events}
+
+
+def test_a_loss_after_the_rows_arrived_counts_as_one(
+    federation: Federation, choose: Callable[..., None]
+) -> None:
+    choose(0, 0, 0, 1, 1, 1)
+
+    def lost(call: Call) -> set[int]:
+        if call.method == "contribute_blocks":
+            return {0}
+        return {1} if call.method == "reveal_pads" else set()
+
+    served = serve(make(rounds=1), federation, lost)
+    assert not any(queue.number for queue in served.state.running.pending)
+
+
+def test_a_client_that_revealed_no_share_of_the_counts_contributes_all_the_same(
+    federation: Federation, choose: Callable[..., None]
+) -> None:
+    choose(0, 0, 0, 1, 1, 1)
+    calm = serve(make(rounds=1), federation)
+    served = serve(make(rounds=1), federation, lost_in("reveal_shares", 0))
+    assert served.net.state.lost == {}
+    assert torch.equal(models(served, make()), models(calm, make()))
+
+
+def test_two_counts_that_differ_in_one_client_tell_its_choice(
+    federation: Federation, choose: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What exact counts cannot hide. The privacy report says so."""
+    choose(0, 0, 0, 1, 1, 1)
+    seen = []
+    counts_of = hidden_server._counts
+
+    def counts(counted: Any) -> list[int]:
+        found = counts_of(counted)
+        seen.append(np.array(found))
+        return found
+
+    monkeypatch.setattr(hidden_server, "_counts", counts)
+
+    def lost(call: Call) -> set[int]:
+        return {3} if (call.method, call.round) == ("count_choice", 2) else set()
+
+    serve(make(rounds=2), federation, lost)
+    assert list(seen[0] - seen[1]) == [0, 1]
+    assert any("difference of two such counts" in line for line in make().disclosures().server)
+
+
+def test_a_sum_that_failed_is_attempted_again_with_everyone(
+    federation: Federation, choose: Callable[..., None]
+) -> None:
+    choose(0, 0, 1, 1, 1, 2)
+    params: dict[str, Any] = {"k": 3, "rounds": 1}
+    calm = serve(make(**params), federation)
+    served = serve(make(**params), federation, lost_in("contribute_blocks", 1, 5, times=2))
+    assert torch.equal(models(served, make(**params)), models(calm, make(**params)))
+    assert served.net.state.lost == {}
+    # client 5 trains alone once, however often it is asked in a round
+    assert served.endpoint.client.unshared == {5}
+
+
+# --- a server that lies ---
+
+
+def lied_to(federation: Federation, lie: Lie) -> None:
+    """Run a server that changes its requests for blocks."""
+    made = make(rounds=1)
+    endpoint = made.build_client(federation, DOUBLE)
+
+    def answer(call: Call) -> Response:
+        if call.method == "contribute_blocks":
+            call = lie(call)
+        return endpoint.answer(call)
+
+    net = made.build_network(InProcess(answer), made.config(federation, "float64"))
+    run_server(made, net)
+
+
+def told(call: Call, **changes: Any) -> Call:
+    return dataclasses.replace(call, query=dataclasses.replace(call.query, **changes))
+
+
+def counted(*counts: int) -> Shared:
+    return Shared(torch.tensor(counts))
+
+
+def to_five(call: Call) -> Call:
+    """The request without client 5, who was counted."""
+    five = call.select(range(5))
+    few = told(five, among="0-4", counted=5, counts=counted(3, 2), least=5)
+    return dataclasses.replace(few, group=("0-4",) * 5, members=(5,) * 5)
+
+
+LIES: dict[str, tuple[Lie, str]] = {
+    "nobody chose a model": (lambda c: told(c, counts=counted(6, 0), least=2), "contradict"),
+    "too few were counted": (lambda c: told(c, counts=counted(2, 3), least=6), "contradict"),
+    "more may be lost": (lambda c: told(c, least=4), "single client"),
+    "counts of an earlier call": (lambda c: told(c, earlier=0), "did not take part"),
+    "counts of a later call": (lambda c: told(c, earlier=c.step), "did not take part"),
+    "others were counted": (to_five, "did not take part"),
+    "members that were not": (lambda c: told(c, among="0-4", counted=5), "other clients than"),
+}
+
+
+@pytest.mark.parametrize("lie", list(LIES))
+def test_a_client_refuses_what_contradicts_what_it_knows(
+    lie: str, federation: Federation, choose: Callable[..., None]
+) -> None:
+    choose(0, 0, 0, 1, 1, 1)
+    lied_to(federation, lambda call: call)
+    change, words = LIES[lie]
+    with pytest.raises(PolicyError, match=words):
+        lied_to(federation, change)
+
+
+@pytest.mark.parametrize("counts", [(3, 3), (4, 2)])
+def test_a_client_sends_blocks_once_for_a_choice(
+    counts: tuple[int, int], federation: Federation, choose: Callable[..., None]
+) -> None:
+    choose(0, 0, 0, 1, 1, 1)
+    served = serve(make(rounds=1), federation)
+    (position,) = [
+        k for k, e in enumerate(served.transcript.entries) if e.method == "contribute_blocks"
+    ]
+    call, _ = served.transcript.content(position)
+    made = make(rounds=1)
+    endpoint = made.build_client(federation, DOUBLE)
+    for k in range(position + 1):
+        endpoint.answer(served.transcript.content(k)[0])
+    endpoint.answer(call)  # the same frame again
+    again = dataclasses.replace(call, step=call.step + 1)
+    with pytest.raises(PolicyError, match="other counts for the same choice"):
+        endpoint.answer(told(again, counts=counted(*counts), least=6))
+
+
+def test_a_client_reveals_nothing_where_too_many_are_called_lost(
+    federation: Federation, choose: Callable[..., None]
+) -> None:
+    choose(0, 0, 0, 1, 1, 1)
+    made = make(rounds=1)
+    endpoint = made.build_client(federation, DOUBLE)
+    asked = []
+
+    def answer(call: Call) -> Response:
+        if call.method == "reveal_pads":
+            asked.append(call)
+            few = dataclasses.replace(
+                call.query,
+                lost=dataclasses.replace(
+                    call.query.lost,
+                    table=torch.tensor([0, 1]),
+                    picks=((0, 1),) * len(call.to),
+                ),
+            )
+            call = dataclasses.replace(call, query=few).select(
+                [k for k, client in enumerate(call.to) if client > 1]
+            )
+        return endpoint.answer(call)
+
+    transport = InProcess(answer, lost_in("contribute_blocks", 0))
+    net = made.build_network(transport, made.config(federation, "float64"))
+    with pytest.raises(PolicyError, match="4 of 6 members survived, and 5"):
+        run_server(made, net)
+    assert asked
+
+
+def test_a_server_that_invents_a_second_chooser_reads_a_block_of_one(
+    federation: Federation, choose: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What clients cannot check: who else chose their model. The privacy report says so."""
+    choose(0, 0, 1, 0, 0, 0)
+    plain = serve(make(rounds=1, aggregation="plain"), federation)
+    monkeypatch.setattr(hidden_server, "_counts", lambda counted: [4, 2])
+    served = serve(make(rounds=1), federation)
+    block = served.state.running.pending[1].posts[0].table
+    update = plain.state.running.pending[1].posts[0].table
+    torch.testing.assert_close(block, update, rtol=0, atol=1e-6)
+    report = make().disclosures().server
+    assert any("false counts" in line and "cannot check" in line for line in report)
+
+
+@pytest.mark.parametrize("name", ["choose", "contribute", "join"])
+def test_a_client_that_hides_its_choice_answers_no_call_that_would_tell_it(
+    name: str, federation: Federation
+) -> None:
+    made = make(rounds=1)
+    endpoint = made.build_client(federation, DOUBLE)
+    open_run = serve(make(rounds=1, aggregation="plain"), federation)
+    methods = [entry.method for entry in open_run.transcript.entries]
+    source = methods.index("contribute" if name == "contribute" else "choose")
+    call, _ = open_run.transcript.content(source)
+    hidden = serve(made, federation).transcript.content(0)[0].config
+    call = dataclasses.replace(call, method=name, config=hidden, verb=GATHER)
+    with pytest.raises(PolicyError, match="hides choices"):
+        endpoint.answer(call)
+    if name == "contribute":
+        with pytest.raises(PolicyError, match="other ways than sums"):
+            endpoint.answer(dataclasses.replace(call, verb=SUM))
+
+
+@pytest.mark.parametrize("name", ["count_choice", "receive_models", "join_unseen"])
+def test_a_client_of_a_plain_run_answers_no_call_of_hidden_ones(
+    name: str, federation: Federation
+) -> None:
+    made = make(rounds=1, aggregation="plain")
+    endpoint = made.build_client(federation, DOUBLE)
+    call, _ = serve(made, federation).transcript.content(0)
+    verb = SUM if name == "count_choice" else GATHER
+    members = (6,) * 6 if verb == SUM else (1,) * 6
+    call = dataclasses.replace(call, method=name, verb=verb, members=members)
+    with pytest.raises(PolicyError, match="sums are plain"):
+        endpoint.answer(call)
+
+
+def test_a_count_that_is_asked_for_again_is_of_the_same_choice(
+    federation: Federation, choose: Callable[..., None]
+) -> None:
+    client: Any = make().build_client(federation, DOUBLE).client
+    state = make()._begin(serve(make(rounds=1), federation).net, 0)
+    context = CallContext(tuple(range(6)), tuple(range(6)), 1, 1)
+    found = []
+    for choices in ((0, 0, 0, 1, 1, 1), (1, 1, 1, 0, 0, 0)):
+        choose(*choices)
+        found.append(client.count_choice(context, state.message_for(range(6))).count.values)
+    assert torch.equal(found[0], found[1])
+    later = dataclasses.replace(context, step=2)
+    third = client.count_choice(later, state.message_for(range(6))).count.values
+    assert torch.equal(third, 1 - found[0])
+
+
+# --- whole runs ---
+
+
+def test_a_stopped_run_with_losses_ends_as_if_it_never_had_been(
+    federation: Federation, tmp_path: Path
+) -> None:
+    run = example(partial(make, k=3, mask="permutation"), federation)
+    check_resume(run, tmp_path / "run")
+
+
+def test_a_run_folder_is_replayed_up_to_the_labels_that_the_server_never_learns(
+    federation: Federation, tmp_path: Path, choose: Callable[..., None]
+) -> None:
+    choose(0, 1, 0, 1, 1, 0)
+    fitted = make().fit(federation, FULL, folder=tmp_path)
+    assert list(fitted.labels_) == [0, 1, 0, 1, 1, 0]
+    assert list(fitted.state_.labels) == [0] * 6
+    assert main(["replay", str(tmp_path)]) == 0
+
+
+def test_nodes_choose_as_clients_in_one_batch_do(federation: Federation) -> None:
+    made = make(starts=2, start_rounds=1, mask="permutation")
+    state, nodes = serve_nodes(made, federation)
+    apart = torch.cat([made.final_models(node.client, state).values for node in nodes])
+    together = made.fit(federation, DOUBLE)
+    torch.testing.assert_close(apart, together.client_models_.values, rtol=0, atol=1e-9)
+    # the server of a deployment knows one cluster of all clients
+    assert state.labels == [0] * 6
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation"])
+def test_newcomers_choose_without_saying_what(
+    mask: str, federation: Federation, choose: Callable[..., None]
+) -> None:
+    choose(0, 2, 0, 2, 2, 1)
+    fitted = make(mask=mask, k=3).fit(federation, FULL)
+    assert list(fitted.labels_) == [0, 1, 0, 1, 1, 2]
+    choose(2, 0, 0, 2, 2, 0, *[0, 2, 2, 1])  # newcomers are the clients 6 to 9
+    fresh = two_clusters(4, 30, seed=1)
+    labels = fitted.predict(fresh)
+    # nobody is offered the model that client 5 trained alone; newcomer 9 takes the better other one
+    assert list(labels[:3]) == [0, 1, 1] and labels[3] in (0, 1)
+    assert fitted.joined_.ledger.events == []
+    methods = {entry.method for entry in fitted.joined_.transcript.entries}
+    assert "join_unseen" in methods and "join" not in methods
+
+
+def test_only_counts_of_choices_and_sums_of_blocks_reach_the_server(
+    federation: Federation,
+) -> None:
+    hidden = make().fit(federation, FULL)
+    plain = make(aggregation="plain").fit(federation)
+    uplink = hidden.bytes_["by_message"]["contribute_blocks"]["up"]
+    single = plain.bytes_["by_message"]["contribute"]["up"]
+    assert 1.5 < uplink / single < 2.5  # k = 2 blocks
+    private = {event.method for event in hidden.ledger_.events}
+    assert private == {"count_choice", "contribute_blocks"}
+    section = privacy_report.section(hidden)
+    text = " ".join(section["server_view"])
+    assert "no server saw them" in text and "how many clients chose each model" in text
+    assert any("count of count_choice of a single client" in line for line in section["unseen"])
+
+
+def test_noise_is_refused_since_counts_have_none(federation: Federation) -> None:
+    for noisy in ({"noise": 1.0}, {"target_epsilon": 4.0}, {"noise": 1.0, "dp_unit": "example"}):
+        with pytest.raises(UsageError, match=r"counts: take noise 0, FL\+HC"):
+            make(clip=1.0, **noisy).fit(federation)

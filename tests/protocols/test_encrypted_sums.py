@@ -1,0 +1,550 @@
+"""Runs with encrypted sums and pairs: the same models and labels, a server without a secret key,
+and a key authority that decrypts sums alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import DOUBLE, FULL, Served, node_each, run_server, serve, two_clusters, variant
+from conformance import check_frames, check_replay, check_resume, example
+
+from securecluster import Federation
+from securecluster.app import privacy_report
+from securecluster.core.serialization import pack, unpack
+from securecluster.errors import FrameError, PolicyError, SecureClusterError, UsageError
+from securecluster.messaging import wire
+from securecluster.messaging.messages import AUTHORITY_CALL, Call, Picks, Response, Rows
+from securecluster.messaging.parties import AUTHORITY
+from securecluster.messaging.transcript import Transcript
+from securecluster.privacy.homomorphic.ciphers import SecretCipher
+from securecluster.privacy.homomorphic.envelopes import padded
+from securecluster.privacy.homomorphic.parameters import default_parameters
+from securecluster.protocols.common.client import ClientState
+from securecluster.runtime.encrypted_sums import GroupSum
+from securecluster.runtime.endpoint import SUM
+from securecluster.runtime.key_authority import AuthorityState, KeyAuthority
+from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport, WithAuthority
+
+SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
+BOTH: dict[str, Any] = {"relevance": "ckks", "aggregation": "bfv"}
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return two_clusters(6, 30)
+
+
+def make(name: str, **params: Any) -> Any:
+    """A variant with few rounds."""
+    return variant(name, **{**SMALL, **params})
+
+
+def no_dropout(call: Call) -> set[int]:
+    return set()
+
+
+@dataclasses.dataclass
+class Run:
+    """A run whose parties, and frames to and from the authority, a test can reach."""
+
+    served: Served
+    authority: KeyAuthority
+    replies: Callable[[str], type]
+
+
+def run_with_authority(
+    made: Any,
+    federation: Federation,
+    lost: Callable[[Call], set[int]] = no_dropout,
+    meddle: Callable[[Transport], Transport] = lambda inner: inner,
+) -> Run:
+    """Run a protocol, with a transport around its authority that a test may change."""
+    config = made.config(federation, "float64")
+    endpoint, authority = made.build_client(federation, DOUBLE), made.build_authority(config)
+    transcript = Transcript("full")
+
+    def replies(name: str) -> type:
+        return made.message_types(name)[1]
+
+    inner = WithAuthority(InProcess(endpoint.answer, lost), authority.answer_frame, replies)
+    net = made.build_network(Recorded(meddle(inner), transcript), config)
+    served = Served(run_server(made, net), endpoint, net, transcript)
+    return Run(served, authority, replies)
+
+
+# --- the same results ---
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", ["fedavg", "srfca", "flhc", "oneshot", "cfl sketch"])
+def test_bfv_gives_the_models_of_secure_sums_to_the_last_bit(
+    name: str, federation: Federation
+) -> None:
+    plain = make(name, aggregation="plain").fit(federation)
+    masked = make(name, aggregation="secagg").fit(federation)
+    encrypted = make(name, aggregation="bfv").fit(federation)
+    assert list(encrypted.labels_) == list(plain.labels_)
+    found = encrypted.client_models_.values
+    assert torch.equal(found, masked.client_models_.values)
+    torch.testing.assert_close(found, plain.client_models_.values, rtol=0, atol=1e-6)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["fedavg", "srfca"])
+def test_ckks_gives_the_models_within_its_grid(name: str, federation: Federation) -> None:
+    plain = make(name, aggregation="plain").fit(federation)
+    encrypted = make(name, aggregation="ckks").fit(federation)
+    assert list(encrypted.labels_) == list(plain.labels_)
+    # steps of 2^-20 of the bound 8, for a mean over two clients or more, in each of a few averages
+    step = 8 * 2.0**-20
+    error = (encrypted.client_models_.values - plain.client_models_.values).abs().max()
+    assert 0 < float(error) < 2 * step
+
+
+def test_frames_replay_resume_and_dropouts(federation: Federation, tmp_path: Path) -> None:
+    run = example(partial(make, "fedavg", aggregation="bfv"), federation)
+    check_frames(run.fitted)
+    check_replay(run)
+    check_resume(run, tmp_path / "run")
+    assert run.fitted.dropped_
+    assert run.fitted.bytes_["servers"] > 0
+
+
+def test_methods_that_read_single_replies_are_refused(federation: Federation) -> None:
+    for name, word in (("cfl", "sketch"), ("srfca trim", "trim 0"), ("ifca", "secagg")):
+        with pytest.raises(UsageError, match=word):
+            make(name, aggregation="bfv").fit(federation)
+    with pytest.raises(UsageError, match="take aggregation secagg"):
+        make("fedavg", aggregation="bfv", clip=1.0, noise=1.0, placement="distributed").fit(
+            federation
+        )
+    with pytest.raises(UsageError, match="placement local"):
+        make("fedavg", aggregation="bfv", clip=1.0, noise=1.0, placement="central").fit(federation)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("aggregation", ["ckks", "bfv"])
+def test_a_sum_is_of_those_that_replied(aggregation: str, federation: Federation) -> None:
+    def lost(call: Call) -> set[int]:
+        return {0, 3} if call.verb == SUM else set()
+
+    secure = serve(make("fedavg", aggregation=aggregation), federation, lost)
+    plain = serve(make("fedavg"), federation, lost)
+    assert secure.net.state.lost == plain.net.state.lost == {0: [1, 2], 3: [1, 2]}
+    for one, other in zip(secure.state.outbox.posts, plain.state.outbox.posts, strict=True):
+        torch.testing.assert_close(one.table, other.table, rtol=0, atol=1e-5)
+    assert [e.method for e in secure.transcript.entries if e.verb == AUTHORITY_CALL] == [
+        "authority_key",
+        "authority_sum",
+        "authority_sum",
+    ]
+
+
+def test_too_few_survivors_release_nothing(federation: Federation) -> None:
+    def lost(call: Call) -> set[int]:
+        return {1, 2, 3, 4, 5} if call.verb == SUM else set()
+
+    served = serve(make("fedavg", aggregation="bfv"), federation, lost)
+    assert not served.state.outbox.posts
+    assert served.net.state.ledger.events == []
+    assert "authority_sum" not in [e.method for e in served.transcript.entries]
+
+
+# --- pairs ---
+
+
+def test_labels_are_all_that_the_server_is_told_of_r(federation: Federation) -> None:
+    plain = make("oneshot").fit(federation)
+    told = make("oneshot", **BOTH).fit(federation, FULL)
+    assert list(told.labels_) == list(plain.labels_)
+    state = unpack(told.server_state_, told.with_fitted_params().state_class())
+    assert state.relevance is None and state.linkage is None
+    assert state.found.relevance.numel() == state.found.linkage.merges.numel() == 0
+    (position,) = [
+        k for k, e in enumerate(told.transcript_.entries) if e.method == "authority_pairs"
+    ]
+    (numbers,) = told.transcript_.content(position)[1].reply.numbers.values.tolist()
+    assert numbers == state.found.labels
+
+
+def test_r_is_released_within_half_a_step_of_1e_4(federation: Federation) -> None:
+    plain = serve(make("oneshot"), federation)
+    told = serve(make("oneshot", relevance="ckks", relevance_release="matrix"), federation)
+    off = told.state.relevance - plain.state.relevance
+    assert 1e-6 < float(off.abs().max()) <= 0.5e-4 + 1e-6
+    steps = told.state.relevance / 1e-4
+    torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-6)
+    assert told.state.labels == plain.state.labels
+
+
+def test_losses_of_pairs_are_carried_by_the_same_ciphertexts(federation: Federation) -> None:
+    plain = make("srfca").fit(federation)
+    told = make("srfca", **BOTH).fit(federation)
+    assert list(told.labels_) == list(plain.labels_)
+    with pytest.raises(UsageError, match="matrix"):
+        make("srfca", relevance_release="labels", **BOTH).fit(federation)
+    with pytest.raises(UsageError, match="relevance ckks"):
+        make("oneshot", relevance_release="labels").fit(federation)
+
+
+def test_a_client_that_is_lost_costs_its_own_row_and_column(federation: Federation) -> None:
+    def lost(call: Call) -> set[int]:
+        return {2} if call.method == "relevance" else set()
+
+    plain = serve(make("oneshot"), federation, lost)
+    told = serve(make("oneshot", relevance="ckks", relevance_release="matrix"), federation, lost)
+    assert told.state.linkage.ids == [0, 1, 3, 4, 5]
+    torch.testing.assert_close(
+        told.state.relevance, plain.state.relevance.double(), rtol=0, atol=0.6e-4
+    )
+
+
+# --- who sees what ---
+
+
+def server_view(served: Served) -> bytes:
+    """All frames from and to the server, and its state."""
+    frames = [
+        wire.encode(_header(entry, served.transcript.content(k)[0], row), message, row)
+        for k, entry in enumerate(served.transcript.entries)
+        for message, row in _messages(served.transcript.content(k))
+    ]
+    return b"".join([*frames, pack(served.net.state), pack(served.state)])
+
+
+def _messages(contents: tuple[Call, Response]) -> list[tuple[Any, int]]:
+    call, response = contents
+    found = [(call.query, k) for k in range(len(call.to))]
+    return found + [(response.reply, k) for k in range(len(response.ids))]
+
+
+def _header(entry: Any, call: Call, row: int) -> Any:
+    return call.header(row)
+
+
+def pieces(data: bytes, size: int = 24) -> list[bytes]:
+    """Parts of bytes that do not occur elsewhere by chance."""
+    return [data[k : k + size] for k in range(64, len(data) - size, 997)]
+
+
+def rows_of(served: Served) -> list[bytes]:
+    """Beginnings of the clients' updates."""
+    (position,) = [k for k, e in enumerate(served.transcript.entries) if e.method == "contribute"]
+    return [
+        row.numpy().tobytes()[:48]
+        for row in served.transcript.content(position)[1].reply.delta.values
+    ]
+
+
+def test_the_servers_view_holds_no_row_and_no_secret_key(federation: Federation) -> None:
+    plain = serve(make("fedavg", rounds=1), federation)
+    updates = rows_of(plain)
+    run = run_with_authority(make("fedavg", rounds=1, aggregation="bfv"), federation)
+    view = server_view(run.served)
+    plain_view = server_view(plain)
+    assert all(row in plain_view for row in updates)  # the search can find something
+    assert not any(row in view for row in updates)
+    cipher = SecretCipher(default_parameters("bfv"), run.authority.state.secret["bfv"])
+    secret_part = cipher.secret[len(cipher.public) :]
+    assert all(piece in cipher.secret for piece in pieces(secret_part))
+    assert not any(piece in view for piece in pieces(secret_part))
+    assert run.authority.state.exchange not in view
+    assert any(piece in view for piece in pieces(cipher.public))  # nor is the search blind
+
+
+def test_the_authority_sees_sums_and_no_ciphertext_of_one_client(federation: Federation) -> None:
+    run = run_with_authority(make("fedavg", rounds=1, aggregation="bfv"), federation)
+    seen = list(run.served.transcript.seen_by(AUTHORITY))
+    assert {frame.method for frame in seen} == {"authority_key", "authority_sum"}
+    assert all(frame.content is not None for frame in seen)
+    (position,) = [
+        k for k, e in enumerate(run.served.transcript.entries) if e.method == "contribute"
+    ]
+    own = run.served.transcript.content(position)[1].reply.envelope.table.numpy().tobytes()
+    asked = b"".join(
+        frame.content.envelope.table.numpy().tobytes()
+        for frame in seen
+        if hasattr(frame.content, "envelope")
+    )
+    assert asked and not any(piece in own for piece in pieces(asked))
+
+
+def test_the_report_tells_what_server_and_authority_saw(federation: Federation) -> None:
+    told = privacy_report.section(make("oneshot", **BOTH).fit(federation))
+    authority = " ".join(told["authority_view"])
+    assert "must not work together" in authority and "secret key" in authority
+    assert "sums of delta of contribute" in authority and "row of relevance" in authority
+    assert "labels alone" in " ".join(told["server_view"])
+    assert "plain" not in str(told["server_view"]) and "pads" not in str(told["server_view"])
+    assert any("row of relevance" in sentence for sentence in told["unseen"])
+    assert "authority_view" not in privacy_report.section(make("oneshot").fit(federation))
+
+
+# --- parties that lie, and processes that end ---
+
+
+class Meddled:
+    """Transport whose frames to and from clients, and to the authority, a test changes."""
+
+    def __init__(self, inner: Transport, change: Callable[[Call, Response], Any]) -> None:
+        self._inner, self._change = inner, change
+
+    def exchange(self, call: Call) -> Response:
+        return self._change(call, self._inner.exchange(call))
+
+    def relay(self, call: Call, answer: Response) -> None:
+        self._inner.relay(call, answer)
+
+
+def altered_replies(
+    federation: Federation, change: Callable[[Call, Response], Any]
+) -> Callable[[], Run]:
+    made = make("fedavg", aggregation="bfv")
+    return lambda: run_with_authority(made, federation, meddle=lambda inner: Meddled(inner, change))
+
+
+def change_envelope(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Change the envelope of client 0 on its way to the server."""
+
+    def meddle(call: Call, response: Response) -> Response:
+        if call.verb != SUM:
+            return response
+        field = response.reply.envelope
+        table = change(field.table.clone())
+        reply = dataclasses.replace(response.reply, envelope=Picks(table, field.picks))
+        return dataclasses.replace(response, reply=reply)
+
+    return meddle
+
+
+def flipped(table: torch.Tensor) -> torch.Tensor:
+    table[3, 5] ^= 1
+    return table
+
+
+def test_altered_ciphertexts_of_clients_are_refused(federation: Federation) -> None:
+    with pytest.raises(FrameError, match="client 0 did not sign"):
+        altered_replies(federation, change_envelope(flipped))()
+    with pytest.raises(FrameError, match="client 0 did not sign"):
+        altered_replies(federation, change_envelope(torch.zeros_like))()
+
+
+def test_a_ciphertext_of_another_call_or_client_is_refused(federation: Federation) -> None:
+    kept: list[Any] = []
+
+    def replayed(call: Call, response: Response) -> Response:
+        if call.verb != SUM:
+            return response
+        kept.append(response.reply)
+        return dataclasses.replace(response, reply=kept[0])
+
+    with pytest.raises(FrameError, match="client 0 did not sign"):
+        altered_replies(federation, replayed)()
+    assert len(kept) == 2  # the first call was answered
+
+    def swapped(call: Call, response: Response) -> Response:
+        if call.verb != SUM:
+            return response
+        order = [1, 0, *range(2, len(response.ids))]
+        reply = response.reply
+        fields = {
+            "envelope": reply.envelope.select(order),
+            "key": reply.key.select(order),
+            "signature": reply.signature.select(order),
+        }
+        return dataclasses.replace(response, reply=dataclasses.replace(reply, **fields))
+
+    with pytest.raises(FrameError, match="client 0 did not sign"):
+        altered_replies(federation, swapped)()
+
+
+def test_ciphertexts_without_signatures_are_still_bound_to_their_call(
+    federation: Federation,
+) -> None:
+    """A server that has no roster opens envelopes, which hold their own context."""
+    made = make("fedavg", aggregation="bfv")
+    config = made.config(federation, "float64")
+    endpoint, authority = made.build_client(federation, DOUBLE), made.build_authority(config)
+
+    def served(change: Callable[[Call, Response], Any]) -> Any:
+        def replies(name: str) -> type:
+            return made.message_types(name)[1]
+
+        inner = WithAuthority(InProcess(endpoint.answer), authority.answer_frame, replies)
+        net = made.build_network(Meddled(inner, change), config, key=b"k" * 32)
+        return run_server(made, net)
+
+    with pytest.raises(FrameError, match="ciphertexts of client/0 were altered"):
+        served(change_envelope(flipped))
+
+
+def test_a_server_that_swaps_the_public_key_is_refused(federation: Federation) -> None:
+    """With its own key in place of the authority's, it would read every row."""
+    made = make("fedavg", aggregation="bfv")
+    config = made.config(federation, "float64")
+    own = SecretCipher.generate(default_parameters("bfv"))
+
+    def swapped(call: Call, response: Response) -> Response:
+        if call.method != "authority_key":
+            return response
+        data = torch.frombuffer(bytearray(padded(own.public)), dtype=torch.uint8)
+        reply = dataclasses.replace(response.reply, public=Rows(data[None]))
+        return dataclasses.replace(response, reply=reply)
+
+    with pytest.raises(FrameError, match="authority did not sign the public key"):
+        altered_replies(federation, swapped)()
+    # a client keeps the first key that it accepted
+    run = run_with_authority(made, federation)
+    (call,) = [
+        run.served.transcript.content(k)[0]
+        for k, e in enumerate(run.served.transcript.entries)
+        if e.method == "encryption_key"
+    ]
+    data = torch.frombuffer(bytearray(padded(own.public)), dtype=torch.uint8)
+    query = dataclasses.replace(
+        call.query, public=dataclasses.replace(call.query.public, value=data)
+    )
+    with pytest.raises(FrameError, match="another public key"):
+        run.served.endpoint.answer(dataclasses.replace(call, query=query))
+    node = node_each(made, federation, DOUBLE)[0]
+    sum_call = next(
+        run.served.transcript.content(k)[0]
+        for k, e in enumerate(run.served.transcript.entries)
+        if e.verb == SUM
+    )
+    with pytest.raises(PolicyError, match="no public key"):
+        node.answer(sum_call.select([0]))
+    assert config["aggregation"] == "bfv"
+
+
+@pytest.fixture(scope="module")
+def asked(federation: Federation) -> tuple[Run, Call]:
+    """A run, and the server's last request to its authority."""
+    run = run_with_authority(make("fedavg", rounds=1, aggregation="bfv"), federation)
+    (call,) = [
+        run.served.transcript.content(k)[0]
+        for k, e in enumerate(run.served.transcript.entries)
+        if e.method == "authority_sum"
+    ]
+    return run, call
+
+
+def ask(run: Run, call: Call, **changes: Any) -> Response:
+    """Send the authority a request with changes; those of the query by its fields' names."""
+    query_fields = {f.name for f in dataclasses.fields(call.query)}
+    query = {name: value for name, value in changes.items() if name in query_fields}
+    rest = {name: value for name, value in changes.items() if name not in query_fields}
+    request = dataclasses.replace(call, query=dataclasses.replace(call.query, **query), **rest)
+    return Framed({0: run.authority.answer_frame}, run.replies).exchange(request)
+
+
+CHANGES: list[tuple[dict[str, Any], type[SecureClusterError], str]] = [
+    ({"survivors": "0", "members": (1,)}, PolicyError, "2 clients or more"),
+    ({"survivors": "0-4", "members": (5,)}, PolicyError, "another sum over some"),
+    ({"survivors": "0-6", "members": (7,)}, PolicyError, "no members"),
+    ({"survivors": "0-4"}, FrameError, "no list of its members"),
+    ({"step": 2}, FrameError, "server were altered"),
+    ({"attempt": 1}, FrameError, "server were altered"),
+    ({"purpose": "receive"}, FrameError, "are not encrypted"),
+    ({"purpose": "nothing"}, FrameError, "not a method"),
+    ({"layout": "delta:32:3"}, FrameError, "holds no|altered"),
+    ({"layout": "noise:32:3"}, FrameError, "describes no fields"),
+    ({"scheme": "ckks"}, FrameError, "does not encrypt by"),
+    ({"config": "0" * 32}, FrameError, "another configuration"),
+    ({"verb": "gather"}, FrameError, "check the addresses"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "words"), CHANGES)
+def test_the_authority_refuses_other_sums(
+    changes: dict[str, Any],
+    error: type[SecureClusterError],
+    words: str,
+    asked: tuple[Run, Call],
+) -> None:
+    run, call = asked
+    again = ask(run, call)  # the same sum is released again
+    assert again.ids == (0,)
+    with pytest.raises(error, match=words):
+        ask(run, call, **changes)
+
+
+def test_one_clients_ciphertext_is_no_sum_of_two(asked: tuple[Run, Call]) -> None:
+    """The count in the ciphertexts is cheap, and catches a server that is mistaken."""
+    run, call = asked
+    aggregator = run.served.net.aggregator
+    channel = aggregator._channel
+    entries = run.served.transcript.entries
+    (position,) = [k for k, e in enumerate(entries) if e.method == "contribute"]
+    sent, response = run.served.transcript.content(position)
+    one = GroupSum(channel)
+    one.add(sent, 0, response.reply, 0)
+    one.survivors = (0, 1)
+    fake = dataclasses.replace(sent, step=sent.step + 1)
+    query = one.sealed(fake, call.group[0])
+    with pytest.raises(FrameError, match="number of contributors is not 2"):
+        ask(run, dataclasses.replace(call, query=query, step=fake.step, members=(2,)))
+
+
+def test_the_authority_may_be_a_new_process_for_every_frame(federation: Federation) -> None:
+    made = make("oneshot", rounds=1, **BOTH)
+    config = made.config(federation, "float64")
+    packed: dict[Any, bytes] = {}
+
+    def authority(data: bytes) -> bytes:
+        living = made.build_authority(config, simulated=False)
+        living._identity = made.build_authority(config)._identity
+        if "authority" in packed:
+            living.restore(unpack(packed["authority"], AuthorityState))
+        reply: bytes = living.answer_frame(data)
+        packed["authority"] = pack(living.state)
+        return reply
+
+    def door(i: int) -> Callable[[bytes], bytes]:
+        def answer(data: bytes) -> bytes:
+            node = made.build_client(federation, DOUBLE, [i])
+            if i in packed:
+                state = unpack(packed[i], ClientState)
+                node.client.restore(state)
+                node.keys.restore(state.secrets)
+            reply: bytes = node.answer_frame(data)
+            packed[i] = pack(node.client.state(node.keys.secrets))
+            return reply
+
+        return answer
+
+    def replies(name: str) -> type:
+        return made.message_types(name)[1]
+
+    doors = {i: door(i) for i in range(len(federation))}
+    net = made.build_network(WithAuthority(Framed(doors, replies), authority, replies), config)
+    state = run_server(made, net)
+    assert state.labels == serve(make("oneshot", rounds=1), federation).state.labels
+    assert b"secret" in packed["authority"]
+    assert "secret" not in repr(unpack(packed["authority"], AuthorityState))
+
+
+def test_an_authority_that_does_not_reply_is_one_clear_sentence(federation: Federation) -> None:
+    def silent(call: Call, response: Response) -> Response:
+        return Response((), None) if call.method == "authority_sum" else response
+
+    with pytest.raises(FrameError, match="authority does not reply"):
+        altered_replies(federation, silent)()
+
+
+def test_old_sums_are_refused_after_the_authority_forgot_them(asked: tuple[Run, Call]) -> None:
+    run, call = asked
+    before = run.authority.state
+    run.authority.restore(dataclasses.replace(before, floor=call.step + 1))
+    try:
+        with pytest.raises(PolicyError, match="long decrypted later ones"):
+            ask(run, call)
+    finally:
+        run.authority.restore(before)
