@@ -18,8 +18,19 @@ from securecluster.errors import UsageError, unknown
 
 GROUP = "securecluster.attacks"
 ATTACKS = {  # module and class
+    "gradient-inversion-analytic": "gradient_inversion:AnalyticInversion",
+    "gradient-inversion-cosine": "gradient_inversion:CosineInversion",
+    "gradient-inversion-dlg": "gradient_inversion:DeepLeakage",
     "label-counts": "label_counts:LabelCounts",
+    "label-distributions": "label_distributions:LabelDistributions",
     "linkage": "linkage:Linkage",
+    "mask-invariants": "mask_invariants:MaskInvariants",
+    "mask-known-plaintext": "mask_known_plaintext:MaskKnownPlaintext",
+    "mask-public-model": "mask_public_model:MaskPublicModel",
+    "mean-image": "subspaces:MeanImage",
+    "relevance-oracle": "relevance_oracle:RelevanceOracle",
+    "subspace-composition": "subspaces:SubspaceComposition",
+    "subspace-membership": "subspaces:SubspaceMembership",
 }
 DECLARED = ("name", "source", "needs", "scorer")
 

@@ -2,12 +2,9 @@
 
 python -m securecluster.benchmarks.label_attack [--seeds 3] [--minutes 10]
 
-40 clients of the digits run one round of FedAvg. Under a permutation a coordinate of all clients'
-updates is still one column, and the weights of an output unit move together over clients: by how
-many samples of its label each client has. The server groups columns that move alike by k-means, and
-takes each group's mean over its columns as a guess of one label's share at every client. It cannot
-name the labels, so the truth is used to match groups with labels, and the score holds up to the
-labels' names.
+40 clients of the digits run one round of FedAvg, and the server runs the attack
+`securecluster.attacks.label_distributions` on their updates. It cannot name the labels, so the
+truth is used to match its groups with labels, and the score holds up to the labels' names.
 
 `correlation` is Pearson's correlation, over clients, of a label's share with its group's mean, on
 average over labels. `chance` is that of the same matching after the clients of the truth are
@@ -24,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster import Dirichlet, Federation, Pathological
+from securecluster.attacks.label_distributions import GROUPS, guess_shares, matched_correlation
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
 from securecluster.benchmarks.table import RESULTS
 from securecluster.data.scenarios import Scenario
@@ -33,8 +31,6 @@ from securecluster.protocols import ClusteringProtocol, FedAvg, Settings
 Array = NDArray[np.float64]
 
 CLIENTS = 40
-GROUPS = 30  # more than labels: hidden units move together, too
-KEPT = 0.2  # share of columns, those that vary most over clients
 SHUFFLES = 20
 SCENARIOS: dict[str, Scenario] = {
     "dirichlet 0.3": Dirichlet(alpha=0.3),
@@ -88,55 +84,6 @@ def label_shares(federation: Federation) -> Array:
         rows.append(counts / counts.sum())
     shares: Array = np.stack(rows)
     return shares
-
-
-def guess_shares(updates: Array, groups: int = GROUPS, seed: int = 0) -> Array:
-    """Return a guess (m, groups) of labels' shares: means of columns that move alike.
-
-    Args:
-        updates: what the server read, under one mask, (m, d).
-        groups: how many groups of columns are made.
-        seed: of k-means.
-    """
-    from sklearn.cluster import KMeans
-
-    # over clients: what all have in common says nothing of their labels
-    centred = updates - updates.mean(0)
-    norms = np.linalg.norm(centred, axis=0)
-    selected = norms >= np.quantile(norms, 1 - KEPT)
-    columns = centred[:, selected]
-    # k-means compares directions, whatever the norms of columns
-    directions = (columns / norms[selected]).T
-    kmeans = KMeans(groups, n_init=4, random_state=seed)
-    assigned = kmeans.fit_predict(directions)
-    means = []
-    for group in range(groups):
-        members = columns[:, assigned == group]
-        means.append(members.mean(1))
-    return np.stack(means, axis=1)
-
-
-def matched_correlation(guess: Array, shares: Array) -> float:
-    """Return the mean correlation of labels' shares with a guess, best matched one to one.
-
-    Args:
-        guess: (m, g).
-        shares: (m, k).
-    """
-    from scipy.optimize import linear_sum_assignment
-
-    correlation = _standardised(shares).T @ _standardised(guess)
-    # the assignment minimises, and the best match has the largest correlations
-    labels, groups = linear_sum_assignment(-correlation)
-    return float(correlation[labels, groups].mean())
-
-
-def _standardised(table: Array) -> Array:
-    """Return columns with mean zero and norm one; a constant column is zero."""
-    centred = table - table.mean(0)
-    norms = np.linalg.norm(centred, axis=0)
-    standardised: Array = centred / np.where(norms > 0, norms, 1.0)
-    return standardised
 
 
 def attack(federation: Federation, seed: int = 0, **params: Any) -> dict[str, float]:

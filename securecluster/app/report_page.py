@@ -206,26 +206,34 @@ def _form(field: dict[str, Any], masks: str) -> str:
         field: of `fields` in result.json.
         masks: names of the run's masks.
     """
-    forms = []
-    if field["summed"]:
-        forms.append("in secure sums only")
-    elif field.get("encrypted"):
-        forms.append(f"encrypted; the key authority releases {field['encrypted']}")
-    elif field.get("paired"):
-        forms.append("in sums of two clients only")
+    forms = [_aggregate(field)]
     if field["reader"] == "client":
         forms.append("sealed from the server")
     if field["masked"]:
         forms.append(f"under the {masks}")
-    if field["mechanism"] == "gaussian" and field["central"]:
-        forms.append("clipped, before the server adds noise")
-    elif field["mechanism"] in ("gaussian", "skellam"):
-        forms.append("with noise")
+    if field["mechanism"] in ("gaussian", "skellam"):
+        noise = "with noise"
+        if field["central"]:
+            noise = "clipped, before the server adds noise"
+        forms.append(noise)
     if field["derived"]:
         forms.append("made of earlier releases")
-    if not forms:
-        return "as it is"
-    return ", ".join(forms)
+    return ", ".join(form for form in forms if form) or "as it is"
+
+
+def _aggregate(field: dict[str, Any]) -> str:
+    """Return of which clients together a reader has a field; no text for single clients.
+
+    Args:
+        field: of `fields` in result.json.
+    """
+    if field["summed"]:
+        return "in secure sums only"
+    if field.get("encrypted"):
+        return f"encrypted; the key authority releases {field['encrypted']}"
+    if field.get("paired"):
+        return "in sums of two clients only"
+    return ""
 
 
 def _query_rows(run: FinishedRun) -> Iterator[tuple[str, str, str, str]]:

@@ -11,13 +11,8 @@ import numpy as np
 import pytest
 
 from securecluster import Federation, Pathological
-from securecluster.benchmarks.label_attack import (
-    attack,
-    guess_shares,
-    label_shares,
-    matched_correlation,
-    observed_updates,
-)
+from securecluster.attacks.label_distributions import guess_shares, matched_correlation
+from securecluster.benchmarks.label_attack import attack, label_shares, observed_updates
 from securecluster.privacy.masking.masks import INFO, LABELS
 from securecluster.protocols import FedAvg, Settings
 

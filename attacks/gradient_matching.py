@@ -1,0 +1,362 @@
+"""Gradients that one-step updates reveal, and samples whose gradients match them.
+
+A client that makes one step of SGD over all of its samples sends −η times its gradient at a model
+that the server knows. Attacks look for samples with that gradient, all clients at once: their
+models are stacked, and the searches are independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from securecluster.attacks.base import Knowledge, View
+from securecluster.attacks.label_counts import rounded
+from securecluster.attacks.views import observed_updates
+from securecluster.core.lazy_torch import torch
+from securecluster.models.flat_model import FlatModel
+from securecluster.training.config import LocalTraining
+
+NUMBERS = 1 << 23  # of all stacked models at once, which bounds memory
+MOST_SAMPLES = 8  # of one step: with more, matching one gradient is hopeless at this cost
+MOST_CLIENTS = 20  # that are attacked
+
+Losses = Callable[["torch.Tensor"], "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class ObservedGradient:
+    """Gradient of a client's mean loss at θ_0.
+
+    Args:
+        client: its number.
+        gradient: (d,) float64; under a mask, noise or a clip as these leave it.
+        samples: number of samples that the gradient is over.
+    """
+
+    client: int
+    gradient: torch.Tensor
+    samples: int
+
+
+def observed_gradients(view: View, knowledge: Knowledge) -> list[ObservedGradient]:
+    """Return the gradients of the first MOST_CLIENTS clients that made one step from θ_0.
+
+    A client that does not send its number of samples is taken to have one.
+
+    Args:
+        view: what the adversary observed.
+        knowledge: what it knows besides.
+    """
+    config = knowledge.config
+    if config["optimizer"] != "sgd":
+        return []
+    plan = LocalTraining(config["lr"], config["epochs"], config["batch_size"])
+    found: dict[int, ObservedGradient] = {}
+    for update in observed_updates(view, knowledge):
+        client = update.sender.index
+        samples = round(update.size or 1)
+        if update.round != 1 or client is None or client in found:
+            continue
+        if plan.number(samples) != 1 or samples > MOST_SAMPLES:
+            continue
+        row = update.row[: knowledge.network.dimension].double().cpu()
+        found[client] = ObservedGradient(client, -row / float(config["lr"]), samples)
+    return list(found.values())[:MOST_CLIENTS]
+
+
+def guessed_labels(
+    gradient: ObservedGradient, knowledge: Knowledge, prediction: torch.Tensor
+) -> torch.Tensor:
+    """Return the labels of a gradient's samples, ascending, (n,) int64.
+
+    Of one sample only the true class's entry of the last bias is negative (Zhao et al. 2020,
+    iDLG). Of several samples the entries give the share of each class.
+
+    Args:
+        gradient: of a client.
+        knowledge: of the network, whose last parameter is a bias with one entry a class.
+        prediction: mean prediction of the network at θ_0, (classes,).
+    """
+    classes = int(knowledge.config["classes"])
+    bias = gradient.gradient[-classes:]
+    if gradient.samples == 1:
+        return bias.argmin()[None]
+    shares = (prediction - bias).numpy()
+    counts = rounded(shares, gradient.samples)
+    return torch.from_numpy(np.repeat(np.arange(classes), counts))
+
+
+@dataclass(frozen=True)
+class GradientProblem:
+    """Samples that b searches look for, by the gradients that they should have.
+
+    Args:
+        network: as a function of a flat vector, in float64.
+        start: θ_0, (d,) float64.
+        gradients: observed, (b, d) float64.
+        labels: of the samples, (b, n) int64.
+        shape: of a sample.
+        bounds: least and largest value of a sample's numbers.
+    """
+
+    network: FlatModel
+    start: torch.Tensor
+    gradients: torch.Tensor
+    labels: torch.Tensor
+    shape: tuple[int, ...]
+    bounds: tuple[float, float]
+
+    def gradients_of(self, samples: torch.Tensor) -> torch.Tensor:
+        """Return the gradients of some samples' mean losses, (b, d), differentiable by them.
+
+        Args:
+            samples: (b, n·numbers of a sample).
+        """
+        searches, count = self.labels.shape
+        x = samples.view(searches, count, *self.shape)
+        rows = self.start.expand(searches, -1).clone().requires_grad_()
+        views = self.network.views(rows)
+        if self.network.together:
+            outputs = self.network.stacked(views, x)
+        else:
+            single = []
+            for n in range(searches):
+                own = {name: view[n] for name, view in views.items()}
+                single.append(self.network.call(own, x[n]))
+            outputs = torch.stack(single)
+        flat = outputs.flatten(0, 1)
+        losses = self.network.objective.losses(flat, self.labels.flatten())
+        means = losses.view(searches, count).mean(1)
+        (gradients,) = torch.autograd.grad(means.sum(), rows, create_graph=True)
+        return gradients
+
+    def squared_errors(self, samples: torch.Tensor) -> torch.Tensor:
+        """Return each search's squared distance of gradients, relative to their norm, (b,).
+
+        Args:
+            samples: (b, n·numbers of a sample).
+        """
+        errors = (self.gradients_of(samples) - self.gradients).square().sum(1)
+        return errors / self.gradients.square().sum(1).clamp_min(1e-30)
+
+    def cosine_distances(self, samples: torch.Tensor) -> torch.Tensor:
+        """Return each search's 1 − cos of gradients, (b,).
+
+        Args:
+            samples: (b, n·numbers of a sample).
+        """
+        own = self.gradients_of(samples)
+        return 1 - torch.nn.functional.cosine_similarity(own, self.gradients, dim=1, eps=1e-30)
+
+    def variation(self, samples: torch.Tensor) -> torch.Tensor:
+        """Return each search's total variation, (b,): mean difference of neighbouring pixels.
+
+        Samples that are no images have none.
+
+        Args:
+            samples: (b, n·numbers of a sample).
+        """
+        if len(self.shape) != 3:
+            return samples.new_zeros(len(samples))
+        x = samples.view(len(samples), -1, *self.shape)
+        down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(1)
+        right = (x[..., :, 1:] - x[..., :, :-1]).abs().flatten(1).mean(1)
+        return down + right
+
+
+def problems(
+    gradients: Sequence[ObservedGradient],
+    labels: Sequence[torch.Tensor],
+    knowledge: Knowledge,
+    restarts: int,
+) -> list[tuple[list[int], GradientProblem]]:
+    """Return problems of clients with equally many samples, each small enough for memory.
+
+    Args:
+        gradients: of clients.
+        labels: of each client's samples.
+        knowledge: of the network.
+        restarts: searches for each client.
+
+    Returns:
+        The positions in `gradients` of each problem's clients, and the problem: it has `restarts`
+        searches in a row for every client.
+    """
+    network = knowledge.network.to(torch.device("cpu"), torch.float64)
+    start = knowledge.initial.double().cpu()
+    together = max(1, NUMBERS // (network.dimension * restarts))
+    by_count: dict[int, list[int]] = {}
+    for position, gradient in enumerate(gradients):
+        by_count.setdefault(gradient.samples, []).append(position)
+    found = []
+    for positions in by_count.values():
+        for first in range(0, len(positions), together):
+            chosen = positions[first : first + together]
+            rows = torch.stack([gradients[k].gradient for k in chosen])
+            targets = torch.stack([labels[k] for k in chosen])
+            problem = GradientProblem(
+                network,
+                start,
+                rows.repeat_interleave(restarts, 0),
+                targets.repeat_interleave(restarts, 0),
+                tuple(knowledge.config["shape"]),
+                _bounds(knowledge),
+            )
+            found.append((chosen, problem))
+    return found
+
+
+def _bounds(knowledge: Knowledge) -> tuple[float, float]:
+    """Return the least and largest value of public samples, or 0 and 1 without any."""
+    if knowledge.samples is None:
+        return (0.0, 1.0)
+    samples = np.asarray(knowledge.samples[0])
+    return (float(samples.min()), float(samples.max()))
+
+
+def lbfgs(losses: Losses, start: torch.Tensor, steps: int, history: int = 20) -> torch.Tensor:
+    """Return local minima of independent losses by L-BFGS (Nocedal & Wright 2006, Algorithm 7.5).
+
+    Every row is a search of its own with its own step lengths, by backtracking (Armijo). A search
+    whose step length becomes too small starts over from the steepest descent, and stops if that
+    fails, too.
+
+    Args:
+        losses: of rows (b, n): (b,), differentiable.
+        start: (b, n).
+        steps: most steps.
+        history: pairs of differences that the curvature is estimated from.
+
+    Returns:
+        (b, n).
+    """
+    x = start.clone()
+    value, slope = _with_slope(losses, x)
+    moves: list[torch.Tensor] = []
+    changes: list[torch.Tensor] = []
+    inverses: list[torch.Tensor] = []  # 1 / sᵀy, and 0 for pairs that do not count
+    for _ in range(steps):
+        direction = _direction(slope, moves, changes, inverses)
+        descent = (direction * slope).sum(1)
+        uphill = descent >= 0
+        direction = torch.where(uphill[:, None], -slope, direction)
+        descent = (direction * slope).sum(1)
+        length = torch.ones_like(value)
+        if not moves:
+            length = 1 / slope.abs().sum(1).clamp_min(1)
+        x_next, accepted = _backtracked(losses, x, value, direction, descent, length)
+        if not bool(accepted.any()):
+            if not moves:
+                break
+            moves, changes, inverses = [], [], []
+            continue
+        value_next, slope_next = _with_slope(losses, x_next)
+        move = x_next - x
+        change = slope_next - slope
+        product = (move * change).sum(1)
+        curved = product > 1e-12 * move.norm(dim=1) * change.norm(dim=1)
+        inverse = torch.where(curved, 1 / torch.where(curved, product, 1.0), 0.0)
+        moves.append(move)
+        changes.append(change)
+        inverses.append(inverse)
+        del moves[:-history], changes[:-history], inverses[:-history]
+        x = x_next
+        value = value_next
+        slope = slope_next
+    return x
+
+
+def _with_slope(losses: Losses, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the losses (b,) and their gradients (b, n)."""
+    leaf = x.detach().requires_grad_()
+    values = losses(leaf)
+    (slope,) = torch.autograd.grad(values.sum(), leaf)
+    return values.detach(), slope
+
+
+def _direction(
+    slope: torch.Tensor,
+    moves: Sequence[torch.Tensor],
+    changes: Sequence[torch.Tensor],
+    inverses: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """Return −H·slope, (b, n), by the two loops over stored pairs."""
+    direction = -slope
+    weights = []
+    for move, change, inverse in reversed(list(zip(moves, changes, inverses, strict=True))):
+        weight = inverse * (move * direction).sum(1)
+        direction = direction - weight[:, None] * change
+        weights.append(weight)
+    if moves:
+        squared = changes[-1].square().sum(1)
+        product = (moves[-1] * changes[-1]).sum(1)
+        counts = (inverses[-1] > 0) & (squared > 0)
+        scale = torch.where(counts, product / torch.where(counts, squared, 1.0), 1.0)
+        direction = direction * scale[:, None]
+    pairs = zip(moves, changes, inverses, reversed(weights), strict=True)
+    for move, change, inverse, weight in pairs:
+        correction = weight - inverse * (change * direction).sum(1)
+        direction = direction + correction[:, None] * move
+    return direction
+
+
+def _backtracked(
+    losses: Losses,
+    x: torch.Tensor,
+    value: torch.Tensor,
+    direction: torch.Tensor,
+    descent: torch.Tensor,
+    length: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows after a step that decreases their losses, and which rows moved."""
+    accepted = torch.zeros_like(value, dtype=torch.bool)
+    result = x
+    for _ in range(20):
+        trial = x + length[:, None] * direction
+        with torch.enable_grad():
+            trial_value = losses(trial.detach().requires_grad_()).detach()
+        enough = trial_value <= value + 1e-4 * length * descent
+        new = enough & ~accepted & (descent < 0)
+        result = torch.where(new[:, None], trial, result)
+        accepted = accepted | new
+        if bool(accepted.all()):
+            break
+        length = torch.where(accepted, length, length / 2)
+    return result, accepted
+
+
+def signed_adam(
+    losses: Losses, start: torch.Tensor, steps: int, lr: float, low: float, high: float
+) -> torch.Tensor:
+    """Return rows of small losses by Adam on the signs of gradients, in a box.
+
+    The learning rate falls by ten after 3/8, 5/8 and 7/8 of the steps (Geiping et al. 2020).
+
+    Args:
+        losses: of rows (b, n): (b,), differentiable.
+        start: (b, n).
+        steps: number of steps.
+        lr: learning rate.
+        low: least value of a number.
+        high: largest value of a number.
+
+    Returns:
+        (b, n).
+    """
+    x = start.clone().requires_grad_()
+    optimizer = torch.optim.Adam([x], lr=lr)
+    milestones = [steps * k // 8 for k in (3, 5, 7)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses(x).sum().backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        x.grad.sign_()
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            x.clamp_(low, high)
+    return x.detach()

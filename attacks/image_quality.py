@@ -1,0 +1,175 @@
+"""Similarity of reconstructed samples to true ones, and scorers of reconstructions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Guess, Truth
+from securecluster.attacks.scoring import Scorer
+
+Array = NDArray[Any]
+LARGEST_PSNR = 200.0  # dB, of samples that are equal to the last bit
+RECOGNISABLE = 30.0  # dB, above which a reconstruction counts as successful
+WINDOW = 7  # pixels of a side, as in Wang et al. 2004's uniform variant
+
+
+def psnr(guess: Array, true: Array, span: float = 1.0) -> float:
+    """Return the peak signal-to-noise ratio 10 log₁₀(span² / MSE) in dB, at most LARGEST_PSNR.
+
+    Args:
+        guess: a sample, of any shape.
+        true: the true one.
+        span: largest minus smallest possible value.
+    """
+    error = float(np.mean((np.asarray(guess, float) - np.asarray(true, float)) ** 2))
+    if error == 0:
+        return LARGEST_PSNR
+    return min(LARGEST_PSNR, 10 * float(np.log10(span**2 / error)))
+
+
+def ssim(guess: Array, true: Array, span: float = 1.0) -> float:
+    """Return the structural similarity of two images (Wang et al. 2004, eq. 13).
+
+    It is the mean over all windows of WINDOW × WINDOW pixels that lie within the image, and over
+    channels. Samples that are no images are one window.
+
+    Args:
+        guess: an image (channels, height, width), or numbers of another shape.
+        true: the true one.
+        span: largest minus smallest possible value.
+    """
+    first = _channels(guess)
+    second = _channels(true)
+    side = min(WINDOW, *first.shape[1:]) if len(np.shape(guess)) == 3 else 0
+    shape = (side, side) if side else first.shape[1:]
+    windows = np.lib.stride_tricks.sliding_window_view
+    axes = (-2, -1)
+    x = windows(first, shape, (1, 2))
+    y = windows(second, shape, (1, 2))
+    mean_x = x.mean(axes)
+    mean_y = y.mean(axes)
+    # sample variances, as in scikit-image
+    unbiased = max(1, shape[0] * shape[1] - 1)
+    deviation_x = x - mean_x[..., None, None]
+    deviation_y = y - mean_y[..., None, None]
+    variance_x = (deviation_x**2).sum(axes) / unbiased
+    variance_y = (deviation_y**2).sum(axes) / unbiased
+    covariance = (deviation_x * deviation_y).sum(axes) / unbiased
+    c1 = (0.01 * span) ** 2
+    c2 = (0.03 * span) ** 2
+    above = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
+    below = (mean_x**2 + mean_y**2 + c1) * (variance_x + variance_y + c2)
+    return float((above / below).mean())
+
+
+def _channels(sample: Array) -> Array:
+    """Return a sample as channels of two axes; one that is no image is one row."""
+    numbers = np.asarray(sample, float)
+    if numbers.ndim == 3:
+        return numbers
+    return numbers.reshape(1, 1, -1)
+
+
+class Reconstruction(Scorer):
+    """Quality of reconstructed samples, each against the true sample that it is nearest to.
+
+    A guess has for each client samples (n, …); no true sample is taken twice. The negative control
+    compares them with the samples of another client.
+    """
+
+    @abstractmethod
+    def quality(self, guess: Array, true: Array, span: float) -> float:
+        """Return the quality of one reconstruction.
+
+        Args:
+            guess: a sample.
+            true: the true one.
+            span: largest minus smallest value of true samples.
+        """
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return the quality of each reconstruction, (n,).
+
+        Args:
+            guess: samples by client.
+            truth: of the run.
+        """
+        return self._qualities(guess, truth, list(guess.values))
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return the qualities if every client is scored against another one's samples.
+
+        Args:
+            guess: samples by client.
+            truth: of the run.
+            draw: source of the shuffle.
+        """
+        clients = len(truth.federation)
+        others = []
+        for client in guess.values:
+            step = int(draw.integers(1, clients)) if clients > 1 else 0
+            others.append((client + step) % clients)
+        return self._qualities(guess, truth, others)
+
+    def _qualities(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
+        """Return the qualities against the samples of the given clients, in the guess's order."""
+        qualities = []
+        for samples, client in zip(guess.values.values(), clients, strict=True):
+            true = np.asarray(truth.federation.shards[client].x, float)
+            span = float(true.max() - true.min()) or 1.0
+            for row, column in nearest(samples, true):
+                qualities.append(self.quality(samples[row], true[column], span))
+        return np.asarray(qualities)
+
+
+class MeanPSNR(Reconstruction):
+    """Mean peak signal-to-noise ratio of the reconstructions."""
+
+    metric = "PSNR (dB)"
+
+    def quality(self, guess: Array, true: Array, span: float) -> float:
+        """Return the PSNR in dB."""
+        return psnr(guess, true, span)
+
+
+class MeanSSIM(Reconstruction):
+    """Mean structural similarity of the reconstructions."""
+
+    metric = "SSIM"
+
+    def quality(self, guess: Array, true: Array, span: float) -> float:
+        """Return the SSIM, at most 1."""
+        return ssim(guess, true, span)
+
+
+class ShareRecognised(Reconstruction):
+    """Share of reconstructions whose PSNR is above RECOGNISABLE."""
+
+    metric = f"share of samples above {RECOGNISABLE:.0f} dB"
+
+    def quality(self, guess: Array, true: Array, span: float) -> float:
+        """Return 1 if the PSNR is above RECOGNISABLE, else 0."""
+        return float(psnr(guess, true, span) > RECOGNISABLE)
+
+
+def nearest(samples: Array, true: Array) -> list[tuple[int, int]]:
+    """Return pairs of samples and true ones with the smallest sum of squared distances.
+
+    Args:
+        samples: (n, …).
+        true: (k, …).
+
+    Returns:
+        min(n, k) pairs of positions.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    first = np.asarray(samples, float).reshape(len(samples), -1)
+    second = np.asarray(true, float).reshape(len(true), -1)
+    costs = ((first[:, None] - second[None]) ** 2).sum(-1)
+    rows, columns = linear_sum_assignment(costs)
+    return list(zip(rows.tolist(), columns.tolist(), strict=True))

@@ -1,0 +1,248 @@
+"""Clients' Gram matrices by crafted eigenvectors: an active attack on one-shot clustering.
+
+A client i answers the "eigenvectors of j" with r(i, j), which for a single vector v is
+
+    r = min(λ_1, ‖G_i v‖) / max(λ_1, ‖G_i v‖) = ‖G_i v‖ / λ_1
+
+for every unit v, since ‖G_i‖ = λ_1. A server that sends vectors of its own choice, and zeros where
+others would follow, so reads ‖G_i v‖ up to one common factor. These energies are a quadratic form,
+‖G_i v‖² = vᵀ G_i² v, so D(D + 1)/2 vectors give G_i² by polarisation, and with it the span of all
+of the client's samples. A record of a client with fewer than D samples lies in that span.
+
+Under a mask the client undoes the mask of what it receives, and a sealed frame must have been
+sealed under the clients' seed: the server needs a colluding client's seed for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.experiments import probe
+from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.subspaces import MembershipAtLowRate, SampleMembership
+from securecluster.core.lazy_torch import torch
+from securecluster.messaging.messages import Call, Picks
+from securecluster.protocols.oneshot.client import OtherEigenvectors
+from securecluster.runtime.endpoint import PAIRS, Endpoint, config_hash
+
+Array = NDArray[Any]
+MOST_DIMENSIONS = 64  # D up to which all of G² is read; beyond, energies of candidates only
+RANK = 1e-5  # eigenvalues of G², relative to the largest, below which they are rounding
+
+
+class EnergyError(Scorer):
+    """Mean relative error of the energies ‖G x‖ / (λ_1 ‖x‖) of candidates."""
+
+    metric = "relative error of the energy"
+    higher = False
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return the error of each client, (n,).
+
+        Args:
+            guess: with energies by client in its details.
+            truth: of the run.
+        """
+        return self._errors(guess, truth, list(guess.values))
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return the errors against the energies of other clients.
+
+        Args:
+            guess: with energies by client in its details.
+            truth: of the run.
+            draw: source of the shuffle.
+        """
+        clients = len(truth.federation)
+        others = []
+        for client in guess.values:
+            step = int(draw.integers(1, clients)) if clients > 1 else 0
+            others.append((client + step) % clients)
+        return self._errors(guess, truth, others)
+
+    def _errors(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
+        """Return the errors against the energies of the given clients, in the guess's order."""
+        candidates = _unit_rows(guess.details["candidates"])
+        errors = []
+        for client, other in zip(guess.values, clients, strict=True):
+            samples = np.asarray(truth.federation.shards[other].x, float)
+            flat = samples.reshape(len(samples), -1)
+            gram = flat.T @ flat / len(flat)
+            largest = np.linalg.norm(gram, 2)
+            true = np.linalg.norm(candidates @ gram, axis=1) / largest
+            read = guess.details["energies"][client]
+            errors.append(np.mean(np.abs(read - true) / np.maximum(true, 1e-6)))
+        return np.asarray(errors)
+
+
+class RelevanceOracle(Attack):
+    """Membership of candidates in clients' data, by energies that clients answer with.
+
+    Args:
+        endpoint: of the clients, to which crafted calls are sent; without it the attack is not
+            applicable.
+    """
+
+    name = "relevance-oracle"
+    source = "this project's threat model: relevance of Ali & Arafa 2024, eq. 2 to 4, as an oracle"
+    needs = (
+        "an active server that clients answer, eigenvectors that are neither sealed nor masked, "
+        "and candidate samples"
+    )
+    scorer = SampleMembership()
+    further: ClassVar[tuple[Scorer, ...]] = (MembershipAtLowRate(), EnergyError())
+
+    def __init__(self, endpoint: Endpoint[Any] | None = None) -> None:
+        self.endpoint = endpoint
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        config = knowledge.config
+        if "phi" not in config:
+            return "not applicable: clients of this protocol answer no eigenvectors with relevance"
+        if config.get("features", "identity") != "identity":
+            return "not applicable: the eigenvectors are of features, not of the samples themselves"
+        if self.endpoint is None:
+            return "not applicable: the adversary only observed, and sent no calls of its own"
+        if knowledge.samples is None:
+            return "not applicable: the adversary has no samples to ask about"
+        if config.get("relevance", "plain") != "plain":
+            return "not applicable: a client's relevance is padded or encrypted, and only R is read"
+        if config.get("sealed", False):
+            return "not applicable: clients open only what was sealed under their seed"
+        if config.get("mask", "none") != "none":
+            return "not applicable: clients undo a mask that the server does not know"
+        return None
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return scores of the candidates by client, (candidates,).
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+
+        Raises:
+            SecureClusterError: a client refuses a crafted call.
+        """
+        assert self.endpoint is not None and knowledge.samples is not None
+        candidates = np.asarray(knowledge.samples[0])
+        asked = _unit_rows(candidates)
+        scores = {}
+        read = {}
+        grams = {}
+        for client in self.endpoint.ids:
+            if client in knowledge.colluders:
+                continue
+            read[client] = energies_of(self.endpoint, knowledge, client, asked)
+            scores[client] = read[client]
+            if asked.shape[1] <= MOST_DIMENSIONS:
+                grams[client] = squared_gram(self.endpoint, knowledge, client)
+                scores[client] = _share_in_range(grams[client], asked)
+        details = {"candidates": candidates, "energies": read, "squared_grams": grams}
+        return Guess("membership", scores, details)
+
+
+def energies_of(
+    endpoint: Endpoint[Any], knowledge: Knowledge, client: int, vectors: Array
+) -> Array:
+    """Return ‖G_i v‖ / λ_1 of a client's Gram matrix for crafted unit vectors, (n,).
+
+    Args:
+        endpoint: of the client.
+        knowledge: of the configuration.
+        client: its number.
+        vectors: unit rows, (n, D).
+
+    Raises:
+        SecureClusterError: the client refuses.
+    """
+    found = []
+    for call in _crafted(knowledge, client, vectors):
+        answer = probe(endpoint, call)
+        if answer.refusal is not None:
+            raise answer.refusal
+        others = call.query.ids.table.tolist()
+        row = answer.reply.row.values[0].double().cpu().numpy()
+        found.append(row[others])
+    return np.concatenate(found)[: len(vectors)]
+
+
+def _crafted(knowledge: Knowledge, client: int, vectors: Array) -> Iterator[Call]:
+    """Yield calls that pass each vector off as the only eigenvector of another client."""
+    config = knowledge.config
+    clients = int(config["clients"])
+    width = int(config["width"])
+    count = min(int(config["vectors"]), width)
+    others = [k for k in range(clients) if k != client]
+    for first in range(0, len(vectors), len(others)):
+        block = torch.from_numpy(vectors[first : first + len(others)]).to(knowledge.initial)
+        table = torch.zeros(clients - 1, count, width, dtype=block.dtype)
+        table[: len(block), 0] = block
+        # the last call's unused places hold a vector, too: the row must have its usual length
+        table[len(block) :, 0] = block[-1]
+        picks = (tuple(range(clients - 1)),)
+        query = OtherEigenvectors(
+            vectors=Picks(table, picks),
+            ids=Picks(torch.as_tensor(others), picks),
+            labels=None,
+            step=1,
+        )
+        call = Call(config_hash(config), "relevance", PAIRS, 1, 1, (client,), query, (1,))
+        yield call
+
+
+def squared_gram(endpoint: Endpoint[Any], knowledge: Knowledge, client: int) -> Array:
+    """Return G_i² / λ_1², (D, D), by polarisation.
+
+    Args:
+        endpoint: of the client.
+        knowledge: of the configuration.
+        client: its number.
+    """
+    width = int(knowledge.config["width"])
+    basis = np.eye(width)
+    rows, columns = np.triu_indices(width, 1)
+    sums = (basis[rows] + basis[columns]) / np.sqrt(2)
+    asked = np.concatenate([basis, sums])
+    squares = energies_of(endpoint, knowledge, client, asked) ** 2
+    diagonal = squares[:width]
+    matrix = np.diag(diagonal)
+    # vᵀ A v of v = (e_a + e_b) / √2 is (A_aa + A_bb) / 2 + A_ab
+    matrix[rows, columns] = squares[width:] - (diagonal[rows] + diagonal[columns]) / 2
+    matrix[columns, rows] = matrix[rows, columns]
+    return matrix
+
+
+def _share_in_range(squared: Array, vectors: Array) -> Array:
+    """Return the share of each vector's squared norm in the range of a matrix, (n,)."""
+    values, columns = np.linalg.eigh(squared)
+    kept = columns[:, values > RANK * values[-1]]
+    share: Array = ((vectors @ kept) ** 2).sum(1)
+    return share
+
+
+def _unit_rows(samples: Array) -> Array:
+    """Return samples as rows of norm one; zeros stay zeros."""
+    flat = np.asarray(samples, float).reshape(len(samples), -1)
+    norms = np.linalg.norm(flat, axis=1, keepdims=True)
+    rows: Array = flat / np.where(norms > 0, norms, 1.0)
+    return rows
+
+
+def with_endpoint(endpoint: Endpoint[Any]) -> Mapping[str, Attack]:
+    """Return by name the active attacks on some clients.
+
+    Args:
+        endpoint: of the clients, as `ClusteringProtocol.build_client` makes it.
+    """
+    return {RelevanceOracle.name: RelevanceOracle(endpoint)}

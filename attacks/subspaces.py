@@ -1,0 +1,408 @@
+"""Records, classes and mean samples from clients' leading eigenvectors.
+
+One-shot clustering has clients share the p leading eigenvectors V_i of their Gram matrices. Each
+other client reads them; so does the server where they are neither sealed nor masked. They span most
+of a small client's samples, so
+
+- a record of the client lies nearer to span(V_i) than others of its kind do (membership),
+- samples of a class that the client holds do, too (composition),
+- v_1 points to the mean sample where samples are not centred, as pixels are (mean image).
+
+The first two use ‖V_i x‖² / ‖x‖², the score of subspace classification (Oja 1983, "Subspace Methods
+of Pattern Recognition").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.scoring import Scorer
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import FrameError
+from securecluster.messaging.messages import Picks
+from securecluster.privacy.masking.masks import build
+from securecluster.privacy.masking.sealing import Seal
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.runtime.endpoint import config_hash
+
+Array = NDArray[Any]
+SOURCE = "Oja 1983, Subspace Methods of Pattern Recognition; this project's threat model"
+NEEDS = "clients' eigenvectors in the clear, or a colluding client that can open them"
+FALSE_POSITIVES = 0.01  # rate at which the true positive rate is read
+
+
+def observed_subspaces(view: View, knowledge: Knowledge) -> dict[int, Array]:
+    """Return the eigenvectors (p, D) of each client that the adversary can read.
+
+    Rows beyond a client's rank are zero.
+
+    Args:
+        view: what the adversary observed.
+        knowledge: what it knows besides.
+    """
+    found: dict[int, Array] = {}
+    for message in view.messages():
+        vectors = getattr(message.content, "vectors", None)
+        if vectors is None:
+            continue
+        if isinstance(vectors, Picks):  # what a client received of others
+            rows = list(vectors.picks[0])
+            ids = message.content.ids.table[rows].tolist()
+            table = vectors.table[rows]
+            step = int(message.content.step)
+        elif message.sender.kind == "client" and message.sender.index is not None:
+            ids = [message.sender.index]
+            table = vectors.values
+            step = message.step
+        else:
+            continue
+        opened = _opened(table, ids, step, knowledge)
+        if opened is not None:
+            found.update(zip(ids, opened, strict=True))
+    return found
+
+
+def _opened(table: torch.Tensor, ids: list[int], step: int, knowledge: Knowledge) -> Array | None:
+    """Return eigenvectors (r, p, D) as their clients made them, or None if that takes a seed.
+
+    Args:
+        table: as they left their clients.
+        ids: the clients, (r,).
+        step: number of the call in which they did.
+        knowledge: with the secrets of colluding clients.
+    """
+    config = knowledge.config
+    seed = _shared_seed(knowledge)
+    if not table.is_floating_point():
+        if seed is None:
+            return None
+        seal = Seal(config_hash(config))
+        seal.unlock(seed)
+        shape = (min(int(config["vectors"]), int(config["width"])), int(config["width"]))
+        template = torch.empty(shape, dtype=knowledge.initial.dtype)
+        try:
+            table = seal.open(table, ids, step, "eigen", "vectors", template)
+        except FrameError:
+            return None
+    elif config.get("mask", "none") != "none":
+        if seed is None:
+            return None
+        pipeline = Pipeline(build(config["mask"], int(config["width"])))
+        pipeline.unlock(seed)
+        table = pipeline.inverse(table, step)
+    opened: Array = table.double().cpu().numpy()
+    return opened
+
+
+def _shared_seed(knowledge: Knowledge) -> bytes | None:
+    """Return the seed that a colluding client shares with the others, or None without one."""
+    for number, colluder in knowledge.colluders.items():
+        if number in colluder.secrets.seed:
+            return colluder.secrets.seed[number]
+    return None
+
+
+def energies(vectors: Array, samples: Array) -> Array:
+    """Return the share of each sample's squared norm in a span, (n,).
+
+    Args:
+        vectors: orthonormal rows, or zeros, (p, D).
+        samples: (n, …) of D numbers each.
+    """
+    flat = np.asarray(samples, float).reshape(len(samples), -1)
+    squared = (flat**2).sum(1)
+    inside: Array = ((flat @ vectors.T) ** 2).sum(1) / np.where(squared > 0, squared, 1.0)
+    return inside
+
+
+def auc(scores: Array, positive: Array) -> float:
+    """Return the area under the ROC curve; 0.5 if all units are of one kind.
+
+    Args:
+        scores: (n,); ties count half.
+        positive: (n,) True or False.
+    """
+    from scipy.stats import rankdata
+
+    chosen = np.asarray(positive, bool)
+    number = int(chosen.sum())
+    others = len(chosen) - number
+    if not number or not others:
+        return 0.5
+    ranks = rankdata(scores)
+    return float((ranks[chosen].sum() - number * (number + 1) / 2) / (number * others))
+
+
+def true_positive_rate(scores: Array, positive: Array, false: float = FALSE_POSITIVES) -> float:
+    """Return the share of positives above the score that at most `false` of the others exceed.
+
+    Args:
+        scores: (n,).
+        positive: (n,) True or False.
+        false: rate of false positives.
+    """
+    chosen = np.asarray(positive, bool)
+    values = np.asarray(scores)
+    others = np.sort(values[~chosen])[::-1]
+    if not len(others) or not chosen.any():
+        return 0.0
+    threshold = others[int(false * len(others))]
+    return float(np.mean(values[chosen] > threshold))
+
+
+class Detection(Scorer):
+    """Base class of scorers of yes-or-no questions: rows are (score, truth).
+
+    A guess has scores of all questions by client. The negative control asks about another client.
+    """
+
+    metric = "AUC"
+
+    def summary(self, units: Array) -> float:
+        """Return the AUC over all questions.
+
+        Args:
+            units: (n, 2) or (n, questions, 2).
+        """
+        rows = units.reshape(-1, 2)
+        return auc(rows[:, 0], rows[:, 1] > 0)
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return scores and answers, (n, questions, 2), by client.
+
+        Args:
+            guess: scores by client.
+            truth: of the run.
+        """
+        return self._rows(guess, truth, list(guess.values))
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return the same with the answers of another client.
+
+        Args:
+            guess: scores by client.
+            truth: of the run.
+            draw: source of the shuffle.
+        """
+        clients = len(truth.federation)
+        others = []
+        for client in guess.values:
+            step = int(draw.integers(1, clients)) if clients > 1 else 0
+            others.append((client + step) % clients)
+        return self._rows(guess, truth, others)
+
+    def _rows(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
+        rows = []
+        for scores, client in zip(guess.values.values(), clients, strict=True):
+            answers = self.answers(guess, truth, client)
+            rows.append(np.stack([np.asarray(scores, float), answers.astype(float)], axis=-1))
+        return np.stack(rows)
+
+    def answers(self, guess: Guess, truth: Truth, client: int) -> Array:
+        """Return the answers about a client, (questions,) of bool.
+
+        Args:
+            guess: scores by client.
+            truth: of the run.
+            client: its number.
+        """
+        raise NotImplementedError
+
+
+class SampleMembership(Detection):
+    """AUC of the question which candidates a client trains on."""
+
+    metric = "membership AUC"
+
+    def answers(self, guess: Guess, truth: Truth, client: int) -> Array:
+        """Return for each candidate True if it is among the client's samples, (candidates,)."""
+        own = {np.ascontiguousarray(row).tobytes() for row in truth.federation.shards[client].x}
+        candidates = np.asarray(guess.details["candidates"])
+        same_type = candidates.astype(truth.federation.shards[client].x.dtype)
+        return np.asarray([np.ascontiguousarray(row).tobytes() in own for row in same_type])
+
+
+class MembershipAtLowRate(SampleMembership):
+    """True positive rate of the same at a false positive rate of 1 %."""
+
+    metric = "membership TPR at 1 % FPR"
+
+    def summary(self, units: Array) -> float:
+        """Return the true positive rate over all questions.
+
+        Args:
+            units: (n, candidates, 2).
+        """
+        rows = units.reshape(-1, 2)
+        return true_positive_rate(rows[:, 0], rows[:, 1] > 0)
+
+
+class ClassPresence(Detection):
+    """AUC of the question which classes a client holds."""
+
+    metric = "class presence AUC"
+
+    def answers(self, guess: Guess, truth: Truth, client: int) -> Array:
+        """Return for each class True if the client holds samples of it, (classes,)."""
+        return truth.label_counts(client) > 0
+
+
+class MeanCosine(Scorer):
+    """Mean |cos| of guessed directions and clients' mean samples."""
+
+    metric = "|cos| with the mean sample"
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return the |cos| of each client, (n,).
+
+        Args:
+            guess: directions (D,) by client.
+            truth: of the run.
+        """
+        return self._cosines(guess, truth, list(guess.values), None)
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return the |cos| with mean samples whose numbers are shuffled.
+
+        Means of other clients are no control: images of all clients have a common mean.
+
+        Args:
+            guess: directions (D,) by client.
+            truth: of the run.
+            draw: source of the shuffle.
+        """
+        return self._cosines(guess, truth, list(guess.values), draw)
+
+    def _cosines(
+        self, guess: Guess, truth: Truth, clients: list[int], draw: np.random.Generator | None
+    ) -> Array:
+        cosines = []
+        for direction, client in zip(guess.values.values(), clients, strict=True):
+            true = np.asarray(truth.federation.shards[client].x, float)
+            mean = true.reshape(len(true), -1).mean(0)
+            if draw is not None:
+                mean = draw.permutation(mean)
+            norms = np.linalg.norm(direction) * np.linalg.norm(mean)
+            cosines.append(abs(float(direction @ mean)) / norms if norms else 0.0)
+        return np.asarray(cosines)
+
+
+class SubspaceAttack(Attack):
+    """Base class of attacks on shared eigenvectors."""
+
+    source = SOURCE
+    further: ClassVar[tuple[Scorer, ...]] = ()
+    takes_samples: ClassVar[bool] = True
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        if "vectors" not in knowledge.config or "width" not in knowledge.config:
+            return "not applicable: clients of this protocol share no eigenvectors"
+        if knowledge.config.get("features", "identity") != "identity":
+            return "not applicable: the eigenvectors are of features, not of the samples themselves"
+        if self.takes_samples and knowledge.samples is None:
+            return "not applicable: the adversary has no samples to ask about"
+        if not _others(view, knowledge):
+            return (
+                "not applicable: no eigenvectors of another client can be read; they are sealed or "
+                "masked, and no client gives its secrets"
+            )
+        return None
+
+
+def _others(view: View, knowledge: Knowledge) -> Mapping[int, Array]:
+    """Return the eigenvectors of clients that do not collude."""
+    found = observed_subspaces(view, knowledge)
+    return {k: rows for k, rows in sorted(found.items()) if k not in knowledge.colluders}
+
+
+class SubspaceMembership(SubspaceAttack):
+    """Membership of candidates in clients' data, by their energy in span(V_i).
+
+    Candidates are the samples that the adversary knows, some of them members.
+    """
+
+    name = "subspace-membership"
+    needs = f"{NEEDS}, and candidate samples, of which some may be clients' own"
+    scorer = SampleMembership()
+    further: ClassVar[tuple[Scorer, ...]] = (MembershipAtLowRate(),)
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return the energy of each candidate by client, (candidates,).
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        assert knowledge.samples is not None
+        candidates = np.asarray(knowledge.samples[0])
+        found = {k: energies(v, candidates) for k, v in _others(view, knowledge).items()}
+        return Guess("membership", found, {"candidates": candidates})
+
+
+class SubspaceComposition(SubspaceAttack):
+    """Classes that clients hold, by the mean energy of public samples of a class in span(V_i)."""
+
+    name = "subspace-composition"
+    needs = f"{NEEDS}, and public samples with labels"
+    scorer = ClassPresence()
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return the mean energy of each class by client, (classes,), relative to all clients'.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        assert knowledge.samples is not None
+        samples, labels = knowledge.samples
+        classes = int(knowledge.config["classes"])
+        table = {}
+        for client, vectors in _others(view, knowledge).items():
+            inside = energies(vectors, samples)
+            table[client] = _class_means(inside, np.asarray(labels), classes)
+        # some classes fit into any span: only the difference between clients tells
+        common = np.mean(list(table.values()), axis=0)
+        return Guess("classes", {client: row - common for client, row in table.items()})
+
+
+def _class_means(values: Array, labels: Array, classes: int) -> Array:
+    """Return the mean of values by class, (classes,); of a class without samples, that of all."""
+    means = np.full(classes, values.mean())
+    for k in range(classes):
+        own = values[labels == k]
+        if len(own):
+            means[k] = own.mean()
+    return means
+
+
+class MeanImage(SubspaceAttack):
+    """Direction of each client's mean sample: its first eigenvector."""
+
+    name = "mean-image"
+    needs = NEEDS
+    scorer = MeanCosine()
+    takes_samples = False
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return the direction by client, (D,), of positive sum.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        found = {}
+        for client, vectors in _others(view, knowledge).items():
+            first = vectors[0]
+            found[client] = -first if first.sum() < 0 else first
+        return Guess("mean samples", found)

@@ -1,0 +1,217 @@
+"""What undoing a mask needs, and scorers of unmasked rows."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Guess, Knowledge, Truth, View
+from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.views import WEIGHTED, ObservedUpdate, observed_updates
+from securecluster.errors import UsageError
+from securecluster.privacy.masking.masks import ENTRYWISE
+
+Array = NDArray[Any]
+Subject = tuple[str, int, int]  # client method, number of the call, client
+TOLERANCE = 1e-4  # relative error of a coordinate that counts as recovered
+NO_MASK = "not applicable: updates are not masked"
+NO_UPDATES = "not applicable: no single update of a first round was observed"
+
+
+def first_updates(view: View, knowledge: Knowledge) -> dict[Subject, ObservedUpdate]:
+    """Return the updates of the first round, which were trained from θ_0.
+
+    Args:
+        view: what the adversary observed.
+        knowledge: what it knows besides.
+    """
+    found = {}
+    for update in observed_updates(view, knowledge):
+        client = update.sender.index
+        if update.round == 1 and client is not None:
+            found[update.method, update.step, client] = update
+    return found
+
+
+def mask_of(knowledge: Knowledge) -> str:
+    """Return the name of the mask of updates, "none" without one.
+
+    Args:
+        knowledge: of the configuration.
+    """
+    return str(knowledge.config.get("mask", "none"))
+
+
+def keeps_values(mask: str) -> bool:
+    """Return True if a mask moves numbers, and at most flips their signs.
+
+    Args:
+        mask: its name.
+    """
+    return mask in ENTRYWISE
+
+
+def flips_signs(mask: str) -> bool:
+    """Return True if a mask that moves numbers may flip their signs.
+
+    Args:
+        mask: its name.
+    """
+    return keeps_values(mask) and mask != "permutation"
+
+
+def by_rank(known: Array, masked_known: Array, masked: Array, signed: bool = False) -> Array:
+    """Return rows with a permutation undone, which maps `known` to `masked_known`.
+
+    Coordinates are matched by the rank of a combination of the known rows. Those that are equal in
+    all known rows, such as zeros, cannot be told apart: they are matched in any order.
+
+    Args:
+        known: rows before the permutation, or what they are guessed to be, (k, d).
+        masked_known: the same after it, (k, d).
+        masked: rows after it, (n, d).
+        signed: True if the permutation also flips signs.
+
+    Returns:
+        (n, d).
+    """
+    # any combination will do in which no two coordinates are equal that differ in some row
+    weights = np.random.default_rng(0).normal(size=len(known))
+    if len(known) == 1:
+        weights = np.ones(1)
+    before = weights @ known
+    after = weights @ masked_known
+    signs = np.ones(len(before))
+    if signed:
+        order = np.argsort(np.abs(before), kind="stable")
+        places = np.argsort(np.abs(after), kind="stable")
+        signs = np.sign(before[order]) * np.sign(after[places])
+    else:
+        order = np.argsort(before, kind="stable")
+        places = np.argsort(after, kind="stable")
+    rows = np.empty_like(masked)
+    rows[:, order] = masked[:, places] * signs
+    return rows
+
+
+def by_span(known: Array, masked_known: Array, masked: Array) -> Array:
+    """Return rows with a linear mask undone, as far as they lie in the span of known rows.
+
+    An orthonormal map keeps inner products, so the nearest combination of the masked known rows is
+    that of the known ones.
+
+    Args:
+        known: rows before the mask, (k, d).
+        masked_known: the same after it, (k, w).
+        masked: rows after it, (n, w).
+
+    Returns:
+        (n, d), each the projection of its row on the span of the known ones.
+    """
+    combination, *_ = np.linalg.lstsq(masked_known.T, masked.T, rcond=None)
+    projected: Array = combination.T @ known
+    return projected
+
+
+def true_row(truth: Truth, subject: Subject) -> Array:
+    """Return a client's update before any protection, (d,), not multiplied by a weight.
+
+    Args:
+        truth: of the run, with taps.
+        subject: the client and its call.
+
+    Raises:
+        UsageError: the truth has no such tap.
+    """
+    method, step, client = subject
+    for tap in truth.taps:
+        if (tap.method, tap.step) != (method, step) or client not in tap.ids:
+            continue
+        k = tap.ids.index(client)
+        row: Array = tap.reply.delta.values[k].double().cpu().numpy()
+        size = getattr(tap.reply, "size", None)
+        if method in WEIGHTED and size is not None:
+            row = row / float(size.values[k])
+        return row
+    raise UsageError(
+        "the truth has no update before its protection: repeat the run with "
+        "securecluster.attacks.experiments.tapped, and give its taps to truth_of"
+    )
+
+
+class UnmaskedRows(Scorer):
+    """Agreement of unmasked rows with the updates before any protection.
+
+    The negative control moves the coordinates of the true rows along by a random offset.
+    """
+
+    @abstractmethod
+    def agreement(self, guess: Array, true: Array) -> float:
+        """Return how well one row agrees.
+
+        Args:
+            guess: (d,).
+            true: (d,).
+        """
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return the agreement of each row, (n,).
+
+        Args:
+            guess: rows by client and call.
+            truth: of the run, with taps.
+        """
+        return self._agreements(guess, truth, [0] * len(guess.values))
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return the agreements with rows whose coordinates have moved along.
+
+        Args:
+            guess: rows by client and call.
+            truth: of the run, with taps.
+            draw: source of the offsets.
+        """
+        offsets = []
+        for row in guess.values.values():
+            offsets.append(int(draw.integers(1, len(row))))
+        return self._agreements(guess, truth, offsets)
+
+    def _agreements(self, guess: Guess, truth: Truth, offsets: list[int]) -> Array:
+        """Return the agreements with true rows that are moved by the given offsets."""
+        agreements = []
+        for (subject, row), offset in zip(guess.values.items(), offsets, strict=True):
+            true = true_row(truth, subject)[: len(row)]
+            if offset:
+                true = np.roll(true, offset)
+            agreements.append(self.agreement(row, true))
+        return np.asarray(agreements)
+
+
+class RecoveredCoordinates(UnmaskedRows):
+    """Share of the coordinates that are not zero whose value is recovered."""
+
+    metric = "share of recovered coordinates"
+
+    def agreement(self, guess: Array, true: Array) -> float:
+        """Return the share of one row."""
+        counted = true != 0
+        if not counted.any():
+            return 0.0
+        errors = np.abs(guess[counted] - true[counted])
+        return float(np.mean(errors <= TOLERANCE * np.abs(true[counted])))
+
+
+class UnmaskedCosine(UnmaskedRows):
+    """Cosine of unmasked rows and true ones."""
+
+    metric = "cosine after unmasking"
+
+    def agreement(self, guess: Array, true: Array) -> float:
+        """Return the cosine of one row."""
+        norms = float(np.linalg.norm(guess) * np.linalg.norm(true))
+        if norms == 0:
+            return 0.0
+        return float(guess @ true) / norms

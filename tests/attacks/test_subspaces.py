@@ -1,0 +1,126 @@
+"""What shared eigenvectors tell of records, classes and means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from securecluster import Dirichlet, Federation, Pathological
+from securecluster.attacks.base import Knowledge, Truth, View
+from securecluster.attacks.scoring import Score, evaluate, score
+from securecluster.attacks.subspaces import (
+    MeanImage,
+    MembershipAtLowRate,
+    SubspaceComposition,
+    SubspaceMembership,
+    auc,
+    energies,
+    observed_subspaces,
+    true_positive_rate,
+)
+from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.messaging.parties import SERVER
+from securecluster.protocols import FedAvg, OneShot, Settings
+
+SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "tasks": 2}
+FULL = Settings(transcript="full", threads=1)
+ATTACKS = (SubspaceMembership(), SubspaceComposition(), MeanImage())
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return Federation.simulate("digits", scenario=Pathological(), clients=10, samples=8, seed=0)
+
+
+def candidates(federation: Federation) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """All clients' samples, and as many that nobody trains on."""
+    other = Federation.simulate(
+        "digits", scenario=Dirichlet(alpha=100.0), clients=10, samples=20, seed=9
+    )
+    shards = [*federation.shards, *other.shards]
+    return np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards])
+
+
+def attacked(
+    federation: Federation, parties: Any = SERVER, colluders: tuple[int, ...] = (), **params: Any
+) -> tuple[View, Knowledge, Truth]:
+    fitted = OneShot(**{**SMALL, **params}).fit(federation, FULL)
+    view = view_of(fitted, parties)
+    knowledge = knowledge_of(fitted, federation, colluders, candidates(federation))
+    return view, knowledge, truth_of(fitted, federation, view)
+
+
+def test_open_eigenvectors_tell_of_records_classes_and_means(federation: Federation) -> None:
+    view, knowledge, truth = attacked(federation, mask="none", sealed=False)
+    results = [evaluate(attack, view, knowledge, truth) for attack in ATTACKS]
+    for result in results:
+        assert isinstance(result, Score)
+        assert result.beats_chance and result.units == 10
+    membership, classes, mean = results
+    assert isinstance(membership, Score) and isinstance(classes, Score) and isinstance(mean, Score)
+    assert membership.value > 0.95 and abs(membership.chance - 0.5) < 0.1
+    assert classes.value > 0.9 and abs(classes.chance - 0.5) < 0.1
+    assert mean.value > 0.99 and mean.chance < 0.9
+    guess = SubspaceMembership().run(view, knowledge)
+    at_low_rate = score(MembershipAtLowRate(), guess, truth)
+    assert at_low_rate.value > 0.5 and at_low_rate.beats_chance
+
+
+def test_the_vectors_read_are_those_of_numpy(federation: Federation) -> None:
+    view, knowledge, _ = attacked(federation, mask="none", sealed=False)
+    found = observed_subspaces(view, knowledge)
+    assert sorted(found) == list(range(10))
+    for client, shard in enumerate(federation.shards):
+        rows = np.asarray(shard.x, float).reshape(8, -1)
+        _, _, right = np.linalg.svd(rows, full_matrices=False)
+        cosines = np.abs(found[client] @ right[:5].T)
+        assert np.allclose(cosines, np.eye(5), atol=1e-3)
+
+
+@pytest.mark.parametrize("params", [{}, {"sealed": False}, {"sealed": False, "mask": "rotation"}])
+def test_a_client_reads_all_others_however_they_are_sealed(
+    federation: Federation, params: dict[str, Any]
+) -> None:
+    view, knowledge, truth = attacked(federation, 3, (3,), **params)
+    result = evaluate(SubspaceMembership(), view, knowledge, truth)
+    assert isinstance(result, Score)
+    assert result.units == 9
+    assert result.value > 0.95
+    # the server has the same frames and no seed
+    server, unaided, _ = attacked(federation, **params)
+    for attack in ATTACKS:
+        assert "sealed or masked" in str(attack.applies(server, unaided))
+    assert observed_subspaces(server, unaided) == {}
+
+
+def test_noise_in_gram_matrices_brings_the_attacks_to_chance(federation: Federation) -> None:
+    view, knowledge, truth = attacked(federation, mask="none", sealed=False, gram_noise=20.0)
+    for attack in ATTACKS[:2]:
+        result = evaluate(attack, view, knowledge, truth)
+        assert isinstance(result, Score)
+        assert not result.beats_chance
+        assert abs(result.value - 0.5) < 0.15
+
+
+def test_attacks_on_subspaces_say_why_they_do_not_apply(federation: Federation) -> None:
+    fitted = FedAvg(rounds=1, epochs=1, model="linear").fit(federation, FULL)
+    for attack in ATTACKS:
+        said = attack.applies(view_of(fitted), knowledge_of(fitted))
+        assert said == "not applicable: clients of this protocol share no eigenvectors"
+    view, knowledge, _ = attacked(federation, mask="none", sealed=False, features="dct")
+    assert "of features" in str(MeanImage().applies(view, knowledge))
+
+
+def test_energies_and_rates_are_those_of_cases_by_hand() -> None:
+    vectors = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    samples = np.array([[3.0, 4.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    assert energies(vectors, samples).tolist() == [9 / 25, 0.0, 0.0]
+    assert auc(np.array([3.0, 2.0, 1.0, 2.0]), np.array([1, 0, 0, 1])) == pytest.approx(3.5 / 4)
+    assert auc(np.array([1.0, 2.0]), np.array([1, 1])) == 0.5
+    scores = torch.arange(200).double().numpy()
+    positive = scores >= 150
+    assert true_positive_rate(scores, positive) == 1.0
+    assert true_positive_rate(-scores, positive) == 0.0
