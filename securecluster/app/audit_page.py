@@ -27,7 +27,9 @@ READING = (
     "Each attack guesses something about clients from what the adversary observed. Its score has a "
     "95 % bootstrap interval over clients. Chance is what the same guess reaches against a truth "
     "whose clients are shuffled. An attack is better than chance where its interval lies beyond "
-    "that of chance."
+    "that of chance. "
+    "The adversary knows the configuration and some test samples as public ones; attacks on "
+    "membership are asked about these and as many training samples."
 )
 LIMITS = (
     "A score at chance means that this attack failed with so few clients. It does not prove that "
