@@ -30,8 +30,8 @@ from securecluster.attacks.unmasking import (
 from securecluster.data.federation import Shard
 
 Array = NDArray[Any]
-SHADOWS = 300
-QUANTILES = 33  # of sorted values
+SHADOWS = 500
+QUANTILES = 129  # of sorted values
 CONCENTRATION = 0.3  # of the Dirichlet distribution of shadow clients' labels
 USUAL_SIZE = 40  # samples of a client that does not send its number
 SMALLEST = 1e-12  # magnitudes below this count as zeros
@@ -190,20 +190,12 @@ def invariants(rows: Array, mask: str, dimension: int) -> Array:
     if not keeps_values(mask):
         return norms
     values = rows[:, :dimension]
+    if mask != "permutation":
+        values = np.abs(values)
     zeros = (np.abs(values) < SMALLEST).mean(1)[:, None]
-    largest = np.abs(values).max(1, keepdims=True) + SMALLEST
-    grid = np.linspace(0, 1, QUANTILES)
-    if mask == "permutation":
-        quantiles = np.quantile(values / largest, grid, axis=1).T
-        total = values.sum(1, keepdims=True)
-    else:
-        quantiles = np.quantile(np.abs(values) / largest, grid, axis=1).T
-        total = np.abs(values).sum(1, keepdims=True)
-    # extreme quantiles hold what the last layer's few large entries say
-    extremes = np.sort(np.abs(values), axis=1)[:, -QUANTILES:]
-    return np.concatenate(
-        [norms, zeros, total, np.log(largest), quantiles, extremes / largest], axis=1
-    )
+    total = values.sum(1, keepdims=True)
+    quantiles = np.quantile(values, np.linspace(0, 1, QUANTILES), axis=1).T
+    return np.concatenate([norms, zeros, total, quantiles], axis=1)
 
 
 def _log_odds(known: Array, present: Array, asked: Array) -> Array:
@@ -223,7 +215,7 @@ def _log_odds(known: Array, present: Array, asked: Array) -> Array:
         answers = present[:, k]
         if answers.all() or not answers.any():
             continue
-        model = make_pipeline(StandardScaler(), LogisticRegression(C=0.3, max_iter=500))
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=500))
         model.fit(known, answers)
         scores[:, k] = model.decision_function(asked)
     return scores

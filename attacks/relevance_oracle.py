@@ -116,6 +116,8 @@ class RelevanceOracle(Attack):
             return "not applicable: the adversary only observed, and sent no calls of its own"
         if knowledge.samples is None:
             return "not applicable: the adversary has no samples to ask about"
+        if config.get("relevance", "plain") != "plain":
+            return "not applicable: a client's relevance is padded or encrypted, and only R is read"
         if config.get("sealed", False):
             return "not applicable: clients open only what was sealed under their seed"
         if config.get("mask", "none") != "none":

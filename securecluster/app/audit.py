@@ -16,6 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from securecluster.app import execution, run_folder
 from securecluster.app.finished_run import FinishedRun
 from securecluster.app.number_format import printable
@@ -32,6 +35,9 @@ from securecluster.runtime.settings import Settings
 
 SCHEMA = 1
 BUDGET = 180.0  # seconds
+KNOWN = 8  # test samples of each client that the adversary has
+# protections besides those of updates and sums: of matrices over pairs, and of single layers
+PLAIN_PAIRS = {"relevance": "plain", "relevance_release": None, "layer_mask": "none"}
 RUN = "run"
 TWIN = "unprotected"
 BETTER = "better than chance"
@@ -211,8 +217,9 @@ def twin_of(protocol: ClusteringProtocol) -> ClusteringProtocol:
         protocol: with the run's hyper-parameters.
     """
     twin = experiments.unprotected(protocol)
-    if "layer_mask" in twin.get_params():
-        twin.set_params(layer_mask="none")
+    params = twin.get_params()
+    plain = {name: value for name, value in PLAIN_PAIRS.items() if name in params}
+    twin.set_params(**plain)
     return twin
 
 
@@ -381,7 +388,8 @@ def _attacked(
     try:
         with clock.limit():
             view = view_of(fitted, adversary.parties, attack.anonymous)
-            knowledge = knowledge_of(fitted, target.federation, adversary.clients)
+            samples = known_samples(target.federation, "membership" in attack.name)
+            knowledge = knowledge_of(fitted, target.federation, adversary.clients, samples)
             reason = attack.applies(view, knowledge) or ""
             if not reason:
                 guess = attack.run(view, knowledge)
@@ -398,6 +406,32 @@ def _attacked(
     if result is None:
         return Finding(attack.name, None, reason, seconds)
     return Finding(attack.name, result, "", seconds, guess, truth)
+
+
+def known_samples(
+    federation: Federation, candidates: bool
+) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """Return samples (X, y) that the adversary has; None if clients have no test samples.
+
+    They are some of the clients' test samples, as public ones of the same distribution.
+
+    Args:
+        federation: the clients.
+        candidates: True for attacks on membership: as many training samples are among them.
+    """
+    inputs = []
+    targets = []
+    for shard in federation.shards:
+        count = min(KNOWN, len(shard.y), len(shard.y_test))
+        inputs.append(shard.x_test[:count])
+        targets.append(shard.y_test[:count])
+        if candidates:
+            inputs.append(shard.x[:count])
+            targets.append(shard.y[:count])
+    known = np.concatenate(inputs)
+    if not len(known):
+        return None
+    return known, np.concatenate(targets)
 
 
 def federation_of(run: FinishedRun) -> Federation:

@@ -14,6 +14,7 @@ from securecluster.app import report_page
 from securecluster.app.audit import BETTER, RUN, TWIN, Audit, Finding, score_text
 from securecluster.app.finished_run import FinishedRun
 from securecluster.app.number_format import printable
+from securecluster.attacks.base import Truth
 from securecluster.attacks.registry import attack_named
 
 PAGE = "audit.html"
@@ -26,7 +27,9 @@ READING = (
     "Each attack guesses something about clients from what the adversary observed. Its score has a "
     "95 % bootstrap interval over clients. Chance is what the same guess reaches against a truth "
     "whose clients are shuffled. An attack is better than chance where its interval lies beyond "
-    "that of chance."
+    "that of chance. "
+    "The adversary knows the configuration and some test samples as public ones; attacks on "
+    "membership are asked about these and as many training samples."
 )
 LIMITS = (
     "A score at chance means that this attack failed with so few clients. It does not prove that "
@@ -151,9 +154,11 @@ def _pictures_of(finding: Finding, column: str, with_truth: bool) -> Iterator[st
     if finding.guess.quantity == "label counts" and with_truth:
         yield from _label_counts(finding, column)
     images = finding.guess.details.get("images")
+    # attacks that guess samples have them as their values
+    if images is None and finding.guess.quantity == "samples":
+        images = finding.guess.values
     if isinstance(images, Mapping):
-        originals = finding.guess.details.get("originals", {}) if with_truth else {}
-        yield from _images(images, originals, column)
+        yield from _images(images, finding.truth, column, with_truth)
 
 
 def _label_counts(finding: Finding, column: str) -> Iterator[str]:
@@ -170,23 +175,48 @@ def _label_counts(finding: Finding, column: str) -> Iterator[str]:
         yield html.bars(f"Labels of client {name}, {column}", labels, series)
 
 
-def _images(images: Mapping[Any, Any], originals: Mapping[Any, Any], column: str) -> Iterator[str]:
-    """Yield reconstructed images, beside the originals where these are given.
+def _images(
+    images: Mapping[Any, Any], truth: Truth, column: str, with_truth: bool
+) -> Iterator[str]:
+    """Yield reconstructed images, each beside the original that it is nearest to.
 
     Args:
-        images: (n, height, width) or with channels first, by subject.
-        originals: the same of the truth, as far as it may be shown.
+        images: reconstructions (n, …) by client; those that are no images are left out.
+        truth: with the originals.
         column: "as run" or "unprotected".
+        with_truth: False leaves out the originals.
     """
-    for subject, guesses in list(images.items())[:MOST_CLIENTS]:
-        true = originals.get(subject, ())
+    for client, guesses in list(images.items())[:MOST_CLIENTS]:
         shown = []
-        for k, guess in enumerate(list(guesses)[:MOST_IMAGES]):
-            if k < len(true):
-                shown.append(html.pixels(png(true[k]), "original"))
+        for guess in np.asarray(guesses)[:MOST_IMAGES]:
+            if not _is_image(guess):
+                continue
+            if with_truth:
+                original = nearest(guess, np.asarray(truth.federation.shards[client].x))
+                shown.append(html.pixels(png(original), "original"))
             shown.append(html.pixels(png(guess), "reconstructed"))
-        yield html.paragraph(f"Client {subject}, {column}")
-        yield "<div>" + "".join(shown) + "</div>"
+        if shown:
+            name = printable(truth.federation.names[client])
+            yield html.paragraph(f"Client {name}, {column}")
+            yield "<div>" + "".join(shown) + "</div>"
+
+
+def _is_image(sample: NDArray[Any]) -> bool:
+    """Return True for (height, width) and for one or three channels of that."""
+    return sample.ndim == 2 or (sample.ndim == 3 and sample.shape[0] in (1, 3))
+
+
+def nearest(guess: NDArray[Any], samples: NDArray[Any]) -> NDArray[Any]:
+    """Return the sample with the smallest distance to a guess.
+
+    Args:
+        guess: of the shape of a sample, or with other axes of length 1.
+        samples: (n, …).
+    """
+    rows = samples.reshape(len(samples), -1).astype(np.float64)
+    distances = np.linalg.norm(rows - np.nan_to_num(guess.reshape(1, -1)), axis=1)
+    closest: NDArray[Any] = samples[int(distances.argmin())]
+    return closest
 
 
 def png(image: Any) -> bytes:

@@ -71,6 +71,33 @@ CLAIMS = (
         {"mask": "permutation"},
     ),
     Claim(
+        "Grouping columns that move alike recovered the label distributions",
+        "docs/privacy.md",
+        "label-distributions",
+        {"mask": "permutation"},
+        hidden=False,
+    ),
+    Claim(
+        "A mask hides the coordinates of updates from the server",
+        "docs/privacy.md",
+        "gradient-inversion-analytic",
+        {"mask": "permutation"},
+    ),
+    Claim(
+        "which is sealed for other clients",
+        "securecluster/app/disclosures.py",
+        "mean-image",
+        {"sealed": True},
+        protocol="oneshot",
+    ),
+    Claim(
+        "which is sealed for other clients",
+        "securecluster/app/disclosures.py",
+        "subspace-membership",
+        {"sealed": True},
+        protocol="oneshot",
+    ),
+    Claim(
         "A mask hides the coordinates of updates from the server",
         "docs/privacy.md",
         "label-counts",

@@ -23,6 +23,7 @@ MOST_CLIENTS = 40  # rows of the table of ε by client
 PARTIES = {
     "server": "the server",
     "lps": "a local parameter server",
+    "authority": "the key authority",
     "client": "other clients",
 }
 SERVER_IS = (
@@ -133,7 +134,13 @@ def _protections(privacy: dict[str, Any]) -> Iterator[str]:
             "obfuscation and no encryption: it falls when one client tells the server the seed "
             "that clients share, and it leaves what the table says."
         )
-    if any(field["summed"] for field in privacy["fields"]):
+    if any(field.get("encrypted") for field in privacy["fields"]):
+        count += 1
+        yield (
+            "Replies are encrypted, and a key authority opens what the server computed from them. "
+            "Server and authority must not work together."
+        )
+    elif any(field["summed"] for field in privacy["fields"]):
         count += 1
         yield (
             "Secure sums hide each client's reply: the server reads only the sum over a group of "
@@ -144,6 +151,12 @@ def _protections(privacy: dict[str, Any]) -> Iterator[str]:
         yield (
             "Noise bounds what the releases reveal together, whatever a reader knows besides. ε is "
             f"that bound; noise is added under the placement {privacy['placement']}."
+        )
+    if any(field.get("paired") for field in privacy["fields"]):
+        count += 1
+        yield (
+            "Pads hide what a client contributes to the matrix over pairs of clients: the server "
+            "reads only the entries that two clients make together."
         )
     if any(field["reader"] == "client" for field in privacy["fields"]):
         count += 1
@@ -165,6 +178,7 @@ def who_saw_what(run: FinishedRun) -> str:
     told = [
         ("The server saw", privacy["server_view"]),
         ("A local parameter server saw", privacy.get("lps_view", ())),
+        ("The key authority saw", privacy.get("authority_view", ())),
         ("A client saw", privacy.get("client_view", ())),
         ("The server did not see", privacy.get("unseen", ())),
         ("Unprotected", privacy.get("unprotected", ())),
@@ -192,22 +206,34 @@ def _form(field: dict[str, Any], masks: str) -> str:
         field: of `fields` in result.json.
         masks: names of the run's masks.
     """
-    forms = []
-    if field["summed"]:
-        forms.append("in secure sums only")
+    forms = [_aggregate(field)]
     if field["reader"] == "client":
         forms.append("sealed from the server")
     if field["masked"]:
         forms.append(f"under the {masks}")
-    if field["mechanism"] == "gaussian" and field["central"]:
-        forms.append("clipped, before the server adds noise")
-    elif field["mechanism"] == "gaussian":
-        forms.append("with noise")
+    if field["mechanism"] in ("gaussian", "skellam"):
+        noise = "with noise"
+        if field["central"]:
+            noise = "clipped, before the server adds noise"
+        forms.append(noise)
     if field["derived"]:
         forms.append("made of earlier releases")
-    if not forms:
-        return "as it is"
-    return ", ".join(forms)
+    return ", ".join(form for form in forms if form) or "as it is"
+
+
+def _aggregate(field: dict[str, Any]) -> str:
+    """Return of which clients together a reader has a field; no text for single clients.
+
+    Args:
+        field: of `fields` in result.json.
+    """
+    if field["summed"]:
+        return "in secure sums only"
+    if field.get("encrypted"):
+        return f"encrypted; the key authority releases {field['encrypted']}"
+    if field.get("paired"):
+        return "in sums of two clients only"
+    return ""
 
 
 def _query_rows(run: FinishedRun) -> Iterator[tuple[str, str, str, str]]:

@@ -226,9 +226,11 @@ def test_the_twin_is_without_every_protection() -> None:
     plain = audit.twin_of(OneShot(gram_noise=2.0, clip=1.0, noise=1.0, dp_unit="client"))
     assert audit.protections_of(plain) == {}
     assert not plain.sums_securely and plain.mask == "none" and not getattr(plain, "sealed", True)
-    for protocol in (CFL(aggregation="secagg", sketch=64), SRFCA(sealed=True)):
+    pads = OneShot(relevance="pads")
+    for protocol in (CFL(aggregation="secagg", sketch=64), SRFCA(sealed=True), pads):
         assert audit.protections_of(protocol)
         assert audit.protections_of(audit.twin_of(protocol)) == {}
+    assert audit.protections_of(pads)["relevance"] == "pads"
 
 
 def test_a_bundle_holds_no_key_seed_or_clients_file(audited: Path, folder: Path) -> None:
@@ -295,6 +297,36 @@ def test_a_roc_curve_rises_from_corner_to_corner() -> None:
     assert points[0] == (0.0, 0.0) and points[-1] == (1.0, 1.0)
     assert points == sorted(points) and (0.0, pytest.approx(2 / 3)) in points
     assert audit_page.png(np.eye(4)).startswith(b"\x89PNG")
+
+
+class Copied(LabelCounts):
+    """An attack that reconstructs one image exactly, and tells members from non-members."""
+
+    name = "copied"
+
+    def run(self, view: Any, knowledge: Any) -> Guess:
+        """Return the label counts with pictures."""
+        guess = super().run(view, knowledge)
+        details = {"images": {2: np.full((1, 1, 8, 8), 0.5)}, "roc": ([0.9, 0.8], [0.1])}
+        return Guess(guess.quantity, guess.values, details)
+
+
+def test_reconstructions_stand_beside_originals_for_the_owner_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "attack_named", lambda name: Copied())
+    monkeypatch.setattr(audit_page, "attack_named", lambda name: Copied())
+    run = open_run(folder, "audit")
+    federation = audit.federation_of(run)
+    adversary = audit.adversary_of(run.names, "server")
+    results = audit.audited(run, federation, adversary, attacks=["copied"])
+    own = audit_page.page(run, results, "")
+    handed_over = audit_page.page(run, results, "", with_truth=False)
+    assert own.count(">reconstructed</span>") == handed_over.count(">reconstructed</span>") == 2
+    assert own.count(">original</span>") == 2 and ">original</span>" not in handed_over
+    samples = federation.shards[2].x
+    assert np.array_equal(audit_page.nearest(samples[3] + 0.01, samples), samples[3])
+    assert "True positives over false positives: as run, unprotected" in own
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install -y chromium")

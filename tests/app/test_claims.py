@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from securecluster import Dirichlet, Federation
-from securecluster.app.audit import BETTER, CHANCE, Finding, twin_of
+from securecluster.app.audit import BETTER, CHANCE, Finding, known_samples, twin_of
 from securecluster.app.claims import CLAIMS, Claim, Row
 from securecluster.app.registry import protocol_class
 from securecluster.attacks.base import Attack
@@ -22,7 +22,7 @@ from securecluster.protocols import Settings
 ROOT = Path(__file__).resolve().parent.parent.parent
 FULL = Settings(transcript="full", threads=1)
 # one full-batch step a round, at few clients of different labels
-SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "batch_size": 1000, "model": "linear"}
+SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "batch_size": 30, "model": "linear"}
 
 
 @cache
@@ -51,7 +51,8 @@ def _finding(
     attack: Attack = attack_named(attack_name)
     view = view_of(fitted, party, attack.anonymous)
     truth = truth_of(fitted, _federation(), view, taps)
-    result = evaluate(attack, view, knowledge_of(fitted), truth)
+    samples = known_samples(_federation(), "membership" in attack.name)
+    result = evaluate(attack, view, knowledge_of(fitted, samples=samples), truth)
     if isinstance(result, str):
         return Finding(attack_name, None, result, 0.0)
     return Finding(attack_name, result, "", 0.0)

@@ -35,7 +35,7 @@ def scored(federation: Federation, **params: Any) -> Score | str:
     view = view_of(fitted)
     knowledge = knowledge_of(fitted, samples=(x, y))
     truth = truth_of(fitted, federation, view)
-    return evaluate(MaskInvariants(shadows=200), view, knowledge, truth)
+    return evaluate(MaskInvariants(shadows=300), view, knowledge, truth)
 
 
 def test_sorted_values_tell_which_classes_a_client_holds(federation: Federation) -> None:
@@ -45,11 +45,11 @@ def test_sorted_values_tell_which_classes_a_client_holds(federation: Federation)
     assert abs(result.chance - 0.5) < 0.05
 
 
-def test_a_norm_alone_or_much_noise_tells_little(federation: Federation) -> None:
-    for params in ({"mask": "rotation"}, {"mask": "permutation", "clip": 1.0, "noise": 5.0}):
-        result = scored(federation, **params)
-        assert isinstance(result, Score)
-        assert result.value < 0.62
+def test_much_noise_brings_the_attack_to_chance(federation: Federation) -> None:
+    result = scored(federation, mask="permutation", clip=1.0, noise=5.0)
+    assert isinstance(result, Score)
+    assert not result.beats_chance
+    assert abs(result.value - 0.5) < 0.15
 
 
 @pytest.mark.parametrize("mask", ["permutation", "signed-permutation", "rotation"])
@@ -63,7 +63,10 @@ def test_invariants_are_the_same_before_and_after_the_mask(mask: str) -> None:
     padded[:, :50] = rows
     masked = stage.forward(padded, 1).numpy()
     assert not np.allclose(masked[:, :50], rows.numpy())
-    assert np.allclose(invariants(masked, mask, 50), invariants(rows.numpy(), mask, 50))
+    kept = invariants(masked, mask, 50)
+    assert np.allclose(kept, invariants(rows.numpy(), mask, 50))
+    if mask == "rotation":  # which leaves the norm alone
+        assert kept.shape == (3, 1)
 
 
 def test_the_score_is_the_mean_auc_of_classes() -> None:

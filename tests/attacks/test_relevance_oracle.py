@@ -80,12 +80,13 @@ def test_the_attack_needs_what_the_server_lacks_under_a_seal_or_a_mask(
     for params, reason in (
         ({}, "sealed under their seed"),
         ({"sealed": False}, "undo a mask that the server does not know"),
+        ({**OPEN, "relevance": "pads"}, "padded or encrypted"),
     ):
-        endpoint, view, knowledge, _ = attacked(federation, **params)
-        said = evaluate(RelevanceOracle(endpoint), view, knowledge, _)
+        endpoint, view, knowledge, truth = attacked(federation, **params)
+        said = evaluate(RelevanceOracle(endpoint), view, knowledge, truth)
         assert not isinstance(said, Score)
         assert reason in said
-        # and clients do refuse what is neither sealed nor under a mask that they can undo
+        # and clients do refuse what is neither sealed, under their mask, nor part of a padded pair
         with pytest.raises(SecureClusterError):
             energies_of(endpoint, knowledge, 0, np.eye(64)[:3])
     assert "sent no calls" in str(RelevanceOracle().applies(view, knowledge))
