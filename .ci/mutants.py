@@ -30,7 +30,7 @@ from queue import Queue
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_name("mutants.toml")
 # folders of the repository that the installed package `securecluster` contains
-MAPPED = ("protocols", "benchmarks")
+MAPPED = ("protocols", "attacks", "benchmarks")
 # what neither the package nor a test reads
 LEFT_OUT = (
     ".git",

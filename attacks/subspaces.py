@@ -127,15 +127,14 @@ def auc(scores: Array, positive: Array) -> float:
         scores: (n,); ties count half.
         positive: (n,) True or False.
     """
-    from scipy.stats import rankdata
-
+    values = np.asarray(scores, float)
     chosen = np.asarray(positive, bool)
-    number = int(chosen.sum())
-    others = len(chosen) - number
-    if not number or not others:
+    others = np.sort(values[~chosen])
+    if not len(others) or not chosen.any():
         return 0.5
-    ranks = rankdata(scores)
-    return float((ranks[chosen].sum() - number * (number + 1) / 2) / (number * others))
+    below = np.searchsorted(others, values[chosen], side="left")
+    not_above = np.searchsorted(others, values[chosen], side="right")
+    return float(np.mean(below + not_above) / 2 / len(others))
 
 
 def true_positive_rate(scores: Array, positive: Array, false: float = FALSE_POSITIVES) -> float:

@@ -35,7 +35,7 @@ def scored(federation: Federation, **params: Any) -> Score | str:
     view = view_of(fitted)
     knowledge = knowledge_of(fitted, samples=(x, y))
     truth = truth_of(fitted, federation, view)
-    return evaluate(MaskInvariants(shadows=300), view, knowledge, truth)
+    return evaluate(MaskInvariants(shadows=200), view, knowledge, truth)
 
 
 def test_sorted_values_tell_which_classes_a_client_holds(federation: Federation) -> None:

@@ -36,9 +36,9 @@ def federation() -> Federation:
 
 
 def candidates(federation: Federation) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """All clients' samples, and as many that nobody trains on."""
+    """All clients' samples, and as many others."""
     other = Federation.simulate(
-        "digits", scenario=Dirichlet(alpha=100.0), clients=10, samples=20, seed=9
+        "digits", scenario=Dirichlet(alpha=100.0), clients=5, samples=16, seed=9
     )
     shards = [*federation.shards, *other.shards]
     return np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards])
