@@ -9,7 +9,7 @@ import pytest
 from securecluster.app.plots import curves
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def no_pictures() -> Iterator[None]:
     """Folders of runs hold no pictures."""
     with pytest.MonkeyPatch.context() as patch:
