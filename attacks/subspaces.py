@@ -157,7 +157,7 @@ def true_positive_rate(scores: Array, positive: Array, false: float = FALSE_POSI
 class Detection(Scorer):
     """Base class of scorers of yes-or-no questions: rows are (score, truth).
 
-    A guess has scores of all questions by client. The negative control asks about another client.
+    A guess has scores of all questions by client. The negative control shuffles the answers.
     """
 
     metric = "AUC"
@@ -178,29 +178,26 @@ class Detection(Scorer):
             guess: scores by client.
             truth: of the run.
         """
-        return self._rows(guess, truth, list(guess.values))
+        rows = []
+        for client, scores in guess.values.items():
+            answers = self.answers(guess, truth, client)
+            rows.append(np.stack([np.asarray(scores, float), answers.astype(float)], axis=-1))
+        return np.stack(rows)
 
     def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
-        """Return the same with the answers of another client.
+        """Return the same with each client's answers in random order.
+
+        Answers about another client are no control: of candidates that are all clients' samples,
+        one client's are no other's.
 
         Args:
             guess: scores by client.
             truth: of the run.
             draw: source of the shuffle.
         """
-        clients = len(truth.federation)
-        others = []
-        for client in guess.values:
-            step = int(draw.integers(1, clients)) if clients > 1 else 0
-            others.append((client + step) % clients)
-        return self._rows(guess, truth, others)
-
-    def _rows(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
-        rows = []
-        for scores, client in zip(guess.values.values(), clients, strict=True):
-            answers = self.answers(guess, truth, client)
-            rows.append(np.stack([np.asarray(scores, float), answers.astype(float)], axis=-1))
-        return np.stack(rows)
+        rows = self.units(guess, truth)
+        rows[..., 1] = draw.permuted(rows[..., 1], axis=1)
+        return rows
 
     def answers(self, guess: Guess, truth: Truth, client: int) -> Array:
         """Return the answers about a client, (questions,) of bool.
