@@ -21,7 +21,7 @@ from securecluster.app import audit, audit_page, bundle, report_page, run_folder
 from securecluster.app.cli import main
 from securecluster.app.finished_run import command_of, epsilon_by_client, open_run
 from securecluster.attacks import registry
-from securecluster.attacks.base import Attack, Guess
+from securecluster.attacks.base import Attack, Guess, Truth
 from securecluster.attacks.label_counts import LabelCounts
 from securecluster.protocols.common.serialization import read_kept
 
@@ -294,6 +294,18 @@ def test_pages_do_not_make_a_run_folder_somebody_elses(folder: Path, tmp_path: P
 def test_names_are_escaped_in_pages(folder: Path) -> None:
     text = report_page.html.table(("client",), [("<script>alert(1)</script>",)])
     assert "<script>" not in text and "&lt;script&gt;" in text
+
+
+def test_membership_of_candidates_has_a_roc_curve() -> None:
+    federation = two_clusters(4, 20)
+    shard = federation.shards[1]
+    candidates = np.concatenate([shard.x[:3], shard.x_test[:2]])
+    details = {"candidates": candidates}
+    guess = Guess("membership", {1: np.array([0.9, 0.8, 0.7, 0.2, 0.1])}, details)
+    finding = audit.Finding("any", None, "", 0.0, guess, Truth(federation))
+    given = audit_page._given(finding)
+    assert given is not None
+    assert [part.tolist() for part in given] == [[0.9, 0.8, 0.7], [0.2, 0.1]]
 
 
 def test_every_registered_attack_is_one_of_an_audits() -> None:
