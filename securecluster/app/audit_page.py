@@ -39,10 +39,22 @@ LIMITS = (
 SECURE_SUMS = "secure sums (--aggregation secagg): no single update is left to be attacked"
 NOISE = "noise (--clip S --noise Z, or --target-epsilon E): the more, the nearer to chance"
 MASK = "a mask (--mask permutation or rotation): coordinates lose their meaning"
+BATCHES = "larger batches, or more local steps (--batch-size, --epochs)"
+EIGENVECTORS = (
+    "sealed eigenvectors (--sealed): the server cannot open them, and other clients can",
+    "a noisy Gram matrix (--gram-noise Z): its noise bounds what eigenvectors reveal",
+)
 FEWER = "fewer rounds, or fewer releases a round"
 LOWERED_BY = {
     "label-counts": (MASK, SECURE_SUMS, NOISE),
     "linkage": (SECURE_SUMS, NOISE),  # masks keep inner products
+    "label-distributions": (SECURE_SUMS, NOISE),
+    "gradient-inversion-analytic": (MASK, SECURE_SUMS, NOISE, BATCHES),
+    "gradient-inversion-cosine": (MASK, SECURE_SUMS, NOISE, BATCHES),
+    "gradient-inversion-dlg": (MASK, SECURE_SUMS, NOISE, BATCHES),
+    "mean-image": EIGENVECTORS,
+    "subspace-composition": EIGENVECTORS,
+    "subspace-membership": EIGENVECTORS,
 }
 GENERAL = (SECURE_SUMS, NOISE, FEWER)
 
@@ -242,16 +254,39 @@ def png(image: Any) -> bytes:
 def _roc(columns: Mapping[str, Finding]) -> Iterator[str]:
     """Yield the ROC curves of an attack that gives a number for members and non-members.
 
-    Its guess has `details["roc"]`: a pair of what members and non-members are given.
+    Its guess has `details["roc"]`, a pair of what members and non-members are given, or is about
+    the membership of `details["candidates"]`.
     """
     series = []
     for column, finding in columns.items():
-        if finding.guess is not None and "roc" in finding.guess.details:
-            members, others = finding.guess.details["roc"]
-            series.append((column, roc(np.asarray(members), np.asarray(others))))
+        given = _given(finding)
+        if given is not None:
+            series.append((column, roc(*given)))
     if series:
         names = ", ".join(name for name, _ in series)
         yield html.curves(f"True positives over false positives: {names}", series)
+
+
+def _given(finding: Finding) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """Return what an attack gives to members and to non-members; None if it tells no members."""
+    guess = finding.guess
+    if guess is None or finding.truth is None:
+        return None
+    if "roc" in guess.details:
+        members, others = guess.details["roc"]
+        return np.asarray(members), np.asarray(others)
+    if guess.quantity != "membership" or "candidates" not in guess.details:
+        return None
+    candidates = np.asarray(guess.details["candidates"])
+    given = []
+    is_member = []
+    for client, values in guess.values.items():
+        own = {sample.tobytes() for sample in np.asarray(finding.truth.federation.shards[client].x)}
+        given.append(np.asarray(values))
+        is_member.append([sample.tobytes() in own for sample in candidates])
+    flags = np.concatenate(is_member)
+    scores = np.concatenate(given)
+    return scores[flags], scores[~flags]
 
 
 def roc(members: NDArray[Any], others: NDArray[Any]) -> list[tuple[float, float]]:

@@ -15,18 +15,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import SMALL_FEDERATION
+from cases import SMALL_FEDERATION, two_clusters
 
 from securecluster.app import audit, audit_page, bundle, report_page, run_folder
 from securecluster.app.cli import main
 from securecluster.app.finished_run import command_of, epsilon_by_client, open_run
 from securecluster.attacks import registry
-from securecluster.attacks.base import Attack, Guess
+from securecluster.attacks.base import Attack, Guess, Truth
 from securecluster.attacks.label_counts import LabelCounts
 from securecluster.protocols.common.serialization import read_kept
 
 RUN = ["run", "fedavg", *SMALL_FEDERATION, "--rounds", "2", "--epochs", "1", "--seed", "90417"]
 MASKED = ["--mask", "permutation", "--clip", "1", "--noise", "3"]
+CHEAP = ["label-counts", "linkage", "mean-image"]
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
@@ -44,7 +45,10 @@ def audited(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("pages")
     archive = str(target / "bundle.zip")
     command = ["audit", str(folder), "--out", str(target), "--quiet", "--bundle", archive]
-    assert main(command) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        # all attacks take a minute
+        patch.setattr(audit, "attack_names", lambda: CHEAP)
+        assert main(command) == 0
     (target / "report.html").write_text(report_page.page(open_run(folder, "report")))
     return target
 
@@ -119,7 +123,7 @@ def test_the_command_of_a_run_repeats_it(folder: Path, tmp_path: Path) -> None:
 def test_an_audit_sets_the_run_beside_its_unprotected_twin(audited: Path) -> None:
     content = json.loads((audited / "audit.json").read_text())
     assert content["protections"] == {"mask": "permutation", "clip": 1.0, "noise": 3.0}
-    assert [row["attack"] for row in content["attacks"]] == registry.attack_names()
+    assert [row["attack"] for row in content["attacks"]] == CHEAP
     for row in content["attacks"]:
         for column in ("run", "unprotected"):
             assert not row[column]["verdict"].startswith("failed"), row
@@ -290,6 +294,33 @@ def test_pages_do_not_make_a_run_folder_somebody_elses(folder: Path, tmp_path: P
 def test_names_are_escaped_in_pages(folder: Path) -> None:
     text = report_page.html.table(("client",), [("<script>alert(1)</script>",)])
     assert "<script>" not in text and "&lt;script&gt;" in text
+
+
+def test_membership_of_candidates_has_a_roc_curve() -> None:
+    federation = two_clusters(4, 20)
+    shard = federation.shards[1]
+    candidates = np.concatenate([shard.x[:3], shard.x_test[:2]])
+    details = {"candidates": candidates}
+    guess = Guess("membership", {1: np.array([0.9, 0.8, 0.7, 0.2, 0.1])}, details)
+    finding = audit.Finding("any", None, "", 0.0, guess, Truth(federation))
+    given = audit_page._given(finding)
+    assert given is not None
+    assert [part.tolist() for part in given] == [[0.9, 0.8, 0.7], [0.2, 0.1]]
+
+
+def test_every_registered_attack_is_one_of_an_audits() -> None:
+    assert audit.attack_names is registry.attack_names
+    assert set(CHEAP) <= set(registry.attack_names())
+
+
+def test_public_samples_are_no_training_samples_unless_membership_is_asked() -> None:
+    federation = two_clusters(4, 20)
+    public, labels = audit.known_samples(federation, False) or ((), ())
+    asked, _ = audit.known_samples(federation, True) or ((), ())
+    rows = {row.tobytes() for shard in federation.shards for row in shard.x}
+    assert len(public) == len(labels) > 0
+    assert not rows & {row.tobytes() for row in public}
+    assert sum(row.tobytes() in rows for row in asked) == len(asked) / 2 == len(public)
 
 
 def test_a_roc_curve_rises_from_corner_to_corner() -> None:
