@@ -18,6 +18,9 @@ from securecluster.errors import UsageError, unknown
 
 GROUP = "securecluster.attacks"
 ATTACKS = {  # module and class
+    "differencing": "differencing:Differencing",
+    "dp-audit-one-run": "dp_audit:OneRunAudit",
+    "dp-audit-two-worlds": "dp_audit:TwoWorldAudit",
     "gradient-inversion-analytic": "gradient_inversion:AnalyticInversion",
     "gradient-inversion-cosine": "gradient_inversion:CosineInversion",
     "gradient-inversion-dlg": "gradient_inversion:DeepLeakage",
