@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -247,7 +247,7 @@ class OneRunAudit(Attack):
     name = "dp-audit-one-run"
     source = "Steinke, Nasr & Jagielski 2023, Privacy Auditing with One (1) Training Run"
     needs = "updates or their sums, of a repeated run whose clients send canaries or zeros"
-    scorer: Any = OneRunScorer()
+    scorer: ClassVar[Scorer] = OneRunScorer()
 
     def __init__(self, planted: bool = False) -> None:
         self.planted = planted
@@ -284,7 +284,7 @@ class TwoWorldAudit(OneRunAudit):
 
     name = "dp-audit-two-worlds"
     source = "Dong, Roth & Su 2022, Gaussian Differential Privacy; auditing: Nasr et al. 2021"
-    scorer: Any = TwoWorldScorer()
+    scorer: ClassVar[Scorer] = TwoWorldScorer()
 
 
 def _coins(guess: Guess, truth: Truth) -> list[float]:

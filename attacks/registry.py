@@ -31,7 +31,9 @@ ATTACKS = {  # module and class
     "mask-known-plaintext": "mask_known_plaintext:MaskKnownPlaintext",
     "mask-public-model": "mask_public_model:MaskPublicModel",
     "mean-image": "subspaces:MeanImage",
+    "membership-loss-threshold": "loss_threshold:LossThreshold",
     "relevance-oracle": "relevance_oracle:RelevanceOracle",
+    "source-inference": "source_inference:SourceInference",
     "subspace-composition": "subspaces:SubspaceComposition",
     "subspace-membership": "subspaces:SubspaceMembership",
 }
