@@ -35,8 +35,8 @@ def federation() -> Federation:
 
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "RESAMPLES", 20)
-    monkeypatch.setattr(scoring, "SHUFFLES", 20)
+    monkeypatch.setattr(scoring, "RESAMPLES", 5)
+    monkeypatch.setattr(scoring, "SHUFFLES", 10)
 
 
 def bounds(made: Any, federation: Federation) -> tuple[float, Score, Score]:
