@@ -18,6 +18,9 @@ from securecluster.errors import UsageError, unknown
 
 GROUP = "securecluster.attacks"
 ATTACKS = {  # module and class
+    "differencing": "differencing:Differencing",
+    "dp-audit-one-run": "dp_audit:OneRunAudit",
+    "dp-audit-two-worlds": "dp_audit:TwoWorldAudit",
     "gradient-inversion-analytic": "gradient_inversion:AnalyticInversion",
     "gradient-inversion-cosine": "gradient_inversion:CosineInversion",
     "gradient-inversion-dlg": "gradient_inversion:DeepLeakage",
@@ -28,7 +31,9 @@ ATTACKS = {  # module and class
     "mask-known-plaintext": "mask_known_plaintext:MaskKnownPlaintext",
     "mask-public-model": "mask_public_model:MaskPublicModel",
     "mean-image": "subspaces:MeanImage",
+    "membership-loss-threshold": "loss_threshold:LossThreshold",
     "relevance-oracle": "relevance_oracle:RelevanceOracle",
+    "source-inference": "source_inference:SourceInference",
     "subspace-composition": "subspaces:SubspaceComposition",
     "subspace-membership": "subspaces:SubspaceMembership",
 }

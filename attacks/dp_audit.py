@@ -1,0 +1,317 @@
+"""Audits of differential privacy: lower bounds of ε from a run with canaries.
+
+`with_canaries` repeats a run in which a coin decides for each client whether its updates are a
+canary, a long row in a direction of its own, or zeros. What the server observes along the canary's
+direction is the statistic that guesses the coin.
+
+- One run (Steinke, Nasr & Jagielski 2023): of m coins, r are guessed and v guesses are right. An
+  (ε, δ)-private run makes each guess right with a probability of about e^ε/(1 + e^ε) at most, so
+  many right guesses refute a small ε. Nothing is assumed of the noise.
+- Two worlds (Dong, Roth & Su 2022): the statistics with and without the canary are samples of two
+  Gaussians, and `securecluster.privacy.dp.auditing` bounds their distance μ. It is sharper, and
+  holds for Gaussian noise alone.
+
+A bound above the ε that a ledger claims refutes the claim; one below proves nothing. Masks are left
+out of the repeated run, since ε does not count on them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Attack, Guess, Knowledge, Tap, Truth, View
+from securecluster.attacks.experiments import with_malicious_updates
+from securecluster.attacks.scoring import Scorer
+from securecluster.core.lazy_torch import torch
+from securecluster.data import Federation
+from securecluster.errors import UsageError
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.privacy.dp.auditing import LONG, Audit, directions
+from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.runtime.settings import Settings
+
+P = TypeVar("P", bound=ClusteringProtocol)
+Array = NDArray[np.float64]
+
+ERROR = 0.05  # probability that a bound of one run is false
+DELTA = 1e-5
+CANARIES = "canaries"  # method of the tap that holds the coins
+SEED = 20  # of the canaries' directions, which are public
+FEWEST = 2  # statistics of each world that have a variance
+NOISELESS = 1000.0  # largest μ that is told from infinity, since rounding is noise, too
+HALVINGS = 40  # of the range that holds a bound
+
+
+def one_run_p_value(
+    canaries: int, guesses: int, correct: int, epsilon: float, delta: float
+) -> float:
+    """Return how likely a private run allows this many correct guesses (Steinke et al., Thm. 5.2).
+
+    Args:
+        canaries: m, coins that were tossed.
+        guesses: r, coins that were guessed.
+        correct: v, guesses that are right.
+        epsilon: ε of the run.
+        delta: δ of the run.
+
+    Returns:
+        An upper bound of the probability, at most 1.
+    """
+    from scipy.stats import binom
+
+    right = 1 / (1 + math.exp(-epsilon))
+    tail = float(binom.sf(correct - 1, guesses, right))
+    if not correct or not delta:
+        return min(tail, 1.0)
+    # the largest mean probability of falling short by 1, …, i guesses
+    shortfalls = np.arange(1, correct + 1)
+    sums = np.cumsum(binom.pmf(correct - shortfalls, guesses, right))
+    largest = float((sums / shortfalls).max())
+    return min(tail + 2 * canaries * delta * largest, 1.0)
+
+
+@cache
+def one_run_epsilon(
+    canaries: int, guesses: int, correct: int, delta: float, error: float = ERROR
+) -> float:
+    """Return the lower bound of ε that a number of correct guesses gives.
+
+    Args:
+        canaries: m, coins that were tossed.
+        guesses: r, coins that were guessed; chosen before they are compared.
+        correct: v, guesses that are right.
+        delta: δ of the run.
+        error: probability that the bound is false.
+
+    Raises:
+        UsageError: not 0 ≤ v ≤ r ≤ m.
+    """
+    if not 0 <= correct <= guesses <= canaries:
+        raise UsageError(
+            f"{correct} correct of {guesses} guesses about {canaries} canaries: give "
+            "0 ≤ correct ≤ guesses ≤ canaries"
+        )
+    if one_run_p_value(canaries, guesses, correct, 0.0, delta) >= error:
+        return 0.0
+    high = 1.0
+    while one_run_p_value(canaries, guesses, correct, high, delta) < error:
+        high *= 2
+    low = 0.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if one_run_p_value(canaries, guesses, correct, middle, delta) < error:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def with_canaries(
+    protocol: P, federation: Federation, settings: Settings | None = None, seed: int = 0
+) -> tuple[P, tuple[Tap, ...]]:
+    """Run a protocol whose clients send canaries or zeros instead of their updates.
+
+    Args:
+        protocol: its hyper-parameters; it is left as it is. Its mask is left out.
+        federation: the clients and their data, which the updates do not depend on.
+        settings: of the run; its transcript must be full.
+        seed: of the coins, half of which are heads.
+
+    Returns:
+        The fitted protocol, and taps for `truth_of` that hold the coins.
+
+    Raises:
+        UsageError: the protocol has no clip, so that no canary is longest.
+    """
+    params = protocol.get_params()
+    if params.get("clip") is None:
+        raise UsageError("an audit needs a clip, which bounds a canary: give the clip norm")
+    clients = len(federation)
+    heads = np.arange(clients) % 2 == 0
+    np.random.default_rng(seed).shuffle(heads)
+    length = LONG * float(params["clip"])
+
+    def plant(client: int, row: torch.Tensor, round: int) -> torch.Tensor:
+        if not heads[client]:
+            return torch.zeros_like(row)
+        return (length * canaries(clients, len(row))[client]).to(row)
+
+    unmasked = type(protocol)(**{**params, "mask": "none"})
+    fitted = with_malicious_updates(unmasked, federation, range(clients), plant, settings)
+    coins = tuple(heads.tolist())
+    tap = Tap(CANARIES, "", 0, 0, tuple(range(clients)), coins)
+    return fitted, (tap,)
+
+
+@cache
+def canaries(clients: int, width: int) -> torch.Tensor:
+    """Return the orthogonal unit directions of all clients' canaries, (clients, width).
+
+    Args:
+        clients: number of clients.
+        width: of an update.
+    """
+    return directions(clients, width, SEED)
+
+
+class CanaryScorer(Scorer):
+    """Scorer of statistics against coins; its units are (statistic, coin) of each client."""
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return each client's statistic and coin, (m, 2).
+
+        Args:
+            guess: statistics by client.
+            truth: of the run, with the tap of `with_canaries`.
+        """
+        return np.asarray(list(zip(guess.values.values(), _coins(guess, truth), strict=True)))
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return the statistics with shuffled coins, (m, 2).
+
+        Args:
+            guess: statistics by client.
+            truth: of the run.
+            draw: source of the shuffle.
+        """
+        units = self.units(guess, truth)
+        units[:, 1] = draw.permutation(units[:, 1])
+        return units
+
+
+class OneRunScorer(CanaryScorer):
+    """Lower bound of ε by the number of coins that are guessed right, all coins being guessed.
+
+    Half of the coins are heads, so the larger half of the statistics is guessed to be heads.
+    """
+
+    metric = f"lower bound of ε at δ = {DELTA:g}, one run"
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return each client's guess, 1 or 0, and coin, (m, 2).
+
+        Args:
+            guess: statistics by client.
+            truth: of the run, with the tap of `with_canaries`.
+        """
+        units = super().units(guess, truth)
+        ranks = np.argsort(np.argsort(-units[:, 0], kind="stable"))
+        units[:, 0] = ranks < (len(units) + 1) // 2
+        return units
+
+    def summary(self, units: Array) -> float:
+        """Return the lower bound of ε.
+
+        Args:
+            units: (m, 2).
+        """
+        correct = int((units[:, 0] == units[:, 1]).sum())
+        return one_run_epsilon(len(units), len(units), correct, DELTA)
+
+
+class TwoWorldScorer(CanaryScorer):
+    """Lower bound of ε by the distance of the statistics with and without a canary."""
+
+    metric = f"lower bound of ε at δ = {DELTA:g}, two Gaussian worlds"
+
+    def summary(self, units: Array) -> float:
+        """Return the lower bound of ε.
+
+        Args:
+            units: (m, 2).
+        """
+        present = units[units[:, 1] == 1, 0]
+        absent = units[units[:, 1] == 0, 0]
+        if min(len(present), len(absent)) < FEWEST:
+            return 0.0
+        spread = max(present.std(), absent.std())
+        if present.mean() - absent.mean() > NOISELESS * spread:
+            return float(gaussian_epsilon(NOISELESS, DELTA))
+        mu = Audit(present, absent, 1 - ERROR).by_moments(ERROR)
+        return float(gaussian_epsilon(mu, DELTA))
+
+
+class OneRunAudit(Attack):
+    """Guesses which clients sent a canary, and bounds ε by the right ones.
+
+    Args:
+        planted: True for the runs of `with_canaries`; other runs have no canaries.
+    """
+
+    name = "dp-audit-one-run"
+    source = "Steinke, Nasr & Jagielski 2023, Privacy Auditing with One (1) Training Run"
+    needs = "updates or their sums, of a repeated run whose clients send canaries or zeros"
+    scorer: ClassVar[Scorer] = OneRunScorer()
+
+    def __init__(self, planted: bool = False) -> None:
+        self.planted = planted
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        if not self.planted:
+            return "not applicable: the run has no canaries; with_canaries repeats it with them"
+        if not _statistics(view, knowledge):
+            return "not applicable: neither updates nor their sums were observed"
+        return None
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return each client's statistic, larger where its canary shows.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        return Guess("canaries", _statistics(view, knowledge))
+
+
+class TwoWorldAudit(OneRunAudit):
+    """Measures how far canaries move what the server observes, and bounds ε by it.
+
+    Args:
+        planted: True for the runs of `with_canaries`; other runs have no canaries.
+    """
+
+    name = "dp-audit-two-worlds"
+    source = "Dong, Roth & Su 2022, Gaussian Differential Privacy; auditing: Nasr et al. 2021"
+    scorer: ClassVar[Scorer] = TwoWorldScorer()
+
+
+def _coins(guess: Guess, truth: Truth) -> list[float]:
+    """Return the coins of the guess's clients.
+
+    Raises:
+        UsageError: the truth has no coins.
+    """
+    for tap in truth.taps:
+        if tap.method == CANARIES:
+            return [float(tap.reply[client]) for client in guess.values]
+    raise UsageError("the truth has no canaries: give it the taps of with_canaries")
+
+
+def _statistics(view: View, knowledge: Knowledge) -> dict[int, float]:
+    """Return the sum of each client's releases along its canary, by its number.
+
+    A sum over clients has the noise of all of them where each adds its own, so it counts less.
+    """
+    planted = canaries(int(knowledge.config["clients"]), knowledge.width).double()
+    statistics: dict[int, float] = {}
+    for outcome in view.outcomes:
+        delta = getattr(outcome.content, "delta", None)
+        if not isinstance(delta, Rows) or delta.values.shape[-1] != knowledge.width:
+            continue
+        for row, group in zip(delta.values.double(), outcome.groups, strict=True):
+            for client in group:
+                along = float(row @ planted[client])
+                statistics[client] = statistics.get(client, 0.0) + along / len(group)
+    return dict(sorted(statistics.items()))

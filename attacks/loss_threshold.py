@@ -1,0 +1,51 @@
+"""Membership of candidates in a client's data, by their loss under its model (Yeom et al. 2018)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from securecluster.attacks.base import Attack, Guess, Knowledge, View
+from securecluster.attacks.client_models import candidate_losses, first_models, why_not
+from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.subspaces import MembershipAtLowRate, SampleMembership
+
+
+class LossThreshold(Attack):
+    """Membership of candidates in clients' data: the lower the loss, the likelier.
+
+    Attributes:
+        further: other scores of the same guess.
+    """
+
+    name = "membership-loss-threshold"
+    source = "Yeom et al. 2018, Privacy Risk in Machine Learning"
+    needs = (
+        "single updates of the first round without a mask, and candidate samples, of which some "
+        "may be clients' own"
+    )
+    scorer = SampleMembership()
+    further: ClassVar[tuple[Scorer, ...]] = (MembershipAtLowRate(),)
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        return why_not(view, knowledge)
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return minus the loss of each candidate by client, (candidates,).
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        assert knowledge.samples is not None
+        found = {}
+        for client, model in first_models(view, knowledge).items():
+            found[client] = -candidate_losses(model, knowledge)
+        return Guess("membership", found, {"candidates": np.asarray(knowledge.samples[0])})

@@ -1,0 +1,89 @@
+"""Source inference: the client whose model has the least loss of a record owned it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.client_models import candidate_losses, first_models, why_not
+from securecluster.attacks.scoring import Scorer
+
+Array = NDArray[Any]
+
+
+class OwnersFound(Scorer):
+    """Share of the records of clients whose owner is guessed; records of nobody do not count."""
+
+    metric = "share of records whose owner is found"
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return 1 for each right owner and 0 for each wrong one, (records,).
+
+        Args:
+            guess: client by the candidate's position.
+            truth: of the run.
+        """
+        guessed, owners = self._owned(guess, truth)
+        return np.asarray(guessed == owners, dtype=float)
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return the same for shuffled owners.
+
+        Args:
+            guess: client by the candidate's position.
+            truth: of the run.
+            draw: source of the shuffle.
+        """
+        guessed, owners = self._owned(guess, truth)
+        return np.asarray(guessed == draw.permutation(owners), dtype=float)
+
+    def _owned(self, guess: Guess, truth: Truth) -> tuple[Array, Array]:
+        """Return the guessed and the true owners of the candidates that a client owns."""
+        owner_of = {}
+        for client, shard in enumerate(truth.federation.shards):
+            for sample in np.asarray(shard.x, dtype=np.float32):
+                owner_of[sample.tobytes()] = client
+        guessed = []
+        owners = []
+        candidates = np.asarray(guess.details["candidates"], dtype=np.float32)
+        for position, client in guess.values.items():
+            key = candidates[position].tobytes()
+            if key in owner_of:
+                guessed.append(client)
+                owners.append(owner_of[key])
+        return np.asarray(guessed), np.asarray(owners)
+
+
+class SourceInference(Attack):
+    """Owner of each candidate, by the losses of clients' models."""
+
+    name = "source-inference"
+    source = "Hu et al. 2021, Source Inference Attacks in Federated Learning"
+    needs = "single updates of the first round without a mask, and records of unknown owners"
+    scorer = OwnersFound()
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        return why_not(view, knowledge)
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return the guessed client by the candidate's position.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        assert knowledge.samples is not None
+        models = first_models(view, knowledge)
+        losses = np.stack([candidate_losses(model, knowledge) for model in models.values()])
+        clients = list(models)
+        owners = {k: clients[row] for k, row in enumerate(losses.argmin(0).tolist())}
+        return Guess("owners", owners, {"candidates": np.asarray(knowledge.samples[0])})

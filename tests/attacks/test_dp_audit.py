@@ -1,0 +1,149 @@
+"""DP audits: known answers, never above the ledger's ε, and halved noise is refuted."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from securecluster import Federation
+from securecluster.attacks import dp_audit, scoring
+from securecluster.attacks.dp_audit import (
+    OneRunAudit,
+    TwoWorldAudit,
+    one_run_epsilon,
+    one_run_p_value,
+    with_canaries,
+)
+from securecluster.attacks.scoring import Score, evaluate
+from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.errors import UsageError
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.protocols import CFL, FLHC, FedAvg, Settings
+
+FULL = Settings(transcript="full", threads=1)
+SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "clip": 0.5}
+NOISED: dict[str, Any] = {**SMALL, "noise": 1.0}
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return Federation.simulate("digits", clients=100, samples=4, seed=0)
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "RESAMPLES", 5)
+    monkeypatch.setattr(scoring, "SHUFFLES", 10)
+
+
+def bounds(made: Any, federation: Federation) -> tuple[float, Score, Score]:
+    """The ledger's ε at the audit's δ, and both audits' scores."""
+    fitted, taps = with_canaries(made, federation, FULL)
+    view = view_of(fitted)
+    truth = truth_of(fitted, federation, view, taps)
+    scores = []
+    for attack in (OneRunAudit(planted=True), TwoWorldAudit(planted=True)):
+        score = evaluate(attack, view, knowledge_of(fitted), truth)
+        assert isinstance(score, Score)
+        scores.append(score)
+    return fitted.ledger_.price(dp_audit.DELTA).epsilon, scores[0], scores[1]
+
+
+@pytest.mark.parametrize(
+    ("canaries", "guesses", "correct", "delta", "epsilon"),
+    [
+        (100, 100, 100, 0.0, 3.4930),
+        (1000, 1000, 900, 1e-5, 2.0206),
+        (1000, 100, 95, 1e-5, 2.1652),
+    ],
+)
+def test_one_run_has_the_known_answers(
+    canaries: int, guesses: int, correct: int, delta: float, epsilon: float
+) -> None:
+    assert one_run_epsilon(canaries, guesses, correct, delta) == pytest.approx(epsilon, abs=6e-5)
+
+
+def test_all_guesses_right_have_a_bound_in_closed_form() -> None:
+    # (1/(1 + e^-ε))^m = p
+    right = 0.05 ** (1 / 40)
+    assert one_run_epsilon(40, 40, 40, 0.0) == pytest.approx(math.log(right / (1 - right)))
+    assert one_run_epsilon(40, 40, 20, 0.0) == 0.0
+    assert one_run_p_value(40, 40, 0, 1.0, 1e-5) == 1.0
+    with pytest.raises(UsageError, match="5 correct of 4 guesses"):
+        one_run_epsilon(10, 4, 5, 0.0)
+
+
+def test_the_bound_of_randomized_response_is_rarely_above_its_epsilon() -> None:
+    # its guesses are right with probability e^ε/(1 + e^ε) exactly, the worst case of the theorem
+    draw = np.random.default_rng(0)
+    correct = draw.binomial(200, 1 / (1 + math.exp(-1.0)), 400)
+    above = [one_run_epsilon(200, 200, int(count), 0.0) > 1.0 for count in correct]
+    assert np.mean(above) < 0.08
+    assert np.mean([one_run_epsilon(200, 200, int(v), 0.0) > 0.5 for v in correct]) > 0.9
+
+
+@pytest.mark.parametrize(
+    "made",
+    [CFL(**NOISED), FLHC(**NOISED, pre_rounds=0), FedAvg(**NOISED, placement="central")],
+    ids=["cfl", "flhc", "central sum"],
+)
+def test_bounds_are_below_the_ledgers_epsilon_and_not_zero(
+    made: Any, federation: Federation
+) -> None:
+    claimed, one_run, two_worlds = bounds(made, federation)
+    assert 0 < one_run.value < claimed
+    assert 0 < two_worlds.value < claimed
+    assert one_run.chance < 0.1
+    assert two_worlds.chance < 1.0
+
+
+def test_the_noise_of_all_clients_is_in_a_sum(federation: Federation) -> None:
+    claimed, one_run, two_worlds = bounds(FedAvg(**NOISED), federation)
+    assert two_worlds.value < 1 < claimed
+    assert not one_run.beats_chance
+
+
+def test_several_rounds_are_audited_as_a_whole(federation: Federation) -> None:
+    once, _, first = bounds(CFL(**NOISED), federation)
+    several, _, all_rounds = bounds(CFL(**{**NOISED, "rounds": 4}), federation)
+    assert once < several
+    assert first.value < all_rounds.value < several
+
+
+@pytest.mark.parametrize(
+    ("protocol", "params"),
+    [(CFL, {}), (FedAvg, {"placement": "central"})],
+    ids=["local", "central"],
+)
+def test_halved_noise_is_refuted(
+    protocol: Any, params: dict[str, Any], federation: Federation
+) -> None:
+    # a ledger that claims z = 1 of a mechanism that adds half of it
+    claimed = gaussian_epsilon(1.0, dp_audit.DELTA)
+    genuine, _, allowed = bounds(protocol(**SMALL, noise=1.0, **params), federation)
+    _, _, halved = bounds(protocol(**SMALL, noise=0.5, **params), federation)
+    assert genuine == pytest.approx(claimed, rel=1e-6)
+    assert allowed.value < claimed < halved.value
+
+
+def test_without_noise_every_coin_is_guessed(federation: Federation) -> None:
+    claimed, one_run, two_worlds = bounds(FedAvg(**SMALL), federation)
+    assert claimed == math.inf
+    assert one_run.value == one_run_epsilon(100, 100, 100, dp_audit.DELTA) > 3
+    assert one_run.beats_chance
+    assert two_worlds.value > 1000
+
+
+def test_a_run_without_canaries_says_why(federation: Federation) -> None:
+    fitted = FedAvg(**SMALL).fit(federation, FULL)
+    view = view_of(fitted)
+    truth = truth_of(fitted, federation, view)
+    reason = evaluate(OneRunAudit(), view, knowledge_of(fitted), truth)
+    assert isinstance(reason, str) and reason.startswith("not applicable: the run has no canaries")
+    with pytest.raises(UsageError, match="the taps of with_canaries"):
+        evaluate(OneRunAudit(planted=True), view, knowledge_of(fitted), truth)
+    with pytest.raises(UsageError, match="needs a clip"):
+        with_canaries(FedAvg(rounds=1), federation, FULL)
