@@ -360,6 +360,7 @@ def test_reconstructions_stand_beside_originals_for_the_owner_alone(
     assert "True positives over false positives: as run, unprotected" in own
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install -y chromium")
 @pytest.mark.parametrize("name", ["report.html", "audit.html"])
 def test_a_real_browser_shows_the_page_without_errors_or_overflow(

@@ -455,7 +455,7 @@ def test_a_stopped_process_resumes_to_the_same_comparison(
     check_same_comparison(out, whole)
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("running", ["cfl", "fedavg"])
 def test_a_stopped_comparison_resumes_to_the_same_one(
     running: str,

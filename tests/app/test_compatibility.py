@@ -94,7 +94,7 @@ def federation() -> Federation:
     return cases.two_clusters(6, 20)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("method", "values"), [*COVERING, *REST])
 def test_what_is_not_refused_runs(
     method: str, values: Values, federation: Federation, monkeypatch: pytest.MonkeyPatch

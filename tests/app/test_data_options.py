@@ -183,6 +183,7 @@ def test_mistakes_get_one_sentence_and_leave_nothing(
     assert [p.name for p in own.parent.iterdir()] == ["own.parquet"]
 
 
+@pytest.mark.exhaustive
 def test_help_and_refusals_load_nothing_heavy() -> None:
     code = """
 import sys
@@ -273,6 +274,7 @@ def test_columns_are_left_out_and_a_run_goes_on_without_them(
     assert main(["resume", str(out), "--quiet"]) == 0 and main(["replay", str(out)]) == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

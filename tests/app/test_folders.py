@@ -232,6 +232,7 @@ def test_a_run_that_is_being_written_is_not_replaced(
     assert contents(run) == before
 
 
+@pytest.mark.exhaustive
 def test_a_comparison_is_replaced_unless_one_of_its_runs_is_being_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,6 +266,7 @@ def test_the_folder_that_one_stands_in_will_do(
     assert main(["replay", "."]) == 0
 
 
+@pytest.mark.exhaustive
 def test_a_link_to_a_run_stays_a_link(run: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(run)

@@ -58,6 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("how", "rounds"),
     [

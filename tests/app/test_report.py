@@ -146,6 +146,7 @@ def test_long_lists_are_shortened(capsys: pytest.CaptureFixture[str]) -> None:
     assert "client11: 0 1" in said and "client12" not in said and "19 … (100); …" in said
 
 
+@pytest.mark.exhaustive
 def test_a_run_with_a_fallback_says_whose_model_each_cluster_got(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

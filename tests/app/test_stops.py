@@ -222,12 +222,14 @@ def test_an_output_that_is_closed_is_none(enter: Enter, tmp_path: Path) -> None:
     assert (out / "result.json").is_file()
 
 
+@pytest.mark.exhaustive
 def test_a_process_prints_its_help_in_an_old_encoding(tmp_path: Path) -> None:
     with (tmp_path / "printed").open("w", encoding="ascii") as stream:
         assert in_a_process("run", "cfl", "--help", stdout=stream) == (0, "")
     assert "--eps1" in (tmp_path / "printed").read_text(encoding="ascii")
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
 def test_every_encoding_prints_every_line(encoding: str, enter: Enter, tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def test_the_bound_of_randomized_response_is_rarely_above_its_epsilon() -> None:
     assert np.mean([one_run_epsilon(200, 200, int(v), 0.0) > 0.5 for v in correct]) > 0.9
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "made",
     [CFL(**NOISED), FLHC(**NOISED, pre_rounds=0), FedAvg(**NOISED, placement="central")],

@@ -90,6 +90,7 @@ def test_dlg_recovers_two_digits_of_one_step() -> None:
     assert MeanPSNR().units(guess, truth).mean() > 60
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "attack", [AnalyticInversion(), CosineInversion(steps=30), DeepLeakage(steps=20, restarts=1)]
 )

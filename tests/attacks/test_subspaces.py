@@ -80,6 +80,7 @@ def test_the_vectors_read_are_those_of_numpy(federation: Federation) -> None:
         assert np.allclose(cosines, np.eye(5), atol=1e-3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("params", [{}, {"sealed": False}, {"sealed": False, "mask": "rotation"}])
 def test_a_client_reads_all_others_however_they_are_sealed(
     federation: Federation, params: dict[str, Any]

@@ -34,7 +34,7 @@ def recorded(case: str) -> fuzz.Recorded:
         return fuzz.record(case)
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("side", list(fuzz.SIDES))
 @pytest.mark.parametrize("case", list(fuzz.CASES))
 def test_forged_frames_are_answered_or_refused_by_name(case: str, side: str) -> None:

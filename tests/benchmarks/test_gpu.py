@@ -211,6 +211,7 @@ def test_a_failed_check_makes_the_exit_code_1(
     assert main(["--minutes", "0.1", "--out", str(tmp_path / "other")]) == 0
 
 
+@pytest.mark.exhaustive
 def test_mistakes_are_one_sentence_and_leave_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,6 +227,7 @@ def test_mistakes_are_one_sentence_and_leave_no_folder(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["full"]
 
 
+@pytest.mark.exhaustive
 def test_the_worker_tells_of_every_piece_once_and_does_what_it_has_time_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,6 +105,7 @@ def test_both_halves_cover_every_kind() -> None:
     assert (min(samples), max(samples)) == (20, 600)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_clients_are_those_of_the_setting(name: str, offline: None) -> None:
     setting, made = SETTINGS[name], robust.federation(name, 1)

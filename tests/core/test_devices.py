@@ -295,7 +295,7 @@ NOISY_RUNS = [run for run in RUNS if run[2].get("noise")]
 OTHERS = [run for run in RUNS if run not in COVERED]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("protocol", "mask", "params"),
     [*COVERED, *(run if run in NOISY_RUNS[:2] else cases.exhaustive(*run) for run in OTHERS)],
@@ -348,6 +348,7 @@ def test_a_run_elsewhere_resumes(
     assert whole.server_state_ == state
 
 
+@pytest.mark.exhaustive
 def test_newcomers_are_placed_elsewhere(small: Federation, elsewhere: None) -> None:
     for made in (
         CFL(rounds=2, mask="permutation"),
@@ -435,7 +436,7 @@ TRAINED = [
 ]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("kind", "name", "clip"), TRAINED)
 def test_networks_train_elsewhere(kind: str, name: str, clip: float) -> None:
     shape, classes = SHAPES[kind]

@@ -282,6 +282,7 @@ print(json.dumps(told | {"digest": digest}))
 """
 
 
+@pytest.mark.exhaustive
 def test_the_hub_is_read_through_datasets(
     mnist: dict[str, np.ndarray], tmp_path: Path, read_hub: Callable[[str, Path], Any]
 ) -> None:

@@ -30,7 +30,7 @@ COUNTS = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "shape"), COUNTS, ids=str)
 def test_parameter_counts(name: str, shape: tuple[int, ...]) -> None:
     flat = validation.build(name, shape, 10, Randomness(0))

@@ -60,7 +60,7 @@ def run(protocol: Protocol, mask: str, small: Federation) -> conformance.Example
     return conformance.example(partial(method, protocol), small, mask=mask)
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @SHARED
 def test_bytes_equal_the_encoded_length_of_every_frame(run: conformance.Example) -> None:
     conformance.check_frames(run.fitted)
@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_result(run: conformance.Example) -> None:
     conformance.check_repeats(run)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @RERUN
 def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
     run: conformance.Example, tmp_path: Path
@@ -86,13 +86,14 @@ def test_a_run_stopped_after_any_round_resumes_to_the_same_result(
     conformance.check_resume(run, tmp_path)
 
 
+@pytest.mark.few(14)
 @SHARED
 def test_labels_are_numbered_from_zero(run: conformance.Example) -> None:
     labels = run.fitted.labels_
     assert set(labels) == set(range(max(labels) + 1))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("protocol", "mask"), cases.covering(HIDDEN))
 def test_one_masked_round_equals_a_plain_one(
     protocol: Protocol, mask: str, small: Federation
@@ -104,7 +105,7 @@ def test_one_masked_round_equals_a_plain_one(
 AT_NODES = (CFL, FLHC, FineTune, LocalKMeans, NSIM, OneShot, SRFCA)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("protocol", "mask"),
     cases.covering(
@@ -201,7 +202,7 @@ def test_clients_of_methods_that_need_sums_alone_refuse_to_answer_one_by_one(
             )
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("protocol", "mask"),
     cases.covering(
@@ -221,7 +222,7 @@ def test_what_is_declared_to_tell_nothing_new_does_not_change_with_data(
     assert bool(compared) == (protocol in (CFL, FLHC, IFCA, SRFCA) and mask != "none")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("protocol", "masks"),
     [

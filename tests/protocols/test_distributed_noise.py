@@ -77,6 +77,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mask", "gone"),
     [
@@ -183,6 +184,7 @@ def nsim_users(monkeypatch: pytest.MonkeyPatch) -> None:
     stub_pair_network(monkeypatch)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_methods_whose_updates_leave_in_sums_run(
     name: str, federation: Federation, nsim_users: None

@@ -94,7 +94,7 @@ def test_after_the_clustering_the_clusters_do_better_than_the_joint_model() -> N
     assert lines[-1]["accuracy"] > lines[9]["accuracy"] + 0.15
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("metric", "linkage"), PAIRS)
 @pytest.mark.parametrize("at", [0.3, 0.7, 0.9])
 def test_the_clusters_are_scikit_learns_on_the_updates_the_server_got(

@@ -142,7 +142,7 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("number", [1, 2, cases.exhaustive(3)])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_killed_run_that_repeats_every_bit_ends_with_the_ledger_of_one_that_was_left_alone(

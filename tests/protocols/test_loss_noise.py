@@ -120,7 +120,7 @@ PURPOSES = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @SHARED
 def test_whatever_is_drawn_is_an_event_and_the_price_is_finite(way: str, run: Noisy) -> None:
     fitted, drawn = run.fitted, run.drawn
@@ -180,6 +180,7 @@ def bounds(made: Any, way: str) -> tuple[int, int]:
     return foreseen.losses + foreseen.updates, 0
 
 
+@pytest.mark.few(8)
 @SHARED
 def test_releases_reach_what_the_method_foresees_where_everyone_replies(
     way: str, run: Noisy
@@ -387,6 +388,7 @@ def test_a_newcomer_that_compares_models_of_the_unit_client_blurs_its_own(
 NEWCOMERS = [(name, way) for name in ("srfca", "ifca", "nsim", "local-kmeans") for way in WAYS]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "way"),
     [

@@ -453,7 +453,7 @@ def calm(federation: Federation) -> Callable[[str, str], tuple[Result, list[tupl
     return run
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "mask"), [*cases.covering(ALL, REBORN), *LASTING, *SECURED, *PADDED, SHARED]
 )
@@ -510,7 +510,7 @@ ONCE = (
 UNLIKE = ("local", "finetune", "finetune, examples")  # every client ends with a model of its own
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "mask"), [*cases.covering(FEW, LOST), *SECURED, *PADDED_TOO])
 def test_a_lost_reply_ends_as_a_lost_request_does(
     name: str, mask: str, federation: Federation
@@ -549,7 +549,7 @@ def test_who_trained_alone_has_done_so_whether_its_reply_came_or_not(
     assert world.result().same_models(calm(name, mask)[0])
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "mask"), [*cases.covering(FEW, TWICE), *LASTING, *SECURED, *PADDED_TOO]
 )
@@ -570,7 +570,7 @@ def test_frames_that_come_twice_and_again_when_a_round_has_passed_change_nothing
     assert world.seen == frames
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "mask"), [*cases.covering(ALL, KILLED), *LASTING, *SECURED, *PADDED]
 )

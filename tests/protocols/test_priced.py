@@ -118,7 +118,7 @@ def check(ledger: Ledger, spy: Spy, unit: str) -> None:
     assert not ledger.exact()
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("unit", ["client", "example"])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_clients_and_newcomers_do_is_priced_as_it_was(

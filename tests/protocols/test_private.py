@@ -85,18 +85,19 @@ def test_whatever_leaves_writes_an_event_and_with_noise_epsilon_is_finite(
     assert ledger.price(1e-6).epsilon > price.epsilon
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(3)
 @SHARED
 def test_the_server_replays(run: conformance.Example) -> None:
     conformance.check_replay(run)
 
 
+@pytest.mark.few(9)
 @SHARED
 def test_bytes_equal_the_encoded_length_of_every_frame(run: conformance.Example) -> None:
     conformance.check_frames(run.fitted)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @SHARED
 def test_a_stopped_run_ends_as_if_it_never_had_been(
     run: conformance.Example, tmp_path: Path
@@ -141,7 +142,7 @@ def test_a_client_that_trains_alone_releases_nothing(small: Federation) -> None:
         assert Local(rounds=2, epochs=1, **NOISE, **params).fit(small).ledger_.epsilon == 0
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @SOME
 def test_nodes_with_one_client_each_draw_as_they_do_together(
     name: str, way: str, small: Federation
@@ -182,7 +183,7 @@ def test_models_that_cost_nothing_are_made_of_what_clients_were_sent(
     assert posted
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @SOME
 def test_the_target_is_met_and_the_noise_is_not_wasted(
     name: str, way: str, small: Federation
@@ -285,7 +286,7 @@ def overflowing(federation: Federation, client: int) -> Federation:
     return replace(federation, shards=tuple(shards))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @SOME
 def test_a_client_whose_training_overflows_changes_no_sentence_and_no_release(
     name: str, way: str, small: Federation

@@ -158,6 +158,7 @@ def test_text_is_held_against_a_guess_among_all_tokens() -> None:
         FedAvg(rounds=10, lr=1e3).fit(text(False))
 
 
+@pytest.mark.exhaustive
 def test_trajectories_are_held_against_the_mean_position() -> None:
     draw = np.random.default_rng(0)
     clients = {}

@@ -175,7 +175,7 @@ def trained(plans: Sequence[str], each: int) -> list[Any]:
     return found
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("model", "plan"), trained(list(PLANS), 3))
 def test_training_equals_the_printed_algorithm(model: str, plan: LocalTraining) -> None:
     batched, sizes = cohort(model), list[int]()

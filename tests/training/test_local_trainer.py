@@ -217,6 +217,7 @@ def test_the_chunk_does_not_matter(
     assert len(sizes) >= len(SIZES) // chunk
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("model", NETWORKS)
 def test_the_number_of_threads_does_not_matter(model: str) -> None:
     batched, found = cohort(model), []

@@ -174,7 +174,7 @@ def test_no_divergence_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(computed) == len(set(computed))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
 @pytest.mark.parametrize(
     "history",

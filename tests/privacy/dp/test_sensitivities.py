@@ -214,7 +214,7 @@ def test_mean_losses_of_clipped_samples(n: int, k: int) -> None:
         assert close(evolve(moved, numbers + k * 2 * d, generations=30), whole)
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("n", [1, 4])
 def test_a_step_on_examples_whose_gradients_are_clipped(n: int) -> None:
     d, plan = 2, LocalTraining(0.5, 1, 1 << 62, clip=0.3)

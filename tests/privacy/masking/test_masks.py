@@ -212,6 +212,7 @@ def test_words_that_agree_are_ordered_alike_on_every_machine(
     )
 
 
+@pytest.mark.exhaustive
 def test_the_order_of_a_large_model_is_the_stable_argsort_of_its_words() -> None:
     for step in range(3):  # words agree in their upper 43 bits in about every sixth
         expected = np.argsort(words(bytes(32), step, 1_663_370), kind="stable")

@@ -70,6 +70,7 @@ def test_powers_of_two_are_sylvesters_and_unknown_orders_are_refused() -> None:
             hadamard.matrix(order)
 
 
+@pytest.mark.exhaustive
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 3_000_000))
 def test_padding_is_small_and_settled(d: int) -> None:
@@ -246,6 +247,7 @@ def test_haar_has_the_moments_of_the_uniform_law() -> None:
     assert abs((np.linalg.det(q) > 0).mean() - 0.5) < 2 / math.sqrt(trials)
 
 
+@pytest.mark.exhaustive
 def test_layers_of_signs_are_uniform() -> None:
     counts = np.zeros(4096)
     stage = rotation(4)

@@ -683,6 +683,7 @@ def test_a_majority_alone_lets_a_lying_server_isolate_a_client() -> None:
     assert {1} in learned(3, 2, {0: (0, 2), 1: (0, 1), 2: (1, 2)})
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("count", "threshold"), [(3, 2), (3, 3), (4, 3), (5, 3), (5, 4), (6, 5)])
 def test_a_lying_server_learns_sums_and_differences_over_2t_minus_n_clients_only(
     count: int, threshold: int

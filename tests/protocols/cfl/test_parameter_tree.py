@@ -126,6 +126,7 @@ def test_every_node_keeps_the_model_and_the_updates_from_before_its_split(
             assert not torch.equal(node.updates[:, : delta.shape[1]], delta[node.members])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mask", MASKS)
 def test_leaves_are_the_models_handed_out_and_ensembles_average_a_path(
     mask: str, halves: tuple[Federation, Federation], fitted: Callable[[str], CFL]

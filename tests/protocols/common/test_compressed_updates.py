@@ -136,7 +136,7 @@ def test_one_round_moves_the_models_as_it_does_without_briefs(
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", [CFL, FLHC])
 def test_clusters_come_from_few_bytes(kind: type[Any]) -> None:
     federation = Federation.simulate("digits", seed=0)

@@ -79,6 +79,7 @@ def plain_and_hidden(
 # --- the same models ---
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "params",
     [
@@ -292,6 +293,7 @@ LIES: dict[str, tuple[Lie, str]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("lie", list(LIES))
 def test_a_client_refuses_what_contradicts_what_it_knows(
     lie: str, federation: Federation, choose: Callable[..., None]

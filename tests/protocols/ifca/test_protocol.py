@@ -182,6 +182,7 @@ def test_one_model_is_fedavg() -> None:
     torch.testing.assert_close(models, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", cases.seeds(1, of=2))
 def test_the_clusters_of_swapped_digits_are_found(seed: int) -> None:
     federation = Federation.simulate("digits", seed=seed)

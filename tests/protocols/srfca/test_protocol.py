@@ -270,6 +270,7 @@ def test_a_given_threshold_that_tells_nothing_apart_warns_once(
     assert made.replay(resumed.transcript_, made.config(two, "float32")) == resumed.server_state_
 
 
+@pytest.mark.exhaustive
 def test_clients_whose_samples_are_partly_others_keep_their_clusters() -> None:
     """Models trained alone on 40 % foreign samples lose more on each other than models of different
     clusters do later.
