@@ -575,8 +575,7 @@ def reheaded(data: bytes, header: Header) -> bytes:
     """
     text, tensors = wire._read(data)
     _, scalars = json.loads(text)
-    fields = list(vars(header).values())
-    return saved(fields, scalars, tensors)
+    return saved(wire.header_fields(header), scalars, tensors)
 
 
 def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:

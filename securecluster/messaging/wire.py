@@ -81,12 +81,22 @@ def _split(message: Any, position: int) -> tuple[Scalars, Selections]:
     return scalars, tensors
 
 
-def _metadata(header: Header, scalars: dict[str, Any]) -> str:
-    """Return the metadata string of a frame; fields of secure sums are left out of other frames."""
+def header_fields(header: Header) -> list[Any]:
+    """Return the fields of a header as a frame has them: those of secure sums in their frames only.
+
+    Args:
+        header: header of the frame.
+    """
     fields = list(vars(header).values())
     if fields[PLAIN_FIELDS:] == SECURE_DEFAULTS:
-        fields = fields[:PLAIN_FIELDS]
-    return json.dumps([fields, scalars], separators=COMPACT, ensure_ascii=True)
+        return fields[:PLAIN_FIELDS]
+    return fields
+
+
+def _metadata(header: Header, scalars: dict[str, Any]) -> str:
+    """Return the metadata string of a frame."""
+    content = [header_fields(header), scalars]
+    return json.dumps(content, separators=COMPACT, ensure_ascii=True)
 
 
 def encode(header: Header, message: Any, position: int = 0) -> bytes:
