@@ -9,7 +9,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from securecluster import Federation, LabelSwap
+from securecluster.app.plots import comparison, curves
 from securecluster.data.locations import FOLDER
 
 
@@ -53,6 +55,39 @@ def _beyond_the_few(cases: list[pytest.Item]) -> list[pytest.Item]:
     step = (len(cases) - 1) / max(count - 1, 1)
     kept = {round(step * k) for k in range(count)}
     return [case for position, case in enumerate(cases) if position not in kept]
+
+
+DRAWING = {module: module.draw for module in (comparison, curves)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures() -> Iterator[None]:
+    """Leave pictures out of run folders: drawing them takes longer than a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in DRAWING:
+            patch.setattr(module, "draw", lambda *_: [])
+        yield
+
+
+@pytest.fixture(scope="session")
+def with_pictures() -> Callable[[], AbstractContextManager[None]]:
+    """Return a context in which runs and comparisons draw their pictures."""
+
+    @contextmanager
+    def drawing() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            for module, draw in DRAWING.items():
+                patch.setattr(module, "draw", draw)
+            yield
+
+    return drawing
+
+
+@pytest.fixture
+def pictures(with_pictures: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Have runs and comparisons draw their pictures during one test."""
+    with with_pictures():
+        yield
 
 
 @pytest.fixture(scope="session")
