@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from securecluster import Federation, LabelSwap
 from securecluster.app.plots import comparison, curves
@@ -26,6 +27,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive", action="store_true", help="run full products of cases, and every seed"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples Hypothesis draws for a property."""
+    settings.register_profile("default", deadline=None, max_examples=25)
+    settings.register_profile("exhaustive", deadline=None, max_examples=150)
+    settings.load_profile("exhaustive" if config.getoption("exhaustive") else "default")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

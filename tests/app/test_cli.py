@@ -70,7 +70,7 @@ def test_the_run_folder_holds_what_the_contract_says(
 
 # which needs positions: see tests/app/test_nsim_run.py
 @pytest.mark.usefixtures("pictures")
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - {"nsim"}))
 def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path) -> None:
     longer = [*SMALL, "--rounds", "12", "--epochs", "1"]  # some methods cluster after ten rounds

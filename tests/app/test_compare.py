@@ -212,6 +212,7 @@ def test_help_says_which_protocol_has_an_option_and_each_default(
     assert main(["compare", "--help"]) == 0
 
 
+@pytest.mark.exhaustive
 def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
     arguments = [*SMALL_FEDERATION, "--rounds", "3", "--epochs", "1", "--transcript", "none"]
     arguments += ["--pre-rounds", "1", "--local-rounds", "1", "--starts", "2"]

@@ -154,7 +154,7 @@ def test_a_process_says_how_to_go_on(number: signal.Signals, code: int, tmp_path
     assert list(out.glob("checkpoint-*"))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("delay", [0.08, 0.15, 0.3, 0.6])
 def test_a_signal_while_the_program_is_loaded_is_a_word(delay: float, tmp_path: Path) -> None:
     with start(*LONG, "--out", str(tmp_path / "r")) as process:

@@ -132,7 +132,7 @@ LOOPS = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("k", "starts", "rounds", "mask"),
     [
@@ -279,7 +279,7 @@ def test_nodes_with_one_client_each_do_the_same_behind_real_frames(
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mask", ["permutation", "signed-permutation", "rotation"])
 def test_a_whole_masked_run_equals_a_plain_one(mask: str, small: Federation) -> None:
     (plain, expected, *_), (state, models, *_) = (
@@ -292,7 +292,7 @@ def test_a_whole_masked_run_equals_a_plain_one(mask: str, small: Federation) -> 
     torch.testing.assert_close(models, expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stop", range(1, 7))
 def test_a_run_stopped_in_any_start_resumes_to_the_same_result(stop: int, tmp_path: Path) -> None:
     made = IFCA(
