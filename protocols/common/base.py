@@ -130,10 +130,10 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         """
         if "__dataclass_fields__" not in vars(cls):
             declared = vars(cls).get("__annotations__", {})
-            given = [name for name in values if name in declared]
-            if given:
+            names = [name for name in values if name in declared]
+            if names:
                 raise UsageError(
-                    f"{cls.__name__} declares {given[0]} and lacks @protocol: decorate the class"
+                    f"{cls.__name__} declares {names[0]} and lacks @protocol: decorate the class"
                 )
         return super().__new__(cls)
 
@@ -693,11 +693,11 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         for name in dir(self.client):
             if hasattr(getattr(self.client, name), "__release__"):
                 messages += self.message_types(name)
-        known = set(sizes)
+        names = set(sizes)
         for message in messages:
-            known |= free_axes(message)
+            names |= free_axes(message)
         for message in messages:
-            unknown = unknown_sizes(message, known)
+            unknown = unknown_sizes(message, names)
             if unknown:
                 raise UsageError(
                     f"{message.__name__} has a bound by {unknown[0]!r}, which is no size of this "

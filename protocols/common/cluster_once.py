@@ -150,13 +150,13 @@ class ClusterOnce(ClusteringProtocol):
         Raises:
             UpdateError: a newcomer does not reply.
         """
-        known = state.signatures
-        assert known is not None
-        replies = net.gather(self._method(), Empty(), to=to, step=known.step, tries=TRIES)
+        signatures = state.signatures
+        assert signatures is not None
+        replies = net.gather(self._method(), Empty(), to=to, step=signatures.step, tries=TRIES)
         check_newcomers(to, replies.ids)
         rows = getattr(replies.rows, self.signature_field).values.cpu()
-        labels = [known.labels[i] for i in known.ids]
-        assigned = self.assign_signatures(rows, known.rows, labels)
+        labels = [signatures.labels[i] for i in signatures.ids]
+        assigned = self.assign_signatures(rows, signatures.rows, labels)
         name = f"{type(self).__name__}.assign_signatures"
         clusters = checked_labels(name, assigned, len(rows), existing=max(labels) + 1)
         cluster_of = dict(zip(replies.ids, clusters, strict=True))

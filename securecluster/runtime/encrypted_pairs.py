@@ -96,19 +96,19 @@ class EncryptedPairService(EncryptionService):
             FrameError: a row of another length.
         """
         ((name, value),) = vars(reply).items()
-        known = self._ranges[name]
-        codec = known.fixed_point(name)
-        table = codec.encode(value.values.cpu(), known.clamped or self._saturate).numpy()
+        pair_range = self._ranges[name]
+        codec = pair_range.fixed_point(name)
+        table = codec.encode(value.values.cpu(), pair_range.clamped or self._saturate).numpy()
         rows = []
         size = 0
         for row, (client, members) in zip(table, members_of(call), strict=True):
             size = len(members)
             if row.shape != (size,):
                 raise FrameError(f"a row of pairs has {size} numbers, not {row.shape}")
-            own = members.index(client)
-            rows.append(EncodedRow({name: own_pairs(row, own)}, {name: codec.largest}))
-        layout = pair_layout(name, known, size)
-        return self._closed(call, layout, rows, encrypted_pairs_class(expected, known.bits))
+            position = members.index(client)
+            rows.append(EncodedRow({name: own_pairs(row, position)}, {name: codec.largest}))
+        layout = pair_layout(name, pair_range, size)
+        return self._closed(call, layout, rows, encrypted_pairs_class(expected, pair_range.bits))
 
 
 class EncryptedPairs:
@@ -190,27 +190,27 @@ class EncryptedPairs:
         text = format_ids(columns)
         count = len(call.to)
         call = replace(call, members=(len(columns),) * count, group=(text,) * count)
-        total = GroupSum(self._channel)
+        group_sum = GroupSum(self._channel)
         ids: list[int] = []
         for first in range(0, count, CHUNK):
             request = call.select(range(count)[first : first + CHUNK])
             response = exchange(request)
             for k, client in enumerate(response.ids):
-                total.add(request, client, response.reply, k)
+                group_sum.add(request, client, response.reply, k)
             ids += response.ids
         check_replies(ids)
-        (shape,) = total.layout.fields
-        known = self._ranges[shape.name]
-        if total.layout != pair_layout(shape.name, known, len(columns)):
+        (shape,) = group_sum.layout.fields
+        pair_range = self._ranges[shape.name]
+        if group_sum.layout != pair_layout(shape.name, pair_range, len(columns)):
             raise FrameError("encrypted rows of pairs have another length than their call")
-        numbers = self._told(total, call, text, then)
+        numbers = self._told(group_sum, call, text, then)
         survivors = len(ids)
         if then in self._labelled:
             labels = numbers.tolist()
             if len(labels) != survivors or not set(labels) <= set(range(survivors)):
                 raise FrameError("the key authority released no labels of the clients")
             return PairTotal(tuple(ids), self._labelled[then](labels), None)
-        relevance = from_grid(numbers, survivors, known)
+        relevance = from_grid(numbers, survivors, pair_range)
         return PairTotal(tuple(ids), self._functions.apply(then, relevance), relevance)
 
     def _told(self, total: GroupSum, call: Call, group: str, then: str) -> torch.Tensor:

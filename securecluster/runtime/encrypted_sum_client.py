@@ -93,10 +93,10 @@ class EncryptionService:
             )
         public = unpadded(as_bytes(query.public.value))
         server = as_bytes(query.server.value)
-        known = self._keys.secrets.encryption
+        encryption = self._keys.secrets.encryption
         # The first keys stay: ciphertexts under another one would be for somebody else.
-        same_public = known.public.get(query.scheme, public) == public
-        same_server = known.server.get(query.scheme, server) == server
+        same_public = encryption.public.get(query.scheme, public) == public
+        same_server = encryption.server.get(query.scheme, server) == server
         if not same_public or not same_server:
             raise FrameError(
                 "a client was sent another public key of the encryption than before: the keys were "
@@ -107,8 +107,8 @@ class EncryptionService:
         self._check_authority(fingerprint(parameters, public), query)
         PublicCipher(parameters, public)
         KeyPair(bytes(KEY)).exchange(server)  # refuses keys of low order
-        known.public[query.scheme] = public
-        known.server[query.scheme] = server
+        encryption.public[query.scheme] = public
+        encryption.server[query.scheme] = server
         return Ack()
 
     def _check_authority(self, offered: bytes, query: EncryptionKey) -> None:

@@ -152,12 +152,12 @@ class EncryptedSums:
         counts = [0] * groups
         survivors: set[int] = set()
         tables: dict[str, torch.Tensor] = {}
-        for group, found in sums.items():
-            if len(found.survivors) >= self._minimum:
-                counts[group] = len(found.survivors)
-                survivors.update(found.survivors)
-                totals = found.decrypted(call, texts[group])
-                self._decode(totals, found, list(by).count(group), group, groups, tables)
+        for group, group_sum in sums.items():
+            if len(group_sum.survivors) >= self._minimum:
+                counts[group] = len(group_sum.survivors)
+                survivors.update(group_sum.survivors)
+                totals = group_sum.decrypted(call, texts[group])
+                self._decode(totals, group_sum, list(by).count(group), group, groups, tables)
         if encrypted is None or not survivors:
             return Total(None, tuple(counts), ())
         fields: dict[str, Rows | None] = dict.fromkeys(encrypted_bits(encrypted))
@@ -179,10 +179,10 @@ class EncryptedSums:
             Class of the replies; None if nobody replied.
         """
         group_of = dict(zip(call.to, by, strict=True))
-        asked = [k for k, group in enumerate(by) if group in sums]
+        positions = [k for k, group in enumerate(by) if group in sums]
         encrypted: type | None = None
-        for first in range(0, len(asked), CHUNK):
-            request = call.select(asked[first : first + CHUNK])
+        for first in range(0, len(positions), CHUNK):
+            request = call.select(positions[first : first + CHUNK])
             response = exchange(request)
             if response.reply is None:  # the whole chunk dropped out
                 continue
@@ -374,15 +374,15 @@ class GroupSum:
         reply = self._channel.ask_authority(
             "authority_sum", query, call, group, len(self.survivors)
         )
-        rest = {32: reply.narrow.row(0), 64: reply.wide.row(0)}
+        remaining = {32: reply.narrow.row(0), 64: reply.wide.row(0)}
         totals = {}
         for shape in self.layout.fields:
-            numbers = rest[shape.bits]
+            numbers = remaining[shape.bits]
             if len(numbers) < shape.numbers:
                 raise FrameError("the key authority released fewer numbers than the sum has")
             totals[shape.name] = numbers[: shape.numbers].reshape(shape.shape).clone()
-            rest[shape.bits] = numbers[shape.numbers :]
-        if len(rest[32]) or len(rest[64]):
+            remaining[shape.bits] = numbers[shape.numbers :]
+        if len(remaining[32]) or len(remaining[64]):
             raise FrameError("the key authority released more numbers than the sum has")
         return totals
 

@@ -222,12 +222,12 @@ def releases_of(client: type) -> dict[str, ReleasePolicy]:
     Args:
         client: class of the client object.
     """
-    found = {}
+    releases = {}
     for name, _ in inspect.getmembers(client):
         release = getattr(getattr(client, name, None), "__release__", None)
         if isinstance(release, ReleasePolicy):
-            found[name] = release
-    return found
+            releases[name] = release
+    return releases
 
 
 def has_pairs(client: type) -> bool:

@@ -239,12 +239,12 @@ class KeyAuthority:
 
     def _clients_in(self, text: str) -> int:
         """Return how many clients a list can have: as many as it names, within the run's."""
-        total = 0
+        clients = 0
         for run in text.split(","):
             first, _, last = run.partition("-")
             if first.isdecimal() and (last.isdecimal() or not last) and len(run) <= 21:
-                total += int(last or first) - int(first) + 1
-        return max(0, min(total, self._clients))
+                clients += int(last or first) - int(first) + 1
+        return max(0, min(clients, self._clients))
 
     def _check_members(
         self,
@@ -325,9 +325,9 @@ def _released(layout: Layout, sums: Mapping[str, NDArray[np.int64]]) -> Released
     """Return sums as a message."""
     tables = {}
     for bits, dtype in ((32, np.int32), (64, np.int64)):
-        parts = [np.zeros(0, np.int64)]
+        pieces = [np.zeros(0, np.int64)]
         for shape in layout.fields:
             if shape.bits == bits:
-                parts.append(sums[shape.name].reshape(-1))
-        tables[bits] = torch.from_numpy(np.concatenate(parts).astype(dtype))[None]
+                pieces.append(sums[shape.name].reshape(-1))
+        tables[bits] = torch.from_numpy(np.concatenate(pieces).astype(dtype))[None]
     return ReleasedTotal(narrow=Rows(tables[32]), wide=Rows(tables[64]))

@@ -183,9 +183,9 @@ class PadService:
         """
         ((name, value),) = vars(reply).items()
         padded = padded_reply(expected, self._ranges)
-        known = self._ranges[name]
+        pair_range = self._ranges[name]
         rows = value.values.cpu()
-        table = known.fixed_point(name).encode(rows, known.clamped or self._saturate)
+        table = pair_range.fixed_point(name).encode(rows, pair_range.clamped or self._saturate)
         for row, (client, members) in zip(table, self._members(call), strict=True):
             context = self._context(call, call.method, members)
             digest = hashlib.blake2b(row.numpy().tobytes(), digest_size=32).digest()

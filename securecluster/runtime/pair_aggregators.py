@@ -56,10 +56,10 @@ class PairFunctions:
             name: name of the function.
         """
         if name != IDENTITY and name not in self._functions:
-            known = ", ".join(self._functions) or "none"
+            names = ", ".join(self._functions) or "none"
             raise UsageError(
                 f"pairs knows no function {name!r} of R: declare it in pair_functions (declared: "
-                f"{known})"
+                f"{names})"
             )
 
     def apply(self, name: str, relevance: torch.Tensor) -> Any:

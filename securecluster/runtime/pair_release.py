@@ -90,18 +90,18 @@ class PairRelease:
         Raises:
             FrameError: a sum that no two clients can have.
         """
-        known = self._ranges[name]
+        pair_range = self._ranges[name]
         size = len(group)
         square = np.zeros((size, size), np.int64)
         square[np.triu_indices(size, 1)] = sums
         places = [list(group).index(client) for client in survivors]
-        kept = torch.from_numpy(square[np.ix_(places, places)])
-        codec = known.fixed_point(name)
-        relevance = codec.decode(kept.to(codec.dtype), PAIR, torch.float64) / 2
+        submatrix = torch.from_numpy(square[np.ix_(places, places)])
+        codec = pair_range.fixed_point(name)
+        relevance = codec.decode(submatrix.to(codec.dtype), PAIR, torch.float64) / 2
         upper = np.triu_indices(len(survivors), 1)
         values = relevance.numpy()[upper]
-        error = known.error_bound() + STEP
-        if not np.all((known.low - error <= values) & (values <= known.high + error)):
+        error = pair_range.error_bound() + STEP
+        if not np.all((pair_range.low - error <= values) & (values <= pair_range.high + error)):
             raise FrameError(
                 f"{name}: a pair of clients has a sum beyond its range: a row was forged, or it is "
                 "under another key"
@@ -109,7 +109,7 @@ class PairRelease:
         numbers = torch.from_numpy(np.rint(values / STEP).astype(np.int64))
         if then not in self._labelled:
             return numbers
-        rounded = from_grid(numbers, len(survivors), known)
+        rounded = from_grid(numbers, len(survivors), pair_range)
         labels = self._functions.apply(then, rounded).labels
         return torch.tensor(labels, dtype=torch.int64)
 

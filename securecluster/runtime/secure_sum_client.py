@@ -162,11 +162,11 @@ class SecureSumService:
                 raise PolicyError(
                     f"client {client} is no member of the secure sum that it is asked for a row of"
                 )
-            least = self._least_members(len(members))
-            if len(members) < least:
+            minimum = self._least_members(len(members))
+            if len(members) < minimum:
                 raise PolicyError(
                     f"a secure sum over {len(members)} client(s) is refused: client {client} asks "
-                    f"for {least} or more"
+                    f"for {minimum} or more"
                 )
             self._exchange.check_members(client, members)
             if isinstance(call.query, FollowingSum):
@@ -200,9 +200,9 @@ class SecureSumService:
         """
         groups = list(members_of(call))
         bits = bits_of(masked)
-        least = 0
+        minimum = 0
         if isinstance(call.query, FollowingSum):
-            least = call.query.least
+            minimum = call.query.least
         tables: dict[str, torch.Tensor] = {}
         for name, width in bits.items():
             value = getattr(reply, name)
@@ -218,7 +218,7 @@ class SecureSumService:
         for k, (client, members) in enumerate(groups):
             context, graph = self._context(call, call.method, members)
             rows = [table[k] for table in tables.values()]
-            self._take_part(client, context, graph, rows, least)
+            self._take_part(client, context, graph, rows, minimum)
             masks = self._masks(client, context, graph)
             for name, table in tables.items():
                 masks.mask(table[k], name)
@@ -344,8 +344,8 @@ class SecureSumService:
 
     def _guard(self, client: int, members: int) -> UnmaskingGuard:
         """Return a client's guard for a sum of some members, with what it has allowed so far."""
-        least = self._least_members(members)
-        guard = UnmaskingGuard(client, self._minimum, least)
+        minimum = self._least_members(members)
+        guard = UnmaskingGuard(client, self._minimum, minimum)
         guard.state = self._keys.secrets.sums.guards.setdefault(client, guard.state)
         return guard
 

@@ -641,8 +641,8 @@ class ServerChannel:
         # Noise in shares differs with the numbers of clients, so each sum has an event of its own.
         for group, count in enumerate(sums.counts):
             survivors = [client for client in sums.ids if group_of[client] == group]
-            asked = asked_groups.count(group)
-            self._record(method, SUM, survivors, rows, step, [digests[group]] * count, asked)
+            row_count = asked_groups.count(group)
+            self._record(method, SUM, survivors, rows, step, [digests[group]] * count, row_count)
 
     def _key_record(self, scheme: str) -> KeyRecord:
         """Return the record of the key authority's keys of a scheme."""

@@ -171,12 +171,12 @@ class CiphertextSum:
                 f"{len(vectors)} ciphertexts cannot be added to {len(self._totals)}: all clients "
                 "of a sum send as many"
             )
-        for total, vector in zip(self._totals, vectors, strict=True):
-            total += vector
+        for ciphertext, vector in zip(self._totals, vectors, strict=True):
+            ciphertext += vector
 
     def serialized(self) -> list[bytes]:
         """Return the ciphertexts of the sum."""
-        return [total.serialize() for total in self._totals]
+        return [ciphertext.serialize() for ciphertext in self._totals]
 
 
 class SecretCipher(PublicCipher):

@@ -374,9 +374,9 @@ class MaskedSum:
         for (survivor, lost), key in pad_keys.items():
             sign = -pad_sign(survivor, lost)
             streams.append((pads.field_key(key, self._field), sign))
-        total = self._total.clone()
-        pads.add_pads(total, streams)
-        return total
+        unmasked = self._total.clone()
+        pads.add_pads(unmasked, streams)
+        return unmasked
 
     def _check(self, row: torch.Tensor) -> None:
         if row.shape != self._total.shape or row.dtype != self._total.dtype:
@@ -725,10 +725,10 @@ class UnmaskingGuard:
     def _check_threshold(self, context: SumContext, graph: Graph) -> None:
         holders = graph.degree + 1
         margin = 2 * context.threshold - holders
-        least = 1
+        minimum = 1
         if self._active_server:
-            least = self._minimum
-        if margin < least:
+            minimum = self._minimum
+        if margin < minimum:
             raise self._refusal(
                 context,
                 f"its threshold {context.threshold} is too low for {holders} holders and a "
@@ -764,19 +764,19 @@ class UnmaskingGuard:
         """Raise PolicyError for survivors that are too few, or that lack the client itself."""
         if self._client not in survivors:
             raise self._refusal(context, "its own row was called lost")
-        least = max(self._least_survivors, record.least)
-        if len(survivors) < least or 2 * len(survivors) <= len(context.members):
+        minimum = max(self._least_survivors, record.least)
+        if len(survivors) < minimum or 2 * len(survivors) <= len(context.members):
             raise self._refusal(
                 context,
                 f"{len(survivors)} of {len(context.members)} members survived, and "
-                f"{least} and a majority must",
+                f"{minimum} and a majority must",
             )
         alive = set(survivors)
-        near = [holder for holder in record.holders if holder in alive]
-        if len(near) < record.threshold:
+        reachable = [holder for holder in record.holders if holder in alive]
+        if len(reachable) < record.threshold:
             raise self._refusal(
                 context,
-                f"{len(near)} holders of its seed survived, and {record.threshold} must",
+                f"{len(reachable)} holders of its seed survived, and {record.threshold} must",
             )
 
     def _check_difference(self, context: SumContext, clients: Sequence[int]) -> None:

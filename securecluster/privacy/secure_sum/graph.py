@@ -56,7 +56,7 @@ class Graph:
 
     def __post_init__(self) -> None:
         count = len(self.ring)
-        places = {client: place for place, client in enumerate(self.ring)}
+        places = {client: position for position, client in enumerate(self.ring)}
         if len(places) < count:
             raise UsageError("a member of a secure sum is named twice: name each once")
         even = self.degree % 2 == 0 and 0 <= self.degree < count
@@ -96,13 +96,13 @@ class Graph:
         """Return the members that are at most k/2 places away on the ring."""
         if self.is_complete:
             return [other for other in self.ring if other != client]
-        place = self._place[client]
-        found = []
+        position = self._place[client]
+        neighbours = []
         for distance in range(1, self.degree // 2 + 1):
-            after = (place + distance) % len(self.ring)
-            found.append(self.ring[place - distance])
-            found.append(self.ring[after])
-        return found
+            after = (position + distance) % len(self.ring)
+            neighbours.append(self.ring[position - distance])
+            neighbours.append(self.ring[after])
+        return neighbours
 
     def holders(self, client: int) -> tuple[int, ...]:
         """Return the members that hold a share of a member's seed: its neighbours and itself.
@@ -150,7 +150,7 @@ def build_graph(
     text = transcript("securecluster sum graph v1", seed, members_hash(members))
     order = keystream.order(hashlib.sha256(text).digest(), 0, count)
     ascending = sorted(members)
-    ring = tuple(ascending[place] for place in order)
+    ring = tuple(ascending[position] for position in order)
     return Graph(ring, degree, threshold)
 
 
@@ -232,15 +232,15 @@ def degree_and_threshold(
     """
     _check_fraction("dropouts", dropouts)
     _check_fraction("colluding clients", colluding)
-    most = 2.0**-SECURITY
+    tolerance = 2.0**-SECURITY
     for degree in range(2, members - 1, 2):
         disconnected = _disconnected(members, degree, dropouts, colluding)
-        if disconnected >= most:
+        if disconnected >= tolerance:
             continue
         thresholds = np.arange(degree // 2 + 1, degree + 2)
         leaks = _leaks(members, degree, thresholds, minimum, colluding)
         too_few = _too_few(members, degree, thresholds, dropouts)
-        allowed = np.flatnonzero(disconnected + leaks + too_few < most)
+        allowed = np.flatnonzero(disconnected + leaks + too_few < tolerance)
         if len(allowed):
             return degree, int(thresholds[allowed[0]])
     raise UsageError(
@@ -284,8 +284,8 @@ def failure_probability(
     disconnected = _disconnected(members, degree, dropouts, colluding)
     leaks = _leaks(members, degree, thresholds, minimum, colluding)
     too_few = _too_few(members, degree, thresholds, dropouts)
-    total = disconnected + leaks + too_few
-    return float(total[0])
+    probability = disconnected + leaks + too_few
+    return float(probability[0])
 
 
 def _disconnected(members: int, degree: int, dropouts: float, colluding: float) -> float:
