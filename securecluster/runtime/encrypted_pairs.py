@@ -75,6 +75,7 @@ class EncryptedPairService(EncryptionService):
             FrameError: the frame does not name the members, or asks about others than these.
             PolicyError: too few members, or no public key yet.
         """
+        # The order of the columns is part of R: another one would permute its rows.
         self._check_members(call)
         for k, (client, members) in enumerate(members_of(call)):
             if columns_of(call.query, columns, k, client) != members:
@@ -95,9 +96,11 @@ class EncryptedPairService(EncryptionService):
             UpdateError: a number beyond its range.
             FrameError: a row of another length.
         """
+        # A reply of pairs has one field: its row.
         ((name, value),) = vars(reply).items()
         pair_range = self._ranges[name]
         codec = pair_range.fixed_point(name)
+        # Noise may leave the range, and is clamped; a number without noise that does is a mistake.
         table = codec.encode(value.values.cpu(), pair_range.clamped or self._saturate).numpy()
         rows = []
         size = 0
@@ -106,6 +109,7 @@ class EncryptedPairService(EncryptionService):
             if row.shape != (size,):
                 raise FrameError(f"a row of pairs has {size} numbers, not {row.shape}")
             position = members.index(client)
+            # Its numbers stand where both ends of a pair have them, so the sum adds the two.
             rows.append(EncodedRow({name: own_pairs(row, position)}, {name: codec.largest}))
         layout = pair_layout(name, pair_range, size)
         return self._closed(call, layout, rows, encrypted_pairs_class(expected, pair_range.bits))
@@ -183,6 +187,7 @@ class EncryptedPairs:
             UsageError: fewer than two clients replied, or clients that do not ascend.
             FrameError: ciphertexts that were altered, or numbers that R cannot have.
         """
+        # Frames name members as ranges of ids, which have no order of their own.
         if list(columns) != sorted(set(columns)):
             raise UsageError(
                 "encrypted pairs name each client once, in ascending order: ask them so"
@@ -192,6 +197,7 @@ class EncryptedPairs:
         call = replace(call, members=(len(columns),) * count, group=(text,) * count)
         group_sum = GroupSum(self._channel)
         ids: list[int] = []
+        # Rows are added as they arrive: memory holds a chunk of them, and one sum.
         for first in range(0, count, CHUNK):
             request = call.select(range(count)[first : first + CHUNK])
             response = exchange(request)
@@ -201,12 +207,14 @@ class EncryptedPairs:
         check_replies(ids)
         (shape,) = group_sum.layout.fields
         pair_range = self._ranges[shape.name]
+        # Clients agree with each other, and might all be wrong about the call.
         if group_sum.layout != pair_layout(shape.name, pair_range, len(columns)):
             raise FrameError("encrypted rows of pairs have another length than their call")
         numbers = self._told(group_sum, call, text, then)
         survivors = len(ids)
         if then in self._labelled:
             labels = numbers.tolist()
+            # The authority is another party: its reply is checked as a client's is.
             if len(labels) != survivors or not set(labels) <= set(range(survivors)):
                 raise FrameError("the key authority released no labels of the clients")
             return PairTotal(tuple(ids), self._labelled[then](labels), None)

@@ -153,11 +153,13 @@ class EncryptedSums:
         survivors: set[int] = set()
         tables: dict[str, torch.Tensor] = {}
         for group, group_sum in sums.items():
+            # The authority would refuse a smaller sum: nothing is sent to it.
             if len(group_sum.survivors) >= self._minimum:
                 counts[group] = len(group_sum.survivors)
                 survivors.update(group_sum.survivors)
                 totals = group_sum.decrypted(call, texts[group])
                 self._decode(totals, group_sum, list(by).count(group), group, groups, tables)
+        # Without a reply, or a group that is large enough, there is no class of the result.
         if encrypted is None or not survivors:
             return Total(None, tuple(counts), ())
         fields: dict[str, Rows | None] = dict.fromkeys(encrypted_bits(encrypted))
@@ -194,18 +196,19 @@ class EncryptedSums:
     def _decode(
         self,
         totals: dict[str, torch.Tensor],
-        found: GroupSum,
+        group_sum: GroupSum,
         members: int,
         group: int,
         groups: int,
         tables: dict[str, torch.Tensor],
     ) -> None:
         """Write the numbers of one group's sums into the tables (groups, …)."""
-        for shape in found.layout.fields:
+        for shape in group_sum.layout.fields:
             codec = self._ranges.fixed_point(shape.name, shape.bits, members)
             # Numbers beside updates are few, and are decoded in full.
             dtype = self._dtype if shape.bits == 32 else torch.float64
-            decoded = codec.decode(totals[shape.name], len(found.survivors), dtype)
+            decoded = codec.decode(totals[shape.name], len(group_sum.survivors), dtype)
+            # Groups that failed keep zeros, and a count of zero.
             table = tables.setdefault(
                 shape.name, torch.zeros((groups, *decoded.shape), dtype=dtype)
             )
@@ -248,6 +251,7 @@ class EncryptedChannel:
     def cipher(self) -> PublicCipher:
         """Return the public key, also in a new process."""
         public = self._record().public
+        # A resumed run brings the record: keys are parsed again only where they are others.
         if self._cipher is None or self._cipher.public != public:
             self._cipher = PublicCipher(self.parameters, public)
         return self._cipher
@@ -281,6 +285,7 @@ class EncryptedChannel:
         record = self._record()
         if not record.public:
             reply = self.ask_authority("authority_key", AuthorityRequest(self.parameters.scheme))
+            # Kept as sent: clients check the authority's signature of these very bytes.
             record.public = unpadded(as_bytes(reply.public.row(0)))
             record.exchange = as_bytes(reply.exchange.row(0))
             record.signature = as_bytes(reply.signature.row(0))
@@ -297,6 +302,7 @@ class EncryptedChannel:
                 server=_shared(self.pair.public),
             )
             response = self._ask("encryption_key", silent, query)
+            # Who did not reply may not have it: it is told again, and not asked for a row before.
             record.told = sorted({*record.told, *response.ids})
         return [client for client in clients if client in record.told]
 
@@ -329,6 +335,7 @@ class GroupSum:
         """
         channel = self._channel
         layout = Layout.parse(reply.layout, encrypted_bits(type(reply)))
+        # Sums of other fields would decrypt to numbers that mean nothing.
         if self._sum is not None and layout != self.layout:
             raise FrameError("encrypted rows of a sum differ in their fields")
         context = EnvelopeContext(
@@ -342,6 +349,7 @@ class GroupSum:
             group=call.group[call.to.index(client)],
             layout=reply.layout,
         )
+        # The signature covers the sealed bytes, so it is checked before anything is opened.
         envelope = from_blocks(reply.envelope, position)
         if channel.roster is not None:
             signature = as_bytes(reply.signature.row(position))
@@ -358,6 +366,7 @@ class GroupSum:
             self._sum = CiphertextSum(channel.cipher)
             self.layout = layout
         self._sum.add(ciphertexts)
+        # Last: a refused envelope leaves the sum without the client.
         self.survivors = tuple(sorted((*self.survivors, client)))
 
     def decrypted(self, call: Call, group: str) -> dict[str, torch.Tensor]:
@@ -374,6 +383,7 @@ class GroupSum:
         reply = self._channel.ask_authority(
             "authority_sum", query, call, group, len(self.survivors)
         )
+        # Fields of one width lie one after the other, in the order of the layout.
         remaining = {32: reply.narrow.row(0), 64: reply.wide.row(0)}
         totals = {}
         for shape in self.layout.fields:
@@ -404,6 +414,7 @@ class GroupSum:
             attempt=call.attempt,
             sender=SERVER,
             receiver=AUTHORITY,
+            # The authority compares these survivors with those it is told.
             group=f"{group}/{survivors}",
             layout=str(self.layout),
         )

@@ -242,10 +242,10 @@ def padded_reply(reply: type, ranges: Mapping[str, PairRange]) -> type:
     """
     names = list(kinds(reply))
     if names[0] not in ranges:
-        known = ", ".join(ranges) or "none"
+        declared = ", ".join(ranges) or "none"
         raise UsageError(
             f"{reply.__name__}.{names[0]} has no range, so it cannot be padded: declare one in "
-            f"pair_fields (declared: {known})"
+            f"pair_fields (declared: {declared})"
         )
     return padded_class(reply, ranges[names[0]].bits)
 

@@ -73,8 +73,10 @@ class PairFunctions:
             UsageError: no function has this name.
         """
         self.check(name)
+        # R itself is a declared function, too: a caller always says what it wants.
         if name == IDENTITY:
             return relevance
+        # The configuration is agreed on, so every party computes the same.
         return self._functions[name](relevance, self._config)
 
 
@@ -185,7 +187,9 @@ class PlainPairs:
         check_replies(response.ids)
         rows = only_field(response.reply).values
         check_rows(rows, len(response.ids), len(columns))
+        # Columns of clients that did not reply have no row to be averaged with.
         square = rows[:, positions(columns, response.ids)]
+        # Both ends of a pair measured it: neither of them decides alone.
         relevance = (square + square.T) / 2
         return PairTotal(response.ids, self._functions.apply(then, relevance), relevance)
 
@@ -196,6 +200,7 @@ def check_replies(ids: Sequence[int]) -> None:
     Args:
         ids: the clients that replied.
     """
+    # One client has no pair, and its own number would be all that is told.
     if len(ids) < 2:
         raise UsageError(f"pairs needs at least two replies, {len(ids)} came: try again")
 

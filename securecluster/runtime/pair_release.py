@@ -114,15 +114,15 @@ class PairRelease:
         return torch.tensor(labels, dtype=torch.int64)
 
 
-def pair_layout(name: str, known: PairRange, clients: int) -> Layout:
+def pair_layout(name: str, pair_range: PairRange, clients: int) -> Layout:
     """Return the layout of the pairs of some clients.
 
     Args:
         name: name of the field of rows.
-        known: its range.
+        pair_range: its range.
         clients: number of clients.
     """
-    return Layout((FieldShape(name, known.bits, (clients * (clients - 1) // 2,)),))
+    return Layout((FieldShape(name, pair_range.bits, (clients * (clients - 1) // 2,)),))
 
 
 def own_pairs(row: NDArray[Any], own: int) -> NDArray[Any]:
@@ -138,13 +138,13 @@ def own_pairs(row: NDArray[Any], own: int) -> NDArray[Any]:
     return square[np.triu_indices(len(row), 1)]
 
 
-def from_grid(numbers: torch.Tensor, clients: int, known: PairRange) -> torch.Tensor:
+def from_grid(numbers: torch.Tensor, clients: int, pair_range: PairRange) -> torch.Tensor:
     """Return R (r, r) in float64, of the pairs i < j in steps of the grid.
 
     Args:
         numbers: steps of each pair.
         clients: number of clients, r.
-        known: range of R.
+        pair_range: range of R.
 
     Raises:
         FrameError: another number of pairs, or a number that R cannot have.
@@ -156,10 +156,10 @@ def from_grid(numbers: torch.Tensor, clients: int, known: PairRange) -> torch.Te
     values = numbers.double() * STEP
     relevance[upper[0], upper[1]] = values
     relevance = relevance + relevance.T
-    relevance.fill_diagonal_(known.itself)
+    relevance.fill_diagonal_(pair_range.itself)
     if len(values):
-        error = known.error_bound() + 2 * STEP
+        error = pair_range.error_bound() + 2 * STEP
         low, high = torch.aminmax(values)
-        if float(low) < known.low - error or float(high) > known.high + error:
+        if float(low) < pair_range.low - error or float(high) > pair_range.high + error:
             raise FrameError("the key authority released pairs beyond their range")
     return relevance

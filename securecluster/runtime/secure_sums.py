@@ -157,7 +157,7 @@ class SecureSums:
         self,
         exchange: Exchange,
         call: Call,
-        asked: Sequence[int],
+        positions: Sequence[int],
         group_of: Mapping[int, int],
         sums: Mapping[int, _GroupSum],
     ) -> type | None:
@@ -170,8 +170,8 @@ class SecureSums:
         size = FIRST_CHUNK
         budget = KEPT_BYTES
         first = 0
-        while first < len(asked):
-            chunk = asked[first : first + size]
+        while first < len(positions):
+            chunk = positions[first : first + size]
             first += size
             response = exchange(call.select(chunk))
             if response.reply is None:  # the whole chunk dropped out

@@ -389,9 +389,9 @@ class ServerChannel:
             for reader in readers or {SERVER}:
                 rows_of.setdefault(reader, []).append(row)
         for reader, rows in rows_of.items():
-            given = content
+            shown = content
             if verb != PAIRS:
-                given = select(content, rows)
+                shown = select(content, rows)
             outcome = VerbOutcome(
                 reader=reader,
                 method=method.__name__,
@@ -399,7 +399,7 @@ class ServerChannel:
                 round=self.round,
                 step=step,
                 groups=tuple(tuple(groups[row]) for row in rows),
-                content=copy.deepcopy(given),  # protocols may compute in place
+                content=copy.deepcopy(shown),  # protocols may compute in place
             )
             self.observe(outcome)
 
