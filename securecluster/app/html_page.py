@@ -269,7 +269,11 @@ def steps(caption: str, points: Sequence[tuple[float, float]]) -> str:
 
 
 def _chart(
-    caption: str, width: int, height: int, shapes: Iterable[str], names: Sequence[str]
+    caption: str,
+    width: int,
+    height: int,
+    shapes: Iterable[str],
+    names: Sequence[str],
 ) -> str:
     """Return shapes as a figure, with a legend where several series have names."""
     text = escape(caption)

@@ -101,7 +101,11 @@ class Dense:
         return grad_input
 
     def examples(
-        self, params: Params, grad_output: torch.Tensor, saved: Any, needed: bool
+        self,
+        params: Params,
+        grad_output: torch.Tensor,
+        saved: Any,
+        needed: bool,
     ) -> tuple[torch.Tensor, Parts]:
         """Return the gradient at the input, and those of each example at the weights.
 
@@ -189,7 +193,11 @@ class Conv:
         return result
 
     def examples(
-        self, params: Params, grad_output: torch.Tensor, saved: Any, needed: bool
+        self,
+        params: Params,
+        grad_output: torch.Tensor,
+        saved: Any,
+        needed: bool,
     ) -> tuple[torch.Tensor, Parts]:
         """Return the gradient at the input, and those of each example at the weights.
 
@@ -220,7 +228,10 @@ class Conv:
         return params[self.weight][0].contiguous(memory_format=torch.channels_last)
 
     def _kernel_gradients(
-        self, grad_output: torch.Tensor, x: torch.Tensor, kernel: torch.Tensor
+        self,
+        grad_output: torch.Tensor,
+        x: torch.Tensor,
+        kernel: torch.Tensor,
     ) -> Each:
         """Return each example's gradient at the kernel, a product with the windows of its input."""
         windows = torch.nn.functional.unfold(

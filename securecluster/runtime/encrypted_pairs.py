@@ -153,7 +153,10 @@ class EncryptedPairs:
         return self._channel.parameters.scheme
 
     def connect(
-        self, ask: Ask, ask_authority: AskAuthority, record: Callable[[], KeyRecord]
+        self,
+        ask: Ask,
+        ask_authority: AskAuthority,
+        record: Callable[[], KeyRecord],
     ) -> None:
         """Take the channel's functions, as `EncryptedSums.connect` does."""
         self._channel.connect(ask, ask_authority, record)
@@ -174,7 +177,13 @@ class EncryptedPairs:
         """
         return self._channel.ready(clients)
 
-    def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
+    def run(
+        self,
+        exchange: Exchange,
+        call: Call,
+        columns: Sequence[int],
+        then: str,
+    ) -> PairTotal:
         """Add encrypted rows, and return what the key authority tells of R.
 
         Args:
@@ -221,7 +230,13 @@ class EncryptedPairs:
         relevance = from_grid(numbers, survivors, pair_range)
         return PairTotal(tuple(ids), self._functions.apply(then, relevance), relevance)
 
-    def _told(self, total: GroupSum, call: Call, group: str, then: str) -> torch.Tensor:
+    def _told(
+        self,
+        total: GroupSum,
+        call: Call,
+        group: str,
+        then: str,
+    ) -> torch.Tensor:
         """Return what the key authority tells, (n,) int64."""
         sealed = total.sealed(call, group)
         query = EncryptedPairTotal(
@@ -234,7 +249,11 @@ class EncryptedPairs:
             envelope=sealed.envelope,
         )
         reply = self._channel.ask_authority(
-            "authority_pairs", query, call, group, len(total.survivors)
+            "authority_pairs",
+            query,
+            call,
+            group,
+            len(total.survivors),
         )
         numbers: torch.Tensor = reply.numbers.row(0)
         return numbers

@@ -141,7 +141,11 @@ class EncryptionService:
         self._public_cipher()
 
     def _closed(
-        self, call: Call, layout: Layout, rows: Sequence[EncodedRow], encrypted: type
+        self,
+        call: Call,
+        layout: Layout,
+        rows: Sequence[EncodedRow],
+        encrypted: type,
     ) -> Any:
         """Return encoded rows as a message with one envelope per recipient.
 
@@ -282,7 +286,13 @@ class EncryptedSumService(EncryptionService):
             rows.append(self._encoded(reply, layout, k, len(members)))
         return self._closed(call, layout, rows, encrypted)
 
-    def _encoded(self, reply: Any, layout: Layout, position: int, members: int) -> EncodedRow:
+    def _encoded(
+        self,
+        reply: Any,
+        layout: Layout,
+        position: int,
+        members: int,
+    ) -> EncodedRow:
         """Return one client's rows as integers."""
         rows = {}
         largest = {}

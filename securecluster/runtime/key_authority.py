@@ -216,7 +216,11 @@ class KeyAuthority:
         return group, survivors
 
     def _opened(
-        self, header: Header, query: Total, layout: Layout, largest: Mapping[str, int]
+        self,
+        header: Header,
+        query: Total,
+        layout: Layout,
+        largest: Mapping[str, int],
     ) -> dict[str, NDArray[np.int64]]:
         """Return the sums of integers in an envelope."""
         cipher = self._cipher(query.scheme)

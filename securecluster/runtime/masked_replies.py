@@ -83,7 +83,12 @@ class SumRanges:
 
 
 @lru_cache(maxsize=1024)
-def _fixed_point(bound: float, members: int, bits: int, name: str) -> FixedPoint:
+def _fixed_point(
+    bound: float,
+    members: int,
+    bits: int,
+    name: str,
+) -> FixedPoint:
     return FixedPoint(bound, members, bits, name, "sum_bound")
 
 

@@ -213,7 +213,12 @@ class PadService:
         return PairGuard(client, state)
 
 
-def columns_of(query: Any, name: str, position: int, client: int) -> tuple[int, ...]:
+def columns_of(
+    query: Any,
+    name: str,
+    position: int,
+    client: int,
+) -> tuple[int, ...]:
     """Return the clients that one recipient's row has numbers of, itself included, in their order.
 
     Args:
@@ -274,7 +279,10 @@ def padded_class(reply: Any, bits: int) -> type:
     assert isinstance(bound, Real)
     hint: Any = Annotated[Rows, Ring(bound.axes, bits)]
     padded = dataclasses.make_dataclass(
-        f"Padded{reply.__name__}", [(name, hint)], frozen=True, eq=False
+        f"Padded{reply.__name__}",
+        [(name, hint)],
+        frozen=True,
+        eq=False,
     )
     padded.__module__ = __name__
     padded.__doc__ = f"{reply.__name__} as it leaves its client in padded pairs."

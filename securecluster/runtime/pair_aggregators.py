@@ -124,7 +124,13 @@ class PairAggregator(Protocol):
         """
         ...
 
-    def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
+    def run(
+        self,
+        exchange: Exchange,
+        call: Call,
+        columns: Sequence[int],
+        then: str,
+    ) -> PairTotal:
         """Call every client for its row, and compute a function of R.
 
         Args:
@@ -170,7 +176,13 @@ class PlainPairs:
         """
         return list(clients)
 
-    def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
+    def run(
+        self,
+        exchange: Exchange,
+        call: Call,
+        columns: Sequence[int],
+        then: str,
+    ) -> PairTotal:
         """Read the rows, and compute a function of R.
 
         Args:

@@ -104,7 +104,12 @@ class SecureSumService:
     methods = SUM_METHODS
 
     def __init__(
-        self, run: str, keys: KeyRing, ranges: SumRanges, minimum: int, shares: int = 0
+        self,
+        run: str,
+        keys: KeyRing,
+        ranges: SumRanges,
+        minimum: int,
+        shares: int = 0,
     ) -> None:
         self._run = run.encode()
         self._keys = keys
@@ -327,7 +332,10 @@ class SecureSumService:
         return SeedShares(Picks(as_table(shares, VALUE), tuple(picks)))
 
     def _context(
-        self, call: Call, purpose: str, members: tuple[int, ...]
+        self,
+        call: Call,
+        purpose: str,
+        members: tuple[int, ...],
     ) -> tuple[SumContext, Graph]:
         """Return the attempt that a frame belongs to, and the graph of its members."""
         self._exchange.check_members(call.to[0], members)
@@ -387,7 +395,10 @@ def members_of(call: Call) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def sum_graph(
-    run: bytes, members: Sequence[int], public: Mapping[int, bytes], minimum: int
+    run: bytes,
+    members: Sequence[int],
+    public: Mapping[int, bytes],
+    minimum: int,
 ) -> Graph:
     """Return the graph of a sum, the same at clients and server.
 

@@ -58,7 +58,13 @@ class SecureSums:
     name = "secagg"
     server_reads_replies = False
 
-    def __init__(self, run: str, ranges: SumRanges, dtype: torch.dtype, minimum: int) -> None:
+    def __init__(
+        self,
+        run: str,
+        ranges: SumRanges,
+        dtype: torch.dtype,
+        minimum: int,
+    ) -> None:
         self._run = run.encode()
         self._ranges = ranges
         self._dtype = dtype
@@ -87,7 +93,13 @@ class SecureSums:
         assert self._relay is not None
         return self._relay.ready(clients)
 
-    def run(self, exchange: Exchange, call: Call, by: Sequence[int], groups: int) -> Total:
+    def run(
+        self,
+        exchange: Exchange,
+        call: Call,
+        by: Sequence[int],
+        groups: int,
+    ) -> Total:
         """Collect masked rows, and unmask the sum of each group that enough clients survive.
 
         A sum that follows another one needs nearly all of its members, so it is attempted again
@@ -109,7 +121,11 @@ class SecureSums:
         return Total(None, (0,) * groups, ())
 
     def _attempt(
-        self, exchange: Exchange, call: Call, by: Sequence[int], groups: int
+        self,
+        exchange: Exchange,
+        call: Call,
+        by: Sequence[int],
+        groups: int,
     ) -> Total | None:
         """Return the sums of one attempt; None if it ended before anybody revealed a share."""
         sums = self._group_sums(call, by, groups)
@@ -184,7 +200,13 @@ class SecureSums:
                 sums[group_of[client]].add(client, row, keep=budget >= 0)
         return masked
 
-    def _total(self, masked: type, call: Call, sums: Mapping[int, _GroupSum], groups: int) -> Total:
+    def _total(
+        self,
+        masked: type,
+        call: Call,
+        sums: Mapping[int, _GroupSum],
+        groups: int,
+    ) -> Total:
         """Return the sums without masks; zeros for groups that failed."""
         released = {
             group: group_sum for group, group_sum in sums.items() if group_sum.seeds is not None
@@ -203,7 +225,11 @@ class SecureSums:
         return Total(summed_class(masked)(**tables), tuple(counts), ids)
 
     def _decoded(
-        self, name: str, bits: int, released: Mapping[int, _GroupSum], groups: int
+        self,
+        name: str,
+        bits: int,
+        released: Mapping[int, _GroupSum],
+        groups: int,
     ) -> Rows | None:
         """Return one field's sums (groups, …); None for a field that the replies do not have."""
         table: torch.Tensor | None = None
@@ -310,7 +336,11 @@ class _GroupSum:
         if not self.sums:
             for name, values in row.fields.items():
                 self.sums[name] = MaskedSum(
-                    self.context, self.graph, name, values.shape, values.dtype
+                    self.context,
+                    self.graph,
+                    name,
+                    values.shape,
+                    values.dtype,
                 )
         if set(row.fields) != set(self.sums):
             raise FrameError("masked rows of a secure sum differ in their fields")
@@ -429,7 +459,10 @@ class _Rounds:
         for group, group_sum in sums.items():
             if group_sum.can_finish:
                 open_groups[group] = Unmasking(
-                    group_sum.context, group_sum.graph, group_sum.survivors, group_sum.commitments
+                    group_sum.context,
+                    group_sum.graph,
+                    group_sum.survivors,
+                    group_sum.commitments,
                 )
         replied: set[int] = set()
         for _ in range(TRIES):
@@ -481,7 +514,11 @@ class _Rounds:
         return response.ids
 
     def _send(
-        self, method: str, clients: Sequence[int], groups: Sequence[int], query: Any
+        self,
+        method: str,
+        clients: Sequence[int],
+        groups: Sequence[int],
+        query: Any,
     ) -> Response:
         texts = [self._texts[group] for group in groups]
         counts = dict(zip(self._call.to, self._call.members, strict=True))

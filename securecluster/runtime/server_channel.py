@@ -649,7 +649,12 @@ class ServerChannel:
         return self.state.encryption.setdefault(scheme, KeyRecord())
 
     def _ask_authority(
-        self, method: str, query: Any, call: Call | None = None, group: str = "", members: int = 1
+        self,
+        method: str,
+        query: Any,
+        call: Call | None = None,
+        group: str = "",
+        members: int = 1,
     ) -> Response:
         """Send a message to the key authority, as `AskAuthority` declares."""
         step = 0

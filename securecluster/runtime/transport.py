@@ -125,7 +125,9 @@ class Framed:
     """
 
     def __init__(
-        self, clients: Mapping[int, Callable[[bytes], bytes]], replies: Callable[[str], type]
+        self,
+        clients: Mapping[int, Callable[[bytes], bytes]],
+        replies: Callable[[str], type],
     ) -> None:
         self._clients = clients
         self._replies = replies
@@ -320,7 +322,13 @@ def _same_requests(call: Call, recorded: Call) -> bool:
     )
 
 
-def _same_frame(call: Call, message: Any, other_call: Call, other: Any, position: int) -> bool:
+def _same_frame(
+    call: Call,
+    message: Any,
+    other_call: Call,
+    other: Any,
+    position: int,
+) -> bool:
     """Return True if the frames of one position of two batches are equal byte for byte.
 
     Args:

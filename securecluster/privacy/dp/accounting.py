@@ -175,7 +175,9 @@ def skellam_epsilon(
 
 @lru_cache(1024)
 def _skellam_epsilon(
-    history: History, releases: tuple[tuple[SkellamRelease, int], ...], delta: float
+    history: History,
+    releases: tuple[tuple[SkellamRelease, int], ...],
+    delta: float,
 ) -> Cost:
     """Return the cost of a merged history together with Skellam noise."""
     if _has_exact_step(history):

@@ -185,7 +185,11 @@ def _ciphertexts(payload: bytes, count: int) -> list[bytes]:
 
 
 def _key(
-    own: KeyPair, peer: bytes, sender: bytes, receiver: bytes, context: EnvelopeContext
+    own: KeyPair,
+    peer: bytes,
+    sender: bytes,
+    receiver: bytes,
+    context: EnvelopeContext,
 ) -> bytes:
     """Return the key of one envelope, the same at both ends."""
     from cryptography.hazmat.primitives import hashes

@@ -260,7 +260,10 @@ class ClientMasks:
         keys = {}
         for peer, pair_key in self._pair_keys.items():
             keys[peer] = pads.call_key(
-                pair_key, context.call, context.attempt, context.members_hash
+                pair_key,
+                context.call,
+                context.attempt,
+                context.members_hash,
             )
         return keys
 

@@ -317,7 +317,8 @@ def _at_most(bound: float, dtype: torch.dtype) -> float:
 
 
 def _blocks(
-    source: torch.Tensor, target: torch.Tensor
+    source: torch.Tensor,
+    target: torch.Tensor,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the same blocks of two tensors of one shape, as views of at most BLOCK numbers.
 

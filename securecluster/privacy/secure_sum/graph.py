@@ -51,7 +51,10 @@ class Graph:
     _place: dict[int, int] = field(init=False, repr=False, compare=False)
     # neighbours of the members that were asked for
     _found: dict[int, tuple[int, ...]] = field(
-        init=False, repr=False, compare=False, default_factory=dict
+        init=False,
+        repr=False,
+        compare=False,
+        default_factory=dict,
     )
 
     def __post_init__(self) -> None:
@@ -159,7 +162,10 @@ def build_graph(
 
 
 def least_survivors(
-    members: int, minimum: int, dropouts: float = 0.1, colluding: float = 0.1
+    members: int,
+    minimum: int,
+    dropouts: float = 0.1,
+    colluding: float = 0.1,
 ) -> int:
     """Return the smallest number of survivors of which a sum is unmasked.
 
@@ -295,7 +301,12 @@ def failure_probability(
     return float(probability[0])
 
 
-def _disconnected(members: int, degree: int, dropouts: float, colluding: float) -> float:
+def _disconnected(
+    members: int,
+    degree: int,
+    dropouts: float,
+    colluding: float,
+) -> float:
     """Return the bound on the probability of event 1 of `failure_probability`."""
     from scipy.stats import hypergeom
 

@@ -194,7 +194,12 @@ def _point(public: bytes) -> int:
     return number % FIELD_PRIME
 
 
-def call_key(pair_key: bytes, call: int, attempt: int, members: bytes) -> bytes:
+def call_key(
+    pair_key: bytes,
+    call: int,
+    attempt: int,
+    members: bytes,
+) -> bytes:
     """Return the key of one call's pads between two clients, 32 bytes.
 
     Args:
