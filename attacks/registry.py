@@ -33,6 +33,7 @@ ATTACKS = {  # module and class
     "mean-image": "subspaces:MeanImage",
     "membership-loss-threshold": "loss_threshold:LossThreshold",
     "relevance-oracle": "relevance_oracle:RelevanceOracle",
+    "secure-sum-conformance": "secure_sum_conformance:SecureSumConformance",
     "source-inference": "source_inference:SourceInference",
     "subspace-composition": "subspaces:SubspaceComposition",
     "subspace-membership": "subspaces:SubspaceMembership",

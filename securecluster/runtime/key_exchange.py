@@ -169,8 +169,18 @@ class KeyExchange:
         return self._pairs[client]
 
     def _statement(self, client: int, public: bytes) -> bytes:
-        """Return what a client signs when it offers its key: it holds for this run and client."""
-        return transcript("securecluster secure sum offer v1", self._run, client, public)
+        return offer_statement(self._run, client, public)
+
+
+def offer_statement(run: bytes, client: int, public: bytes) -> bytes:
+    """Return what a client signs when it offers its key: it holds for one run and client.
+
+    Args:
+        run: hash of the run's configuration.
+        client: id of the client.
+        public: its public key, 32 bytes.
+    """
+    return transcript("securecluster secure sum offer v1", run, client, public)
 
 
 @dataclass
