@@ -1,6 +1,11 @@
-"""Losses of clients' models, for attacks that compare them: θ_0 and a client's first update."""
+"""Clients' models, for attacks on them: θ_0 and a client's first update, or what it trained alone.
+
+Clients of some methods first train alone for several rounds, and then send their model once.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +16,9 @@ from securecluster.core.lazy_torch import torch
 
 Array = NDArray[np.float64]
 FEWEST = 2  # clients whose models are compared
+# client methods: training without an update that leaves, and the model that a client sends after it
+TRAINED_ALONE = "train_locally"
+SENT_ALONE = "send_model"
 
 
 def why_not(view: View, knowledge: Knowledge) -> str | None:
@@ -29,6 +37,46 @@ def why_not(view: View, knowledge: Knowledge) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class ShownModel:
+    """A client's model that was trained on its data alone, as an adversary reads it.
+
+    Args:
+        model: (d,).
+        steps: numbers of the calls in which it was trained from θ_0, in order.
+        size: the client's number of samples, if it sent it.
+    """
+
+    model: torch.Tensor
+    steps: tuple[int, ...]
+    size: float | None
+
+
+def shown_models(view: View, knowledge: Knowledge) -> dict[int, ShownModel]:
+    """Return by client the first of its models that nobody else's data went into.
+
+    Args:
+        view: what the adversary observed.
+        knowledge: what it knows besides.
+    """
+    d = knowledge.network.dimension
+    alone = _trained_alone(view)
+    models: dict[int, ShownModel] = {}
+    for update in observed_updates(view, knowledge):
+        client = update.sender.index
+        if client is None or client in models:
+            continue
+        steps: tuple[int, ...] = ()
+        if update.method == SENT_ALONE:
+            steps = tuple(step for step in alone.get(client, ()) if step < update.step)
+        elif update.round == 1:
+            steps = (update.step,)
+        if steps:
+            model = knowledge.initial + update.row[:d].to(knowledge.initial)
+            models[client] = ShownModel(model, steps, update.size)
+    return models
+
+
 def first_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
     """Return each client's model after its first local training, (d,), by its number.
 
@@ -36,13 +84,23 @@ def first_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
         view: what the adversary observed.
         knowledge: what it knows besides.
     """
-    d = knowledge.network.dimension
-    models: dict[int, torch.Tensor] = {}
-    for update in observed_updates(view, knowledge):
-        client = update.sender.index
-        if update.round == 1 and client is not None and client not in models:
-            models[client] = knowledge.initial + update.row[:d].to(knowledge.initial)
-    return models
+    return {client: shown.model for client, shown in shown_models(view, knowledge).items()}
+
+
+def _trained_alone(view: View) -> dict[int, list[int]]:
+    """Return by client the calls in which it trained from θ_0 without any average."""
+    found: dict[int, list[int]] = {}
+    averaged = set()
+    for message in view.messages(TRAINED_ALONE):
+        means = getattr(message.content, "means", None)
+        client = message.receiver.index
+        if means is None or client is None:
+            continue
+        if means.picks[0]:
+            averaged.add(client)
+        if client not in averaged:
+            found.setdefault(client, []).append(message.step)
+    return found
 
 
 def candidate_losses(model: torch.Tensor, knowledge: Knowledge) -> Array:

@@ -27,6 +27,37 @@ def local_updates(
         numbers: of the clients, (n,).
         step: number of the call.
     """
+    count = len(shards)
+    start = Rows(knowledge.initial[None].cpu(), (0,) * count)
+    trainer = _trainer(knowledge, shards, numbers)
+    return trainer.train(start, range(count), _plan(knowledge), step)
+
+
+def local_displacements(
+    knowledge: Knowledge, shards: Sequence[Shard], numbers: Sequence[int], steps: Sequence[int]
+) -> torch.Tensor:
+    """Return how far local trainings in a row move θ_0, (n, d), of all shards in one batch.
+
+    Args:
+        knowledge: of the network and of the hyper-parameters.
+        shards: data to train on, (n,).
+        numbers: of the clients, (n,).
+        steps: numbers of the calls in which they train, in order.
+    """
+    count = len(shards)
+    trainer = _trainer(knowledge, shards, numbers)
+    initial = knowledge.initial[None].cpu()
+    moved = torch.zeros(count, knowledge.network.dimension, dtype=initial.dtype)
+    for step in steps:
+        models = Rows(initial + moved, tuple(range(count)))
+        moved += trainer.train(models, range(count), _plan(knowledge), step)
+    return moved
+
+
+def _trainer(
+    knowledge: Knowledge, shards: Sequence[Shard], numbers: Sequence[int]
+) -> LocalTrainer:
+    """Return the local training of some data."""
     config = knowledge.config
     federation = Federation(
         names=tuple(f"shadow {k}" for k in range(len(shards))),
@@ -35,7 +66,7 @@ def local_updates(
         seed=int(config["seed"]),
         objective=knowledge.network.objective,
     )
-    trainer = LocalTrainer(
+    return LocalTrainer(
         federation,
         knowledge.network,
         Randomness(federation.seed),
@@ -43,13 +74,15 @@ def local_updates(
         knowledge.initial.dtype,
         numbers=numbers,
     )
-    plan = LocalTraining(
+
+
+def _plan(knowledge: Knowledge) -> LocalTraining:
+    """Return the hyper-parameters of local training."""
+    config = knowledge.config
+    return LocalTraining(
         config["lr"],
         config["epochs"],
         config["batch_size"],
         config["optimizer"],
         config["momentum"],
     )
-    count = len(shards)
-    start = Rows(knowledge.initial[None].cpu(), (0,) * count)
-    return trainer.train(start, range(count), plan, step)
