@@ -6,6 +6,7 @@ Clients of some methods first train alone for several rounds, and then send thei
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,15 +104,20 @@ def _trained_alone(view: View) -> dict[int, list[int]]:
     return found
 
 
-def candidate_losses(model: torch.Tensor, knowledge: Knowledge) -> Array:
+def candidate_losses(
+    model: torch.Tensor, knowledge: Knowledge, samples: NDArray[Any] | None = None
+) -> Array:
     """Return the loss of each candidate under a model, (candidates,).
 
     Args:
         model: (d,).
         knowledge: with the candidates as its samples.
+        samples: in place of the candidates' own samples, with the same labels, (candidates, …).
     """
     assert knowledge.samples is not None
-    x = torch.as_tensor(np.asarray(knowledge.samples[0])).to(model)
+    if samples is None:
+        samples = np.asarray(knowledge.samples[0])
+    x = torch.as_tensor(samples).to(model)
     y = torch.as_tensor(np.asarray(knowledge.samples[1]))
     with torch.no_grad():
         outputs = knowledge.network.call(knowledge.parameters(model), x)

@@ -133,7 +133,7 @@ class LikelihoodRatio(Attack):
         first = int(knowledge.config["clients"])
         numbers = range(first, first + len(shards))
         moved = local_displacements(knowledge, shards, numbers, steps)
-        moved = _as_sent(moved, knowledge, self.seed)
+        moved = as_sent(moved, knowledge, self.seed)
         return inside, knowledge.initial.cpu() + moved
 
 
@@ -253,7 +253,7 @@ def _representative(sizes: Sequence[int]) -> list[int]:
     return [int(value) for value in quantiles]
 
 
-def _as_sent(moved: torch.Tensor, knowledge: Knowledge, seed: int) -> torch.Tensor:
+def as_sent(moved: torch.Tensor, knowledge: Knowledge, seed: int) -> torch.Tensor:
     """Return what clients would have sent: clipped, and with noise where they add it.
 
     Args:

@@ -54,9 +54,7 @@ def local_displacements(
     return moved
 
 
-def _trainer(
-    knowledge: Knowledge, shards: Sequence[Shard], numbers: Sequence[int]
-) -> LocalTrainer:
+def _trainer(knowledge: Knowledge, shards: Sequence[Shard], numbers: Sequence[int]) -> LocalTrainer:
     """Return the local training of some data."""
     config = knowledge.config
     federation = Federation(
