@@ -327,7 +327,7 @@ def cluster_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
         # IFCA's averages are of several models at once
         if not getattr(content, "absolute", False) or hasattr(content, "models"):
             continue
-        if message.receiver.kind != "client" or client not in view.clusters:
+        if message.receiver.kind != "client" or client is None or client not in view.clusters:
             continue
         rows = content.means.table[list(content.means.picks[0])]
         if len(rows) and rows.shape[-1] == knowledge.network.dimension:

@@ -43,6 +43,8 @@ Inside = NDArray[np.bool_]
 SHADOWS = 64
 SEEN = 4  # shadow models, on average, that are trained on a candidate
 MOST_SHADOWS = 512
+MOST_NUMBERS = 1 << 26  # parameters of all shadow models, which are in memory at once
+FEWEST_SHADOWS = 8  # of any network
 ENOUGH = 32  # shadow models of each kind that give every candidate a variance of its own
 MOST_SIZES = 3  # numbers of samples for which shadow models are trained
 USUAL_SIZE = 40  # samples of a client that does not send its number
@@ -127,7 +129,9 @@ class LikelihoodRatio(Attack):
         x = np.asarray(knowledge.samples[0])
         y = np.asarray(knowledge.samples[1])
         draw = np.random.default_rng(self.seed)
-        inside = dealt(len(y), size, self.shadows, draw)
+        room = MOST_NUMBERS // knowledge.network.dimension
+        most = max(FEWEST_SHADOWS, min(room, MOST_SHADOWS))
+        inside = dealt(len(y), size, self.shadows, most, draw)
         shards = [Shard(x[row], y[row], x[:0], y[:0]) for row in inside]
         # numbers of no client, so that no batch is one of the run's
         first = int(knowledge.config["clients"])
@@ -145,7 +149,7 @@ class OfflineLikelihoodRatio(LikelihoodRatio):
     online: ClassVar[bool] = False
 
 
-def dealt(candidates: int, size: int, shadows: int, draw: np.random.Generator) -> Inside:
+def dealt(candidates: int, size: int, shadows: int, most: int, draw: np.random.Generator) -> Inside:
     """Return which candidates each shadow model is trained on, (shadows, candidates).
 
     Candidates are shuffled and dealt out in hands of one size, again and again, so that all of them
@@ -155,11 +159,12 @@ def dealt(candidates: int, size: int, shadows: int, draw: np.random.Generator) -
         candidates: number of candidates, 2 or more.
         size: samples of a shadow model.
         shadows: number of shadow models; more are made if they see a candidate too seldom.
+        most: largest number of shadow models.
         draw: source of the order.
     """
     hand = max(1, min(size, candidates // 2))
     needed = math.ceil(SEEN * candidates / hand)
-    count = max(shadows, min(needed, MOST_SHADOWS))
+    count = min(max(shadows, needed), most)
     hands_of_a_deck = candidates // hand
     inside = np.zeros((count, candidates), dtype=bool)
     order = np.arange(candidates)
@@ -203,7 +208,8 @@ def scores(asked: Array, known: Array, inside: Inside, online: bool = True) -> A
     """
     mean_out, deviation_out = _moments(known, ~inside)
     if not online:
-        return (asked - mean_out) / deviation_out
+        surprise: Array = (asked - mean_out) / deviation_out
+        return surprise
     mean_in, deviation_in = _moments(known, inside)
     unseen = ~inside.any(0)
     if unseen.any():
@@ -213,8 +219,10 @@ def scores(asked: Array, known: Array, inside: Inside, online: bool = True) -> A
             shift = float((mean_in - mean_out)[~unseen].mean())
         mean_in = np.where(unseen, mean_out + shift, mean_in)
         deviation_in = np.where(unseen, deviation_out, deviation_in)
-    likelihood_in = _log_density(asked, mean_in, deviation_in)
-    return likelihood_in - _log_density(asked, mean_out, deviation_out)
+    member = _log_density(asked, mean_in, deviation_in)
+    other = _log_density(asked, mean_out, deviation_out)
+    ratio: Array = member - other
+    return ratio
 
 
 def _moments(known: Array, chosen: Inside) -> tuple[Array, Array]:

@@ -34,7 +34,7 @@ FULL = Settings(transcript="full", threads=1)
 LONG: dict[str, Any] = {
     "rounds": 1, "epochs": 40, "batch_size": 8, "lr": 0.2, "model": "linear", "mask": "none",
 }  # fmt: skip
-ATTACKS = (LikelihoodRatio(), OfflineLikelihoodRatio())
+ATTACKS = (LikelihoodRatio(shadows=24), OfflineLikelihoodRatio(shadows=24))
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +93,7 @@ def test_few_shadow_models_give_all_candidates_one_variance() -> None:
     online = scores(asked, known, inside)
     pooled = []
     for chosen in (inside, ~inside):
-        residuals = [
-            known[chosen[:, k], k] - known[chosen[:, k], k].mean() for k in range(6)
-        ]
+        residuals = [known[chosen[:, k], k] - known[chosen[:, k], k].mean() for k in range(6)]
         pooled.append(np.sqrt((np.concatenate(residuals) ** 2).sum() / (48 - 6)))
     for k in range(6):
         member = norm.logpdf(asked[k], known[inside[:, k], k].mean(), pooled[0])
@@ -130,7 +128,7 @@ def test_the_statistic_is_the_log_odds_of_the_label(
 
 @pytest.mark.parametrize(("count", "size"), [(100, 20), (100, 90), (33, 8), (2, 40)])
 def test_candidates_are_dealt_evenly_and_never_to_more_than_half(count: int, size: int) -> None:
-    inside = dealt(count, size, 64, np.random.default_rng(0))
+    inside = dealt(count, size, 64, 512, np.random.default_rng(0))
     hand = min(size, count // 2)
     assert (inside.sum(1) == hand).all()
     seen = inside.sum(0)
@@ -139,9 +137,11 @@ def test_candidates_are_dealt_evenly_and_never_to_more_than_half(count: int, siz
 
 
 def test_rare_candidates_have_more_shadow_models() -> None:
-    inside = dealt(1000, 10, 64, np.random.default_rng(0))
+    inside = dealt(1000, 10, 64, 512, np.random.default_rng(0))
     assert len(inside) == 400
     assert (inside.sum(0) == 4).all()
+    # a large network has no room for more
+    assert len(dealt(1000, 10, 64, 30, np.random.default_rng(0))) == 30
 
 
 def test_shadow_models_are_trained_as_clients_are(
@@ -212,7 +212,7 @@ def test_shadow_models_are_clipped_and_noised_as_clients_updates_are(
     assert as_sent(moved, known, 0) is moved
     clip = {**known.config, "clip": 2.0}
     clipped = as_sent(moved, replace(known, config=clip), 0)
-    assert clipped.norm(dim=1).tolist() == pytest.approx([2.0] * 3)
+    assert clipped.norm(dim=1).tolist() == pytest.approx([2.0] * 3, rel=1e-4)
     noisy = as_sent(moved, replace(known, config={**clip, "noise": 3.0}), 0)
     assert float((noisy - clipped).std()) == pytest.approx(6.0, rel=0.05)
     # a trusted server's noise is in no client's update
@@ -234,7 +234,7 @@ def test_too_few_non_members_for_a_rate_are_a_sentence(
         "a false positive rate of 0.1 % takes 1000 non-members or more, and the attack was asked "
         "about 400"
     )
-    with pytest.raises(UsageError, match="there is no membership TPR at 0.1 % FPR: a false"):
+    with pytest.raises(UsageError, match="there is no membership TPR at 0"):
         score(MembershipAtLowRate(0.001), guess, truth)
     assert MembershipAtLowRate(1 / 400).why_not(guess, truth) is None
     assert MembershipAtLowRate(1 / 401).why_not(guess, truth) is not None
@@ -251,9 +251,9 @@ def test_clients_of_other_sizes_have_shadow_models_of_their_own(
     asked = []
     original = likelihood_ratio.dealt
 
-    def noted(candidates: int, size: int, shadows: int, draw: Any) -> Any:
+    def noted(candidates: int, size: int, *rest: Any) -> Any:
         asked.append(size)
-        return original(candidates, size, shadows, draw)
+        return original(candidates, size, *rest)
 
     monkeypatch.setattr(likelihood_ratio, "dealt", noted)
     weighted = CFL(**{**LONG, "epochs": 1}, average="weighted")
