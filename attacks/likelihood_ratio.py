@@ -137,8 +137,8 @@ class LikelihoodRatio(Attack):
         first = int(knowledge.config["clients"])
         numbers = range(first, first + len(shards))
         moved = local_displacements(knowledge, shards, numbers, steps)
-        moved = as_sent(moved, knowledge, self.seed)
-        return inside, knowledge.initial.cpu() + moved
+        models = knowledge.initial.cpu() + as_sent(moved, knowledge, self.seed)
+        return inside, models
 
 
 class OfflineLikelihoodRatio(LikelihoodRatio):
@@ -194,7 +194,9 @@ def confidences(models: torch.Tensor, knowledge: Knowledge) -> Array:
             # log(1 − p_y) from the other outputs: of a sure model 1 − p_y is rounded to zero
             others = outputs.scatter(1, y[:, None], -torch.inf).logsumexp(1)
             rows.append((own - others).cpu().numpy())
-    return np.nan_to_num(np.stack(rows))
+    # a model that diverged is as unsure as can be
+    finite: Array = np.nan_to_num(np.stack(rows))
+    return finite
 
 
 def scores(asked: Array, known: Array, inside: Inside, online: bool = True) -> Array:
