@@ -13,7 +13,9 @@ model, with φ, is
 - offline: (φ − μ_out) / σ_out, which orders candidates as the paper's Pr[N(μ_out, σ_out²) < φ]
   does. It takes no model that was trained on the candidate, so those could be trained beforehand.
 
-Few shadow models give a poor variance of each candidate: then all candidates share one.
+Few shadow models give a poor variance of each candidate. Then one variance serves all candidates,
+with and without them, as in the authors' code: with two, a model that is far surer of its own
+samples than shadow models are would count as trained without them.
 
 All shadow models are trained in one batch, as the run's clients are. They have its clip and noise
 where clients apply them to what leaves, but not the noise of a training with DP-SGD.
@@ -39,13 +41,14 @@ from securecluster.privacy.dp.gaussian_mechanism import Clip
 
 Array = NDArray[np.float64]
 Inside = NDArray[np.bool_]
+Counts = NDArray[np.int64]
 
 SHADOWS = 64
 SEEN = 4  # shadow models, on average, that are trained on a candidate
 MOST_SHADOWS = 512
 MOST_NUMBERS = 1 << 26  # parameters of all shadow models, which are in memory at once
 FEWEST_SHADOWS = 8  # of any network
-ENOUGH = 32  # shadow models of each kind that give every candidate a variance of its own
+ENOUGH = 64  # shadow models of each kind that give every candidate a variance of its own
 MOST_SIZES = 3  # numbers of samples for which shadow models are trained
 USUAL_SIZE = 40  # samples of a client that does not send its number
 SMALLEST = 1e-6  # deviation of φ
@@ -208,11 +211,19 @@ def scores(asked: Array, known: Array, inside: Inside, online: bool = True) -> A
         inside: True where a shadow model was trained on a candidate, (shadows, candidates).
         online: False to use only shadow models that were not trained on a candidate.
     """
-    mean_out, deviation_out = _moments(known, ~inside)
+    mean_out, squares_out = _moments(known, ~inside)
+    count_out = (~inside).sum(0)
     if not online:
-        surprise: Array = (asked - mean_out) / deviation_out
+        surprise: Array = (asked - mean_out) / _deviations([squares_out], [count_out])
         return surprise
-    mean_in, deviation_in = _moments(known, inside)
+    mean_in, squares_in = _moments(known, inside)
+    count_in = inside.sum(0)
+    if min(count_in.min(), count_out.min()) >= ENOUGH:
+        deviation_in = _deviations([squares_in], [count_in])
+        deviation_out = _deviations([squares_out], [count_out])
+    else:
+        deviation_in = _deviations([squares_in, squares_out], [count_in, count_out])
+        deviation_out = deviation_in
     unseen = ~inside.any(0)
     if unseen.any():
         # a candidate that no shadow model saw moves as far as the others do on average
@@ -220,7 +231,6 @@ def scores(asked: Array, known: Array, inside: Inside, online: bool = True) -> A
         if not unseen.all():
             shift = float((mean_in - mean_out)[~unseen].mean())
         mean_in = np.where(unseen, mean_out + shift, mean_in)
-        deviation_in = np.where(unseen, deviation_out, deviation_in)
     member = _log_density(asked, mean_in, deviation_in)
     other = _log_density(asked, mean_out, deviation_out)
     ratio: Array = member - other
@@ -228,18 +238,39 @@ def scores(asked: Array, known: Array, inside: Inside, online: bool = True) -> A
 
 
 def _moments(known: Array, chosen: Inside) -> tuple[Array, Array]:
-    """Return mean and deviation of each candidate over the chosen models, (candidates,) each."""
+    """Return each candidate's mean over the chosen models, and their squared deviations' sum.
+
+    Args:
+        known: φ, (shadows, candidates).
+        chosen: which models are chosen for which candidate, (shadows, candidates).
+
+    Returns:
+        Means and sums, (candidates,) each.
+    """
     counts = chosen.sum(0)
     totals = np.where(chosen, known, 0.0).sum(0)
     means = totals / np.maximum(counts, 1)
     squares = np.where(chosen, (known - means) ** 2, 0.0).sum(0)
-    if counts.min() >= ENOUGH:
-        deviations = np.sqrt(squares / (counts - 1))
+    return means, squares
+
+
+def _deviations(squares: Sequence[Array], counts: Sequence[Counts]) -> Array:
+    """Return each candidate's standard deviation, or one for all where models are few.
+
+    Args:
+        squares: sums of squared deviations from one mean or several, (candidates,) each.
+        counts: models behind each of them, (candidates,) each.
+    """
+    # each mean takes one degree of freedom
+    freedoms = [np.maximum(count - 1, 0) for count in counts]
+    freedom = np.sum(freedoms, axis=0)
+    total = np.sum(squares, axis=0)
+    if len(counts) == 1 and counts[0].min() >= ENOUGH:
+        deviations = np.sqrt(total / freedom)
     else:
-        # one degree of freedom is spent on each candidate's mean
-        freedom = max(1, int(np.maximum(counts - 1, 0).sum()))
-        deviations = np.full(len(means), math.sqrt(squares.sum() / freedom))
-    return means, np.maximum(deviations, SMALLEST)
+        deviations = np.full(len(total), math.sqrt(total.sum() / max(1, freedom.sum())))
+    bounded: Array = np.maximum(deviations, SMALLEST)
+    return bounded
 
 
 def _log_density(values: Array, means: Array, deviations: Array) -> Array:

@@ -75,7 +75,7 @@ def drawn(shadows: int) -> tuple[Any, Any, Any]:
 
 
 def test_a_score_is_scipys_ratio_of_two_normal_densities() -> None:
-    asked, known, inside = drawn(80)
+    asked, known, inside = drawn(160)
     online = scores(asked, known, inside)
     offline = scores(asked, known, inside, online=False)
     for k in range(6):
@@ -90,15 +90,31 @@ def test_a_score_is_scipys_ratio_of_two_normal_densities() -> None:
 
 def test_few_shadow_models_give_all_candidates_one_variance() -> None:
     asked, known, inside = drawn(16)
-    online = scores(asked, known, inside)
-    pooled = []
-    for chosen in (inside, ~inside):
-        residuals = [known[chosen[:, k], k] - known[chosen[:, k], k].mean() for k in range(6)]
-        pooled.append(np.sqrt((np.concatenate(residuals) ** 2).sum() / (48 - 6)))
+    squares = 0.0
+    squares_out = 0.0
     for k in range(6):
-        member = norm.logpdf(asked[k], known[inside[:, k], k].mean(), pooled[0])
-        other = norm.logpdf(asked[k], known[~inside[:, k], k].mean(), pooled[1])
-        assert online[k] == pytest.approx(member - other)
+        squares += 7 * known[inside[:, k], k].var(ddof=1)
+        squares_out += 7 * known[~inside[:, k], k].var(ddof=1)
+    both = np.sqrt((squares + squares_out) / (12 * 7))
+    online = scores(asked, known, inside)
+    offline = scores(asked, known, inside, online=False)
+    for k in range(6):
+        mean_in = known[inside[:, k], k].mean()
+        mean_out = known[~inside[:, k], k].mean()
+        ratio = norm.logpdf(asked[k], mean_in, both) - norm.logpdf(asked[k], mean_out, both)
+        assert online[k] == pytest.approx(ratio)
+        alone = np.sqrt(squares_out / (6 * 7))
+        assert norm.cdf(offline[k]) == pytest.approx(norm.cdf(asked[k], mean_out, alone))
+
+
+def test_a_model_that_is_surer_than_every_shadow_model_has_its_member_found() -> None:
+    # under label skew clients' models are surer of their few classes than shadow models are
+    _, known, inside = drawn(16)
+    known[inside] *= 0.5
+    mean_in = np.array([known[inside[:, k], k].mean() for k in range(6)])
+    mean_out = np.array([known[~inside[:, k], k].mean() for k in range(6)])
+    far = scores(100 * np.sign(mean_in - mean_out), known, inside)
+    assert (far > 0).all()
 
 
 def test_a_candidate_that_no_shadow_model_saw_has_a_score_by_the_others_shift() -> None:
