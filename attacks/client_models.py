@@ -1,6 +1,7 @@
 """Clients' models, for attacks on them: θ_0 and a client's first update, or what it trained alone.
 
-Clients of some methods first train alone for several rounds, and then send their model once.
+Clients of some methods first train alone for several rounds, and then send their model once. Those
+of IFCA begin with one of several initial models, which are as public as θ_0.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from numpy.typing import NDArray
 from securecluster.attacks.base import Knowledge, View
 from securecluster.attacks.views import observed_updates
 from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
 
 Array = NDArray[np.float64]
 FEWEST = 2  # clients whose models are compared
 # client methods: training without an update that leaves, and the model that a client sends after it
 TRAINED_ALONE = "train_locally"
 SENT_ALONE = "send_model"
+CHOICE = "choose"  # client method of IFCA, whose reply is the number of an initial model
 
 
 def why_not(view: View, knowledge: Knowledge) -> str | None:
@@ -44,11 +47,15 @@ class ShownModel:
 
     Args:
         model: (d,).
-        steps: numbers of the calls in which it was trained from θ_0, in order.
+        initial: the initial model, (d,): θ_0 unless clients choose among several.
+        number: of the initial model.
+        steps: numbers of the calls in which it was trained from that, in order.
         size: the client's number of samples, if it sent it.
     """
 
     model: torch.Tensor
+    initial: torch.Tensor
+    number: int
     steps: tuple[int, ...]
     size: float | None
 
@@ -62,6 +69,7 @@ def shown_models(view: View, knowledge: Knowledge) -> dict[int, ShownModel]:
     """
     d = knowledge.network.dimension
     alone = _trained_alone(view)
+    choices = _first_choices(view)
     models: dict[int, ShownModel] = {}
     for update in observed_updates(view, knowledge):
         client = update.sender.index
@@ -73,9 +81,36 @@ def shown_models(view: View, knowledge: Knowledge) -> dict[int, ShownModel]:
         elif update.round == 1:
             steps = (update.step,)
         if steps:
-            model = knowledge.initial + update.row[:d].to(knowledge.initial)
-            models[client] = ShownModel(model, steps, update.size)
+            number = choices.get(client, 0)
+            initial = initial_model(knowledge, number)
+            model = initial + update.row[:d].to(initial)
+            models[client] = ShownModel(model, initial, number, steps, update.size)
     return models
+
+
+def initial_model(knowledge: Knowledge, number: int) -> torch.Tensor:
+    """Return an initial model, (d,): θ_0 is number 0, and clients of IFCA draw the others.
+
+    Args:
+        knowledge: of the network and of the seed.
+        number: of the model.
+    """
+    if number == 0:
+        return knowledge.initial
+    randomness = Randomness(int(knowledge.config["seed"]))
+    drawn = knowledge.network.redrawn(randomness, "start", 0, number)
+    return drawn.to(knowledge.initial)
+
+
+def _first_choices(view: View) -> dict[int, int]:
+    """Return by client the initial model that it chose first, where clients choose."""
+    found: dict[int, int] = {}
+    for message in view.messages(CHOICE, 1):
+        chosen = getattr(message.content, "model", None)
+        client = message.sender.index
+        if chosen is not None and message.sender.kind == "client" and client is not None:
+            found.setdefault(client, int(chosen.values[0]))
+    return found
 
 
 def first_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:

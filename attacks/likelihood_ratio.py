@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from securecluster.attacks.base import Attack, Guess, Knowledge, View
 from securecluster.attacks.client_models import ShownModel, shown_models, why_not
 from securecluster.attacks.scoring import Scorer
-from securecluster.attacks.shadow_training import local_displacements
+from securecluster.attacks.shadow_training import locally_trained
 from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
 from securecluster.core.lazy_torch import torch
 from securecluster.data.federation import Shard
@@ -101,13 +101,13 @@ class LikelihoodRatio(Attack):
         assert knowledge.samples is not None
         shown = shown_models(view, knowledge)
         sizes = [_size(model) for model in shown.values()]
-        groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        groups: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
         for client, model in shown.items():
             size = min(_representative(sizes), key=lambda other: abs(other - _size(model)))
-            groups.setdefault((size, model.steps), []).append(client)
+            groups.setdefault((size, model.number, model.steps), []).append(client)
         found: dict[int, Array] = {}
-        for (size, steps), clients in groups.items():
-            inside, shadows = self._shadows(knowledge, size, steps)
+        for (size, _, _), clients in groups.items():
+            inside, shadows = self._shadows(knowledge, size, shown[clients[0]])
             known = confidences(shadows, knowledge)
             asked = confidences(torch.stack([shown[k].model for k in clients]), knowledge)
             for client, row in zip(clients, asked, strict=True):
@@ -116,14 +116,14 @@ class LikelihoodRatio(Attack):
         return Guess("membership", ordered, {"candidates": np.asarray(knowledge.samples[0])})
 
     def _shadows(
-        self, knowledge: Knowledge, size: int, steps: Sequence[int]
+        self, knowledge: Knowledge, size: int, shown: ShownModel
     ) -> tuple[Inside, torch.Tensor]:
         """Return which candidates shadow models are trained on, and the models.
 
         Args:
             knowledge: with the candidates as its samples.
             size: number of samples to train on.
-            steps: numbers of the calls in which the client's model was trained.
+            shown: a client's model, which is trained alike.
 
         Returns:
             Booleans (shadows, candidates), and models (shadows, d).
@@ -139,8 +139,8 @@ class LikelihoodRatio(Attack):
         # numbers of no client, so that no batch is one of the run's
         first = int(knowledge.config["clients"])
         numbers = range(first, first + len(shards))
-        moved = local_displacements(knowledge, shards, numbers, steps)
-        models = knowledge.initial.cpu() + as_sent(moved, knowledge, self.seed)
+        moved = locally_trained(knowledge, shards, numbers, shown.steps, shown.initial)
+        models = shown.initial.cpu() + as_sent(moved, knowledge, self.seed)
         return inside, models
 
 

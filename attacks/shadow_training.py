@@ -33,23 +33,27 @@ def local_updates(
     return trainer.train(start, range(count), _plan(knowledge), step)
 
 
-def local_displacements(
-    knowledge: Knowledge, shards: Sequence[Shard], numbers: Sequence[int], steps: Sequence[int]
+def locally_trained(
+    knowledge: Knowledge,
+    shards: Sequence[Shard],
+    numbers: Sequence[int],
+    steps: Sequence[int],
+    initial: torch.Tensor,
 ) -> torch.Tensor:
-    """Return how far local trainings in a row move θ_0, (n, d), of all shards in one batch.
+    """Return how far local trainings in a row move a model, (n, d), of all shards in one batch.
 
     Args:
         knowledge: of the network and of the hyper-parameters.
         shards: data to train on, (n,).
         numbers: of the clients, (n,).
         steps: numbers of the calls in which they train, in order.
+        initial: the model that they start from, (d,).
     """
     count = len(shards)
     trainer = _trainer(knowledge, shards, numbers)
-    initial = knowledge.initial[None].cpu()
     moved = torch.zeros(count, knowledge.network.dimension, dtype=initial.dtype)
     for step in steps:
-        models = Rows(initial + moved, tuple(range(count)))
+        models = Rows(initial.cpu() + moved, tuple(range(count)))
         moved += trainer.train(models, range(count), _plan(knowledge), step)
     return moved
 

@@ -24,11 +24,11 @@ from securecluster.attacks.likelihood_ratio import (
 )
 from securecluster.attacks.loss_threshold import LossThreshold
 from securecluster.attacks.scoring import Score, evaluate, further_scores, score
-from securecluster.attacks.shadow_training import local_displacements
+from securecluster.attacks.shadow_training import locally_trained
 from securecluster.attacks.subspaces import MembershipAtLowRate
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.errors import UsageError
-from securecluster.protocols import CFL, SRFCA, FedAvg, Settings
+from securecluster.protocols import CFL, IFCA, SRFCA, FedAvg, Settings
 
 FULL = Settings(transcript="full", threads=1)
 LONG: dict[str, Any] = {
@@ -165,7 +165,7 @@ def test_shadow_models_are_trained_as_clients_are(
 ) -> None:
     view, known, _ = overfitted
     shown = shown_models(view, known)
-    moved = local_displacements(known, federation.shards, range(5), shown[0].steps)
+    moved = locally_trained(known, federation.shards, range(5), shown[0].steps, known.initial)
     for client, model in shown.items():
         assert torch.equal(model.model, known.initial + moved[client])
 
@@ -177,9 +177,21 @@ def test_models_that_were_trained_alone_for_several_rounds_are_shown(
     view, known, _ = attacked(alone, federation)
     shown = shown_models(view, known)
     assert {model.steps for model in shown.values()} == {(1, 2, 3)}
-    moved = local_displacements(known, federation.shards, range(5), (1, 2, 3))
+    moved = locally_trained(known, federation.shards, range(5), (1, 2, 3), known.initial)
     for client, model in shown.items():
         assert torch.allclose(model.model, known.initial + moved[client], atol=1e-6)
+
+
+def test_models_of_clients_that_choose_begin_with_their_choice(federation: Federation) -> None:
+    choosing = IFCA(rounds=1, starts=1, k=3, epochs=1, model="linear", mask="none")
+    view, known, _ = attacked(choosing, federation)
+    shown = shown_models(view, known)
+    assert len({model.number for model in shown.values()}) > 1
+    for client, model in shown.items():
+        shards = [federation.shards[client]]
+        moved = locally_trained(known, shards, [client], model.steps, model.initial)
+        assert torch.allclose(model.model, model.initial + moved[0], atol=1e-6)
+    assert len(LikelihoodRatio(shadows=8).run(view, known).values) == 5
 
 
 def test_overfitted_models_tell_their_members_and_better_than_losses_do(
