@@ -9,14 +9,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from securecluster import Federation, LabelSwap
+from securecluster.app.plots import comparison, curves
 from securecluster.data.locations import FOLDER
 
 
@@ -24,6 +27,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive", action="store_true", help="run full products of cases, and every seed"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples Hypothesis draws for a property."""
+    settings.register_profile("default", deadline=None, max_examples=25)
+    settings.register_profile("exhaustive", deadline=None, max_examples=150)
+    settings.load_profile("exhaustive" if config.getoption("exhaustive") else "default")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -53,6 +63,39 @@ def _beyond_the_few(cases: list[pytest.Item]) -> list[pytest.Item]:
     step = (len(cases) - 1) / max(count - 1, 1)
     kept = {round(step * k) for k in range(count)}
     return [case for position, case in enumerate(cases) if position not in kept]
+
+
+DRAWING = {module: module.draw for module in (comparison, curves)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures() -> Iterator[None]:
+    """Leave pictures out of run folders: drawing them takes longer than a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in DRAWING:
+            patch.setattr(module, "draw", lambda *_: [])
+        yield
+
+
+@pytest.fixture(scope="session")
+def with_pictures() -> Callable[[], AbstractContextManager[None]]:
+    """Return a context in which runs and comparisons draw their pictures."""
+
+    @contextmanager
+    def drawing() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            for module, draw in DRAWING.items():
+                patch.setattr(module, "draw", draw)
+            yield
+
+    return drawing
+
+
+@pytest.fixture
+def pictures(with_pictures: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Have runs and comparisons draw their pictures during one test."""
+    with with_pictures():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ answers without torch.
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -56,9 +57,15 @@ def room_of(module: str) -> str | None:
     return parts[1]
 
 
-def imports(source: str, known: Mapping[str, str]) -> Iterator[str]:
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """Return the syntax tree of a source."""
+    return ast.parse(source)
+
+
+def imports(tree: ast.Module, known: Mapping[str, str]) -> Iterator[str]:
     """Yield the modules of the package that a source imports, wherever in it that is."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         if isinstance(node, ast.ImportFrom) and node.module in known:
@@ -71,10 +78,10 @@ def runtime_imports(source: str, known: Mapping[str, str]) -> set[str]:
     """Return the modules that are loaded together with a source."""
     body = [
         node
-        for node in ast.parse(source).body
+        for node in parsed(source).body
         if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If)
     ]
-    return set(imports(ast.unparse(ast.Module(body, [])), known))
+    return set(imports(ast.Module(body, []), known))
 
 
 def method_of(module: str) -> str | None:
@@ -90,7 +97,7 @@ def offences(sources: Mapping[str, str]) -> list[str]:
         room = room_of(module)
         if room is None:
             continue
-        for other in imports(source, sources):
+        for other in imports(parsed(source), sources):
             target = room_of(other)
             if target is None:
                 continue

@@ -130,10 +130,10 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         """
         if "__dataclass_fields__" not in vars(cls):
             declared = vars(cls).get("__annotations__", {})
-            given = [name for name in values if name in declared]
-            if given:
+            names = [name for name in values if name in declared]
+            if names:
                 raise UsageError(
-                    f"{cls.__name__} declares {given[0]} and lacks @protocol: decorate the class"
+                    f"{cls.__name__} declares {names[0]} and lacks @protocol: decorate the class"
                 )
         return super().__new__(cls)
 
@@ -204,6 +204,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
     def _check_choices(self) -> None:
         """Raise UsageError for a hyper-parameter that has to be True or False and is not."""
         for field in dataclasses.fields(self):
+            # NumPy's booleans are choices too, and text such as "no" would count as True.
             if not isinstance(field.default, bool):
                 continue
             value = getattr(self, field.name)
@@ -227,6 +228,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             UsageError: an unknown name.
         """
         for name, value in params.items():
+            # Else a misspelt name would be set, and have no effect.
             if name not in self.get_params():
                 raise UsageError(
                     f"{type(self).__name__} has no hyper-parameter {name!r}: it has "
@@ -262,6 +264,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         check_kind(federation)
         self.check(len(federation))
         check_settings(settings, federation)
+        # A run in memory leaves no file, not even of keys.
         if folder is None:
             self._run(federation, settings, None, report)
         elif self.before_pipeline is not None:
@@ -326,6 +329,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         """
         from securecluster.models.architectures import rate
 
+        # A few poor clients are usual; the warning is for runs that learned nothing.
         if not chance.notable:
             return None
         rounds = len(self.history_)
@@ -336,6 +340,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         )
         # Advise the network's default learning rate, or a lower one where that was used already.
         suggested = default
+        # Advice that was followed already helps nobody.
         if default / 2 <= lr <= 1.5 * default:
             suggested = float(f"{lr / 3:.1g}")
         direction = "a higher" if suggested > lr else "a lower"
@@ -398,6 +403,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         if "config.json" not in marks:
             return None
         index = f"transcript/{INDEX}"
+        # A run without a full transcript has no index.
         if index in marks:
             manifest.checked(folder, index, marks)
         return Transcript.read(
@@ -693,11 +699,11 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         for name in dir(self.client):
             if hasattr(getattr(self.client, name), "__release__"):
                 messages += self.message_types(name)
-        known = set(sizes)
+        names = set(sizes)
         for message in messages:
-            known |= free_axes(message)
+            names |= free_axes(message)
         for message in messages:
-            unknown = unknown_sizes(message, known)
+            unknown = unknown_sizes(message, names)
             if unknown:
                 raise UsageError(
                     f"{message.__name__} has a bound by {unknown[0]!r}, which is no size of this "

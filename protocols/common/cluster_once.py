@@ -105,10 +105,12 @@ class ClusterOnce(ClusteringProtocol):
             run: gives the numbers of rounds, and stores checkpoints and history.
         """
         signatures = run.once("cluster", partial(self._cluster_clients, net), Signatures)
+        # Under fresh masks the server cannot add the averages that a silent client missed.
         outbox = PendingUpdates.start(len(net.clients), fresh=self.mask != "none")
         state = ClusterOnceState(signatures.labels, outbox, signatures)
         for t in run.rounds("train", state, self.rounds):
             average_clusters(net, state, self.participation, t)
+            # The clusters never change again: one line of the history tells them.
             if t == 1:
                 run.note(clustered=clusters_of(signatures.labels))
         flush(net, run, state)
@@ -129,10 +131,12 @@ class ClusterOnce(ClusteringProtocol):
             )
         rows = getattr(replies.rows, self.signature_field).values.cpu()
         seed = net.randomness.integer("server", "clusterer")
+        # Authors write this function: what it returns is checked, and errors name it.
         name = f"{type(self).__name__}.cluster"
         labels = checked_labels(name, self.cluster(rows, seed), len(rows))
         check_numbering(name, labels)
         label_of = dict(zip(replies.ids, labels, strict=True))
+        # A client without a signature needs a model, and most clients share this one.
         default = largest(labels)
         all_labels = [label_of.get(i, default) for i in net.clients]
         return Signatures(all_labels, list(replies.ids), rows, replies.step)
@@ -150,14 +154,15 @@ class ClusterOnce(ClusteringProtocol):
         Raises:
             UpdateError: a newcomer does not reply.
         """
-        known = state.signatures
-        assert known is not None
-        replies = net.gather(self._method(), Empty(), to=to, step=known.step, tries=TRIES)
+        signatures = state.signatures
+        assert signatures is not None
+        replies = net.gather(self._method(), Empty(), to=to, step=signatures.step, tries=TRIES)
         check_newcomers(to, replies.ids)
         rows = getattr(replies.rows, self.signature_field).values.cpu()
-        labels = [known.labels[i] for i in known.ids]
-        assigned = self.assign_signatures(rows, known.rows, labels)
+        labels = [signatures.labels[i] for i in signatures.ids]
+        assigned = self.assign_signatures(rows, signatures.rows, labels)
         name = f"{type(self).__name__}.assign_signatures"
+        # No newcomer founds a cluster: it would have no model.
         clusters = checked_labels(name, assigned, len(rows), existing=max(labels) + 1)
         cluster_of = dict(zip(replies.ids, clusters, strict=True))
         return [cluster_of[i] for i in to]

@@ -123,6 +123,7 @@ def build_client(
         flat = protocol.flat_model(federation)
     else:
         config = joins
+        # Newcomers draw from the run's streams, under numbers of their own.
         federation = replace(federation, seed=config["seed"], classes=config["classes"])
         flat = protocol._flat
         if numbers is None:
@@ -132,6 +133,7 @@ def build_client(
     keys = _keys(config, pipeline, key_source)
     run = config_hash(config)
     noise_streams = NoiseStreams(keys.noise, run)
+    # Armed before any client exists: nothing can pass it without noise.
     pipeline.arm(noise_streams)
     pipeline.guard = protocol.guard(config, noise_streams)
     pipeline.private = protocol.privacy_spec(config["noise"]).keeps_local_models
@@ -149,6 +151,7 @@ def build_client(
     )
     client = protocol.make_client(cohort, pipeline, config)
     limits = protocol.limits(config, pipeline)
+    # Checked here, where the clients' numbers are known.
     if key_source.roster is not None and key_source.identity is not None:
         check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
     sums = protocol.secure_sum_service(config, keys, pipeline)
@@ -172,6 +175,7 @@ def _keys(config: Mapping[str, Any], pipeline: Pipeline, source: KeySource) -> K
             raise UsageError(
                 f"{name} is {type(value).__name__}: make it with {expected_class.__name__}"
             )
+    # A deployed node draws its keys from the operating system.
     if not source.simulated:
         if roster is not None and identity is None:
             raise UsageError(
@@ -224,6 +228,7 @@ class _Simulation:
         """
         endpoint = protocol.build_client(federation, settings)
         client = endpoint.client
+        # Frames hold what clients sent, so their folder is for the owner's eyes.
         frames = None
         if folder:
             frames = folder / "transcript"
@@ -234,6 +239,7 @@ class _Simulation:
         )
         dropouts = random_dropouts(settings.dropout, Randomness(federation.seed))
         config = protocol.config(federation, settings.dtype)
+        # Clients of one process share a batch, and messages skip encoding; the bytes are counted.
         inner: Transport = InProcess(endpoint.answer, dropouts)
         authority = protocol.build_authority(config)
         if authority is not None:
@@ -265,6 +271,7 @@ class _Simulation:
         Args:
             report: called with the history line of each round.
         """
+        # The ledger is written before a release leaves, and not only with checkpoints.
         logs = {"ledger": self._ledger_log()}
         run = Run(self.folder, self._parts(), self._observe, report, self._begin_round, logs)
 
@@ -290,6 +297,7 @@ class _Simulation:
         """
         protocol = self.protocol
         client = self.endpoint.client
+        # Scored where the data is: the server holds no test data.
         models = protocol.final_models(client, state)
         scores = client.cohort.scores(models)
         learned = self._summary(run, state, scores)
@@ -319,6 +327,7 @@ class _Simulation:
         labels = protocol.known_labels(client, state)
         truth = self.federation.truth
         agreement_scores = None
+        # Files of one's own data have no true clusters to be compared with.
         if truth is not None:
             agreement_scores = dict(agreement(labels, truth))
         return FittedSummary(

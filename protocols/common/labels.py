@@ -50,6 +50,6 @@ def check_numbering(method: str, labels: Sequence[int]) -> None:
         method: name of the method that returned them.
         labels: of all clients.
     """
-    used = set(labels)
-    if used != set(range(len(used))):
+    numbers = set(labels)
+    if numbers != set(range(len(numbers))):
         raise UsageError(f"{method} returns {list(labels)}: number the clusters from 0, no gaps")

@@ -328,10 +328,10 @@ class SumOptions(DPOptions):
             return None
         run = config_hash(config)
         if self.sums_encrypted:
-            least = max(MINIMUM, pipeline.shares)
+            minimum = max(MINIMUM, pipeline.shares)
             parameters = default_parameters(self.aggregation)
             ranges = self._sum_ranges(config)
-            return EncryptedSumService(ranges, run, keys, least, parameters, self._schemes)
+            return EncryptedSumService(ranges, run, keys, minimum, parameters, self._schemes)
         draws = None
         if pipeline.guard is not None:
             draws = pipeline.guard.draws
@@ -364,8 +364,8 @@ class SumOptions(DPOptions):
         private, roster = _server_keys(config, private, roster)
         parameters = default_parameters(self.aggregation)
         pipeline = self.pipeline(config)  # type: ignore[attr-defined]
-        least = max(MINIMUM, pipeline.shares)
-        return EncryptedSums(run, ranges, dtype, least, parameters, private, roster)
+        minimum = max(MINIMUM, pipeline.shares)
+        return EncryptedSums(run, ranges, dtype, minimum, parameters, private, roster)
 
     def build_authority(
         self,

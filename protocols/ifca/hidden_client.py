@@ -256,19 +256,19 @@ class HiddenChoiceClient(IFCAClient):
         if not models:
             models = self._first(query.start, query.k)
         advanced = []
-        moved: set[tuple[int, int]] = set()  # position and model
+        loaded: set[tuple[int, int]] = set()  # position and model
         for j, averages in enumerate(averages_by_model(query)):
             advanced.append(models[j].advanced(positions, averages))
             for k, rows in zip(positions, averages.means.picks, strict=True):
                 if rows:
-                    moved.add((k, j))
+                    loaded.add((k, j))
         picks = []
         for k, j in enumerate(self.choices(query.start)):
-            own = self._own.get((k, query.start, j))
-            if own is None or (k, j) in moved:
+            row = self._own.get((k, query.start, j))
+            if row is None or (k, j) in loaded:
                 picks.append((advanced[j], k))
             else:
-                picks.append((Rows(own[None]), 0))
+                picks.append((Rows(row[None]), 0))
         return selected_rows(picks)
 
     @property
@@ -346,11 +346,11 @@ class HiddenChoiceClient(IFCAClient):
         scale = []
         for n, k in zip(frames, positions, strict=True):
             start, j, _ = self._chosen[k]
-            own = self._own.get((k, start, j))
-            if n in contributes or own is None:
+            row = self._own.get((k, start, j))
+            if n in contributes or row is None:
                 picks.append((self.model_sets[start][j].models, k))
             else:
-                picks.append((Rows(own[None]), 0))
+                picks.append((Rows(row[None]), 0))
             scale.append(self._weight(k) if n in contributes else 1.0)
         updates = self.cohort.train(
             selected_rows(picks), positions, self.training, context.step, scale=scale
@@ -411,17 +411,17 @@ class HiddenChoiceClient(IFCAClient):
         shared = self.model_sets[start][j].models
         picks = []
         for k in positions:
-            own = self._own.get((k, start, j))
-            picks.append((shared, k) if own is None else (Rows(own[None]), 0))
+            row = self._own.get((k, start, j))
+            picks.append((shared, k) if row is None else (Rows(row[None]), 0))
         if all(models is shared for models, _ in picks):
             return super()._rows_to_try(start, j, positions)
         return selected_rows(picks)
 
     def _open_start(self, query: ModelAverages) -> ModelSet:
         """Return the models of the query's start, and drop what belongs to starts not in use."""
-        kept = (query.start, query.best)
-        self._own = {key: row for key, row in self._own.items() if key[1] in kept}
-        self._choices = {key: j for key, j in self._choices.items() if key[1] in kept}
+        opened = (query.start, query.best)
+        self._own = {key: row for key, row in self._own.items() if key[1] in opened}
+        self._choices = {key: j for key, j in self._choices.items() if key[1] in opened}
         return super()._open_start(query)
 
     def memory(self) -> dict[str, torch.Tensor]:
@@ -429,13 +429,13 @@ class HiddenChoiceClient(IFCAClient):
         memory = super().memory()
         if not self.hidden:
             return memory
-        own = torch.zeros(0, 0)
+        rows = torch.zeros(0, 0)
         if self._own:
-            own = torch.stack(list(self._own.values()))
+            rows = torch.stack(list(self._own.values()))
         choices = [(*key, j) for key, j in self._choices.items()]
         return {
             **memory,
-            "own": own,
+            "own": rows,
             "own_keys": _table(list(self._own), 3),
             "choices": _table(choices, 3),
             "told": _table([(k, *told) for k, told in self._told.items()], 1),
@@ -447,9 +447,9 @@ class HiddenChoiceClient(IFCAClient):
         super().recall(memory)
         if not self.hidden:
             return
-        own = memory["own"].to(self.cohort.start.device)
+        rows = memory["own"].to(self.cohort.start.device)
         keys = memory["own_keys"].tolist()
-        self._own = {(k, start, j): row for (k, start, j), row in zip(keys, own, strict=True)}
+        self._own = {(k, start, j): row for (k, start, j), row in zip(keys, rows, strict=True)}
         self._choices = {(k, start): j for k, start, j in memory["choices"].tolist()}
         self._told = {k: tuple(told) for k, *told in memory["told"].tolist()}
         self._trained_in = dict(memory["trained_in"].tolist())

@@ -162,10 +162,10 @@ class IFCA(ClusteringProtocol):
     def _offers(self, net: ServerChannel, state: IFCAState) -> OfferedModels:
         """Return the models that newcomers are to choose from."""
         hidden = self.sums_securely
-        used = state.used
+        starts = state.used
         if hidden:
-            used = state.final.shared
-        return collect_models(net, state.running, self.mask != "none", used, hidden)
+            starts = state.final.shared
+        return collect_models(net, state.running, self.mask != "none", starts, hidden)
 
     def assign_newcomers(
         self,

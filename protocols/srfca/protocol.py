@@ -180,6 +180,7 @@ class SRFCA(ClusteringProtocol):
 
     def _train_alone(self, net: ServerChannel, state: SRFCAState) -> None:
         """Let every client train its own model: one round of the T iterations of ONE_SHOT."""
+        # Silent clients catch up later, from what is pending for them.
         query = state.outbox.message_for(net.clients)
         net.gather(SumClient.train_locally, query, to=net.clients)
 
@@ -191,6 +192,7 @@ class SRFCA(ClusteringProtocol):
     ) -> None:
         """Make round t of averaging (Algorithm 3); each refinement starts from w_0."""
         refinement, step = self._refinement_of(t)
+        # RECLUSTER compares models after as many rounds from one start.
         if refinement < self.refine and step == 0:
             state.restart(self._fresh)
         server.average_trimmed(
@@ -226,6 +228,7 @@ class SRFCA(ClusteringProtocol):
             self.distance,
             noisy_trainings,
         )
+        # The graph is told in the history, for λ cannot be judged without it.
         edges = first_clusters(state, distance, self._graphing)
         line = {
             "lambda": state.threshold,
@@ -257,6 +260,7 @@ class SRFCA(ClusteringProtocol):
         if models.kept:
             scattered = not self._graphing.given
             distance = model_distance(net, state, models, self.distance, scattered)
+            # Clusters without a model are out: their members join others by distance.
             row_of = {c: row for row, c in enumerate(models.kept)}
             before = [row_of.get(c, UNASSIGNED) for c in state.clusters]
             assigned = server.recluster(distance, before, len(models.kept))
@@ -266,6 +270,7 @@ class SRFCA(ClusteringProtocol):
             labels = list(range(len(table)))
             state.models = ClusterModels(table, models.step, labels)
             run.note(reclustered=groups(assigned), clustered=groups(state.clusters))
+        # Otherwise a round of this refinement waits to be handed out already.
         if models.kept or not state.outbox.number:
             state.hand_out(self._fresh)
         if last:
@@ -299,6 +304,7 @@ class SRFCA(ClusteringProtocol):
         offer = server.offer_to_newcomers(state.models, len(to))
         if self.distance == "l2":
             for _ in range(self.local_rounds):
+                # Newcomers missed no round: they train from w_0, as the clients did.
                 nothing_pending = PendingUpdates.start(0, fresh=False).message_for(to)
                 net.gather(SumClient.train_locally, nothing_pending, to=to)
             joined = net.gather(
@@ -317,6 +323,7 @@ class SRFCA(ClusteringProtocol):
                 tries=TRIES,
             )
             check_newcomers(to, chosen.ids)
+            # The newcomer names a row and nothing of its losses.
             rows = chosen.rows.model.values.tolist()
         return [state.models.kept[row] for row in rows]
 

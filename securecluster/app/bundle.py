@@ -54,15 +54,15 @@ def public(content: Any) -> Any:
         content: of config.json or result.json.
     """
     if isinstance(content, dict):
-        kept = {}
+        entries = {}
         for name, value in content.items():
             if name in SECRET:
                 continue
             # a path of a user's file belongs to the machine of the run
             if name == "data" and isinstance(value, str):
                 value = value.rpartition("/")[2]
-            kept[name] = public(value)
-        return kept
+            entries[name] = public(value)
+        return entries
     if isinstance(content, list):
         return [public(value) for value in content]
     return content

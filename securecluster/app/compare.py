@@ -242,7 +242,10 @@ def _check_failures(folder: Path, rows: Sequence[Row]) -> None:
 
 
 def _rows(
-    folder: Path, plans: Sequence[RunPlan], federation: Federation, console: Any
+    folder: Path,
+    plans: Sequence[RunPlan],
+    federation: Federation,
+    console: Any,
 ) -> Iterator[Row]:
     """Yield a row for each protocol.
 

@@ -112,16 +112,16 @@ def refusals(method: str) -> list[Refusal]:
     Args:
         method: name of the protocol, or of a variant.
     """
-    found: list[Refusal] = []
+    refused: list[Refusal] = []
     for count in range(1, len(OPTIONS) + 1):
         for chosen in combinations(OPTIONS, count):
             for values in _with_values(chosen):
                 changed = _changed(values)
                 reason = refusal(method, values)
-                known = {one.reason for one in found if one.values.items() <= changed.items()}
-                if reason is not None and reason not in known:
-                    found.append(Refusal(method, changed, reason))
-    return found
+                reasons = {one.reason for one in refused if one.values.items() <= changed.items()}
+                if reason is not None and reason not in reasons:
+                    refused.append(Refusal(method, changed, reason))
+    return refused
 
 
 def works_with(method: str, option: str, value: str) -> str:

@@ -188,7 +188,11 @@ def disclosures(fitted: ClusteringProtocol) -> list[Disclosure]:
 
 
 def _disclosure(
-    fitted: ClusteringProtocol, pipeline: Pipeline, event: Event, name: str, central: bool
+    fitted: ClusteringProtocol,
+    pipeline: Pipeline,
+    event: Event,
+    name: str,
+    central: bool,
 ) -> Disclosure:
     """Return one field of an event, with the protection that its method declares.
 
@@ -276,17 +280,17 @@ def unprotected(disclosed: Sequence[Disclosure]) -> list[str]:
     by_server = [field for field in disclosed if field.reader == "server"]
     plain = _names(field for field in by_server if field.plain and not field.paired)
     paired = _names(field for field in by_server if field.plain and field.paired)
-    told = []
+    sentences = []
     if plain:
-        told.append(
+        sentences.append(
             f"{plain} went without mask or noise: a client's data, or much of them, may follow"
         )
     if paired:
-        told.append(
+        sentences.append(
             f"the sums of pairs of {paired} went without noise: each tells either part to within "
             "half the difference of the two, and all of it to a server that knows the other"
         )
-    return told
+    return sentences
 
 
 def _hidden_from_server(field: Disclosure) -> str:

@@ -82,14 +82,14 @@ def open_run(folder: Path, command: str) -> FinishedRun:
             f"{shlex.quote(str(folder))}"
         )
     result = run_folder.result_of(folder)
-    kept = read_kept(folder)
-    network = kept.learned.network.ledger
+    stored = read_kept(folder)
+    network = stored.learned.network.ledger
     ledger = Ledger(_events(folder), dict(network.samples), dict(network.names))
     return FinishedRun(
         folder=folder,
         config=config,
         result=result,
-        history=list(kept.learned.history),
+        history=list(stored.learned.history),
         protocol=_protocol(folder, config),
         ledger=ledger,
     )
@@ -136,13 +136,13 @@ def epsilon_by_client(ledger: Ledger, delta: float) -> dict[str, float]:
         for release in event.releases():
             releases.setdefault(ledger.names[release.client], []).append(release)
     priced: dict[Any, float] = {}
-    found = {}
-    for name, own in releases.items():
-        key = _history_key(ledger, name, own)
+    prices = {}
+    for name, client_releases in releases.items():
+        key = _history_key(ledger, name, client_releases)
         if key not in priced:
             priced[key] = ledger.of([name]).price(delta).epsilon
-        found[name] = priced[key]
-    return found
+        prices[name] = priced[key]
+    return prices
 
 
 def _history_key(ledger: Ledger, name: str, releases: Sequence[Release]) -> Any:
@@ -207,16 +207,16 @@ def command_of(run: FinishedRun) -> str | None:
     """
     if run.config["simulation"] is None:
         return None
-    parts = ["securecluster", "run", run.config["protocol"]["name"]]
+    words = ["securecluster", "run", run.config["protocol"]["name"]]
     simulation = Simulation(**run.config["simulation"])
     if simulation.own:
         # the path belongs to the machine of the run
         simulation = dataclasses.replace(simulation, data=Path(simulation.data).name)
-    parts += _options(run.protocol, ())
-    parts += _options(simulation, ("seed",))
+    words += _options(run.protocol, ())
+    words += _options(simulation, ("seed",))
     # the number of threads and the device are this machine's
-    parts += _options(Settings(**run.config["settings"]), ("threads", "device", "transcript"))
-    return " ".join([*map(shlex.quote, parts), "--seed", "SEED"])
+    words += _options(Settings(**run.config["settings"]), ("threads", "device", "transcript"))
+    return " ".join([*map(shlex.quote, words), "--seed", "SEED"])
 
 
 def _options(options: Any, left_out: Sequence[str]) -> list[str]:
@@ -226,7 +226,7 @@ def _options(options: Any, left_out: Sequence[str]) -> list[str]:
         options: a dataclass with its values.
         left_out: names of fields that are not shown.
     """
-    parts = []
+    words = []
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         default = field.default
@@ -236,11 +236,11 @@ def _options(options: Any, left_out: Sequence[str]) -> list[str]:
             continue
         option = field.name.replace("_", "-")
         if value is True:
-            parts.append(f"--{option}")
+            words.append(f"--{option}")
         elif value is False:
-            parts.append(f"--no-{option}")
+            words.append(f"--no-{option}")
         elif isinstance(value, tuple):
-            parts += [f"--{option}", *map(str, value)]
+            words += [f"--{option}", *map(str, value)]
         else:
-            parts += [f"--{option}", str(value)]
-    return parts
+            words += [f"--{option}", str(value)]
+    return words

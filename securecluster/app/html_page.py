@@ -87,7 +87,7 @@ def section(heading: str, *parts: str) -> str:
         heading: as plain text.
         parts: as HTML; empty ones are left out.
     """
-    content = [part for part in parts if part]
+    content = [block for block in parts if block]
     if not content:
         return ""
     body = "\n".join(content)
@@ -146,10 +146,10 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     for row in rows:
         cells = []
         for heading, cell in zip(headings, row, strict=True):
-            text, kind = (cell, PLAIN) if isinstance(cell, str) else cell
+            text, style = (cell, PLAIN) if isinstance(cell, str) else cell
             # narrow screens show it before the cell
             head = f' data-head="{escape(heading)}"' if heading else ""
-            cells.append(f"<td{head}{_class(kind)}>{escape(text)}</td>")
+            cells.append(f"<td{head}{_class(style)}>{escape(text)}</td>")
         lines.append("<tr>" + "".join(cells) + "</tr>")
     if not lines:
         return ""
@@ -269,7 +269,11 @@ def steps(caption: str, points: Sequence[tuple[float, float]]) -> str:
 
 
 def _chart(
-    caption: str, width: int, height: int, shapes: Iterable[str], names: Sequence[str]
+    caption: str,
+    width: int,
+    height: int,
+    shapes: Iterable[str],
+    names: Sequence[str],
 ) -> str:
     """Return shapes as a figure, with a legend where several series have names."""
     text = escape(caption)

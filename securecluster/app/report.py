@@ -26,7 +26,10 @@ Line = dict[str, Any]
 
 
 def result(
-    plan: RunPlan, federation: Federation, fitted: ClusteringProtocol, state: Any
+    plan: RunPlan,
+    federation: Federation,
+    fitted: ClusteringProtocol,
+    state: Any,
 ) -> Content:
     """Return the content of result.json.
 

@@ -175,7 +175,7 @@ def who_saw_what(run: FinishedRun) -> str:
     rows += list(_query_rows(run))
     rows.append(("the network", "every message", "its length and time, not its content", "–"))
     table = html.table(("who", "message", "form", "ε of it alone"), rows)
-    told = [
+    statements = [
         ("The server saw", privacy["server_view"]),
         ("A local parameter server saw", privacy.get("lps_view", ())),
         ("The key authority saw", privacy.get("authority_view", ())),
@@ -183,8 +183,8 @@ def who_saw_what(run: FinishedRun) -> str:
         ("The server did not see", privacy.get("unseen", ())),
         ("Unprotected", privacy.get("unprotected", ())),
     ]
-    parts = [html.subsection(heading, html.items(texts)) for heading, texts in told if texts]
-    return html.section("Who saw what", table, *parts)
+    blocks = [html.subsection(heading, html.items(texts)) for heading, texts in statements if texts]
+    return html.section("Who saw what", table, *blocks)
 
 
 def _field_rows(run: FinishedRun) -> Iterator[tuple[str, str, str, str]]:
@@ -267,16 +267,16 @@ def _epsilon(value: float) -> str:
 def guarantee(run: FinishedRun) -> str:
     """Return ε with its assumptions, for each client and over the rounds."""
     privacy = run.result["privacy"]
-    parts = [html.paragraph(f"ε is {epsilon_text(privacy)}.")]
+    blocks = [html.paragraph(f"ε is {epsilon_text(privacy)}.")]
     if privacy["epsilon"] is not None and privacy["delta"]:
-        parts.append(html.paragraph(f"Accountant: {privacy['accountant']}.", "note"))
+        blocks.append(html.paragraph(f"Accountant: {privacy['accountant']}.", "note"))
         if privacy["epsilon_replace"] is not None:
             replaced = f"{privacy['epsilon_replace']:.4g}"
-            parts.append(html.paragraph(f"Replacing instead of adding or removing: {replaced}."))
-        parts += _over_rounds(run, privacy["delta"])
+            blocks.append(html.paragraph(f"Replacing instead of adding or removing: {replaced}."))
+        blocks += _over_rounds(run, privacy["delta"])
     if privacy["exact"]:
         exact = ", ".join(privacy["exact"])
-        parts.append(html.paragraph(f"Released without noise: {exact}."))
+        blocks.append(html.paragraph(f"Released without noise: {exact}."))
     for heading, key in (
         ("It assumes", "assumed"),
         ("It costs nothing", "free"),
@@ -284,8 +284,8 @@ def guarantee(run: FinishedRun) -> str:
         ("Files that it does not cover", "uncovered_files"),
     ):
         if privacy.get(key):
-            parts.append(html.subsection(heading, html.items(privacy[key])))
-    return html.section("What ε guarantees", *parts)
+            blocks.append(html.subsection(heading, html.items(privacy[key])))
+    return html.section("What ε guarantees", *blocks)
 
 
 def _over_rounds(run: FinishedRun, delta: float) -> list[str]:
@@ -299,11 +299,11 @@ def _over_rounds(run: FinishedRun, delta: float) -> list[str]:
     table = html.table(("client", "ε"), rows)
     points = epsilon_by_round(run.ledger, delta)
     finite = [(float(last), epsilon) for last, epsilon in points if math.isfinite(epsilon)]
-    parts = [html.subsection("By client", table)]
+    blocks = [html.subsection("By client", table)]
     if len(finite) > 1:
         chart = html.steps(f"ε of everything released up to a round, at δ = {delta:g}", finite)
-        parts.insert(0, chart)
-    return parts
+        blocks.insert(0, chart)
+    return blocks
 
 
 def messages(run: FinishedRun) -> str:
@@ -350,9 +350,9 @@ def reproduction(run: FinishedRun, *further: str) -> str:
     lines = [f"securecluster replay {folder}", f"securecluster report {folder} --html", *further]
     if command is None:
         text = "The data came from Python: repeat the run there, with fit(federation, folder=...)."
-        parts = [html.paragraph(text)]
+        blocks = [html.paragraph(text)]
     else:
         lines.insert(0, command)
         note = "SEED is in config.json; without it the run's keys and noise cannot be repeated."
-        parts = [html.paragraph(note)]
-    return html.section("How to repeat it", *parts, html.code("\n".join(lines)))
+        blocks = [html.paragraph(note)]
+    return html.section("How to repeat it", *blocks, html.code("\n".join(lines)))

@@ -283,7 +283,9 @@ def tasks_of(tree: Array, noisy: bool = False) -> float:
 
 
 def representatives(
-    rows: torch.Tensor, labels: Sequence[int], linkage: str
+    rows: torch.Tensor,
+    labels: Sequence[int],
+    linkage: str,
 ) -> tuple[torch.Tensor, list[int], list[int]]:
     """Return the rows that a later client must be compared with.
 
@@ -308,7 +310,10 @@ def representatives(
 
 
 def nearest(
-    distance: Array, labels: Sequence[int], linkage: str, sizes: Sequence[int] | None = None
+    distance: Array,
+    labels: Sequence[int],
+    linkage: str,
+    sizes: Sequence[int] | None = None,
 ) -> list[int]:
     """Return the cluster that each new client would be merged with first (not in the paper).
 

@@ -158,13 +158,13 @@ def separation_scores(alphas: Array) -> Array:
     # that are merged later: weaker ones, and tied ones on its right.
     ends = np.full((count, 1), -math.inf)
     bounded = np.hstack([ends, edges, ends])
-    own = edges[:, :, None]
+    own_edges = edges[:, :, None]
     left_edges = bounded[:, None, :-1]
     right_edges = bounded[:, None, 1:]
     on_the_left = np.tri(m - 1, m, dtype=bool)
     on_the_right = ~on_the_left
-    weaker_left = on_the_left & (left_edges < own)
-    weaker_right = on_the_right & (right_edges <= own)
+    weaker_left = on_the_left & (left_edges < own_edges)
+    weaker_right = on_the_right & (right_edges <= own_edges)
     # the nearest weaker edge on each side bounds the cluster
     leftwards = weaker_left[:, :, ::-1]
     first = m - 1 - leftwards.argmax(2)

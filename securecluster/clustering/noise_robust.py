@@ -222,7 +222,11 @@ def with_company(alpha: Array, candidate: Bipartition) -> Bipartition:
 
 
 def evidence_for_split(
-    alpha: Array, clusterer: str, minimum: float, level: float, seed: int
+    alpha: Array,
+    clusterer: str,
+    minimum: float,
+    level: float,
+    seed: int,
 ) -> SplitEvidence:
     """Test if clients are more separated than clients without clusters (not in the paper).
 
@@ -258,7 +262,12 @@ def evidence_for_split(
     return SplitEvidence(observed, p_value(statistic, observed, null, level, generator))
 
 
-def default_threshold(tree: Array, gap: float, alpha: Array, seed: int) -> float:
+def default_threshold(
+    tree: Array,
+    gap: float,
+    alpha: Array,
+    seed: int,
+) -> float:
     """Return where to cut merges without a given height (not in the paper).
 
     The cut is at the largest gap of heights, if it is large or the clusters are significant.

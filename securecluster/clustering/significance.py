@@ -97,7 +97,11 @@ class Null:
 
 
 def p_value(
-    statistic: Statistic, observed: float, null: Null, level: float, generator: np.random.Generator
+    statistic: Statistic,
+    observed: float,
+    null: Null,
+    level: float,
+    generator: np.random.Generator,
 ) -> float:
     """Return a sequential Monte-Carlo p-value, which is exact above `level` only.
 

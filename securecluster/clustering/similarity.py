@@ -164,7 +164,12 @@ def cosine(inner: torch.Tensor, floor: float = 0.0) -> torch.Tensor:
     return alpha.clamp(-1, 1).fill_diagonal_(1.0)
 
 
-def mean_norm(mean: torch.Tensor, norms: torch.Tensor, members: int, noise: float = 0.0) -> float:
+def mean_norm(
+    mean: torch.Tensor,
+    norms: torch.Tensor,
+    members: int,
+    noise: float = 0.0,
+) -> float:
     """Estimate ‖mean‖ over all members from a sample of them (not in the paper).
 
     The mean of s of m rows scatters around the mean of all by (1/s − 1/m)·variance, which is

@@ -76,7 +76,12 @@ IMAGE_SETS = {
     "fashion_mnist": ImageSet("zalando-datasets/fashion_mnist", 10, (1, 28, 28), FASHION),
     "cifar10": ImageSet("uoft-cs/cifar10", 10, (3, 32, 32), CIFAR10, image="img"),
     "cifar100": ImageSet(
-        "uoft-cs/cifar100", 100, (3, 32, 32), CIFAR100, image="img", label="fine_label"
+        "uoft-cs/cifar100",
+        100,
+        (3, 32, 32),
+        CIFAR100,
+        image="img",
+        label="fine_label",
     ),
     "femnist": ImageSet(
         "flwrlabs/femnist",

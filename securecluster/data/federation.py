@@ -286,7 +286,12 @@ class Federation:
             UsageError: a file, column or value that cannot be used, or a client with a single row.
         """
         table = read_clients(
-            Path(path), client_column, label_column, truth_column, feature_columns, drop_columns
+            Path(path),
+            client_column,
+            label_column,
+            truth_column,
+            feature_columns,
+            drop_columns,
         )
         arrays = _UserArrays(
             table.clients,

@@ -203,7 +203,9 @@ class OwnedSamples:
         pool = source.train
         assert pool.owners is not None
         names, first_rows, owner_of_row = np.unique(
-            pool.owners, return_index=True, return_inverse=True
+            pool.owners,
+            return_index=True,
+            return_inverse=True,
         )
         groups = None
         if pool.groups is not None:

@@ -355,7 +355,12 @@ def check(
             _check_number(label, bound, value, limits)
 
 
-def _check_number(label: str, bound: Between | Exactly, value: int, limits: Limits) -> None:
+def _check_number(
+    label: str,
+    bound: Between | Exactly,
+    value: int,
+    limits: Limits,
+) -> None:
     """Raise FrameError for an integer out of its bound.
 
     Args:
@@ -374,7 +379,12 @@ def _check_number(label: str, bound: Between | Exactly, value: int, limits: Limi
         raise out_of_range(label, value, bound.low, maximum)
 
 
-def out_of_range(label: str, value: int, low: int, maximum: int | None) -> FrameError:
+def out_of_range(
+    label: str,
+    value: int,
+    low: int,
+    maximum: int | None,
+) -> FrameError:
     """Return the error for a number that the configuration does not allow.
 
     Args:
@@ -401,7 +411,11 @@ def _maximum(bound: Between | Whole | Octets, limits: Limits) -> int | None:
 
 
 def _row_form(
-    name: str, bound: Tensorial, value: Tensors, limits: Limits, through: Mapping[str, bool]
+    name: str,
+    bound: Tensorial,
+    value: Tensors,
+    limits: Limits,
+    through: Mapping[str, bool],
 ) -> RowForm:
     """Return the kind and the axes of one row of a field.
 
@@ -548,7 +562,11 @@ def _dtypes(tensor_kind: str) -> tuple[torch.dtype, ...]:
 
 
 def _check_axis(
-    label: str, axis: Axis, lengths: Lengths, limits: Limits, bindings: Bindings
+    label: str,
+    axis: Axis,
+    lengths: Lengths,
+    limits: Limits,
+    bindings: Bindings,
 ) -> None:
     """Raise FrameError for an axis of another length.
 
@@ -579,7 +597,11 @@ def _fixed_length(axis: Axis, limits: Limits) -> int | None:
 
 
 def _check_free_axis(
-    label: str, axis: Upto, lengths: Lengths, limits: Limits, bindings: Bindings
+    label: str,
+    axis: Upto,
+    lengths: Lengths,
+    limits: Limits,
+    bindings: Bindings,
 ) -> None:
     """Raise FrameError for a free axis out of its range, or unlike the same axis of other fields.
 
@@ -605,7 +627,11 @@ def _check_free_axis(
 
 
 def _check_values(
-    label: str, bound: Tensorial, value: Tensors, limits: Limits, finite: bool
+    label: str,
+    bound: Tensorial,
+    value: Tensors,
+    limits: Limits,
+    finite: bool,
 ) -> None:
     """Raise FrameError for a number that is out of range or not finite.
 
@@ -634,7 +660,12 @@ def _check_values(
         raise out_of_range(label, largest, 0, maximum)
 
 
-def _check_reals(label: str, bound: Real, table: torch.Tensor, finite: bool) -> None:
+def _check_reals(
+    label: str,
+    bound: Real,
+    table: torch.Tensor,
+    finite: bool,
+) -> None:
     """Raise FrameError for a floating-point number that is out of range or not finite."""
     must_be_finite = finite and bound.finite
     if must_be_finite and not _all_finite(table):

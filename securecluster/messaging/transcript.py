@@ -431,7 +431,9 @@ class Transcript:
             yield from self._frames_of_call(position, observers)
 
     def _frames_of_call(
-        self, position: int, observers: frozenset[Party]
+        self,
+        position: int,
+        observers: frozenset[Party],
     ) -> Iterator[ObservedMessage]:
         """Yield what some parties observed of one call."""
         entry = self.entries[position]
@@ -624,7 +626,9 @@ def _entry(line: str) -> Entry:
 
 
 def _renamed(
-    frame: ObservedMessage, label_of: Mapping[Party, Party], observers: Collection[Party]
+    frame: ObservedMessage,
+    label_of: Mapping[Party, Party],
+    observers: Collection[Party],
 ) -> ObservedMessage:
     """Return a frame with a label in place of its client, unless the client observes itself.
 

@@ -357,7 +357,12 @@ def decode(data: bytes, message: type[A]) -> tuple[Header, A]:
     return header, message(**fields)
 
 
-def _wrap(message: type, name: str, field_kind: type, value: Any) -> Any:
+def _wrap(
+    message: type,
+    name: str,
+    field_kind: type,
+    value: Any,
+) -> Any:
     """Return a decoded value as a field of a batch of one.
 
     Args:

@@ -101,7 +101,11 @@ class Dense:
         return grad_input
 
     def examples(
-        self, params: Params, grad_output: torch.Tensor, saved: Any, needed: bool
+        self,
+        params: Params,
+        grad_output: torch.Tensor,
+        saved: Any,
+        needed: bool,
     ) -> tuple[torch.Tensor, Parts]:
         """Return the gradient at the input, and those of each example at the weights.
 
@@ -111,6 +115,7 @@ class Dense:
             saved: the second result of `forward`.
             needed: False if the gradient at the input is not used; then any tensor is returned.
         """
+        # An outer product: its norm follows from those of its two factors.
         gradients: Parts = {self.weight: Outer(grad_output, saved)}
         if self.bias is not None:
             gradients[self.bias] = Each(grad_output)
@@ -169,6 +174,7 @@ class Conv:
         needed: bool,
     ) -> torch.Tensor:
         """Step kernel and bias by the gradients of aten's own backward pass."""
+        # Aten computes what the mask asks for, and returns None for the rest.
         has_bias = self.bias is not None
         kernel = self._kernel(params)
         grad_input, grad_kernel, grad_bias = self._aten_backward(
@@ -187,7 +193,11 @@ class Conv:
         return result
 
     def examples(
-        self, params: Params, grad_output: torch.Tensor, saved: Any, needed: bool
+        self,
+        params: Params,
+        grad_output: torch.Tensor,
+        saved: Any,
+        needed: bool,
     ) -> tuple[torch.Tensor, Parts]:
         """Return the gradient at the input, and those of each example at the weights.
 
@@ -218,7 +228,10 @@ class Conv:
         return params[self.weight][0].contiguous(memory_format=torch.channels_last)
 
     def _kernel_gradients(
-        self, grad_output: torch.Tensor, x: torch.Tensor, kernel: torch.Tensor
+        self,
+        grad_output: torch.Tensor,
+        x: torch.Tensor,
+        kernel: torch.Tensor,
     ) -> Each:
         """Return each example's gradient at the kernel, a product with the windows of its input."""
         windows = torch.nn.functional.unfold(
@@ -229,6 +242,7 @@ class Conv:
             self.stride,
         )
         n, _, positions = windows.shape
+        # Groups are independent convolutions: each is a product of its own.
         grad_channels = grad_output[0].reshape(n, self.groups, -1, positions)
         grouped_windows = windows.view(n, self.groups, -1, positions)
         gradients = grad_channels @ grouped_windows.mT
@@ -462,6 +476,7 @@ def compile_stack(module: nn.Module) -> Stack | None:
         else:
             layers.append(layer)
     has_weights = any(isinstance(layer, Dense | Conv) for layer in layers)
+    # Without these a stack has no logits, or nothing to train.
     if not flattened or not has_weights:
         return None
     return Stack(tuple(layers))
@@ -475,12 +490,14 @@ def _cross_entropy(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         y: labels, (b, n).
     """
     gradient = out.softmax(-1)
+    # Added in place: a one-hot matrix would be as large as the outputs.
     minus_one = torch.full_like(gradient[..., :1], -1.0)
     return gradient.scatter_add_(2, y[..., None], minus_one)
 
 
 def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers of nested Sequentials in order, with their qualified names."""
+    # A subclass or a hook may compute anything, so such a module is a leaf.
     if type(module) is not nn.Sequential or _altered(module):
         yield prefix, module
         return

@@ -168,7 +168,9 @@ class _Vmap(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], *arguments: torch.Tensor
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        *arguments: torch.Tensor,
     ) -> tuple[torch.Tensor, int]:
         size = info.batch_size
         merged = []

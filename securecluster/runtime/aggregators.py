@@ -52,7 +52,13 @@ class Aggregator(Protocol):
     name: str
     server_reads_replies: bool
 
-    def run(self, exchange: Exchange, call: Call, by: Sequence[int], groups: int) -> Total:
+    def run(
+        self,
+        exchange: Exchange,
+        call: Call,
+        by: Sequence[int],
+        groups: int,
+    ) -> Total:
         """Call every client and sum the replies.
 
         Args:
@@ -83,7 +89,13 @@ class Plain:
         self._chunk = chunk
         self._wide = wide
 
-    def run(self, exchange: Exchange, call: Call, by: Sequence[int], groups: int) -> Total:
+    def run(
+        self,
+        exchange: Exchange,
+        call: Call,
+        by: Sequence[int],
+        groups: int,
+    ) -> Total:
         """Call the clients chunk by chunk and sum their replies.
 
         Args:
@@ -132,7 +144,13 @@ def chunk_size(reply: Any) -> int:
     return max(smallest, min(MAX_CHUNK, affordable))
 
 
-def _add(sums: Any, reply: Any, reply_groups: list[int], groups: int, wide: bool) -> Any:
+def _add(
+    sums: Any,
+    reply: Any,
+    reply_groups: list[int],
+    groups: int,
+    wide: bool,
+) -> Any:
     """Add the replies of a chunk to the sums, in place, and return the sums.
 
     Args:

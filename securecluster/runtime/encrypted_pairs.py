@@ -75,6 +75,7 @@ class EncryptedPairService(EncryptionService):
             FrameError: the frame does not name the members, or asks about others than these.
             PolicyError: too few members, or no public key yet.
         """
+        # The order of the columns is part of R: another one would permute its rows.
         self._check_members(call)
         for k, (client, members) in enumerate(members_of(call)):
             if columns_of(call.query, columns, k, client) != members:
@@ -95,20 +96,23 @@ class EncryptedPairService(EncryptionService):
             UpdateError: a number beyond its range.
             FrameError: a row of another length.
         """
+        # A reply of pairs has one field: its row.
         ((name, value),) = vars(reply).items()
-        known = self._ranges[name]
-        codec = known.fixed_point(name)
-        table = codec.encode(value.values.cpu(), known.clamped or self._saturate).numpy()
+        pair_range = self._ranges[name]
+        codec = pair_range.fixed_point(name)
+        # Noise may leave the range, and is clamped; a number without noise that does is a mistake.
+        table = codec.encode(value.values.cpu(), pair_range.clamped or self._saturate).numpy()
         rows = []
         size = 0
         for row, (client, members) in zip(table, members_of(call), strict=True):
             size = len(members)
             if row.shape != (size,):
                 raise FrameError(f"a row of pairs has {size} numbers, not {row.shape}")
-            own = members.index(client)
-            rows.append(EncodedRow({name: own_pairs(row, own)}, {name: codec.largest}))
-        layout = pair_layout(name, known, size)
-        return self._closed(call, layout, rows, encrypted_pairs_class(expected, known.bits))
+            position = members.index(client)
+            # Its numbers stand where both ends of a pair have them, so the sum adds the two.
+            rows.append(EncodedRow({name: own_pairs(row, position)}, {name: codec.largest}))
+        layout = pair_layout(name, pair_range, size)
+        return self._closed(call, layout, rows, encrypted_pairs_class(expected, pair_range.bits))
 
 
 class EncryptedPairs:
@@ -149,7 +153,10 @@ class EncryptedPairs:
         return self._channel.parameters.scheme
 
     def connect(
-        self, ask: Ask, ask_authority: AskAuthority, record: Callable[[], KeyRecord]
+        self,
+        ask: Ask,
+        ask_authority: AskAuthority,
+        record: Callable[[], KeyRecord],
     ) -> None:
         """Take the channel's functions, as `EncryptedSums.connect` does."""
         self._channel.connect(ask, ask_authority, record)
@@ -170,7 +177,13 @@ class EncryptedPairs:
         """
         return self._channel.ready(clients)
 
-    def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
+    def run(
+        self,
+        exchange: Exchange,
+        call: Call,
+        columns: Sequence[int],
+        then: str,
+    ) -> PairTotal:
         """Add encrypted rows, and return what the key authority tells of R.
 
         Args:
@@ -183,6 +196,7 @@ class EncryptedPairs:
             UsageError: fewer than two clients replied, or clients that do not ascend.
             FrameError: ciphertexts that were altered, or numbers that R cannot have.
         """
+        # Frames name members as ranges of ids, which have no order of their own.
         if list(columns) != sorted(set(columns)):
             raise UsageError(
                 "encrypted pairs name each client once, in ascending order: ask them so"
@@ -190,30 +204,39 @@ class EncryptedPairs:
         text = format_ids(columns)
         count = len(call.to)
         call = replace(call, members=(len(columns),) * count, group=(text,) * count)
-        total = GroupSum(self._channel)
+        group_sum = GroupSum(self._channel)
         ids: list[int] = []
+        # Rows are added as they arrive: memory holds a chunk of them, and one sum.
         for first in range(0, count, CHUNK):
             request = call.select(range(count)[first : first + CHUNK])
             response = exchange(request)
             for k, client in enumerate(response.ids):
-                total.add(request, client, response.reply, k)
+                group_sum.add(request, client, response.reply, k)
             ids += response.ids
         check_replies(ids)
-        (shape,) = total.layout.fields
-        known = self._ranges[shape.name]
-        if total.layout != pair_layout(shape.name, known, len(columns)):
+        (shape,) = group_sum.layout.fields
+        pair_range = self._ranges[shape.name]
+        # Clients agree with each other, and might all be wrong about the call.
+        if group_sum.layout != pair_layout(shape.name, pair_range, len(columns)):
             raise FrameError("encrypted rows of pairs have another length than their call")
-        numbers = self._told(total, call, text, then)
+        numbers = self._told(group_sum, call, text, then)
         survivors = len(ids)
         if then in self._labelled:
             labels = numbers.tolist()
+            # The authority is another party: its reply is checked as a client's is.
             if len(labels) != survivors or not set(labels) <= set(range(survivors)):
                 raise FrameError("the key authority released no labels of the clients")
             return PairTotal(tuple(ids), self._labelled[then](labels), None)
-        relevance = from_grid(numbers, survivors, known)
+        relevance = from_grid(numbers, survivors, pair_range)
         return PairTotal(tuple(ids), self._functions.apply(then, relevance), relevance)
 
-    def _told(self, total: GroupSum, call: Call, group: str, then: str) -> torch.Tensor:
+    def _told(
+        self,
+        total: GroupSum,
+        call: Call,
+        group: str,
+        then: str,
+    ) -> torch.Tensor:
         """Return what the key authority tells, (n,) int64."""
         sealed = total.sealed(call, group)
         query = EncryptedPairTotal(
@@ -226,7 +249,11 @@ class EncryptedPairs:
             envelope=sealed.envelope,
         )
         reply = self._channel.ask_authority(
-            "authority_pairs", query, call, group, len(total.survivors)
+            "authority_pairs",
+            query,
+            call,
+            group,
+            len(total.survivors),
         )
         numbers: torch.Tensor = reply.numbers.row(0)
         return numbers

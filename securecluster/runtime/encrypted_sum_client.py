@@ -86,6 +86,7 @@ class EncryptionService:
         """
         refuse_other_verbs(call)
         query: EncryptionKey = call.query
+        # Checked before the key is parsed: TenSEAL would take any parameters.
         if query.scheme not in self._schemes:
             raise FrameError(
                 f"a public key is of {query.scheme[:20]!r}, by which this run does not encrypt: "
@@ -93,10 +94,10 @@ class EncryptionService:
             )
         public = unpadded(as_bytes(query.public.value))
         server = as_bytes(query.server.value)
-        known = self._keys.secrets.encryption
+        encryption = self._keys.secrets.encryption
         # The first keys stay: ciphertexts under another one would be for somebody else.
-        same_public = known.public.get(query.scheme, public) == public
-        same_server = known.server.get(query.scheme, server) == server
+        same_public = encryption.public.get(query.scheme, public) == public
+        same_server = encryption.server.get(query.scheme, server) == server
         if not same_public or not same_server:
             raise FrameError(
                 "a client was sent another public key of the encryption than before: the keys were "
@@ -107,8 +108,8 @@ class EncryptionService:
         self._check_authority(fingerprint(parameters, public), query)
         PublicCipher(parameters, public)
         KeyPair(bytes(KEY)).exchange(server)  # refuses keys of low order
-        known.public[query.scheme] = public
-        known.server[query.scheme] = server
+        encryption.public[query.scheme] = public
+        encryption.server[query.scheme] = server
         return Ack()
 
     def _check_authority(self, offered: bytes, query: EncryptionKey) -> None:
@@ -116,6 +117,7 @@ class EncryptionService:
         statement = key_statement(self._run, offered, as_bytes(query.exchange.value))
         try:
             self._keys.verify(AUTHORITY_NUMBER, statement, as_bytes(query.signature.value))
+        # The sentence names the authority: a wrong key is no fault of the client.
         except FrameError:
             raise FrameError(
                 "the key authority did not sign the public key that the server relays: the key is "
@@ -125,6 +127,7 @@ class EncryptionService:
     def _check_members(self, call: Call) -> None:
         """Raise an error for a sum of other clients, or of too few, or before there is a key."""
         for client, members in members_of(call):
+            # Its row would be in a sum that it does not know.
             if client not in members:
                 raise PolicyError(
                     f"client {client} is no member of the encrypted sum that it is asked for a "
@@ -138,7 +141,11 @@ class EncryptionService:
         self._public_cipher()
 
     def _closed(
-        self, call: Call, layout: Layout, rows: Sequence[EncodedRow], encrypted: type
+        self,
+        call: Call,
+        layout: Layout,
+        rows: Sequence[EncodedRow],
+        encrypted: type,
     ) -> Any:
         """Return encoded rows as a message with one envelope per recipient.
 
@@ -152,6 +159,7 @@ class EncryptionService:
         signatures = []
         envelopes: list[bytes] = []
         for k, (client, row) in enumerate(zip(call.to, rows, strict=True)):
+            # One key pair a client and run: the server sees who sent an envelope anyway.
             pair = KeyPair(self._keys.secret(client, "envelopes x25519"))
             envelope, signature = self._envelope(call, k, pair, layout, row)
             keys.append(pair.public)
@@ -175,6 +183,8 @@ class EncryptionService:
         """Return one client's envelope, and its signature."""
         cipher = self._public_cipher()
         client = call.to[position]
+        # A count of one is packed beside the numbers, which tells the authority how many were
+        # added.
         slots = pack(row.integers, layout, row.largest, self._parameters)
         ciphertexts = [cipher.encrypt(numbers) for numbers in slots]
         context = EnvelopeContext(
@@ -190,6 +200,7 @@ class EncryptionService:
         )
         server = self._keys.secrets.encryption.server[self._parameters.scheme]
         envelope = seal(ciphertexts, pair, server, context)
+        # The signature covers the context: an envelope of another call or group is refused.
         return envelope, self._keys.sign(client, context.signed(envelope))
 
     def _public_cipher(self) -> PublicCipher:
@@ -250,6 +261,7 @@ class EncryptedSumService(EncryptionService):
             FrameError: the frame does not name the members of the sum.
             PolicyError: too few members, or no public key yet.
         """
+        # A second sum over the same clients could be compared with the first.
         if isinstance(call.query, FollowingSum):
             raise PolicyError(
                 f"{call.method} is of clients that took part in an earlier sum, which encrypted "
@@ -274,11 +286,18 @@ class EncryptedSumService(EncryptionService):
             rows.append(self._encoded(reply, layout, k, len(members)))
         return self._closed(call, layout, rows, encrypted)
 
-    def _encoded(self, reply: Any, layout: Layout, position: int, members: int) -> EncodedRow:
+    def _encoded(
+        self,
+        reply: Any,
+        layout: Layout,
+        position: int,
+        members: int,
+    ) -> EncodedRow:
         """Return one client's rows as integers."""
         rows = {}
         largest = {}
         for field in layout.fields:
+            # As many steps as leave room for all members: their sum stays within the slot.
             codec = self._ranges.fixed_point(field.name, field.bits, members)
             values = getattr(reply, field.name).values.cpu()
             row = values[position : position + 1]
@@ -297,6 +316,7 @@ def layout_of(reply: Any, bits: Mapping[str, int]) -> Layout:
     fields = []
     for name, width in bits.items():
         value = getattr(reply, name)
+        # An absent field takes no slots, and the layout says so.
         if value is not None:
             fields.append(FieldShape(name, width, tuple(value.table.shape[1:])))
     return Layout(tuple(fields))

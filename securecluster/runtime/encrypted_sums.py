@@ -66,7 +66,12 @@ class AskAuthority(Protocol):
     """Interface of the function that sends a message to the key authority."""
 
     def __call__(
-        self, method: str, query: Any, call: Call | None = None, group: str = "", members: int = 1
+        self,
+        method: str,
+        query: Any,
+        call: Call | None = None,
+        group: str = "",
+        members: int = 1,
     ) -> Response:
         """Send a message to the key authority, and return its reply.
 
@@ -113,7 +118,10 @@ class EncryptedSums:
         self._channel = EncryptedChannel(run, parameters, private, roster)
 
     def connect(
-        self, ask: Ask, ask_authority: AskAuthority, record: Callable[[], KeyRecord]
+        self,
+        ask: Ask,
+        ask_authority: AskAuthority,
+        record: Callable[[], KeyRecord],
     ) -> None:
         """Take the channel's functions for messages of the aggregator itself.
 
@@ -132,7 +140,13 @@ class EncryptedSums:
         """
         return self._channel.ready(clients)
 
-    def run(self, exchange: Exchange, call: Call, by: Sequence[int], groups: int) -> Total:
+    def run(
+        self,
+        exchange: Exchange,
+        call: Call,
+        by: Sequence[int],
+        groups: int,
+    ) -> Total:
         """Collect ciphertexts, and have the sum of each group that is large enough decrypted.
 
         Args:
@@ -152,12 +166,14 @@ class EncryptedSums:
         counts = [0] * groups
         survivors: set[int] = set()
         tables: dict[str, torch.Tensor] = {}
-        for group, found in sums.items():
-            if len(found.survivors) >= self._minimum:
-                counts[group] = len(found.survivors)
-                survivors.update(found.survivors)
-                totals = found.decrypted(call, texts[group])
-                self._decode(totals, found, list(by).count(group), group, groups, tables)
+        for group, group_sum in sums.items():
+            # The authority would refuse a smaller sum: nothing is sent to it.
+            if len(group_sum.survivors) >= self._minimum:
+                counts[group] = len(group_sum.survivors)
+                survivors.update(group_sum.survivors)
+                totals = group_sum.decrypted(call, texts[group])
+                self._decode(totals, group_sum, list(by).count(group), group, groups, tables)
+        # Without a reply, or a group that is large enough, there is no class of the result.
         if encrypted is None or not survivors:
             return Total(None, tuple(counts), ())
         fields: dict[str, Rows | None] = dict.fromkeys(encrypted_bits(encrypted))
@@ -179,10 +195,10 @@ class EncryptedSums:
             Class of the replies; None if nobody replied.
         """
         group_of = dict(zip(call.to, by, strict=True))
-        asked = [k for k, group in enumerate(by) if group in sums]
+        positions = [k for k, group in enumerate(by) if group in sums]
         encrypted: type | None = None
-        for first in range(0, len(asked), CHUNK):
-            request = call.select(asked[first : first + CHUNK])
+        for first in range(0, len(positions), CHUNK):
+            request = call.select(positions[first : first + CHUNK])
             response = exchange(request)
             if response.reply is None:  # the whole chunk dropped out
                 continue
@@ -194,18 +210,19 @@ class EncryptedSums:
     def _decode(
         self,
         totals: dict[str, torch.Tensor],
-        found: GroupSum,
+        group_sum: GroupSum,
         members: int,
         group: int,
         groups: int,
         tables: dict[str, torch.Tensor],
     ) -> None:
         """Write the numbers of one group's sums into the tables (groups, …)."""
-        for shape in found.layout.fields:
+        for shape in group_sum.layout.fields:
             codec = self._ranges.fixed_point(shape.name, shape.bits, members)
             # Numbers beside updates are few, and are decoded in full.
             dtype = self._dtype if shape.bits == 32 else torch.float64
-            decoded = codec.decode(totals[shape.name], len(found.survivors), dtype)
+            decoded = codec.decode(totals[shape.name], len(group_sum.survivors), dtype)
+            # Groups that failed keep zeros, and a count of zero.
             table = tables.setdefault(
                 shape.name, torch.zeros((groups, *decoded.shape), dtype=dtype)
             )
@@ -225,7 +242,11 @@ class EncryptedChannel:
     """
 
     def __init__(
-        self, run: str, parameters: Parameters, private: bytes, roster: Roster | None
+        self,
+        run: str,
+        parameters: Parameters,
+        private: bytes,
+        roster: Roster | None,
     ) -> None:
         self.run = run
         self.parameters = parameters
@@ -237,7 +258,10 @@ class EncryptedChannel:
         self._record: Callable[[], KeyRecord] = KeyRecord
 
     def connect(
-        self, ask: Ask, ask_authority: AskAuthority, record: Callable[[], KeyRecord]
+        self,
+        ask: Ask,
+        ask_authority: AskAuthority,
+        record: Callable[[], KeyRecord],
     ) -> None:
         """Take the channel's functions, as `EncryptedSums.connect` does."""
         self._ask = ask
@@ -248,6 +272,7 @@ class EncryptedChannel:
     def cipher(self) -> PublicCipher:
         """Return the public key, also in a new process."""
         public = self._record().public
+        # A resumed run brings the record: keys are parsed again only where they are others.
         if self._cipher is None or self._cipher.public != public:
             self._cipher = PublicCipher(self.parameters, public)
         return self._cipher
@@ -258,7 +283,12 @@ class EncryptedChannel:
         return self._record().exchange
 
     def ask_authority(
-        self, method: str, query: Any, call: Call | None = None, group: str = "", members: int = 1
+        self,
+        method: str,
+        query: Any,
+        call: Call | None = None,
+        group: str = "",
+        members: int = 1,
     ) -> Any:
         """Return the key authority's reply to a message, as `AskAuthority` declares.
 
@@ -281,6 +311,7 @@ class EncryptedChannel:
         record = self._record()
         if not record.public:
             reply = self.ask_authority("authority_key", AuthorityRequest(self.parameters.scheme))
+            # Kept as sent: clients check the authority's signature of these very bytes.
             record.public = unpadded(as_bytes(reply.public.row(0)))
             record.exchange = as_bytes(reply.exchange.row(0))
             record.signature = as_bytes(reply.signature.row(0))
@@ -297,6 +328,7 @@ class EncryptedChannel:
                 server=_shared(self.pair.public),
             )
             response = self._ask("encryption_key", silent, query)
+            # Who did not reply may not have it: it is told again, and not asked for a row before.
             record.told = sorted({*record.told, *response.ids})
         return [client for client in clients if client in record.told]
 
@@ -314,7 +346,13 @@ class GroupSum:
         self.layout = Layout(())
         self.survivors: tuple[int, ...] = ()
 
-    def add(self, call: Call, client: int, reply: Any, position: int) -> None:
+    def add(
+        self,
+        call: Call,
+        client: int,
+        reply: Any,
+        position: int,
+    ) -> None:
         """Add a client's ciphertexts, out of its envelope.
 
         Args:
@@ -329,6 +367,7 @@ class GroupSum:
         """
         channel = self._channel
         layout = Layout.parse(reply.layout, encrypted_bits(type(reply)))
+        # Sums of other fields would decrypt to numbers that mean nothing.
         if self._sum is not None and layout != self.layout:
             raise FrameError("encrypted rows of a sum differ in their fields")
         context = EnvelopeContext(
@@ -342,6 +381,7 @@ class GroupSum:
             group=call.group[call.to.index(client)],
             layout=reply.layout,
         )
+        # The signature covers the sealed bytes, so it is checked before anything is opened.
         envelope = from_blocks(reply.envelope, position)
         if channel.roster is not None:
             signature = as_bytes(reply.signature.row(position))
@@ -358,6 +398,7 @@ class GroupSum:
             self._sum = CiphertextSum(channel.cipher)
             self.layout = layout
         self._sum.add(ciphertexts)
+        # Last: a refused envelope leaves the sum without the client.
         self.survivors = tuple(sorted((*self.survivors, client)))
 
     def decrypted(self, call: Call, group: str) -> dict[str, torch.Tensor]:
@@ -372,17 +413,22 @@ class GroupSum:
         """
         query = self.sealed(call, group)
         reply = self._channel.ask_authority(
-            "authority_sum", query, call, group, len(self.survivors)
+            "authority_sum",
+            query,
+            call,
+            group,
+            len(self.survivors),
         )
-        rest = {32: reply.narrow.row(0), 64: reply.wide.row(0)}
+        # Fields of one width lie one after the other, in the order of the layout.
+        remaining = {32: reply.narrow.row(0), 64: reply.wide.row(0)}
         totals = {}
         for shape in self.layout.fields:
-            numbers = rest[shape.bits]
+            numbers = remaining[shape.bits]
             if len(numbers) < shape.numbers:
                 raise FrameError("the key authority released fewer numbers than the sum has")
             totals[shape.name] = numbers[: shape.numbers].reshape(shape.shape).clone()
-            rest[shape.bits] = numbers[shape.numbers :]
-        if len(rest[32]) or len(rest[64]):
+            remaining[shape.bits] = numbers[shape.numbers :]
+        if len(remaining[32]) or len(remaining[64]):
             raise FrameError("the key authority released more numbers than the sum has")
         return totals
 
@@ -404,6 +450,7 @@ class GroupSum:
             attempt=call.attempt,
             sender=SERVER,
             receiver=AUTHORITY,
+            # The authority compares these survivors with those it is told.
             group=f"{group}/{survivors}",
             layout=str(self.layout),
         )

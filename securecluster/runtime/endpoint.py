@@ -130,7 +130,9 @@ def answers(*via: str, **declared: Any) -> Callable[[F], F]:
 
 
 def _declared(
-    method: Callable[..., Any], via: tuple[str, ...], declared: Mapping[str, Any]
+    method: Callable[..., Any],
+    via: tuple[str, ...],
+    declared: Mapping[str, Any],
 ) -> ReleasePolicy:
     """Return what a method declares, after checks of the declaration and of its signature."""
     name = method.__qualname__
@@ -222,12 +224,12 @@ def releases_of(client: type) -> dict[str, ReleasePolicy]:
     Args:
         client: class of the client object.
     """
-    found = {}
+    releases = {}
     for name, _ in inspect.getmembers(client):
         release = getattr(getattr(client, name, None), "__release__", None)
         if isinstance(release, ReleasePolicy):
-            found[name] = release
-    return found
+            releases[name] = release
+    return releases
 
 
 def has_pairs(client: type) -> bool:
@@ -340,7 +342,11 @@ def _check_message(method: Callable[..., Any], annotated: str, annotation: Any) 
 
 
 def check_reply(
-    method: Callable[..., Any], release: ReleasePolicy, reply: Any, expected: type, clients: int
+    method: Callable[..., Any],
+    release: ReleasePolicy,
+    reply: Any,
+    expected: type,
+    clients: int,
 ) -> None:
     """Check that a reply matches its method's declaration, before any of it is masked.
 
@@ -393,7 +399,12 @@ def check_reply(
         _refuse_undeclared_numbers(name, release, field, value)
 
 
-def _check_row_count(name: str, field: str, rows: int, clients: int) -> None:
+def _check_row_count(
+    name: str,
+    field: str,
+    rows: int,
+    clients: int,
+) -> None:
     """Raise UsageError for a field that does not have one row per client."""
     if rows != clients:
         raise UsageError(
@@ -402,7 +413,12 @@ def _check_row_count(name: str, field: str, rows: int, clients: int) -> None:
         )
 
 
-def _refuse_undeclared_numbers(name: str, release: ReleasePolicy, field: str, value: Any) -> None:
+def _refuse_undeclared_numbers(
+    name: str,
+    release: ReleasePolicy,
+    field: str,
+    value: Any,
+) -> None:
     """Raise PolicyError for private numbers that would leave unmasked without a declaration.
 
     Security rule: numbers leave unmasked only by name. The rule holds whatever the run's mask is,
@@ -625,7 +641,10 @@ class Endpoint(Generic[C]):
         self._sums.check(call)
 
     def _check_rows(
-        self, call: Call, release: ReleasePolicy, pads: PadService | EncryptedPairService
+        self,
+        call: Call,
+        release: ReleasePolicy,
+        pads: PadService | EncryptedPairService,
     ) -> None:
         """Raise an error, before anything is computed, for a row of pairs that is not to be padded.
 
@@ -657,7 +676,11 @@ class Endpoint(Generic[C]):
             )
 
     def _protected(
-        self, call: Call, release: ReleasePolicy, name: str, rows: torch.Tensor
+        self,
+        call: Call,
+        release: ReleasePolicy,
+        name: str,
+        rows: torch.Tensor,
     ) -> torch.Tensor:
         """Return a field's rows as they leave: after the pipeline, and sealed where declared.
 
@@ -688,7 +711,10 @@ class Endpoint(Generic[C]):
         return seal.close(rows, call.to, call.step, call.method, name)
 
     def _refuse_shares_outside_sums(
-        self, call: Call, release: ReleasePolicy, pipeline: Pipeline
+        self,
+        call: Call,
+        release: ReleasePolicy,
+        pipeline: Pipeline,
     ) -> None:
         """Raise PolicyError for a clipped row that would leave without the noise of secure sums.
 

@@ -123,6 +123,7 @@ class KeyAuthority:
             state: the state.
         """
         self.state = state
+        # Keys follow from the state alone: those of the replaced state must not answer.
         self._ciphers = {}
 
     def answer_frame(self, data: bytes) -> bytes:
@@ -144,6 +145,7 @@ class KeyAuthority:
                 f"a frame for {header.recipient[:40]} reached the key authority: check the "
                 "addresses"
             )
+        # Clients have no business with the authority: they get its key, signed, from the server.
         if header.verb != AUTHORITY_CALL or header.sender != SERVER:
             raise FrameError("the key authority answers the server alone: the frame is refused")
         if header.config != self._run:
@@ -153,6 +155,7 @@ class KeyAuthority:
             )
         query: Any
         _, query = wire.decode(data, AUTHORITY_METHODS[header.method][0])
+        # Sizes are bounded before anything is decrypted.
         check(query, Limits())
         if header.method == "authority_key":
             reply = self._offer(query)
@@ -183,8 +186,11 @@ class KeyAuthority:
         layout = Layout.parse(query.layout, self._bits(query.purpose))
         largest = {}
         for shape in layout.fields:
+            # The grid is that of the members asked, since clients encoded before any of them was
+            # lost.
             codec = self._ranges.fixed_point(shape.name, shape.bits, len(group))
             largest[shape.name] = codec.largest
+        # Remembered only when it was opened: a damaged envelope may be sent again.
         sums = self._opened(header, query, layout, largest)
         self._remember(header, query)
         return _released(layout, sums)
@@ -210,7 +216,11 @@ class KeyAuthority:
         return group, survivors
 
     def _opened(
-        self, header: Header, query: Total, layout: Layout, largest: Mapping[str, int]
+        self,
+        header: Header,
+        query: Total,
+        layout: Layout,
+        largest: Mapping[str, int],
     ) -> dict[str, NDArray[np.int64]]:
         """Return the sums of integers in an envelope."""
         cipher = self._cipher(query.scheme)
@@ -223,6 +233,7 @@ class KeyAuthority:
             attempt=header.attempt,
             sender=SERVER,
             receiver=AUTHORITY,
+            # Bound to the ciphertexts: the server cannot name other survivors for the same sum.
             group=f"{header.group}/{query.survivors}",
             layout=query.layout,
         )
@@ -239,12 +250,13 @@ class KeyAuthority:
 
     def _clients_in(self, text: str) -> int:
         """Return how many clients a list can have: as many as it names, within the run's."""
-        total = 0
+        clients = 0
         for run in text.split(","):
             first, _, last = run.partition("-")
+            # The text is bounded before it is read as numbers: it may name 10^18 clients.
             if first.isdecimal() and (last.isdecimal() or not last) and len(run) <= 21:
-                total += int(last or first) - int(first) + 1
-        return max(0, min(total, self._clients))
+                clients += int(last or first) - int(first) + 1
+        return max(0, min(clients, self._clients))
 
     def _check_members(
         self,
@@ -258,6 +270,7 @@ class KeyAuthority:
         Security rule: of one call, the authority decrypts sums over disjoint lists of clients. Two
         sums that differ by one client would show that client's row.
         """
+        # Rows of strangers would be subtracted from a later sum over them alone.
         if not set(survivors) <= set(group):
             raise PolicyError("the key authority is given a sum over clients that are no members")
         if len(survivors) < self._minimum:
@@ -265,6 +278,7 @@ class KeyAuthority:
                 f"the key authority decrypts sums over {self._minimum} clients or more, and this "
                 f"one is over {len(survivors)}"
             )
+        # What was released then is forgotten, so it cannot be compared any more.
         if header.step < self.state.floor:
             raise PolicyError(
                 f"the key authority refuses the sum of call {header.step}: it has long decrypted "
@@ -272,6 +286,7 @@ class KeyAuthority:
             )
         for text in self.state.released.get(_name_of(header, query), []):
             other = parse_ids(text, self._clients_in(text))
+            # The same list again is the same sum: a reply that was lost costs nothing.
             if text != query.survivors and not set(other).isdisjoint(survivors):
                 raise PolicyError(
                     "the key authority has decrypted another sum over some of these clients in "
@@ -284,6 +299,7 @@ class KeyAuthority:
         if query.survivors not in texts:
             texts.append(query.survivors)
         calls = sorted({int(name.partition(" ")[0]) for name in released})
+        # The record of a long run stays small; the floor keeps old calls closed.
         for call in calls[:-KEPT_CALLS]:
             for name in [name for name in released if name.startswith(f"{call} ")]:
                 del released[name]
@@ -310,6 +326,7 @@ class KeyAuthority:
     def _exchange(self) -> KeyPair:
         """Return the keys for envelopes."""
         if not self.state.exchange:
+            # Stored with the state: a new process opens envelopes that were sealed for this one.
             self.state.exchange = os.urandom(KEY)
             if self._randomness is not None:
                 self.state.exchange = self._randomness.key("authority", "envelopes x25519")
@@ -325,9 +342,9 @@ def _released(layout: Layout, sums: Mapping[str, NDArray[np.int64]]) -> Released
     """Return sums as a message."""
     tables = {}
     for bits, dtype in ((32, np.int32), (64, np.int64)):
-        parts = [np.zeros(0, np.int64)]
+        pieces = [np.zeros(0, np.int64)]
         for shape in layout.fields:
             if shape.bits == bits:
-                parts.append(sums[shape.name].reshape(-1))
-        tables[bits] = torch.from_numpy(np.concatenate(parts).astype(dtype))[None]
+                pieces.append(sums[shape.name].reshape(-1))
+        tables[bits] = torch.from_numpy(np.concatenate(pieces).astype(dtype))[None]
     return ReleasedTotal(narrow=Rows(tables[32]), wide=Rows(tables[64]))

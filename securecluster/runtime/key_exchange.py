@@ -110,12 +110,12 @@ class KeyExchange:
         Raises:
             FrameError: an invalid key.
         """
-        own = self._pair(client)
+        pair = self._pair(client)
         peer_public = self.public[peer]
-        lower, upper = sorted([(client, own.public), (peer, peer_public)])
+        lower, upper = sorted([(client, pair.public), (peer, peer_public)])
         ends = (*lower, *upper)
         if ends not in self._pair_keys:
-            key = own.pair_key(client, peer, peer_public, self._run, self._purpose)
+            key = pair.pair_key(client, peer, peer_public, self._run, self._purpose)
             self._pair_keys[ends] = key
         return self._pair_keys[ends]
 
@@ -137,8 +137,8 @@ class KeyExchange:
                 no honest server relays.
         """
         query: SumKeys = call.query
-        known = self._keys.secrets.sums.public
-        for k, own in enumerate(call.to):
+        public_keys = self._keys.secrets.sums.public
+        for k, recipient in enumerate(call.to):
             picks = list(query.ids.picks[k])
             ids = query.ids.table[picks].tolist()
             keys = [as_bytes(row) for row in query.keys.table[picks]]
@@ -147,16 +147,16 @@ class KeyExchange:
             if len(relayed) < len(ids):
                 raise FrameError("the keys of a secure sum name a client twice")
             for client, key, signature in zip(ids, keys, signatures, strict=True):
-                if known.get(client, key) != key:
+                if public_keys.get(client, key) != key:
                     raise FrameError(
-                        f"client {own} was sent another key of client {client} than before: the "
-                        "keys were tampered with, start a new run"
+                        f"client {recipient} was sent another key of client {client} than before: "
+                        "the keys were tampered with, start a new run"
                     )
-                if client not in known:
+                if client not in public_keys:
                     self._keys.verify(client, self._statement(client, key), signature)
-            merged = {**known, **relayed}
-            check_public_keys(merged, own, self._pair(own).public)
-            known.update(relayed)
+            merged = {**public_keys, **relayed}
+            check_public_keys(merged, recipient, self._pair(recipient).public)
+            public_keys.update(relayed)
         return Ack()
 
     def _pair(self, client: int) -> KeyPair:

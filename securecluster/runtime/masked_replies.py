@@ -74,16 +74,21 @@ class SumRanges:
             UsageError: the field has no range.
         """
         if name not in self.bounds:
-            known = ", ".join(self.bounds) or "none"
+            names = ", ".join(self.bounds) or "none"
             raise UsageError(
                 f"{name} has no range, so no secure sum can hold it: declare one in sum_fields "
-                f"(declared: {known})"
+                f"(declared: {names})"
             )
         return _fixed_point(self.bounds[name], members, bits, name)
 
 
 @lru_cache(maxsize=1024)
-def _fixed_point(bound: float, members: int, bits: int, name: str) -> FixedPoint:
+def _fixed_point(
+    bound: float,
+    members: int,
+    bits: int,
+    name: str,
+) -> FixedPoint:
     return FixedPoint(bound, members, bits, name, "sum_bound")
 
 
@@ -117,10 +122,10 @@ def masked_class(reply: Any, through: tuple[str, ...]) -> type:
     """
     bounds = declared(reply)
     members: list[tuple[str, Any]] = []
-    for name, kind in kinds(reply).items():
+    for name, field_kind in kinds(reply).items():
         bound = bounds.get(name)
         axes = bound.axes if isinstance(bound, Real) else ()
-        if kind is not Rows or (bound is not None and not isinstance(bound, Real)):
+        if field_kind is not Rows or (bound is not None and not isinstance(bound, Real)):
             raise UsageError(
                 f"{reply.__name__}.{name} cannot enter a secure sum: fields of its replies are "
                 "Rows of floating-point numbers"

@@ -183,9 +183,9 @@ class PadService:
         """
         ((name, value),) = vars(reply).items()
         padded = padded_reply(expected, self._ranges)
-        known = self._ranges[name]
+        pair_range = self._ranges[name]
         rows = value.values.cpu()
-        table = known.fixed_point(name).encode(rows, known.clamped or self._saturate)
+        table = pair_range.fixed_point(name).encode(rows, pair_range.clamped or self._saturate)
         for row, (client, members) in zip(table, self._members(call), strict=True):
             context = self._context(call, call.method, members)
             digest = hashlib.blake2b(row.numpy().tobytes(), digest_size=32).digest()
@@ -213,7 +213,12 @@ class PadService:
         return PairGuard(client, state)
 
 
-def columns_of(query: Any, name: str, position: int, client: int) -> tuple[int, ...]:
+def columns_of(
+    query: Any,
+    name: str,
+    position: int,
+    client: int,
+) -> tuple[int, ...]:
     """Return the clients that one recipient's row has numbers of, itself included, in their order.
 
     Args:
@@ -242,10 +247,10 @@ def padded_reply(reply: type, ranges: Mapping[str, PairRange]) -> type:
     """
     names = list(kinds(reply))
     if names[0] not in ranges:
-        known = ", ".join(ranges) or "none"
+        declared = ", ".join(ranges) or "none"
         raise UsageError(
             f"{reply.__name__}.{names[0]} has no range, so it cannot be padded: declare one in "
-            f"pair_fields (declared: {known})"
+            f"pair_fields (declared: {declared})"
         )
     return padded_class(reply, ranges[names[0]].bits)
 
@@ -274,7 +279,10 @@ def padded_class(reply: Any, bits: int) -> type:
     assert isinstance(bound, Real)
     hint: Any = Annotated[Rows, Ring(bound.axes, bits)]
     padded = dataclasses.make_dataclass(
-        f"Padded{reply.__name__}", [(name, hint)], frozen=True, eq=False
+        f"Padded{reply.__name__}",
+        [(name, hint)],
+        frozen=True,
+        eq=False,
     )
     padded.__module__ = __name__
     padded.__doc__ = f"{reply.__name__} as it leaves its client in padded pairs."

@@ -69,7 +69,13 @@ class PaddedPairs:
         assert self._relay is not None
         return self._relay.ready(clients)
 
-    def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
+    def run(
+        self,
+        exchange: Exchange,
+        call: Call,
+        columns: Sequence[int],
+        then: str,
+    ) -> PairTotal:
         """Read padded rows, add those of each pair, and compute a function of R.
 
         Args:
@@ -110,13 +116,13 @@ class PaddedPairs:
                 [len(columns)] * len(silent),
             )
             if response.reply is not None:
-                found = response.reply.attempt.values.tolist()
-                attempts.update(zip(response.ids, found, strict=True))
-        asked = call.select([k for k, client in enumerate(call.to) if client in attempts])
+                attempt_numbers = response.reply.attempt.values.tolist()
+                attempts.update(zip(response.ids, attempt_numbers, strict=True))
+        remaining = call.select([k for k, client in enumerate(call.to) if client in attempts])
         return replace(
-            asked,
-            members=(len(columns),) * len(asked.to),
-            group=(text,) * len(asked.to),
+            remaining,
+            members=(len(columns),) * len(remaining.to),
+            group=(text,) * len(remaining.to),
             attempt=max(attempts.values(), default=0),
         )
 
@@ -126,15 +132,15 @@ class PaddedPairs:
         Raises:
             FrameError: a sum that no two clients can have.
         """
-        known = self._ranges[name]
-        total = (square + square.T).contiguous()  # wraps, and so the pads of each pair cancel
-        total.fill_diagonal_(0)
-        relevance = known.fixed_point(name).decode(total, PAIR, torch.float64) / 2
-        relevance.fill_diagonal_(known.itself)
+        pair_range = self._ranges[name]
+        symmetric = (square + square.T).contiguous()  # wraps, and so the pads of each pair cancel
+        symmetric.fill_diagonal_(0)
+        relevance = pair_range.fixed_point(name).decode(symmetric, PAIR, torch.float64) / 2
+        relevance.fill_diagonal_(pair_range.itself)
         others = relevance[~torch.eye(len(relevance), dtype=torch.bool)]
         low, high = torch.aminmax(others)
-        error = known.error_bound()
-        if float(low) < known.low - error or float(high) > known.high + error:
+        error = pair_range.error_bound()
+        if float(low) < pair_range.low - error or float(high) > pair_range.high + error:
             raise FrameError(
                 f"{name}: a pair of clients has a sum beyond its range: a row was forged, or two "
                 "clients have other keys of each other; start a new run"

@@ -56,10 +56,10 @@ class PairFunctions:
             name: name of the function.
         """
         if name != IDENTITY and name not in self._functions:
-            known = ", ".join(self._functions) or "none"
+            names = ", ".join(self._functions) or "none"
             raise UsageError(
                 f"pairs knows no function {name!r} of R: declare it in pair_functions (declared: "
-                f"{known})"
+                f"{names})"
             )
 
     def apply(self, name: str, relevance: torch.Tensor) -> Any:
@@ -73,8 +73,10 @@ class PairFunctions:
             UsageError: no function has this name.
         """
         self.check(name)
+        # R itself is a declared function, too: a caller always says what it wants.
         if name == IDENTITY:
             return relevance
+        # The configuration is agreed on, so every party computes the same.
         return self._functions[name](relevance, self._config)
 
 
@@ -122,7 +124,13 @@ class PairAggregator(Protocol):
         """
         ...
 
-    def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
+    def run(
+        self,
+        exchange: Exchange,
+        call: Call,
+        columns: Sequence[int],
+        then: str,
+    ) -> PairTotal:
         """Call every client for its row, and compute a function of R.
 
         Args:
@@ -168,7 +176,13 @@ class PlainPairs:
         """
         return list(clients)
 
-    def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
+    def run(
+        self,
+        exchange: Exchange,
+        call: Call,
+        columns: Sequence[int],
+        then: str,
+    ) -> PairTotal:
         """Read the rows, and compute a function of R.
 
         Args:
@@ -185,7 +199,9 @@ class PlainPairs:
         check_replies(response.ids)
         rows = only_field(response.reply).values
         check_rows(rows, len(response.ids), len(columns))
+        # Columns of clients that did not reply have no row to be averaged with.
         square = rows[:, positions(columns, response.ids)]
+        # Both ends of a pair measured it: neither of them decides alone.
         relevance = (square + square.T) / 2
         return PairTotal(response.ids, self._functions.apply(then, relevance), relevance)
 
@@ -196,6 +212,7 @@ def check_replies(ids: Sequence[int]) -> None:
     Args:
         ids: the clients that replied.
     """
+    # One client has no pair, and its own number would be all that is told.
     if len(ids) < 2:
         raise UsageError(f"pairs needs at least two replies, {len(ids)} came: try again")
 

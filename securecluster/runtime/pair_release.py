@@ -90,18 +90,18 @@ class PairRelease:
         Raises:
             FrameError: a sum that no two clients can have.
         """
-        known = self._ranges[name]
+        pair_range = self._ranges[name]
         size = len(group)
         square = np.zeros((size, size), np.int64)
         square[np.triu_indices(size, 1)] = sums
         places = [list(group).index(client) for client in survivors]
-        kept = torch.from_numpy(square[np.ix_(places, places)])
-        codec = known.fixed_point(name)
-        relevance = codec.decode(kept.to(codec.dtype), PAIR, torch.float64) / 2
+        submatrix = torch.from_numpy(square[np.ix_(places, places)])
+        codec = pair_range.fixed_point(name)
+        relevance = codec.decode(submatrix.to(codec.dtype), PAIR, torch.float64) / 2
         upper = np.triu_indices(len(survivors), 1)
         values = relevance.numpy()[upper]
-        error = known.error_bound() + STEP
-        if not np.all((known.low - error <= values) & (values <= known.high + error)):
+        error = pair_range.error_bound() + STEP
+        if not np.all((pair_range.low - error <= values) & (values <= pair_range.high + error)):
             raise FrameError(
                 f"{name}: a pair of clients has a sum beyond its range: a row was forged, or it is "
                 "under another key"
@@ -109,20 +109,20 @@ class PairRelease:
         numbers = torch.from_numpy(np.rint(values / STEP).astype(np.int64))
         if then not in self._labelled:
             return numbers
-        rounded = from_grid(numbers, len(survivors), known)
+        rounded = from_grid(numbers, len(survivors), pair_range)
         labels = self._functions.apply(then, rounded).labels
         return torch.tensor(labels, dtype=torch.int64)
 
 
-def pair_layout(name: str, known: PairRange, clients: int) -> Layout:
+def pair_layout(name: str, pair_range: PairRange, clients: int) -> Layout:
     """Return the layout of the pairs of some clients.
 
     Args:
         name: name of the field of rows.
-        known: its range.
+        pair_range: its range.
         clients: number of clients.
     """
-    return Layout((FieldShape(name, known.bits, (clients * (clients - 1) // 2,)),))
+    return Layout((FieldShape(name, pair_range.bits, (clients * (clients - 1) // 2,)),))
 
 
 def own_pairs(row: NDArray[Any], own: int) -> NDArray[Any]:
@@ -138,13 +138,13 @@ def own_pairs(row: NDArray[Any], own: int) -> NDArray[Any]:
     return square[np.triu_indices(len(row), 1)]
 
 
-def from_grid(numbers: torch.Tensor, clients: int, known: PairRange) -> torch.Tensor:
+def from_grid(numbers: torch.Tensor, clients: int, pair_range: PairRange) -> torch.Tensor:
     """Return R (r, r) in float64, of the pairs i < j in steps of the grid.
 
     Args:
         numbers: steps of each pair.
         clients: number of clients, r.
-        known: range of R.
+        pair_range: range of R.
 
     Raises:
         FrameError: another number of pairs, or a number that R cannot have.
@@ -156,10 +156,10 @@ def from_grid(numbers: torch.Tensor, clients: int, known: PairRange) -> torch.Te
     values = numbers.double() * STEP
     relevance[upper[0], upper[1]] = values
     relevance = relevance + relevance.T
-    relevance.fill_diagonal_(known.itself)
+    relevance.fill_diagonal_(pair_range.itself)
     if len(values):
-        error = known.error_bound() + 2 * STEP
+        error = pair_range.error_bound() + 2 * STEP
         low, high = torch.aminmax(values)
-        if float(low) < known.low - error or float(high) > known.high + error:
+        if float(low) < pair_range.low - error or float(high) > pair_range.high + error:
             raise FrameError("the key authority released pairs beyond their range")
     return relevance

@@ -73,7 +73,11 @@ class ReleaseAccounting:
         return pipeline.noise(d) + curator_noise + training_noise
 
     def read(
-        self, release: ReleasePolicy, reply: A, step: int, counts: Sequence[int] | None = None
+        self,
+        release: ReleasePolicy,
+        reply: A,
+        step: int,
+        counts: Sequence[int] | None = None,
     ) -> A:
         """Return a reply as the protocol sees it: decoded, and with a trusted server's noise.
 
@@ -139,7 +143,11 @@ class ReleaseAccounting:
         return any(self._curator(name) for name in release.through)
 
     def events(
-        self, release: ReleasePolicy, call: Event, reply: Any, members: int = 1
+        self,
+        release: ReleasePolicy,
+        call: Event,
+        reply: Any,
+        members: int = 1,
     ) -> Iterator[Event]:
         """Yield what clients released in one call: the training behind it, then field by field.
 

@@ -104,7 +104,12 @@ class SecureSumService:
     methods = SUM_METHODS
 
     def __init__(
-        self, run: str, keys: KeyRing, ranges: SumRanges, minimum: int, shares: int = 0
+        self,
+        run: str,
+        keys: KeyRing,
+        ranges: SumRanges,
+        minimum: int,
+        shares: int = 0,
     ) -> None:
         self._run = run.encode()
         self._keys = keys
@@ -162,11 +167,11 @@ class SecureSumService:
                 raise PolicyError(
                     f"client {client} is no member of the secure sum that it is asked for a row of"
                 )
-            least = self._least_members(len(members))
-            if len(members) < least:
+            minimum = self._least_members(len(members))
+            if len(members) < minimum:
                 raise PolicyError(
                     f"a secure sum over {len(members)} client(s) is refused: client {client} asks "
-                    f"for {least} or more"
+                    f"for {minimum} or more"
                 )
             self._exchange.check_members(client, members)
             if isinstance(call.query, FollowingSum):
@@ -200,9 +205,9 @@ class SecureSumService:
         """
         groups = list(members_of(call))
         bits = bits_of(masked)
-        least = 0
+        minimum = 0
         if isinstance(call.query, FollowingSum):
-            least = call.query.least
+            minimum = call.query.least
         tables: dict[str, torch.Tensor] = {}
         for name, width in bits.items():
             value = getattr(reply, name)
@@ -218,7 +223,7 @@ class SecureSumService:
         for k, (client, members) in enumerate(groups):
             context, graph = self._context(call, call.method, members)
             rows = [table[k] for table in tables.values()]
-            self._take_part(client, context, graph, rows, least)
+            self._take_part(client, context, graph, rows, minimum)
             masks = self._masks(client, context, graph)
             for name, table in tables.items():
                 masks.mask(table[k], name)
@@ -327,7 +332,10 @@ class SecureSumService:
         return SeedShares(Picks(as_table(shares, VALUE), tuple(picks)))
 
     def _context(
-        self, call: Call, purpose: str, members: tuple[int, ...]
+        self,
+        call: Call,
+        purpose: str,
+        members: tuple[int, ...],
     ) -> tuple[SumContext, Graph]:
         """Return the attempt that a frame belongs to, and the graph of its members."""
         self._exchange.check_members(call.to[0], members)
@@ -344,8 +352,8 @@ class SecureSumService:
 
     def _guard(self, client: int, members: int) -> UnmaskingGuard:
         """Return a client's guard for a sum of some members, with what it has allowed so far."""
-        least = self._least_members(members)
-        guard = UnmaskingGuard(client, self._minimum, least)
+        minimum = self._least_members(members)
+        guard = UnmaskingGuard(client, self._minimum, minimum)
         guard.state = self._keys.secrets.sums.guards.setdefault(client, guard.state)
         return guard
 
@@ -387,7 +395,10 @@ def members_of(call: Call) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def sum_graph(
-    run: bytes, members: Sequence[int], public: Mapping[int, bytes], minimum: int
+    run: bytes,
+    members: Sequence[int],
+    public: Mapping[int, bytes],
+    minimum: int,
 ) -> Graph:
     """Return the graph of a sum, the same at clients and server.
 

@@ -58,7 +58,13 @@ class SecureSums:
     name = "secagg"
     server_reads_replies = False
 
-    def __init__(self, run: str, ranges: SumRanges, dtype: torch.dtype, minimum: int) -> None:
+    def __init__(
+        self,
+        run: str,
+        ranges: SumRanges,
+        dtype: torch.dtype,
+        minimum: int,
+    ) -> None:
         self._run = run.encode()
         self._ranges = ranges
         self._dtype = dtype
@@ -87,7 +93,13 @@ class SecureSums:
         assert self._relay is not None
         return self._relay.ready(clients)
 
-    def run(self, exchange: Exchange, call: Call, by: Sequence[int], groups: int) -> Total:
+    def run(
+        self,
+        exchange: Exchange,
+        call: Call,
+        by: Sequence[int],
+        groups: int,
+    ) -> Total:
         """Collect masked rows, and unmask the sum of each group that enough clients survive.
 
         A sum that follows another one needs nearly all of its members, so it is attempted again
@@ -103,28 +115,32 @@ class SecureSums:
         if isinstance(call.query, FollowingSum):
             attempts = TRIES
         for attempt in range(attempts):
-            total = self._attempt(exchange, replace(call, attempt=attempt), by, groups)
-            if total is not None:
-                return total
+            attempted = self._attempt(exchange, replace(call, attempt=attempt), by, groups)
+            if attempted is not None:
+                return attempted
         return Total(None, (0,) * groups, ())
 
     def _attempt(
-        self, exchange: Exchange, call: Call, by: Sequence[int], groups: int
+        self,
+        exchange: Exchange,
+        call: Call,
+        by: Sequence[int],
+        groups: int,
     ) -> Total | None:
         """Return the sums of one attempt; None if it ended before anybody revealed a share."""
         sums = self._group_sums(call, by, groups)
-        asked = [k for k, group in enumerate(by) if group in sums]
-        if not asked:  # groups below the minimum are never asked
+        positions = [k for k, group in enumerate(by) if group in sums]
+        if not positions:  # groups below the minimum are never asked
             return Total(None, (0,) * groups, ())
-        texts = {group: format_ids(found.context.members) for group, found in sums.items()}
+        texts = {group: format_ids(group_sum.context.members) for group, group_sum in sums.items()}
         call = replace(call, group=tuple(texts.get(group, "") for group in by))
         group_of = dict(zip(call.to, by, strict=True))
-        masked = self._collect_rows(exchange, call, asked, group_of, sums)
+        masked = self._collect_rows(exchange, call, positions, group_of, sums)
         if masked is None:
             return None
         unmasking = _Rounds(self._ask, call, texts)
         unmasking.reveal_pads(sums)
-        if not any(found.can_finish for found in sums.values()):
+        if not any(group_sum.can_finish for group_sum in sums.values()):
             return None
         unmasking.reveal_shares(sums)
         return self._total(masked, call, sums, groups)
@@ -132,13 +148,13 @@ class SecureSums:
     def _group_sums(self, call: Call, by: Sequence[int], groups: int) -> dict[int, _GroupSum]:
         """Return the sums of the groups that are large enough, by group."""
         public = self._directory().keys
-        least = 0
+        minimum = 0
         if isinstance(call.query, FollowingSum):
-            least = call.query.least
+            minimum = call.query.least
         sums = {}
         for group in range(groups):
             members = sorted(c for c, other in zip(call.to, by, strict=True) if other == group)
-            if len(members) < max(self._minimum, least):
+            if len(members) < max(self._minimum, minimum):
                 continue
             graph = sum_graph(self._run, members, public, self._minimum)
             context = SumContext(
@@ -149,7 +165,7 @@ class SecureSums:
                 members=tuple(members),
                 threshold=graph.threshold,
             )
-            least_survivors = max(least, self._ranges.least_members(self._minimum, len(members)))
+            least_survivors = max(minimum, self._ranges.least_members(self._minimum, len(members)))
             sums[group] = _GroupSum(context, graph, least_survivors)
         return sums
 
@@ -157,7 +173,7 @@ class SecureSums:
         self,
         exchange: Exchange,
         call: Call,
-        asked: Sequence[int],
+        positions: Sequence[int],
         group_of: Mapping[int, int],
         sums: Mapping[int, _GroupSum],
     ) -> type | None:
@@ -170,8 +186,8 @@ class SecureSums:
         size = FIRST_CHUNK
         budget = KEPT_BYTES
         first = 0
-        while first < len(asked):
-            chunk = asked[first : first + size]
+        while first < len(positions):
+            chunk = positions[first : first + size]
             first += size
             response = exchange(call.select(chunk))
             if response.reply is None:  # the whole chunk dropped out
@@ -184,14 +200,22 @@ class SecureSums:
                 sums[group_of[client]].add(client, row, keep=budget >= 0)
         return masked
 
-    def _total(self, masked: type, call: Call, sums: Mapping[int, _GroupSum], groups: int) -> Total:
+    def _total(
+        self,
+        masked: type,
+        call: Call,
+        sums: Mapping[int, _GroupSum],
+        groups: int,
+    ) -> Total:
         """Return the sums without masks; zeros for groups that failed."""
-        released = {group: found for group, found in sums.items() if found.seeds is not None}
+        released = {
+            group: group_sum for group, group_sum in sums.items() if group_sum.seeds is not None
+        }
         counts = [0] * groups
         survivors: set[int] = set()
-        for group, found in released.items():
-            counts[group] = len(found.survivors)
-            survivors.update(found.survivors)
+        for group, group_sum in released.items():
+            counts[group] = len(group_sum.survivors)
+            survivors.update(group_sum.survivors)
         if not released:
             return Total(None, tuple(counts), ())
         tables: dict[str, Rows | None] = {}
@@ -201,23 +225,27 @@ class SecureSums:
         return Total(summed_class(masked)(**tables), tuple(counts), ids)
 
     def _decoded(
-        self, name: str, bits: int, released: Mapping[int, _GroupSum], groups: int
+        self,
+        name: str,
+        bits: int,
+        released: Mapping[int, _GroupSum],
+        groups: int,
     ) -> Rows | None:
         """Return one field's sums (groups, …); None for a field that the replies do not have."""
         table: torch.Tensor | None = None
-        for group, found in released.items():
-            total = found.unmasked(name)
-            if total is None:
+        for group, group_sum in released.items():
+            unmasked = group_sum.unmasked(name)
+            if unmasked is None:
                 return None
             # Numbers beside updates are few, and are decoded in full.
             dtype = self._dtype if bits == 32 else torch.float64
-            members = len(found.context.members)
+            members = len(group_sum.context.members)
             if self._ranges.noise is not None and bits == 32:
-                plan = self._ranges.noise.plan(total.numel(), members)
-                decoded = self._ranges.noise.decode(total, plan, dtype)
+                plan = self._ranges.noise.plan(unmasked.numel(), members)
+                decoded = self._ranges.noise.decode(unmasked, plan, dtype)
             else:
                 codec = self._ranges.fixed_point(name, bits, members)
-                decoded = codec.decode(total, len(found.survivors), dtype)
+                decoded = codec.decode(unmasked, len(group_sum.survivors), dtype)
             if table is None:
                 table = torch.zeros((groups, *decoded.shape), dtype=dtype)
             table[group] = decoded
@@ -283,8 +311,8 @@ class _GroupSum:
         if len(alive) < self.least_survivors or 2 * len(alive) <= len(self.context.members):
             return False
         for client in self.survivors:
-            near = alive.intersection(self.graph.holders(client))
-            if len(near) < self.context.threshold:
+            reachable = alive.intersection(self.graph.holders(client))
+            if len(reachable) < self.context.threshold:
                 return False
         return True
 
@@ -308,7 +336,11 @@ class _GroupSum:
         if not self.sums:
             for name, values in row.fields.items():
                 self.sums[name] = MaskedSum(
-                    self.context, self.graph, name, values.shape, values.dtype
+                    self.context,
+                    self.graph,
+                    name,
+                    values.shape,
+                    values.dtype,
                 )
         if set(row.fields) != set(self.sums):
             raise FrameError("masked rows of a secure sum differ in their fields")
@@ -386,17 +418,17 @@ class _Rounds:
             for _ in range(TRIES):
                 if not self._ask_for_pads(sums):
                     return
-            for found in sums.values():
-                if found.can_finish:
-                    found.discard(found.missing_pads())
+            for group_sum in sums.values():
+                if group_sum.can_finish:
+                    group_sum.discard(group_sum.missing_pads())
 
     def _ask_for_pads(self, sums: Mapping[int, _GroupSum]) -> bool:
         """Ask once for all pad keys that are missing; return False if there are none."""
         groups: list[int] = []
         clients: list[int] = []
-        for group, found in sums.items():
-            if found.can_finish:
-                missing = found.missing_pads()
+        for group, group_sum in sums.items():
+            if group_sum.can_finish:
+                missing = group_sum.missing_pads()
                 clients += missing
                 groups += [group] * len(missing)
         if not clients:
@@ -405,14 +437,14 @@ class _Rounds:
         response = self._send("reveal_pads", clients, groups, query)
         group_of = dict(zip(clients, groups, strict=True))
         for k, client in enumerate(response.ids):
-            found = sums[group_of[client]]
-            lost = set(found.lost)
-            peers = [peer for peer in found.graph.neighbours(client) if peer in lost]
+            group_sum = sums[group_of[client]]
+            lost = set(group_sum.lost)
+            peers = [peer for peer in group_sum.graph.neighbours(client) if peer in lost]
             keys = response.reply.keys.table[list(response.reply.keys.picks[k])]
             if len(keys) != len(peers):
                 raise FrameError(f"client {client} revealed other pads than it was asked for")
             for peer, key in zip(peers, keys, strict=True):
-                found.pad_keys[client, peer] = as_bytes(key)
+                group_sum.pad_keys[client, peer] = as_bytes(key)
         return True
 
     def reveal_shares(self, sums: Mapping[int, _GroupSum]) -> None:
@@ -424,10 +456,13 @@ class _Rounds:
             sums: by group.
         """
         open_groups = {}
-        for group, found in sums.items():
-            if found.can_finish:
+        for group, group_sum in sums.items():
+            if group_sum.can_finish:
                 open_groups[group] = Unmasking(
-                    found.context, found.graph, found.survivors, found.commitments
+                    group_sum.context,
+                    group_sum.graph,
+                    group_sum.survivors,
+                    group_sum.commitments,
                 )
         replied: set[int] = set()
         for _ in range(TRIES):
@@ -479,7 +514,11 @@ class _Rounds:
         return response.ids
 
     def _send(
-        self, method: str, clients: Sequence[int], groups: Sequence[int], query: Any
+        self,
+        method: str,
+        clients: Sequence[int],
+        groups: Sequence[int],
+        query: Any,
     ) -> Response:
         texts = [self._texts[group] for group in groups]
         counts = dict(zip(self._call.to, self._call.members, strict=True))
@@ -492,10 +531,10 @@ def _lost(sums: Sequence[_GroupSum]) -> Picks:
     ids: list[int] = []
     rows: dict[int, tuple[int, ...]] = {}  # of a sum, by its identity: many frames share one
     picks = []
-    for found in sums:
-        if id(found) not in rows:
+    for group_sum in sums:
+        if id(group_sum) not in rows:
             first = len(ids)
-            ids += found.lost
-            rows[id(found)] = tuple(range(first, len(ids)))
-        picks.append(rows[id(found)])
+            ids += group_sum.lost
+            rows[id(group_sum)] = tuple(range(first, len(ids)))
+        picks.append(rows[id(group_sum)])
     return Picks(torch.tensor(ids, dtype=torch.int64), tuple(picks))

@@ -389,9 +389,9 @@ class ServerChannel:
             for reader in readers or {SERVER}:
                 rows_of.setdefault(reader, []).append(row)
         for reader, rows in rows_of.items():
-            given = content
+            shown = content
             if verb != PAIRS:
-                given = select(content, rows)
+                shown = select(content, rows)
             outcome = VerbOutcome(
                 reader=reader,
                 method=method.__name__,
@@ -399,7 +399,7 @@ class ServerChannel:
                 round=self.round,
                 step=step,
                 groups=tuple(tuple(groups[row]) for row in rows),
-                content=copy.deepcopy(given),  # protocols may compute in place
+                content=copy.deepcopy(shown),  # protocols may compute in place
             )
             self.observe(outcome)
 
@@ -641,15 +641,20 @@ class ServerChannel:
         # Noise in shares differs with the numbers of clients, so each sum has an event of its own.
         for group, count in enumerate(sums.counts):
             survivors = [client for client in sums.ids if group_of[client] == group]
-            asked = asked_groups.count(group)
-            self._record(method, SUM, survivors, rows, step, [digests[group]] * count, asked)
+            row_count = asked_groups.count(group)
+            self._record(method, SUM, survivors, rows, step, [digests[group]] * count, row_count)
 
     def _key_record(self, scheme: str) -> KeyRecord:
         """Return the record of the key authority's keys of a scheme."""
         return self.state.encryption.setdefault(scheme, KeyRecord())
 
     def _ask_authority(
-        self, method: str, query: Any, call: Call | None = None, group: str = "", members: int = 1
+        self,
+        method: str,
+        query: Any,
+        call: Call | None = None,
+        group: str = "",
+        members: int = 1,
     ) -> Response:
         """Send a message to the key authority, as `AskAuthority` declares."""
         step = 0

@@ -125,7 +125,9 @@ class Framed:
     """
 
     def __init__(
-        self, clients: Mapping[int, Callable[[bytes], bytes]], replies: Callable[[str], type]
+        self,
+        clients: Mapping[int, Callable[[bytes], bytes]],
+        replies: Callable[[str], type],
     ) -> None:
         self._clients = clients
         self._replies = replies
@@ -147,9 +149,11 @@ class Framed:
             answer_frame = self._clients[client]
             try:
                 frame = answer_frame(data)
+            # A client that drops out is a gap in the replies, and not an error.
             except ConnectionError:
                 continue
             reply: Any
+            # Known before the bytes arrive: a client cannot choose how it is parsed.
             reply_type = self._replies(call.method)
             header, reply = wire.decode(frame, reply_type)
             # A reply to an earlier request would be of other weights and under another mask.
@@ -185,6 +189,7 @@ class WithAuthority:
         replies: Callable[[str], type],
     ) -> None:
         self._inner = inner
+        # The authority is one recipient, reached by real frames as clients are.
         self._authority = Framed({0: authority}, replies)
 
     def exchange(self, call: Call) -> Response:
@@ -270,6 +275,7 @@ class Replay:
                 "ended"
             )
         recorded, response = self._transcript.content(self._position)
+        # Also after a call that differs: a replay goes on nowhere.
         self._position += 1
         if not _same_requests(call, recorded):
             raise ReplayError(
@@ -307,6 +313,7 @@ class Replay:
 
 def _same_requests(call: Call, recorded: Call) -> bool:
     """Return True if two calls send equal frames to the same clients."""
+    # The order counts: replies are in the order of the call.
     if call.to != recorded.to:
         return False
     return all(
@@ -315,7 +322,13 @@ def _same_requests(call: Call, recorded: Call) -> bool:
     )
 
 
-def _same_frame(call: Call, message: Any, other_call: Call, other: Any, position: int) -> bool:
+def _same_frame(
+    call: Call,
+    message: Any,
+    other_call: Call,
+    other: Any,
+    position: int,
+) -> bool:
     """Return True if the frames of one position of two batches are equal byte for byte.
 
     Args:

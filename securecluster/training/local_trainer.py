@@ -288,7 +288,11 @@ class LocalTrainer:
                     update *= task.scale[entry]
 
     def _train(
-        self, model: FlatModel, weights: torch.Tensor, clients: Sequence[int], task: _Task
+        self,
+        model: FlatModel,
+        weights: torch.Tensor,
+        clients: Sequence[int],
+        task: _Task,
     ) -> None:
         """Make all steps of a chunk.
 
@@ -326,7 +330,10 @@ class LocalTrainer:
             momenta.end(clients, buffers)
 
     def _minibatches(
-        self, chunk: Chunk, step: int, active: int
+        self,
+        chunk: Chunk,
+        step: int,
+        active: int,
     ) -> tuple[Minibatches, torch.Tensor]:
         """Return the mini-batches of the clients that still train, and their rows (k, n).
 
@@ -376,7 +383,10 @@ class LocalTrainer:
             optimizer.value(name, gradient)
 
     def _private(
-        self, clients: Sequence[int], task: _Task, weights: torch.Tensor
+        self,
+        clients: Sequence[int],
+        task: _Task,
+        weights: torch.Tensor,
     ) -> DPSGDState | None:
         """Return the state of DP-SGD from initial weights (b, d); None for plain training."""
         if not task.plan.private or self.secret is None:
@@ -447,7 +457,11 @@ class LocalTrainer:
             epoch += 1
 
     def _schedule(
-        self, clients: Sequence[int], plan: LocalTraining, step: int, private: DPSGDState | None
+        self,
+        clients: Sequence[int],
+        plan: LocalTraining,
+        step: int,
+        private: DPSGDState | None,
     ) -> Chunk:
         """Return the mini-batches of all steps of a chunk, with dropout keys.
 
@@ -550,7 +564,10 @@ class LocalTrainer:
         return objective.judged(means)
 
     def validation_loss(
-        self, models: Rows, clients: Sequence[int], bound: float | None = None
+        self,
+        models: Rows,
+        clients: Sequence[int],
+        bound: float | None = None,
     ) -> FloatArray:
         """Return the mean loss on each client's validation samples under its model.
 
@@ -581,7 +598,10 @@ class LocalTrainer:
         return self._train_on.mean(losses, self.model, models, clients, bound)
 
     def losses(
-        self, models: torch.Tensor, clients: Sequence[int], bound: float | None = None
+        self,
+        models: torch.Tensor,
+        clients: Sequence[int],
+        bound: float | None = None,
     ) -> FloatArray:
         """Return the mean losses on each client's training samples under each of several models.
 
@@ -639,7 +659,9 @@ def _split(order: list[int], size: int, threads: int) -> list[list[int]]:
 
 
 def _each_in_a_thread(
-    work: Callable[[_Worker], None], workers: list[_Worker], jobs: deque[Any]
+    work: Callable[[_Worker], None],
+    workers: list[_Worker],
+    jobs: deque[Any],
 ) -> None:
     """Run each worker in its own thread, in which torch uses one thread.
 

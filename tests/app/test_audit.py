@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import time
 import zipfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -32,10 +34,14 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(
+    tmp_path_factory: pytest.TempPathFactory,
+    with_pictures: Callable[[], AbstractContextManager[None]],
+) -> Path:
     """A run with a mask and noise, and its pictures."""
     target = tmp_path_factory.mktemp("audited") / "run"
-    assert main([*RUN, *MASKED, "--quiet", "--out", str(target)]) == 0
+    with with_pictures():
+        assert main([*RUN, *MASKED, "--quiet", "--out", str(target)]) == 0
     return target
 
 
@@ -134,7 +140,7 @@ def test_an_audit_sets_the_run_beside_its_unprotected_twin(audited: Path) -> Non
     assert low <= counts["unprotected"]["score"]["value"] <= high
 
 
-def test_a_run_without_protection_is_its_own_twin(tmp_path: Path, no_pictures: None) -> None:
+def test_a_run_without_protection_is_its_own_twin(tmp_path: Path) -> None:
     target = tmp_path / "plain"
     sizes = ["--mask", "none", "--transcript", "sizes"]
     assert main([*RUN, *sizes, "--quiet", "--out", str(target)]) == 0

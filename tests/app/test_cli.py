@@ -15,6 +15,7 @@ from securecluster.app.registry import PROTOCOLS
 SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "3"]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_the_run_folder_holds_what_the_contract_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,7 +69,8 @@ def test_the_run_folder_holds_what_the_contract_says(
 
 
 # which needs positions: see tests/app/test_nsim_run.py
-@pytest.mark.few(2)
+@pytest.mark.usefixtures("pictures")
+@pytest.mark.few(1)
 @pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - {"nsim"}))
 def test_every_protocol_runs_and_reports_its_truth(protocol: str, tmp_path: Path) -> None:
     longer = [*SMALL, "--rounds", "12", "--epochs", "1"]  # some methods cluster after ten rounds
@@ -133,7 +135,6 @@ def test_mistakes_get_one_sentence_and_leave_nothing(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_updates_that_are_not_finite_stop_the_run_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,7 +150,6 @@ def test_updates_that_are_not_finite_stop_the_run_by_name(
     assert json.loads((out / "config.json").read_text())["protocol"]["lr"] == 1e30
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_folder_in_use_is_never_overwritten(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,7 +169,6 @@ def test_a_folder_in_use_is_never_overwritten(
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     assert main(["run", "fedavg", *SMALL, "--quiet", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "result.json").exists()

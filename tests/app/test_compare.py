@@ -13,6 +13,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +61,17 @@ def _timeless(path: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison that nobody disturbed."""
+def whole(
+    tmp_path_factory: pytest.TempPathFactory,
+    with_pictures: Callable[[], AbstractContextManager[None]],
+) -> Path:
+    """A comparison that nobody disturbed, and its pictures."""
     out = tmp_path_factory.mktemp("whole") / "deep" / "out"
-    assert main(["compare", *NAMES, *SMALL, "--quiet", "--out", str(out)]) == 0
+    with with_pictures():
+        assert main(["compare", *NAMES, *SMALL, "--quiet", "--out", str(out)]) == 0
     return out
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_each_run_is_the_one_that_run_alone_makes(whole: Path, tmp_path: Path) -> None:
     for name in NAMES:
         assert main(["run", name, *SMALL, "--quiet", "--out", str(tmp_path / name)]) == 0
@@ -136,7 +141,6 @@ def test_each_run_replays_and_resumes_by_itself(
     )
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,7 +162,6 @@ def test_the_table_and_the_rounds_are_printed_and_quiet_prints_nothing(
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_the_federation_is_dealt_once_and_lies_under_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +175,6 @@ def test_the_federation_is_dealt_once_and_lies_under_runs(
     assert re.fullmatch(r"compare-digits-\d{8}-\d{6}-\d+", folder.name)
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_values_go_to_every_protocol_that_has_the_option_and_defaults_stay(tmp_path: Path) -> None:
     given = ["--lr", "0.05", "--eps1", "0.3", "--average", "weighted", "--no-tree"]
     assert (
@@ -210,7 +212,7 @@ def test_help_says_which_protocol_has_an_option_and_each_default(
     assert main(["compare", "--help"]) == 0
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.exhaustive
 def test_every_protocol_can_be_compared(tmp_path: Path) -> None:
     arguments = [*SMALL_FEDERATION, "--rounds", "3", "--epochs", "1", "--transcript", "none"]
     arguments += ["--pre-rounds", "1", "--local-rounds", "1", "--starts", "2"]
@@ -274,7 +276,6 @@ def test_what_does_not_parse_is_refused_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_folder_is_replaced_only_where_it_is_a_run_and_force_says_so(
     whole: Path, tmp_path: Path
 ) -> None:
@@ -307,7 +308,6 @@ def test_a_comparison_in_use_is_not_replaced(
     assert (out / "cfl" / "result.json").exists()
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_protocol_that_fails_loses_nobody_else_and_is_tried_again(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -357,7 +357,6 @@ def test_when_everyone_diverges_each_row_says_so(
     assert [p.name for p in (tmp_path / "r").glob("*.png")] == []
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_full_disk_is_one_sentence_and_the_comparison_goes_on_afterwards(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -385,7 +384,6 @@ def test_a_full_disk_is_one_sentence_and_the_comparison_goes_on_afterwards(
     assert _timeless(out / "compare.json") == _timeless(whole / "compare.json")
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_other_data_and_damaged_folders_are_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -496,7 +494,6 @@ def test_labels_of_close_points_do_not_overlap(spread: float) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("no_pictures")
 def test_who_is_told_the_number_of_clusters_is_told_the_one_that_is_given(tmp_path: Path) -> None:
     names = ["ifca", "local-kmeans", "random", "fedavg"]
     small = [
@@ -642,7 +639,6 @@ def test_columns_without_a_number_are_left_out(capsys: pytest.CaptureFixture[str
 PRIVATE = ["--clip", "0.5", "--model", "linear", "--epochs", "1"]
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_what_private_runs_cost_together_is_printed_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

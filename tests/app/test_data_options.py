@@ -53,7 +53,6 @@ def own(tmp_path: Path) -> Path:
         (["--scenario", "rotation", "--clusters", "2", "--overlap"], "rotation+iid", 2),
     ],
 )
-@pytest.mark.usefixtures("no_pictures")
 def test_every_scenario_runs(
     arguments: list[str], scenario: str, clusters: int | None, tmp_path: Path
 ) -> None:
@@ -85,7 +84,6 @@ def test_options_make_the_scenario_they_name() -> None:
     assert digest(clusters=2) == digest(scenario="label-swap", clusters=2)
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_an_own_file_runs_resumes_from_anywhere_and_notices_other_data(
     own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,7 +217,6 @@ def patients(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_features_are_said_and_what_is_probably_not_meant_is_noted(
     patients: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,7 +242,6 @@ def test_features_are_said_and_what_is_probably_not_meant_is_noted(
 @pytest.mark.parametrize(
     "options", [["--drop-columns", "patient_id", "age"], ["--feature-columns", "a", "b"]]
 )
-@pytest.mark.usefixtures("no_pictures")
 def test_columns_are_left_out_and_a_run_goes_on_without_them(
     options: list[str], patients: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -294,7 +290,6 @@ def test_columns_are_left_out_and_a_run_goes_on_without_them(
         (["--feature-columns", "a"], "--feature-columns belongs to a parquet file"),
     ],
 )
-@pytest.mark.usefixtures("no_pictures")
 def test_columns_that_cannot_be_chosen_are_refused(
     arguments: list[str],
     sentence: str,
@@ -337,7 +332,6 @@ def test_sentences_name_options_as_they_are_typed(sentence: str, typed: str) -> 
     assert as_typed(sentence) == typed
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_refusal_on_the_command_line_names_the_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

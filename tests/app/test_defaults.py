@@ -69,7 +69,6 @@ def test_several_protocols_must_agree() -> None:
         assert Simulation().made_for(named) == Simulation()
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_the_default_is_dealt_written_resumed_and_replayed(tmp_path: Path) -> None:
     out = tmp_path / "r"
     assert main(["run", "grouped", *FAST, "--clients", "6", "--out", str(out)]) == 0
@@ -90,7 +89,6 @@ def test_the_default_is_dealt_written_resumed_and_replayed(tmp_path: Path) -> No
     assert main(["resume", str(out), "--quiet"]) == 0
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_comparison_keeps_label_swap_unless_all_agree(tmp_path: Path) -> None:
     assert (
         main(
@@ -129,7 +127,6 @@ def test_a_comparison_keeps_label_swap_unless_all_agree(tmp_path: Path) -> None:
     "arguments",
     [["--minority", "0.7"], ["--clients", "1"], ["--scenario", "task"], ["--clusters", "9"]],
 )
-@pytest.mark.usefixtures("no_pictures")
 def test_mistakes_are_still_refused(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,7 +134,6 @@ def test_mistakes_are_still_refused(
     assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "r").exists()
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_protocol_without_a_wish_changes_nothing(tmp_path: Path) -> None:
     assert (
         main(

@@ -29,8 +29,6 @@ SMALL = [
 ]
 RUN = ["run", "fedavg", *SMALL]
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -15,7 +15,6 @@ SMALL = ["--rounds", "1", "--clients", "6", "--clusters", "2", "--samples", "40"
 
 
 @pytest.mark.parametrize(("mask", "padding"), [("rotation", 4 * 54), ("signed-permutation", 0)])
-@pytest.mark.usefixtures("no_pictures")
 def test_padding_is_reported_in_bytes(
     mask: str, padding: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -31,7 +30,6 @@ def test_padding_is_reported_in_bytes(
     assert main(["replay", str(tmp_path / "r")]) == 0
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_mask_too_large_for_the_model_is_refused_and_no_folder_is_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ def test_any_size_and_threshold_is_drawn(m: int, at: float) -> None:
     )
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_state_brings_the_pictures_it_has(tmp_path: Path) -> None:
     content: dict[str, Any] = {
         "labels": LABELS,

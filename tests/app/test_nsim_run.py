@@ -13,6 +13,7 @@ from securecluster.app.cli import main
 from securecluster.protocols.nsim import synthetic_users
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.usefixtures("traces")
 def test_a_run_reports_correlations_and_draws_the_pairs(
     tmp_path: Path,

@@ -50,7 +50,6 @@ def delta_of(mu: float, epsilon: float) -> float:
 
 
 @pytest.mark.parametrize("placement", ["local", "central"])
-@pytest.mark.usefixtures("no_pictures")
 def test_the_number_comes_with_unit_neighbours_placement_and_gaps(
     placement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,7 +90,6 @@ def test_the_number_comes_with_unit_neighbours_placement_and_gaps(
     assert main(["replay", str(tmp_path / "r")]) == 0
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_what_makes_epsilon_infinite_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,7 +102,6 @@ def test_what_makes_epsilon_infinite_is_named(
     assert "infinite" in out and "without noise went" in out
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_the_target_is_met_in_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     privacy, _ = told(
         ["flhc", *SMALL, "--pre-rounds", "1", "--clip", "1", "--target-epsilon", "8"],
@@ -117,7 +114,6 @@ def test_the_target_is_met_in_print(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_examples_are_their_own_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     privacy, out = told(
         ["fedavg", *SMALL, "--clip", "1", "--noise", "1", "--dp-unit", "example"],
@@ -134,7 +130,6 @@ def test_examples_are_their_own_unit(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "training of contribute, 2 times, z = 1" in out
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_nothing_released_costs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     privacy, out = told(["local", *SMALL, "--clip", "1", "--noise", "1"], tmp_path / "r", capsys)
     assert (privacy["epsilon"], privacy["delta"], privacy["placement"]) == (
@@ -178,7 +173,6 @@ def test_a_trusted_server_reads_clients_own_noise_as_such(small: Federation) -> 
     assert "before the server adds its noise" in how["delta"] and "with noise" in how["vectors"]
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_epsilon_of_much_noise_keeps_its_delta_and_no_client_tells_its_samples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,7 +187,6 @@ def test_epsilon_of_much_noise_keeps_its_delta_and_no_client_tells_its_samples(
     )
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_exact_releases_beside_noisy_vectors_are_named_and_who_adds_what_noise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,7 +218,6 @@ def fields_of(privacy: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return {(own["method"], own["field"]): own for own in privacy["fields"]}
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_vectors_in_the_clear_are_told_and_nothing_is_claimed_of_the_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -310,7 +302,6 @@ def test_what_noise_masks_and_servers_hide_is_derived_from_how_replies_left(
     assert alone["unseen"] == ["anything that depends on a client's data"] and alone["fields"] == []
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_free_releases_say_why_they_cost_nothing(
     small: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,6 +316,7 @@ def test_free_releases_say_why_they_cost_nothing(
     assert "free delta of post" in out
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("placement", ["local", "central"])
 def test_files_that_epsilon_does_not_cover_are_named(
     placement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -81,7 +81,6 @@ def test_a_declaration_under_the_name_of_a_protocol_of_this_project_is_ignored_w
     assert registry.protocol_names().count("cfl") == 1
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_declared_protocol_runs_resumes_and_compares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,7 +116,6 @@ def test_a_declaration_that_leads_to_no_protocol_is_one_sentence(name: str, sent
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_broken_declaration_does_not_stop_other_protocols(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -180,6 +180,7 @@ def test_a_run_with_a_fallback_says_whose_model_each_cluster_got(
     assert (tmp_path / "r" / "tree.png").exists()
 
 
+@pytest.mark.usefixtures("pictures")
 def test_servers_are_told_apart(tmp_path: Path) -> None:
     small = [
         "--clients",

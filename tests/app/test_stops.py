@@ -154,7 +154,7 @@ def test_a_process_says_how_to_go_on(number: signal.Signals, code: int, tmp_path
     assert list(out.glob("checkpoint-*"))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("delay", [0.08, 0.15, 0.3, 0.6])
 def test_a_signal_while_the_program_is_loaded_is_a_word(delay: float, tmp_path: Path) -> None:
     with start(*LONG, "--out", str(tmp_path / "r")) as process:
@@ -177,7 +177,6 @@ def test_help_may_be_cut_off_by_its_reader(without_reader: TextIO) -> None:
     assert in_a_process("run", "cfl", "--help", stdout=without_reader) == (141, "")
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_run_whose_reader_leaves_can_be_gone_on_with(
     enter: Enter, without_reader: TextIO, tmp_path: Path
 ) -> None:
@@ -200,7 +199,6 @@ def test_an_output_that_is_full_is_a_sentence(
     assert enter(*arguments, stdout=full) == (2, FULL + "\n")
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_run_whose_output_is_full_can_be_gone_on_with(
     enter: Enter, full: TextIO, tmp_path: Path
 ) -> None:
@@ -214,7 +212,6 @@ def test_a_process_whose_output_is_closed_prints_nothing() -> None:
     assert in_a_process("--help", stdout=None) == (0, "")
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_an_output_that_is_closed_is_none(enter: Enter, tmp_path: Path) -> None:
     out = tmp_path / "r"
     assert enter("list", stdout=None) == (0, "")
@@ -230,7 +227,6 @@ def test_a_process_prints_its_help_in_an_old_encoding(tmp_path: Path) -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
 def test_every_encoding_prints_every_line(encoding: str, enter: Enter, tmp_path: Path) -> None:
     printed = tmp_path / "printed"

@@ -107,6 +107,7 @@ def test_the_noise_of_all_clients_is_in_a_sum(federation: Federation) -> None:
     assert not one_run.beats_chance
 
 
+@pytest.mark.exhaustive
 def test_several_rounds_are_audited_as_a_whole(federation: Federation) -> None:
     once, _, first = bounds(CFL(**NOISED), federation)
     several, _, all_rounds = bounds(CFL(**{**NOISED, "rounds": 4}), federation)

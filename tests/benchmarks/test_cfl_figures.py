@@ -72,6 +72,7 @@ def test_random_vectors_are_drawn_as_said() -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_figure_3(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     fixed = {"scale": "cpu", "d": 30, "clients_each": 3, "trials": 12, "seed": 0, "paper": "p"}
     rows = run(
@@ -140,6 +141,7 @@ def test_figure_5(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     ) == {"d": None}
 
 
+@pytest.mark.exhaustive
 def test_figure_6(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = run(
         cfl_fig6,

@@ -148,6 +148,7 @@ def test_cells_cover_what_the_paper_compares() -> None:
     assert [c["seed"] for c in nsim_time.cells("cpu", 2)] == [0, 1]
 
 
+@pytest.mark.exhaustive
 def test_what_true_statistics_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     # there are six persons in the small set, too few to learn from
     real = nsim_runs.synthetic_users(14, 5)

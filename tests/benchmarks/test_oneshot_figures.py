@@ -163,6 +163,7 @@ def test_table_2(monkeypatch: pytest.MonkeyPatch) -> None:
         oneshot_table2.samples("digits", "5-9", 2000, 0)
 
 
+@pytest.mark.exhaustive
 def test_figure_4(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [
         {
@@ -191,6 +192,7 @@ def test_figure_4(monkeypatch: pytest.MonkeyPatch) -> None:
         assert float(row["within_5"]) == pytest.approx(numbers(row["within"])[4], rel=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.few(1)
 @pytest.mark.parametrize("figure", oneshot_accuracy.FIGURES)
 def test_figures_2_and_3(
@@ -295,6 +297,7 @@ def test_epsilon_is_drawn_with_and_without_a_projection() -> None:
     assert all(np.allclose(line.get_ydata(), 0.2) for place in axes for line in place.lines)
 
 
+@pytest.mark.exhaustive
 def test_vectors_alone_and_their_span(monkeypatch: pytest.MonkeyPatch) -> None:
     fixed = {"data": "digits", "samples": 100, "features": "dct", "scale": "cpu", "seed": 20}
     cells = [{"scenario": scenario, **fixed} for scenario in ("tasks", "rotation")]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import fcluster, linkage
@@ -50,7 +50,6 @@ def groups(seed: int, sizes: list[int], far: float, d: int = 50) -> tuple[Points
     ) / np.sqrt(d), truth
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(2, 30), st.integers(0, 10**6), st.sampled_from(LINKAGES), st.floats(0, 1))
 def test_a_cut_is_scipys(m: int, seed: int, kind: str, quantile: float) -> None:
     points = np.random.default_rng(seed).normal(size=(m, 6))
@@ -66,7 +65,6 @@ def test_a_cut_is_scipys(m: int, seed: int, kind: str, quantile: float) -> None:
     assert firsts == sorted(firsts)
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     st.integers(3, 25),
     st.integers(0, 10**6),

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -63,7 +63,6 @@ def algorithm_1(alpha: Alpha) -> float:
 LEVELS = st.sampled_from([None, 1, 2, 3, 6])
 
 
-@settings(deadline=None, max_examples=120)
 @given(st.integers(2, 12), st.integers(0, 10**6), LEVELS)
 def test_it_is_optimal_and_the_optimum_where_that_is_unique(
     m: int, seed: int, levels: int | None
@@ -78,7 +77,6 @@ def test_it_is_optimal_and_the_optimum_where_that_is_unique(
     assert found.second
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(3, 60), st.integers(0, 10**6), LEVELS)
 def test_it_agrees_with_algorithm_1(m: int, seed: int, levels: int | None) -> None:
     alpha = symmetric(m, np.random.default_rng(seed), levels)
@@ -108,7 +106,6 @@ def test_what_is_no_similarity_matrix_is_refused(alpha: Alpha) -> None:
         bipartition(alpha)
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.integers(2, 40), st.integers(1, 5), st.integers(0, 10**6), LEVELS)
 def test_scores_of_many_matrices_are_those_of_each_to_the_last_bit(
     m: int, count: int, seed: int, levels: int | None

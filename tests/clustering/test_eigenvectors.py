@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -53,7 +53,6 @@ def check(x: torch.Tensor, p: int, rank: int) -> None:
     assert not own[k:].any() and not rows[k:].any()
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 40), st.integers(1, 40), st.integers(1, 12))
 def test_eigenpairs_are_numpys_for_every_shape(seed: int, n: int, d: int, p: int) -> None:
     check(data(seed, n, d), p, min(n, d))
@@ -140,7 +139,6 @@ def test_the_same_bits_every_time() -> None:
     assert one[0].count_nonzero() == 1
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 30),
@@ -161,7 +159,6 @@ def test_projections_are_direct_products(seed: int, n: int, d: int, r: int, bloc
     )
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=8),
     st.integers(1, 5),
@@ -212,7 +209,6 @@ def test_clients_of_one_distribution_are_relevant_to_each_other() -> None:
     assert min(r[0][1], r[1][0]) > 0.8 and max(r[0][2], r[2][0], r[1][2], r[2][1]) < 0.3
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 4), st.floats(0, 0.5))
 def test_relevance_of_spans_is_the_ratio_of_their_energies(
     seed: int,
@@ -246,7 +242,6 @@ def test_relevance_of_spans_does_not_depend_on_the_basis() -> None:
     assert abs(alone[0] - alone[1]) > 0.01  # one vector at a time, it does
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.floats(1e-6, 1e6), st.lists(st.floats(0, 1e7), min_size=1, max_size=5))
 def test_of_one_vector_both_relevances_are_the_papers(value: float, others: list[float]) -> None:
     own = torch.tensor([value], dtype=torch.float64)

@@ -8,7 +8,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -85,7 +85,6 @@ def as_set(found: Bipartition) -> set[frozenset[int]]:
     return {frozenset(found.first), frozenset(found.second)}
 
 
-@settings(deadline=None, max_examples=60)
 @given(matrices(12))
 def test_it_is_an_optimum_over_all_bipartitions(alpha: Alpha) -> None:
     found = bipartition(alpha)
@@ -95,7 +94,6 @@ def test_it_is_an_optimum_over_all_bipartitions(alpha: Alpha) -> None:
     assert sorted(found.first + found.second) == list(range(len(alpha)))
 
 
-@settings(deadline=None, max_examples=60)
 @given(matrices(30))
 def test_it_is_as_good_as_algorithm_1_and_always_two_halves(alpha: Alpha) -> None:
     found, direct = bipartition(alpha), algorithm_1(alpha)
@@ -145,7 +143,6 @@ def test_two_clients_are_the_two_halves() -> None:
     assert bipartition(np.array([[1.0, -0.25], [-0.25, 1.0]])) == ((0,), (1,), -0.25)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 10**6))
 def test_two_blocks_are_recovered_under_any_numbering(one: int, other: int, seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -175,7 +172,6 @@ def test_similarities_closer_than_the_rounding_of_one_minus_alpha_are_told_apart
     assert bipartition(alpha)[:2] == ((0, 1), (2, 3))
 
 
-@settings(deadline=None, max_examples=20)
 @given(matrices(10), st.floats(-1, 1))
 def test_the_diagonal_is_not_read_and_nothing_is_written(alpha: Alpha, value: float) -> None:
     other, copy = alpha.copy(), alpha.copy()

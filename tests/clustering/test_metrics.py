@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
@@ -22,7 +22,6 @@ def purity_by_counting(labels: list[int], truth: list[int]) -> float:
     return right / len(labels)
 
 
-@settings(deadline=None, max_examples=60)
 @given(PAIRS)
 def test_scores_are_scikit_learns_and_exact_means_the_same_partition(
     pairs: list[tuple[int, int]],
@@ -36,7 +35,6 @@ def test_scores_are_scikit_learns_and_exact_means_the_same_partition(
     assert found["exact"] is same
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.permutations(range(4)))
 def test_the_names_of_the_clusters_do_not_matter(truth: list[int], names: list[int]) -> None:
     assert agreement([names[t] for t in truth], truth) == {

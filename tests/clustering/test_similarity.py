@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from securecluster.clustering import similarity
@@ -18,7 +18,6 @@ def rows_of(seed: int, m: int, d: int, dtype: torch.dtype = torch.float32) -> to
     )
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 8),
@@ -86,7 +85,6 @@ def test_a_zero_row_is_like_nobody_but_itself() -> None:
     assert (cosine(gram(torch.zeros(3, 4))) == torch.eye(3)).all()
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10**6), st.integers(2, 6))
 def test_cosines_are_symmetric_bounded_and_blind_to_scale(seed: int, m: int) -> None:
     rows = rows_of(seed, m, 4, torch.float64)
@@ -107,7 +105,6 @@ def test_the_gram_matrix_given_is_left_alone() -> None:
     assert torch.equal(inner, before)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10**6), st.integers(2, 40))
 def test_orthonormal_maps_and_permutations_change_nothing(seed: int, d: int) -> None:
     rows = rows_of(seed, 5, d, torch.float64)

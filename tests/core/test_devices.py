@@ -322,7 +322,7 @@ def test_a_run_elsewhere_equals_that_on_the_cpu_and_replays(
         torch.testing.assert_close(models, cpu, rtol=0, atol=1e-11)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("protocol", "mask", "params"),
     [*COVERED, *(cases.exhaustive(*run) for run in OTHERS)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from securecluster.core.randomness import Part, Randomness
@@ -12,7 +12,6 @@ from securecluster.core.randomness import Part, Randomness
 PATHS = st.lists(st.integers(-(10**9), 10**9) | st.text(max_size=6), max_size=4).map(tuple)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(), PATHS, PATHS)
 def test_a_key_is_32_bytes_of_its_seed_and_path(
     seed: int, one: tuple[Part, ...], other: tuple[Part, ...]
@@ -62,7 +61,6 @@ def test_streams_of_neighbouring_paths_are_uncorrelated_and_uniform() -> None:
     assert ((counts - 1000) ** 2 / 1000).sum() < 45
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(), PATHS)
 def test_integers_have_63_bits(seed: int, path: tuple[Part, ...]) -> None:
     assert 0 <= Randomness(seed).integer(*path) < 2**63

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
@@ -37,7 +37,6 @@ class Tree:
     loose: dict[str, Any] = field(default_factory=dict)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.integers(),
     st.floats(allow_nan=False),
@@ -137,7 +136,6 @@ def test_damaged_or_foreign_state_is_refused_in_a_sentence(data: bytes) -> None:
     assert "\n" not in str(caught.value)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255), st.booleans())
 def test_damage_is_refused_or_gives_a_tree_but_never_crashes(
     place: int, flip: int, cut: bool

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from securecluster.core.randomness import Randomness
@@ -62,7 +62,6 @@ def hands(federation: Federation) -> Iterator[tuple[list[int], list[int]]]:
         yield rows(shard.x), rows(shard.x_test)
 
 
-@settings(deadline=None, max_examples=80)
 @given(
     st.sampled_from(DEALINGS),
     st.sampled_from([None, 500]),
@@ -99,7 +98,6 @@ def test_no_sample_is_dealt_twice_and_sizes_are_even(
         assert {(len(s.y), len(s.y_test)) for s in federation.shards} == {(8, 2)}
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from([k for k in DEALINGS if not isinstance(k, LabelSwap)]),
     st.sampled_from([None, 600]),
@@ -274,7 +272,6 @@ def test_labels_of_a_task_are_as_frequent_as_in_the_pool(toy: Toy) -> None:
     assert np.abs(np.bincount(low, minlength=5) - 300 * counts / counts.sum()).max() <= 1
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(3, 40), st.lists(st.integers(1, 9), min_size=1, max_size=3))
 def test_clients_are_apportioned_within_one_of_the_ratio(clients: int, weights: list[int]) -> None:
     from securecluster.data.label_skew import apportion

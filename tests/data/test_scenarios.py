@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from securecluster.core.randomness import Randomness
@@ -47,7 +47,6 @@ def flat(classes: int = 10, n: int = 100) -> Source:
     )
 
 
-@settings(deadline=None, max_examples=60)
 @given(SEEDS, st.integers(1, 60), st.data())
 def test_clusters_are_as_even_as_can_be(seed: int, clients: int, data: st.DataObject) -> None:
     clusters = data.draw(st.integers(1, clients))
@@ -64,7 +63,6 @@ def test_clusters_come_in_random_order() -> None:
     assert {t[0] for t in truths} == {0, 1, 2, 3}
 
 
-@settings(deadline=None, max_examples=40)
 @given(SEEDS, st.integers(2, 12))
 def test_each_cluster_swaps_exactly_one_pair_and_no_two_share_a_label(
     seed: int, classes: int
@@ -94,7 +92,6 @@ def test_pairs_follow_the_seed() -> None:
     assert len(swaps) > 5
 
 
-@settings(deadline=None, max_examples=40)
 @given(SEEDS, st.integers(2, 7), st.data())
 def test_each_cluster_permutes_all_labels_in_its_own_way(
     seed: int, classes: int, data: st.DataObject

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from securecluster.data import (
@@ -80,7 +80,6 @@ def hands(federation: Federation) -> Iterator[tuple[list[int], list[int]]]:
         yield shard.x[:, 0].tolist(), shard.x_test[:, 0].tolist()
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.integers(1, 5),
     st.integers(5, 14),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
@@ -87,7 +87,6 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@settings(deadline=None, max_examples=80)
 @given(messages())
 def test_size_is_the_encoded_length_and_frames_come_back_bit_for_bit(message: Everything) -> None:
     singles = []
@@ -104,7 +103,6 @@ def test_size_is_the_encoded_length_and_frames_come_back_bit_for_bit(message: Ev
     assert all(equal(getattr(message, name), getattr(joined, name)) for name in vars(message))
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.binary(max_size=200), st.integers(0, 10**6), st.integers(1, 255))
 def test_damaged_frames_are_refused_or_parse_but_never_crash(
     noise: bytes, place: int, flip: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from securecluster.errors import FrameError
@@ -77,7 +77,6 @@ def same(one: Mixed, other: Mixed) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=60)
 @given(mixed())
 def test_a_stack_of_single_frames_is_the_batch(message: Mixed) -> None:
     count = len(message.rows)
@@ -88,7 +87,6 @@ def test_a_stack_of_single_frames_is_the_batch(message: Mixed) -> None:
     )
 
 
-@settings(deadline=None, max_examples=60)
 @given(mixed(), st.data())
 def test_select_takes_the_frames_asked_for_in_their_order(
     message: Mixed, data: st.DataObject

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
@@ -123,7 +123,6 @@ def bits(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
     return tensor.dtype, tuple(tensor.shape), tensor.contiguous().numpy().tobytes()
 
 
-@settings(deadline=None, max_examples=60)
 @given(batches())
 def test_size_is_the_length_and_every_bit_comes_back(batch: tuple[Header, Wide, int]) -> None:
     header, message, k = batch
@@ -173,7 +172,6 @@ def refused(data: bytes, message: type = Narrow) -> None:
     assert "\n" not in str(caught.value)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.binary(max_size=300))
 @example(b"\x02" + bytes(7) + b"{}")
 @example(b"\x02" + bytes(7) + b"[]")
@@ -194,7 +192,6 @@ def test_trailing_bytes_are_refused() -> None:
     refused(GOOD + b"\x00")
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, START - 1), st.integers(1, 255)), min_size=1, max_size=4))
 def test_flipped_bytes_in_the_header_region_raise_frame_errors_only(
     flips: list[tuple[int, int]],
@@ -372,7 +369,6 @@ def test_types_that_no_message_has_are_refused(dtype: str, count: int) -> None:
     refused(entry(dtype, [2], count))
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -8,7 +8,6 @@ import cases
 import pytest
 
 from securecluster import Federation
-from securecluster.app.plots import curves
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -16,14 +15,6 @@ def stub_pair_network() -> Iterator[None]:
     """A pair network for NSIM that trains for three steps."""
     with pytest.MonkeyPatch.context() as patch:
         cases.stub_pair_network(patch)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_pictures() -> Iterator[None]:
-    """Folders of runs hold no pictures; tests that read them override this fixture."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curves, "draw", lambda *_: [])
         yield
 
 

@@ -339,6 +339,7 @@ def test_dropouts_do_not_keep_cfl_from_the_clusters() -> None:
     assert fitted.agreement_["exact"]
 
 
+@pytest.mark.exhaustive
 def test_partial_participation_waits_for_complete_rounds_and_recovers_the_clusters() -> None:
     for scenario, rounds in ((LabelSwap(), 30), (Iid(), 60)):
         fitted = CFL(rounds=rounds, participation=0.3).fit(

@@ -82,7 +82,7 @@ def run_with_authority(
 # --- the same results ---
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedavg", "srfca", "flhc", "oneshot", "cfl sketch"])
 def test_bfv_gives_the_models_of_secure_sums_to_the_last_bit(
     name: str, federation: Federation

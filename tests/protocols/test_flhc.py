@@ -12,7 +12,7 @@ import cases
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.cluster import AgglomerativeClustering
 
@@ -351,7 +351,6 @@ def test_newcomers_that_do_not_reply_are_named_and_placed_nowhere(method: Any) -
         fitted.assign_newcomers(net, fitted.state_, [4, 5])
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10**6), st.integers(3, 12), st.integers(1, 3))
 def test_the_nearest_cluster_by_brute_force(seed: int, m: int, clusters: int) -> None:
     draw = np.random.default_rng(seed)

@@ -28,7 +28,7 @@ def three() -> Federation:
     return Federation.simulate("digits", scenario=LabelSwap(clusters=3), clients=9, seed=0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "mask", ["none", "permutation", cases.exhaustive("signed-permutation"), "rotation"]
 )

@@ -208,7 +208,7 @@ def test_bytes_equal_the_encoded_length_of_every_noisy_frame(run: Noisy) -> None
     conformance.check_frames(run.fitted)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "way"),
     [

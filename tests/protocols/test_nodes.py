@@ -510,7 +510,7 @@ ONCE = (
 UNLIKE = ("local", "finetune", "finetune, examples")  # every client ends with a model of its own
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "mask"), [*cases.covering(FEW, LOST), *SECURED, *PADDED_TOO])
 def test_a_lost_reply_ends_as_a_lost_request_does(
     name: str, mask: str, federation: Federation
@@ -549,7 +549,7 @@ def test_who_trained_alone_has_done_so_whether_its_reply_came_or_not(
     assert world.result().same_models(calm(name, mask)[0])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "mask"), [*cases.covering(FEW, TWICE), *LASTING, *SECURED, *PADDED_TOO]
 )
@@ -570,7 +570,7 @@ def test_frames_that_come_twice_and_again_when_a_round_has_passed_change_nothing
     assert world.seen == frames
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "mask"), [*cases.covering(ALL, KILLED), *LASTING, *SECURED, *PADDED]
 )
@@ -604,7 +604,7 @@ def test_a_server_killed_in_every_call_ends_as_if_it_never_had_been(
     assert found.ledger == whole.ledger
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedavg", "cfl sketch", "ifca", "srfca", "fedavg, secagg"])
 def test_keys_of_the_operating_system_are_kept_too(
     name: str, federation: Federation, calm: Any, monkeypatch: pytest.MonkeyPatch

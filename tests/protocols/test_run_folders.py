@@ -51,11 +51,6 @@ def stopped(folder: Path, federation: Federation, settings: Settings = FULL) -> 
         made().fit(federation, settings, folder=folder, report=stop)
 
 
-@pytest.fixture(scope="module")
-def no_pictures() -> None:
-    """These tests read the pictures."""
-
-
 def models(fitted: ClusteringProtocol) -> torch.Tensor:
     found: torch.Tensor = fitted.client_models_.values
     return found
@@ -126,6 +121,7 @@ def test_a_run_that_ended_is_loaded_and_nobody_trains_again(
     assert again.ledger_.events == first.ledger_.events
 
 
+@pytest.mark.usefixtures("pictures")
 def test_what_fit_leaves_is_a_whole_run_folder(
     small: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

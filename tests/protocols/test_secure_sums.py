@@ -101,7 +101,7 @@ def row_dropouts(share: float) -> Callable[[Call], set[int]]:
     return lost
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_models_and_labels_are_those_of_plain_sums(name: str, federation: Federation) -> None:
     plain = make(name, aggregation="plain").fit(federation)

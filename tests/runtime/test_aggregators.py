@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from securecluster.core.devices import cpu_threads
@@ -57,7 +57,6 @@ def clients(
     return exchange
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_sums_and_counts_are_numpys_for_any_chunk_and_any_losses(data: st.DataObject) -> None:
     m, d, groups = (

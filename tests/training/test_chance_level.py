@@ -42,7 +42,7 @@ def white() -> Federation:
     return Federation.from_arrays(bright(), classes=4, seed=0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", [FedAvg, Local, CFL, FineTune])
 def test_too_large_steps_are_told_with_what_to_try(method: Any, white: Federation) -> None:
     with pytest.warns(SecureClusterWarning) as caught:
@@ -110,7 +110,7 @@ def test_some_clients_are_enough() -> None:
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", [FedAvg, Local, CFL])
 def test_clients_of_one_or_two_classes_are_no_mistake(method: Any) -> None:
     two = Federation.simulate(

@@ -199,7 +199,7 @@ def test_without_noise_or_a_bound_that_binds_a_step_on_everyone_is_a_plain_one(m
     torch.testing.assert_close(found, plainly, rtol=0, atol=1e-12)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("model", "plan"), trained(["momentum", "adam"], 2))
 def test_chunks_threads_and_a_batch_of_one_do_not_matter(
     model: str, plan: LocalTraining, monkeypatch: pytest.MonkeyPatch
@@ -624,7 +624,7 @@ def test_one_example_shows_as_the_priced_mechanism_says(batch: int) -> None:
     assert stats.kstest(along, stats.norm(0, std).cdf).pvalue < 1e-6  # without the example
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "change", [{}, {"momentum": 0.9}, {"steps": 1, "momentum": 0.5}, {"batch_size": 20}], ids=str
 )

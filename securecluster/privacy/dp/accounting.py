@@ -167,15 +167,17 @@ def skellam_epsilon(
         UsageError: δ is not between 0 and 1.
     """
     _check_delta(delta)
-    own = tuple(sorted((release, count) for release, count in releases if count > 0))
-    if not own:
+    ordered = tuple(sorted((release, count) for release, count in releases if count > 0))
+    if not ordered:
         return epsilon(history, delta)
-    return _skellam_epsilon(merged(history), own, delta)
+    return _skellam_epsilon(merged(history), ordered, delta)
 
 
 @lru_cache(1024)
 def _skellam_epsilon(
-    history: History, releases: tuple[tuple[SkellamRelease, int], ...], delta: float
+    history: History,
+    releases: tuple[tuple[SkellamRelease, int], ...],
+    delta: float,
 ) -> Cost:
     """Return the cost of a merged history together with Skellam noise."""
     if _has_exact_step(history):
@@ -546,9 +548,9 @@ def _rdp(
         return math.inf
     if not history:
         return 0.0
-    whole = [order for order in orders if float(order).is_integer()]
-    if len(whole) > 2:
-        orders = _orders_that_may_be_best(history, delta, orders, whole)
+    integer_orders = [order for order in orders if float(order).is_integer()]
+    if len(integer_orders) > 2:
+        orders = _orders_that_may_be_best(history, delta, orders, integer_orders)
     divergences = [_divergences(history, order) for order in orders]
     return _converted(orders, divergences, delta)
 
@@ -595,12 +597,12 @@ def _orders_that_may_be_best(
     best = min(bounds)
     # room for the rounding of divergences
     limit = best + 1e-6 * (1 + abs(best))
-    kept = []
+    candidates = []
     for order in orders:
         is_whole = float(order).is_integer()
         if is_whole or not _epsilon_at(order, _smallest_divergence(order, points), delta) > limit:
-            kept.append(order)
-    return kept
+            candidates.append(order)
+    return candidates
 
 
 def _smallest_divergence(order: float, points: Sequence[tuple[float, float]]) -> float:
@@ -632,10 +634,10 @@ def _epsilon_at(order: float, divergence: float, delta: float) -> float:
 
 def _divergences(history: Sequence[Step], order: float) -> float:
     """Return the Rényi divergence of a whole history at one order."""
-    total = 0.0
+    divergence = 0.0
     for z, q, count in history:
-        total += count * _divergence(z, q, order)
-    return total
+        divergence += count * _divergence(z, q, order)
+    return divergence
 
 
 @lru_cache(1 << 16)

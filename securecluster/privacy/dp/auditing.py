@@ -123,7 +123,9 @@ class Audit:
         return max(0.0, float(log_ratio(hits, alarms)))
 
     def _best_rates(
-        self, level: float, gain: Callable[[Array, Array], Array]
+        self,
+        level: float,
+        gain: Callable[[Array, Array], Array],
     ) -> tuple[Array, Array]:
         """Return bounds of hits and false alarms at the best threshold.
 
@@ -143,7 +145,12 @@ class Audit:
         return _rates(tested_present, tested_absent, thresholds[best], level)
 
 
-def _rates(present: Array, absent: Array, thresholds: Array, level: float) -> tuple[Array, Array]:
+def _rates(
+    present: Array,
+    absent: Array,
+    thresholds: Array,
+    level: float,
+) -> tuple[Array, Array]:
     """Return a lower bound of hits and an upper bound of false alarms (Clopper & Pearson).
 
     The test calls what is above a threshold present.

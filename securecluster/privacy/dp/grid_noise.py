@@ -311,7 +311,13 @@ def _unsure(
     return unsure
 
 
-def rounded(radius_word: int, angle_word: int, scale: float, sine: bool, key: bytes) -> float:
+def rounded(
+    radius_word: int,
+    angle_word: int,
+    scale: float,
+    sine: bool,
+    key: bytes,
+) -> float:
     """Return ⌊scale · n⌉ for one of the two Gaussians of a pair of words, without error.
 
     Args:
@@ -341,7 +347,13 @@ def rounded(radius_word: int, angle_word: int, scale: float, sine: bool, key: by
     raise AssertionError("unreachable")
 
 
-def _integer_range(u: int, turn: int, bits: int, scale: float, sine: bool) -> tuple[int, int]:
+def _integer_range(
+    u: int,
+    turn: int,
+    bits: int,
+    scale: float,
+    sine: bool,
+) -> tuple[int, int]:
     """Return the smallest and largest integer that scale · n may round to.
 
     Args:

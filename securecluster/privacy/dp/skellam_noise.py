@@ -67,13 +67,13 @@ class Table:
             uniform: uniform numbers of 63 bits (n,).
         """
         bits = len(self.high).bit_length() + 1
-        found: Integers = self.guide[uniform >> np.uint64(HALF - bits)]
+        indices: Integers = self.guide[uniform >> np.uint64(HALF - bits)]
         for _ in range(STEPS):
-            found += self.high[found] <= uniform
+            indices += self.high[indices] <= uniform
         # Numbers in the tail have many entries with the same first bits.
-        rest = np.nonzero(self.high[found] <= uniform)[0]
-        found[rest] = np.searchsorted(self.high, uniform[rest], side="right")
-        return found
+        unresolved = np.nonzero(self.high[indices] <= uniform)[0]
+        indices[unresolved] = np.searchsorted(self.high, uniform[unresolved], side="right")
+        return indices
 
 
 @lru_cache(maxsize=64)
@@ -93,13 +93,13 @@ def table(variance: int) -> Table:
     if not 1 <= variance <= LARGEST_VARIANCE:
         raise ValueError(f"a table has a variance of 1 to 2^31, not {variance}")
     weights = _weights(variance)
-    total = 2 * sum(weights) - weights[0]
+    normalizer = 2 * sum(weights) - weights[0]
     cumulated = 0
     high = []
     low = []
     for k, weight in enumerate(weights):
         cumulated += weight if k == 0 else 2 * weight
-        probability = (cumulated << BITS) // total
+        probability = (cumulated << BITS) // normalizer
         high.append(probability >> 64)
         low.append(probability & (2**64 - 1))
         # What is left has a probability below 2^-BITS.
@@ -131,7 +131,12 @@ def _weights(variance: int) -> list[int]:
     return weights
 
 
-def draw(words: Words, variance: int, draws: int, key: bytes) -> Integers:
+def draw(
+    words: Words,
+    variance: int,
+    draws: int,
+    key: bytes,
+) -> Integers:
     """Return Skellam numbers, each the sum of some draws of one table.
 
     Args:
@@ -154,7 +159,12 @@ def draw(words: Words, variance: int, draws: int, key: bytes) -> Integers:
     return sums
 
 
-def _inverted(words: Words, law: Table, start: int, key: bytes) -> Integers:
+def _inverted(
+    words: Words,
+    law: Table,
+    start: int,
+    key: bytes,
+) -> Integers:
     """Return a draw for each word.
 
     Args:

@@ -72,6 +72,7 @@ class PublicCipher:
         self.parameters = parameters
         self.public = public
         self._context = _loaded(parameters, public)
+        # After the sizes and before any use: a key that does more than sums is refused.
         self._check_key(public)
         self.fingerprint = fingerprint(parameters, public)
 
@@ -85,11 +86,13 @@ class PublicCipher:
         only_public = context.has_public_key() and not context.is_private()
         if not only_public or context.has_galois_keys() or context.has_relin_keys():
             raise FrameError("sums need the public key alone, and other keys came: refused")
+        # Compared as TenSEAL writes them, since it offers no way to read all of them.
         expected = _new_context(self.parameters).serialize(**NOT_SAVED)
         if context.serialize(**NOT_SAVED) != expected:
             raise FrameError(
                 "a public key has other parameters than the configuration: it is refused"
             )
+        # One encoding for each key, so that equal keys have equal fingerprints.
         if context.serialize(**{**NOT_SAVED, "save_public_key": True}) != public:
             raise FrameError("a public key is not in its canonical form: it is refused")
 
@@ -108,6 +111,7 @@ class PublicCipher:
             )
         module = tenseal()
         if self.parameters.scheme == BFV:
+            # TenSEAL takes lists: integers pass as they are, and floats bit for bit.
             vector = module.bfv_vector(self._context, numbers.tolist())
         else:
             vector = module.ckks_vector(self._context, numbers.tolist())
@@ -123,6 +127,7 @@ class PublicCipher:
         Raises:
             FrameError: bytes that are no ciphertext of these parameters.
         """
+        # TenSEAL parses in C++: only bytes of a plausible size reach it.
         if not 0 < len(data) <= self.parameters.ciphertext_bytes:
             raise FrameError(
                 f"a ciphertext has 1 to {self.parameters.ciphertext_bytes} bytes, not {len(data)}: "
@@ -135,6 +140,7 @@ class PublicCipher:
         try:
             vector = load(self._context, data)
             slots = vector.size()
+        # What TenSEAL raises depends on where parsing fails; the sender is told one thing.
         except (ValueError, RuntimeError):
             slots = 0
         if slots != self.parameters.slots:
@@ -164,6 +170,7 @@ class CiphertextSum:
         """
         vectors = [self._cipher.load(data) for data in ciphertexts]
         if not self._totals:
+            # The first row is the sum so far: no ciphertext of zeros is needed.
             self._totals = vectors
             return
         if len(vectors) != len(self._totals):
@@ -171,12 +178,13 @@ class CiphertextSum:
                 f"{len(vectors)} ciphertexts cannot be added to {len(self._totals)}: all clients "
                 "of a sum send as many"
             )
-        for total, vector in zip(self._totals, vectors, strict=True):
-            total += vector
+        for ciphertext, vector in zip(self._totals, vectors, strict=True):
+            # In place: TenSEAL replaces the content of the object.
+            ciphertext += vector
 
     def serialized(self) -> list[bytes]:
         """Return the ciphertexts of the sum."""
-        return [total.serialize() for total in self._totals]
+        return [ciphertext.serialize() for ciphertext in self._totals]
 
 
 class SecretCipher(PublicCipher):
@@ -191,6 +199,7 @@ class SecretCipher(PublicCipher):
         context = _loaded(parameters, secret)
         self.secret = secret
         super().__init__(parameters, context.serialize(**{**NOT_SAVED, "save_public_key": True}))
+        # Without this, decryption would fail in the middle of a run.
         if not context.is_private():
             raise FrameError("the key authority's file has no secret key: start a new run")
         self._context = context
@@ -254,7 +263,9 @@ def _new_context(parameters: Parameters) -> Any:
     }
     if parameters.scheme == BFV:
         return module.context(
-            module.SCHEME_TYPE.BFV, plain_modulus=parameters.plain_modulus, **options
+            module.SCHEME_TYPE.BFV,
+            plain_modulus=parameters.plain_modulus,
+            **options,
         )
     context = module.context(module.SCHEME_TYPE.CKKS, **options)
     context.global_scale = 2.0**parameters.scale_bits

@@ -169,7 +169,7 @@ def open_envelope(
 
 def _ciphertexts(payload: bytes, count: int) -> list[bytes]:
     """Return the ciphertexts in the contents of an envelope."""
-    found = []
+    ciphertexts = []
     first = 0
     for _ in range(count):
         length = int.from_bytes(payload[first : first + LENGTH], "big")
@@ -177,15 +177,19 @@ def _ciphertexts(payload: bytes, count: int) -> list[bytes]:
         data = payload[first : first + length]
         if not length or len(data) < length:
             raise FrameError("an envelope holds fewer ciphertexts than its call: it is refused")
-        found.append(data)
+        ciphertexts.append(data)
         first += -(-length // PADDED_TO) * PADDED_TO
     if not first <= len(payload) < first + BLOCK or any(payload[first:]):
         raise FrameError("an envelope holds more than the ciphertexts of its call: it is refused")
-    return found
+    return ciphertexts
 
 
 def _key(
-    own: KeyPair, peer: bytes, sender: bytes, receiver: bytes, context: EnvelopeContext
+    own: KeyPair,
+    peer: bytes,
+    sender: bytes,
+    receiver: bytes,
+    context: EnvelopeContext,
 ) -> bytes:
     """Return the key of one envelope, the same at both ends."""
     from cryptography.hazmat.primitives import hashes

@@ -95,9 +95,9 @@ class Layout:
             FrameError: another text than `str` returns, or fields that the reply does not have.
         """
         fields: list[FieldShape] = []
-        parts = text.split(";") if text and len(text) <= LONGEST_LAYOUT else []
-        for part in parts:
-            match = _FIELD.fullmatch(part)
+        entries = text.split(";") if text and len(text) <= LONGEST_LAYOUT else []
+        for entry in entries:
+            match = _FIELD.fullmatch(entry)
             if match is None or bits.get(match[1]) != int(match[2]):
                 raise _bad_layout()
             sizes = match[3].split("x") if match[3] else []
@@ -142,19 +142,19 @@ def pack(
         largest: largest magnitude of an integer, by field.
         parameters: parameters of the scheme.
     """
-    parts: list[NDArray[Any]] = []
+    pieces: list[NDArray[Any]] = []
     for field in layout.fields:
         integers = rows[field.name].reshape(-1).astype(np.int64)
         if field.bits == 64:
             integers = _limbs(integers).reshape(-1)
         if parameters.scheme == BFV:
-            parts.append(integers)
+            pieces.append(integers)
         else:
-            parts.append(integers / _unit(field, largest))
+            pieces.append(integers / _unit(field, largest))
     width = parameters.slots - 1
     count = layout.ciphertexts(parameters)
-    packed = np.zeros((count, width), dtype=parts[0].dtype)
-    packed.reshape(-1)[: layout.slots] = np.concatenate(parts)
+    packed = np.zeros((count, width), dtype=pieces[0].dtype)
+    packed.reshape(-1)[: layout.slots] = np.concatenate(pieces)
     contributors = np.ones((count, 1), dtype=packed.dtype)
     return list(np.concatenate([contributors, packed], axis=1))
 
@@ -202,9 +202,9 @@ def unpack(
     sums = {}
     first = 0
     for field in layout.fields:
-        part = flat[first : first + field.slots]
+        piece = flat[first : first + field.slots]
         first += field.slots
-        sums[field.name] = _sum_of(field, part, largest, parameters, members).reshape(field.shape)
+        sums[field.name] = _sum_of(field, piece, largest, parameters, members).reshape(field.shape)
     return sums
 
 

@@ -74,19 +74,19 @@ class Parameters:
         return 2 * self.degree * 8 * (len(self.moduli) - 1) + 1024
 
     def _check_security(self) -> None:
-        most = MOST_BITS.get(self.degree)
-        if most is None:
-            known = ", ".join(map(str, MOST_BITS))
-            raise UsageError(f"polynomials of degree {self.degree} are not offered: take {known}")
+        limit = MOST_BITS.get(self.degree)
+        if limit is None:
+            degrees = ", ".join(map(str, MOST_BITS))
+            raise UsageError(f"polynomials of degree {self.degree} are not offered: take {degrees}")
         if len(self.moduli) < 2 or min(self.moduli) < 20 or max(self.moduli) > 60:
             raise UsageError(
                 f"moduli of {list(self.moduli)} bits are not offered: give two or more, of 20 to "
                 "60 bits, the last one for the keys"
             )
-        if sum(self.moduli) > most:
+        if sum(self.moduli) > limit:
             raise UsageError(
                 f"moduli of {sum(self.moduli)} bits are not secure at degree {self.degree}: it "
-                f"allows {most}"
+                f"allows {limit}"
             )
 
     def _check_bfv(self) -> None:
@@ -150,7 +150,12 @@ def _is_prime(number: int) -> bool:
     return all(number == base or _passes(number, base, odd, twos) for base in bases)
 
 
-def _passes(number: int, base: int, odd: int, twos: int) -> bool:
+def _passes(
+    number: int,
+    base: int,
+    odd: int,
+    twos: int,
+) -> bool:
     """Return whether a base finds no proof that the number is composite."""
     power = pow(base, odd, number)
     if power in (1, number - 1):

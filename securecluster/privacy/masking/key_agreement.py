@@ -398,7 +398,13 @@ class KeyRing:
         ]
         return b"|".join(fields)
 
-    def _context(self, leader: int, peer: int, leader_key: bytes, peer_key: bytes) -> bytes:
+    def _context(
+        self,
+        leader: int,
+        peer: int,
+        leader_key: bytes,
+        peer_key: bytes,
+    ) -> bytes:
         """Return the context of a box, from which its key is derived.
 
         It names the run and both ends, so that a box of one peer is not that of another.

@@ -23,7 +23,12 @@ D = TypeVar("D")
 ORDER, SIGNS, LAYERS, GAUSSIANS = range(4)
 
 
-def words(seed: bytes, step: int, count: int, purpose: int = ORDER) -> NDArray[np.uint64]:
+def words(
+    seed: bytes,
+    step: int,
+    count: int,
+    purpose: int = ORDER,
+) -> NDArray[np.uint64]:
     """Return the first 64-bit words of the stream of (seed, step, purpose), (count,).
 
     The stream is ChaCha20 (RFC 8439) with the seed as key.
@@ -89,7 +94,12 @@ def _runs(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     return np.split(numbers, starts)
 
 
-def signs(seed: bytes, step: int, count: int, purpose: int) -> NDArray[np.float32]:
+def signs(
+    seed: bytes,
+    step: int,
+    count: int,
+    purpose: int,
+) -> NDArray[np.float32]:
     """Return fair signs ±1 (count,), one for each bit of the stream, lowest bit first.
 
     Args:

@@ -235,7 +235,12 @@ _MAKERS: dict[str, MakeStage] = {
 }
 
 
-def register(name: str, make: MakeStage, info: MaskInfo, entrywise: bool = False) -> None:
+def register(
+    name: str,
+    make: MakeStage,
+    info: MaskInfo,
+    entrywise: bool = False,
+) -> None:
     """Add a mask, so that the option `mask` takes its name in this process.
 
     Args:

@@ -145,7 +145,13 @@ class Seal:
             )
         return self._siv
 
-    def _context(self, client: int, step: int, method: str, field: str) -> list[bytes]:
+    def _context(
+        self,
+        client: int,
+        step: int,
+        method: str,
+        field: str,
+    ) -> list[bytes]:
         """Return the associated data of a row.
 
         A server can neither replay a row in another run or call, nor move it to another field or

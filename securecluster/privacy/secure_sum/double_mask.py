@@ -63,6 +63,7 @@ class SumContext:
     values: str = ""
 
     def __post_init__(self) -> None:
+        # One order of the members, so that all parties hash the same bytes.
         ascending = tuple(sorted(set(self.members)))
         if not self.members or self.members != ascending or self.members[0] < 0:
             raise FrameError("the members of a secure sum are distinct ids in ascending order")
@@ -96,6 +97,7 @@ def coordinate(client: int) -> int:
     Args:
         client: id of the client, from 0.
     """
+    # The polynomial is the seed itself at zero: nobody holds that point.
     return client + 1
 
 
@@ -106,6 +108,7 @@ def pad_sign(client: int, peer: int) -> int:
         client: id of the client.
         peer: id of the other client.
     """
+    # Both ends of a pair derive the same pad, so their signs must be opposite.
     if client < peer:
         return 1
     return -1
@@ -160,6 +163,7 @@ class ClientMasks:
             )
         self._context = context
         self._secret = secret
+        # Keys of clients that are no neighbours stay out of reach of a request to reveal them.
         self._pair_keys = {peer: pair_keys[peer] for peer in self.neighbours}
         self._seed = self._derive("securecluster self mask v1")
 
@@ -177,6 +181,8 @@ class ClientMasks:
             rows: contiguous int32 or int64 row (…) on the CPU.
             field: name of the field; each field of a reply has masks of its own.
         """
+        # The self mask keeps the row hidden if the server learns all of its pads: a row may come
+        # late.
         streams = [(pads.field_key(self._seed, field), 1)]
         for peer in self.neighbours:
             key = pads.field_key(self._call_keys[peer], field)
@@ -191,6 +197,7 @@ class ClientMasks:
         """Return the sealed share of the seed for each neighbour, by its id."""
         boxes = {}
         for client, value in self._own_shares.items():
+            # The own share needs no box: it never leaves before the client may reveal it.
             if client != self.client:
                 seal = self._seal(client)
                 box = seal.close([value], self._context.hash, self.client, client)
@@ -234,8 +241,11 @@ class ClientMasks:
     @cached_property
     def _own_shares(self) -> dict[int, int]:
         """Return the value of the share of the client's own seed for each holder."""
+        # The client holds a share, too: fewer others are needed.
         holders = sorted((self.client, *self.neighbours))
         coordinates = [coordinate(holder) for holder in holders]
+        # Derived coefficients: a client that is asked again deals the same shares, and not a second
+        # set, which together with the first would need fewer holders.
         source = pads.byte_source(self._derive("securecluster share polynomial v1"))
         shares = shamir.share(self._seed, coordinates, self._context.threshold, source)
         return {holder: item.y for holder, item in zip(holders, shares, strict=True)}
@@ -250,7 +260,10 @@ class ClientMasks:
         keys = {}
         for peer, pair_key in self._pair_keys.items():
             keys[peer] = pads.call_key(
-                pair_key, context.call, context.attempt, context.members_hash
+                pair_key,
+                context.call,
+                context.attempt,
+                context.members_hash,
             )
         return keys
 
@@ -283,6 +296,7 @@ class MaskedSum:
         _check_graph(context, graph)
         self._graph = graph
         self._field = field
+        # Integers wrap around: the type is the ring.
         self._total = torch.zeros(tuple(shape), dtype=dtype)
         self._added: set[int] = set()
 
@@ -331,6 +345,7 @@ class MaskedSum:
         self._check(row)
         if client not in self._added:
             raise FrameError(f"{self._field}: the row of client {client} is not in the secure sum")
+        # Exact in the ring, which is why a row can be taken out again.
         self._total.sub_(row)
         self._added.remove(client)
 
@@ -359,6 +374,7 @@ class MaskedSum:
         """
         if not self._added:
             raise TooFewSurvivorsError(f"{self._field}: no client survived the secure sum")
+        # A missing seed leaves noise in the sum, and one too many would add some.
         if set(seeds) != self._added:
             raise FrameError(
                 f"{self._field}: the secure sum needs the seeds of its survivors, and no others"
@@ -372,11 +388,13 @@ class MaskedSum:
         for seed in seeds.values():
             streams.append((pads.field_key(seed, self._field), -1))
         for (survivor, lost), key in pad_keys.items():
+            # Only the survivor added this pad: nothing of the lost row is in the sum.
             sign = -pad_sign(survivor, lost)
             streams.append((pads.field_key(key, self._field), sign))
-        total = self._total.clone()
-        pads.add_pads(total, streams)
-        return total
+        # The masked sum stays as it is: a caller may find a wrong key and ask again.
+        unmasked = self._total.clone()
+        pads.add_pads(unmasked, streams)
+        return unmasked
 
     def _check(self, row: torch.Tensor) -> None:
         if row.shape != self._total.shape or row.dtype != self._total.dtype:
@@ -394,6 +412,7 @@ def broken_pairs(graph: Graph, survivors: Sequence[int]) -> list[tuple[int, int]
         survivors: clients whose rows are in the sum.
     """
     alive = set(survivors)
+    # The usual case is not paid for: all pads cancel.
     if len(alive) == len(graph.ring):
         return []
     pairs = []
@@ -425,6 +444,7 @@ class Unmasking:
         commitments: Mapping[int, bytes],
     ) -> None:
         _check_graph(context, graph)
+        # Without its commitment, a seed from altered shares could not be told from the true one.
         missing = [client for client in survivors if client not in commitments]
         if missing:
             raise FrameError(f"client {missing[0]} sent no commitment to its seed")
@@ -463,6 +483,8 @@ class Unmasking:
             raise FrameError(
                 f"client {holder} is no survivor of the secure sum, or revealed its shares twice"
             )
+        # More would be shares of lost clients, whose pair keys are revealed: together they open a
+        # row.
         if set(values) != set(self.expected_shares(holder)):
             raise FrameError(
                 f"client {holder} revealed shares of other clients than it was asked for"
@@ -485,6 +507,7 @@ class Unmasking:
                 seed is returned then.
             FrameError: shares that do not give the seed that a survivor committed to.
         """
+        # All seeds or none: some of them would give nothing but a reason to ask on.
         threshold = self._context.threshold
         for owner, shares in self._shares.items():
             if len(shares) < threshold:
@@ -499,6 +522,7 @@ class Unmasking:
             chosen = sorted(shares, key=lambda item: item.x)[:threshold]
             seed = shamir.recover(chosen)
             expected = self._commitments[owner]
+            # In constant time, as for all secrets.
             if not hmac.compare_digest(commitment(seed, self._context), expected):
                 raise FrameError(
                     f"the shares of the seed of client {owner} do not give what it committed to: "
@@ -588,6 +612,7 @@ class UnmaskingGuard:
             raise UsageError(f"a secure sum has a minimum of at least 1 client, not {minimum}")
         self._client = client
         self._minimum = minimum
+        # Shares of noise are planned for so many survivors: with fewer, the sum has too little.
         self._least_survivors = max(minimum, survivors)
         self._active_server = active_server
         self.state = GuardState()
@@ -620,12 +645,14 @@ class UnmaskingGuard:
         holders = graph.holders(self._client)
         record = Attempt(context.hash, holders, context.threshold, digest, least=least)
         attempts = self.state.attempts.setdefault(context.call, {})
-        known = attempts.get(context.attempt)
-        if known is not None:
-            same_row = known.hash == record.hash and known.digest == digest != b""
-            if not same_row or known.least != least:
+        # A repeated request is answered as before, since its reply may have been lost on the way.
+        earlier = attempts.get(context.attempt)
+        if earlier is not None:
+            same_row = earlier.hash == record.hash and earlier.digest == digest != b""
+            if not same_row or earlier.least != least:
                 raise self._refusal(context, "it masked a row in this attempt already")
             return
+        # Checked last, and stored only if nothing refused: a refusal leaves the state as it was.
         self._check_earlier_attempts(context, record, attempts)
         self._check_difference(context, context.members)
         attempts[context.attempt] = record
@@ -647,9 +674,11 @@ class UnmaskingGuard:
             PolicyError: a request that the client refuses.
         """
         record = self._record(context)
+        # The order of a request, and repeated ids, do not matter.
         gone = tuple(sorted(set(lost)))
         if record.survivors is not None and gone != record.lost:
             raise self._refusal(context, "it revealed its shares for another list of survivors")
+        # Its pair keys are with the server already: its seed must never be opened.
         if not set(record.lost) <= set(gone):
             raise self._refusal(context, "a client that was lost cannot come back")
         if not set(gone) <= set(context.members):
@@ -677,6 +706,7 @@ class UnmaskingGuard:
         alive = tuple(sorted(set(survivors)))
         if record.survivors is not None and alive != record.survivors:
             raise self._refusal(context, "it revealed its shares for another list of survivors")
+        # Pair keys and seed of one client together are its row.
         if set(alive) & set(record.lost):
             raise self._refusal(
                 context, "it revealed its pair key with a client whose share it is asked for"
@@ -725,10 +755,10 @@ class UnmaskingGuard:
     def _check_threshold(self, context: SumContext, graph: Graph) -> None:
         holders = graph.degree + 1
         margin = 2 * context.threshold - holders
-        least = 1
+        minimum = 1
         if self._active_server:
-            least = self._minimum
-        if margin < least:
+            minimum = self._minimum
+        if margin < minimum:
             raise self._refusal(
                 context,
                 f"its threshold {context.threshold} is too low for {holders} holders and a "
@@ -743,10 +773,12 @@ class UnmaskingGuard:
     ) -> None:
         """Raise PolicyError unless a new attempt at a call may replace the earlier ones."""
         for number, earlier in attempts.items():
+            # Going back would let the server choose which of two attempts to open.
             if number > context.attempt:
                 raise self._refusal(context, f"it took part in attempt {number} already")
             if earlier.survivors is not None:
                 raise self._refusal(context, f"it revealed its shares in attempt {number}")
+            # Counting holders over both attempts needs as many shares, from the same holders.
             lower = record.threshold < earlier.threshold
             if lower or not set(record.holders) <= set(earlier.holders):
                 raise self._refusal(
@@ -764,23 +796,25 @@ class UnmaskingGuard:
         """Raise PolicyError for survivors that are too few, or that lack the client itself."""
         if self._client not in survivors:
             raise self._refusal(context, "its own row was called lost")
-        least = max(self._least_survivors, record.least)
-        if len(survivors) < least or 2 * len(survivors) <= len(context.members):
+        minimum = max(self._least_survivors, record.least)
+        if len(survivors) < minimum or 2 * len(survivors) <= len(context.members):
             raise self._refusal(
                 context,
                 f"{len(survivors)} of {len(context.members)} members survived, and "
-                f"{least} and a majority must",
+                f"{minimum} and a majority must",
             )
         alive = set(survivors)
-        near = [holder for holder in record.holders if holder in alive]
-        if len(near) < record.threshold:
+        reachable = [holder for holder in record.holders if holder in alive]
+        if len(reachable) < record.threshold:
             raise self._refusal(
                 context,
-                f"{len(near)} holders of its seed survived, and {record.threshold} must",
+                f"{len(reachable)} holders of its seed survived, and {record.threshold} must",
             )
 
     def _check_difference(self, context: SumContext, clients: Sequence[int]) -> None:
         """Raise PolicyError for a list that differs in too few clients from an earlier one."""
+        # The difference of two sums of the same rows is a sum over the clients in one of them
+        # alone.
         for earlier in self.state.summed.get(_values(context), []):
             difference = set(clients) ^ set(earlier)
             if difference and len(difference) < self._minimum:

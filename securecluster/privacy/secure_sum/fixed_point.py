@@ -61,6 +61,7 @@ class FixedPoint:
                 f"{field}: the bound of a secure sum lies between {SMALLEST_BOUND:g} and "
                 f"{LARGEST_BOUND:g}, so {bound!r} is none: change {option}"
             )
+        # The largest positive number of the ring; each client needs one of them at least.
         limit = (1 << (bits - 1)) - 1
         if not 1 <= members <= limit:
             raise UsageError(
@@ -72,6 +73,7 @@ class FixedPoint:
         self.bits = bits
         self.field = field
         self.option = option
+        # Bound and members alone decide, so all clients scale alike without a message.
         self.exponent = _exponent(self.bound, members, limit)
         self.largest = _rounded(self.bound, self.exponent)
 
@@ -119,6 +121,7 @@ class FixedPoint:
                 f"{self.field}: a secure sum encodes floating-point rows on the CPU, not "
                 f"{rows.dtype} on {rows.device}"
             )
+        # Block by block, so that no copy of all rows in float64 is needed.
         encoded = torch.empty(rows.shape, dtype=self.dtype)
         if saturate:
             self._saturate_rows(rows, encoded)
@@ -149,6 +152,7 @@ class FixedPoint:
         Raises:
             FrameError: a sum that no `count` clients can have: forged, or still masked.
         """
+        # Before scaling: a remaining mask would look like any other number afterwards.
         self.check(total, count)
         target = dtype or torch.float32
         numbers = torch.empty(total.shape, dtype=target)
@@ -198,6 +202,7 @@ class FixedPoint:
         limit = count * self.largest
         if total.numel() == 0:
             return True
+        # One pass, and no copy, over what may be the largest array of the server.
         low, high = torch.aminmax(total)
         return -limit <= int(low) and int(high) <= limit
 
@@ -238,6 +243,7 @@ class FixedPoint:
                 # NaN is the least and the greatest number of its block
                 low, high = torch.aminmax(block)
                 finite = finite and math.isfinite(float(low)) and math.isfinite(float(high))
+                # Clamped even if the row is dropped below: integers of NaN are undefined.
                 block.nan_to_num_(nan=0.0).clamp_(-limit, limit)
                 self._write(block, written)
             if not finite:
@@ -311,7 +317,8 @@ def _at_most(bound: float, dtype: torch.dtype) -> float:
 
 
 def _blocks(
-    source: torch.Tensor, target: torch.Tensor
+    source: torch.Tensor,
+    target: torch.Tensor,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the same blocks of two tensors of one shape, as views of at most BLOCK numbers.
 

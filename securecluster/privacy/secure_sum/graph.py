@@ -51,12 +51,15 @@ class Graph:
     _place: dict[int, int] = field(init=False, repr=False, compare=False)
     # neighbours of the members that were asked for
     _found: dict[int, tuple[int, ...]] = field(
-        init=False, repr=False, compare=False, default_factory=dict
+        init=False,
+        repr=False,
+        compare=False,
+        default_factory=dict,
     )
 
     def __post_init__(self) -> None:
         count = len(self.ring)
-        places = {client: place for place, client in enumerate(self.ring)}
+        places = {client: position for position, client in enumerate(self.ring)}
         if len(places) < count:
             raise UsageError("a member of a secure sum is named twice: name each once")
         even = self.degree % 2 == 0 and 0 <= self.degree < count
@@ -95,14 +98,15 @@ class Graph:
     def _on_either_side(self, client: int) -> list[int]:
         """Return the members that are at most k/2 places away on the ring."""
         if self.is_complete:
+            # Of all pairs the order on the ring says nothing.
             return [other for other in self.ring if other != client]
-        place = self._place[client]
-        found = []
+        position = self._place[client]
+        neighbours = []
         for distance in range(1, self.degree // 2 + 1):
-            after = (place + distance) % len(self.ring)
-            found.append(self.ring[place - distance])
-            found.append(self.ring[after])
-        return found
+            after = (position + distance) % len(self.ring)
+            neighbours.append(self.ring[position - distance])
+            neighbours.append(self.ring[after])
+        return neighbours
 
     def holders(self, client: int) -> tuple[int, ...]:
         """Return the members that hold a share of a member's seed: its neighbours and itself.
@@ -144,18 +148,24 @@ def build_graph(
         UsageError: a fraction below 0, or fractions that no graph can bear.
     """
     count = len(members)
+    # Small graphs gain little, and all pairs bear the most dropouts.
     if count <= ALL_PAIRS:
         return complete_graph(members, all_pairs_threshold(count, minimum, colluding))
     degree, threshold = degree_and_threshold(count, minimum, dropouts, colluding)
+    # The order must be unknown when clients choose whom to collude with: the seed hashes all keys.
     text = transcript("securecluster sum graph v1", seed, members_hash(members))
     order = keystream.order(hashlib.sha256(text).digest(), 0, count)
+    # The order of the argument must not matter: parties list members in their own.
     ascending = sorted(members)
-    ring = tuple(ascending[place] for place in order)
+    ring = tuple(ascending[position] for position in order)
     return Graph(ring, degree, threshold)
 
 
 def least_survivors(
-    members: int, minimum: int, dropouts: float = 0.1, colluding: float = 0.1
+    members: int,
+    minimum: int,
+    dropouts: float = 0.1,
+    colluding: float = 0.1,
 ) -> int:
     """Return the smallest number of survivors of which a sum is unmasked.
 
@@ -199,6 +209,7 @@ def all_pairs_threshold(members: int, minimum: int, colluding: float = 0.0) -> i
     if minimum < 1:
         raise UsageError(f"a secure sum has a minimum of at least 1 client, not {minimum}")
     colluders = _part(colluding, members)
+    # Ceiling without a float.
     threshold = -(-(members + minimum + colluders) // 2)
     if threshold > members:
         raise UsageError(
@@ -232,15 +243,17 @@ def degree_and_threshold(
     """
     _check_fraction("dropouts", dropouts)
     _check_fraction("colluding clients", colluding)
-    most = 2.0**-SECURITY
+    tolerance = 2.0**-SECURITY
+    # The bound of event 1 does not depend on t, so most degrees end here at once.
     for degree in range(2, members - 1, 2):
         disconnected = _disconnected(members, degree, dropouts, colluding)
-        if disconnected >= most:
+        if disconnected >= tolerance:
             continue
+        # Below a majority of the holders, two disjoint sets could open both secrets of a client.
         thresholds = np.arange(degree // 2 + 1, degree + 2)
         leaks = _leaks(members, degree, thresholds, minimum, colluding)
         too_few = _too_few(members, degree, thresholds, dropouts)
-        allowed = np.flatnonzero(disconnected + leaks + too_few < most)
+        allowed = np.flatnonzero(disconnected + leaks + too_few < tolerance)
         if len(allowed):
             return degree, int(thresholds[allowed[0]])
     raise UsageError(
@@ -284,16 +297,22 @@ def failure_probability(
     disconnected = _disconnected(members, degree, dropouts, colluding)
     leaks = _leaks(members, degree, thresholds, minimum, colluding)
     too_few = _too_few(members, degree, thresholds, dropouts)
-    total = disconnected + leaks + too_few
-    return float(total[0])
+    probability = disconnected + leaks + too_few
+    return float(probability[0])
 
 
-def _disconnected(members: int, degree: int, dropouts: float, colluding: float) -> float:
+def _disconnected(
+    members: int,
+    degree: int,
+    dropouts: float,
+    colluding: float,
+) -> float:
     """Return the bound on the probability of event 1 of `failure_probability`."""
     from scipy.stats import hypergeom
 
     lost = _part(dropouts, members)
     colluders = _part(colluding, members)
+    # At worst nobody is both: the two sets are disjoint.
     bad = min(lost + colluders, members)
     pairs_of_runs = members * (members - degree - 1) / 2
     return float(pairs_of_runs * hypergeom.pmf(degree, members, bad, degree))
@@ -308,6 +327,7 @@ def _leaks(
 ) -> NDArray[np.float64]:
     """Return the bounds on the probability of event 2 for each threshold (t,)."""
     colluders = _part(colluding, members)
+    # The smallest c that breaks 2t - (k + 1) - c >= minimum.
     smallest_bad = 2 * thresholds - degree - minimum
     return members * _tail(smallest_bad, members - 1, colluders, degree)
 
@@ -320,6 +340,7 @@ def _too_few(
 ) -> NDArray[np.float64]:
     """Return the bounds on the probability of event 3 for each threshold (t,)."""
     lost = _part(dropouts, members)
+    # The smallest number of lost neighbours that leaves t - 1 holders; the client holds one.
     smallest_bad = degree + 2 - thresholds
     return members * _tail(smallest_bad, members - 1, lost, degree)
 

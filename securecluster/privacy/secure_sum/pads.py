@@ -43,13 +43,13 @@ def transcript(label: str, *parts: bytes | str | int) -> bytes:
         parts: bytes, text in UTF-8, or integers between 0 and 2^64 - 1.
     """
     encoded = [label.encode()]
-    for part in parts:
-        if isinstance(part, int):
-            data = part.to_bytes(8, "big")
-        elif isinstance(part, str):
-            data = part.encode()
+    for piece in parts:
+        if isinstance(piece, int):
+            data = piece.to_bytes(8, "big")
+        elif isinstance(piece, str):
+            data = piece.encode()
         else:
-            data = part
+            data = piece
         encoded.append(len(data).to_bytes(8, "big") + data)
     return b"".join(encoded)
 
@@ -194,7 +194,12 @@ def _point(public: bytes) -> int:
     return number % FIELD_PRIME
 
 
-def call_key(pair_key: bytes, call: int, attempt: int, members: bytes) -> bytes:
+def call_key(
+    pair_key: bytes,
+    call: int,
+    attempt: int,
+    members: bytes,
+) -> bytes:
     """Return the key of one call's pads between two clients, 32 bytes.
 
     Args:

@@ -72,7 +72,12 @@ class PairContext:
         return hashlib.sha256(text).digest()
 
 
-def pair_pad(pair_key: bytes, context: PairContext, field_name: str, bits: int) -> int:
+def pair_pad(
+    pair_key: bytes,
+    context: PairContext,
+    field_name: str,
+    bits: int,
+) -> int:
     """Return the pad of a pair, the same at both ends.
 
     Args:
@@ -85,6 +90,7 @@ def pair_pad(pair_key: bytes, context: PairContext, field_name: str, bits: int) 
     Returns:
         A number from 0 to 2^bits - 1.
     """
+    # All that a request can vary is bound: no two rows of a client ever have the same pad.
     info = pads.transcript(
         "securecluster pair pad v1", context.rows_hash, context.attempt, field_name, bits
     )
@@ -127,8 +133,10 @@ def add_pair_pads(
     padded = []
     for value, peer in zip(row.tolist(), context.members, strict=True):
         number = 0
+        # A number that no pad covers would be sent in the clear.
         if peer != client and peer in pair_keys:
             pad = pair_pad(pair_keys[peer], context, field_name, bits)
+            # In Python's integers, which do not overflow for 64 bits.
             number = (value + pad_sign(client, peer) * pad) % modulus
         # two's complement
         padded.append(number - modulus if number >= modulus // 2 else number)
@@ -186,6 +194,7 @@ class PairGuard:
         record = self.state.calls.get(context.call)
         if record is None:
             return 0
+        # The same rows again: the reply was lost, and the same bytes are sent.
         if record.rows_hash == context.rows_hash and not record.spent:
             return record.attempt
         return record.attempt + 1

@@ -178,10 +178,10 @@ def _interpolate(shares: Sequence[Share], weights: Sequence[int]) -> int:
         shares: shares (t,).
         weights: Lagrange weights (t,) of their x-coordinates.
     """
-    total = 0
+    value = 0
     for item, weight in zip(shares, weights, strict=True):
-        total += item.y * weight
-    return total % PRIME
+        value += item.y * weight
+    return value % PRIME
 
 
 @lru_cache(maxsize=512)

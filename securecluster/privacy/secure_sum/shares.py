@@ -47,7 +47,13 @@ class ShareSeal:
     def __repr__(self) -> str:
         return "ShareSeal(key hidden)"
 
-    def close(self, values: Sequence[int], block: bytes, sender: int, receiver: int) -> bytes:
+    def close(
+        self,
+        values: Sequence[int],
+        block: bytes,
+        sender: int,
+        receiver: int,
+    ) -> bytes:
         """Return a box of shares, `box_size(n)` bytes.
 
         Args:

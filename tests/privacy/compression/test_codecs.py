@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -31,7 +31,6 @@ def back(name: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return stage.decode(coded).numpy().astype(np.float64), coded.numpy()
 
 
-@settings(max_examples=150, deadline=None)
 @given(ROWS)
 def test_numbers_in_levels_err_by_half_a_level(x):
     largest = np.abs(x.astype(np.float64)).max(1, keepdims=True)
@@ -41,7 +40,6 @@ def test_numbers_in_levels_err_by_half_a_level(x):
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=150, deadline=None)
 @given(ROWS)
 def test_signs_with_the_mean_magnitude(x):
     found, wide = back("1bit", x)[0], x.astype(np.float64)
@@ -57,7 +55,6 @@ def test_signs_with_the_mean_magnitude(x):
     )
 
 
-@settings(max_examples=150, deadline=None)
 @given(ROWS, st.sampled_from([0.01, 0.3, 1.0]))
 def test_the_largest_numbers_stay_as_they_are(x, share):
     found, k = back(f"topk:{share:g}", x)[0], int(np.ceil(share * x.shape[1]))
@@ -149,7 +146,6 @@ def test_forged_rows_are_refused(name):
             stage.decode(rows)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(NAMES), st.binary(max_size=40))
 def test_any_bytes_are_refused_or_stand_for_finite_numbers(name, data):
     (stage,) = build(name, 11)

@@ -254,6 +254,7 @@ def test_the_least_noise_for_a_target(target: float, rate: float) -> None:
     assert target < epsilon(history(z / 1.002), DELTA).epsilon
 
 
+@pytest.mark.exhaustive
 def test_the_least_noise_for_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     # the dearest of them is the second: any() below need not price the last
     histories = [lambda z, n=n: [(z, *sampling(n, 20, 1)), (z, 1, 2)] for n in (41, 25, 90)]

@@ -137,6 +137,7 @@ def test_rows_that_are_clipped_too_late_are_refuted() -> None:
     assert audit.mu > 1.5 / Z
 
 
+@pytest.mark.exhaustive
 def test_half_the_noise_is_refuted_at_little_privacy_and_at_much() -> None:
     for z in (0.1, 2.0):
         for stage, honest in ((Noise(NORM, z), True), (Halved(NORM, z), False)):
@@ -194,7 +195,7 @@ def test_gram_matrices_are_audited_by_a_canary_row(share: float, honest: bool) -
     assert audit.mu > 0.75 / Z
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_rows_of_losses_are_audited_along_their_sum(unit: str, share: float, honest: bool) -> None:
@@ -256,6 +257,7 @@ def test_a_step_of_dp_sgd_is_audited_by_a_canary_sample(share: float, honest: bo
     assert audit.epsilon(DELTA) <= priced(plan, 6, Z * share, DELTA)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 def test_sampled_steps_of_dp_sgd_are_no_less_private_than_their_price(
@@ -267,6 +269,7 @@ def test_sampled_steps_of_dp_sgd_are_no_less_private_than_their_price(
     assert (audit.epsilon(0.2) <= priced(plan, 6, 1, 0.2)) == honest
 
 
+@pytest.mark.exhaustive
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mu", [0.3, 2.0, 20.0])
 def test_bounds_err_as_seldom_as_they_say(mu: float) -> None:
@@ -281,6 +284,7 @@ def test_bounds_err_as_seldom_as_they_say(mu: float) -> None:
     assert sum(audit.by_moments(0.1) > mu for audit in audits) >= 4
 
 
+@pytest.mark.exhaustive
 def test_moments_agree_with_simulated_students_t() -> None:
     rng = np.random.default_rng(1)
     present, absent = rng.normal(1.5, 1, 30), rng.normal(0, 1, 40)

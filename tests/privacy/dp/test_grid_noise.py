@@ -14,7 +14,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -180,7 +180,6 @@ def test_the_grid_is_fine_and_its_rounding_is_paid_for(z: float, reach: float, d
     assert sigma <= z * reach * (1 + 2.0**-FINE) or sigma / grid >= 2.0**FINEST
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 200), st.floats(-3, 3))
 def test_rounding_moves_two_rows_apart_by_no_more_than_what_is_paid_for(
     seed: int, d: int, size: float

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
@@ -42,13 +42,13 @@ EXACT = 1 + 1e-9  # float64
 def climb(
     moved: Callable[..., torch.Tensor],
     shapes: Iterable[tuple[int, ...]],
-    restarts: int = 4,
+    restarts: int = 2,
     steps: int = 120,
 ) -> float:
     """The largest value of `moved` along gradient ascents from starts of very different sizes."""
     generator, best = torch.Generator().manual_seed(0), 0.0
     for restart in range(restarts):
-        size = 10.0 ** (restart % 4 - 2)
+        size = 10.0 ** (2 * restart - 1)
         inputs = [
             (torch.randn(shape, generator=generator, dtype=torch.float64) * size).requires_grad_()
             for shape in shapes
@@ -237,7 +237,6 @@ def test_a_step_on_examples_whose_gradients_are_clipped(n: int) -> None:
     assert close(evolve(lambda genes: moved(genes, False), numbers), 2 * stated)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.floats(-12, 9),
     st.floats(-44, 38),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from securecluster.errors import UsageError
@@ -33,7 +33,6 @@ def mask(seed: bytes = bytes(range(32))) -> Permutation:
     return stage
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.integers(1, 300),
     st.integers(0, 4),
@@ -156,7 +155,6 @@ def signed(seed: bytes = bytes(range(32))) -> SignedPermutation:
     return stage
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.integers(1, 300),
     st.integers(0, 4),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import hadamard as sylvester
 from scipy.stats import norm
@@ -71,7 +71,6 @@ def test_powers_of_two_are_sylvesters_and_unknown_orders_are_refused() -> None:
 
 
 @pytest.mark.exhaustive
-@settings(deadline=None, max_examples=30)
 @given(st.integers(1, 3_000_000))
 def test_padding_is_small_and_settled(d: int) -> None:
     n = padded(d)

@@ -214,6 +214,7 @@ def run_random_patterns(groups: int, seed: int) -> int:
     return unmasked
 
 
+@pytest.mark.exhaustive
 def test_masks_cancel_for_two_hundred_random_patterns() -> None:
     assert 40 < run_random_patterns(8, 0) < 180
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from securecluster.errors import FrameError, UpdateError, UsageError
@@ -60,7 +60,6 @@ def test_every_type_of_numbers_is_encoded_exactly(dtype: torch.dtype) -> None:
 
 
 @given(seed=st.integers(0, 2**32), members=st.integers(1, 200), bits=BITS)
-@settings(max_examples=50)
 def test_sums_are_right_within_the_stated_error(seed: int, members: int, bits: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows = (torch.rand(members, 5, generator=generator, dtype=torch.float64) * 2 - 1) * 3.7

@@ -132,6 +132,7 @@ def test_probabilities_agree_with_exact_fractions(n: int, degree: int, share: fl
         assert ours == pytest.approx(float(exact), rel=1e-8, abs=1e-300)
 
 
+@pytest.mark.exhaustive
 def test_the_bound_is_above_what_happens() -> None:
     # a graph too sparse for its dropouts, so that failures are frequent enough to be counted
     n, degree, threshold, lost, colluders = 60, 12, 9, 8, 5

@@ -92,7 +92,7 @@ def test_a_newcomer_that_does_not_reply_is_asked_again_and_then_named() -> None:
         find_leaves(Told({7: [1.0, 0, 0, 0, 0, 0]}, deaf=9), grown(), None, [7])  # type: ignore[arg-type]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_node_keeps_the_model_and_the_updates_from_before_its_split(
     mask: str, halves: tuple[Federation, Federation], fitted: Callable[[str], CFL]
@@ -152,7 +152,7 @@ def test_leaves_are_the_models_handed_out_and_ensembles_average_a_path(
         assert len(path) > 1
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mask", "average"),
     [

@@ -53,6 +53,7 @@ def test_a_hint_is_enough_for_a_cluster_of_whom_only_some_replied(
     assert statistics.p_value == p_value
 
 
+@pytest.mark.exhaustive
 @pytest.mark.few(1)
 @pytest.mark.parametrize("clusters", [2, cases.exhaustive(3), 5])
 def test_other_numbers_of_clusters_are_found_without_being_told(clusters: int) -> None:
@@ -61,6 +62,7 @@ def test_other_numbers_of_clusters_are_found_without_being_told(clusters: int) -
     assert fitted.agreement_["exact"]
 
 
+@pytest.mark.exhaustive
 def test_many_small_clusters_are_found_though_both_halves_of_a_split_hold_several() -> None:
     kind = LabelPermutation(clusters=6)
     federation = Federation.simulate("digits", scenario=kind, clients=24, samples=40, seed=2)

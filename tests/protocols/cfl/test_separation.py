@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from securecluster.clustering.bipartition import bipartition
@@ -68,7 +68,6 @@ def noisy(v: Array, gamma: float, rng: np.random.Generator, worst: bool) -> Arra
     return v + x * gamma * np.linalg.norm(v) / np.linalg.norm(x)
 
 
-@settings(deadline=None, max_examples=120)
 @given(
     k=st.integers(2, 5),
     d=st.sampled_from([2, 2, 3, 7, 40]),
@@ -170,7 +169,6 @@ def test_values_by_hand() -> None:
     ) == pytest.approx([4 / 3, 1.0])
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.floats(0, 0.999), st.floats(0, 0.999), st.integers(2, 9))
 def test_the_bound_is_equation_19_as_printed(a: float, b: float, k: int) -> None:
     h, angle = -a * b + math.sqrt(1 - a * a) * math.sqrt(1 - b * b), math.pi / (k - 1)
@@ -182,7 +180,6 @@ def test_the_bound_is_equation_19_as_printed(a: float, b: float, k: int) -> None
     assert cross_bound([a, b], k) == pytest.approx(printed, abs=1e-6)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=7), st.integers(0, 10**6))
 def test_the_separation_gap_is_equation_29_by_brute_force(truth: list[int], seed: int) -> None:
     raw = np.random.default_rng(seed).uniform(-1, 1, (len(truth), len(truth)))

@@ -166,7 +166,7 @@ IID = [
 TURNS = [(CFL, "average"), (FLHC, "spectral"), (CFL, "kmeans")]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "clusterer", "way"),
     [

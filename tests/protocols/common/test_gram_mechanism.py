@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -89,7 +89,6 @@ def basis(d: int) -> list[Rows]:
     return found
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 10**6),
     st.integers(0, 30),
@@ -154,7 +153,6 @@ def test_the_spectral_norm_is_smaller_than_that_of_equal_variances_by_the_root_o
     assert norm / other == pytest.approx(np.sqrt(0.5), rel=0.03)
 
 
-@settings(deadline=None, max_examples=80)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 8),

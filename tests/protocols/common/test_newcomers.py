@@ -117,7 +117,7 @@ def of_newcomers(fitted: ClusteringProtocol) -> list[Any]:
 
 
 # "longer" trains more often, and has every call that the shorter one has
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     [cases.exhaustive(name) if name == "local-kmeans" else name for name in METHODS],

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from securecluster import Federation, LabelSwap
@@ -66,7 +66,6 @@ def test_what_nobody_lacks_is_dropped_and_what_somebody_lacks_is_kept() -> None:
     assert sent(box, [0, 1, 2]) == [[(4, 4)]] * 3
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.sets(st.integers(0, 3)), max_size=8), st.booleans())
 def test_whoever_misses_whatever_the_sum_of_what_came_is_the_same(
     came: list[set[int]], fresh: bool

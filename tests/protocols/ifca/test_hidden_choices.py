@@ -293,7 +293,6 @@ LIES: dict[str, tuple[Lie, str]] = {
 }
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("lie", list(LIES))
 def test_a_client_refuses_what_contradicts_what_it_knows(
     lie: str, federation: Federation, choose: Callable[..., None]

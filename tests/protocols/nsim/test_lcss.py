@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from securecluster.errors import UsageError
@@ -45,7 +45,6 @@ def paths(draw: st.DrawFn) -> list[np.ndarray]:
 
 @pytest.mark.exhaustive
 @given(paths(), st.sampled_from([0.0, 0.25, 0.3, 0.5, 2.0]), st.sampled_from([None, 0, 1, 3]))
-@settings(max_examples=150, deadline=None)
 def test_all_pairs_equal_the_plain_dynamic_programme(
     sequences: list[np.ndarray], radius: float, window: int | None
 ) -> None:

@@ -270,6 +270,7 @@ def test_whoever_trains_alone_from_an_average_holds_no_model_of_its_own_any_more
     client.send_model(CallContext((1,), (1,), 2, 4), Empty())
 
 
+@pytest.mark.exhaustive
 def test_the_estimator_is_replayed_with_the_threads_of_the_run(corners: Federation) -> None:
     threads = []
 

@@ -29,6 +29,7 @@ def test_they_are_named_by_the_model_or_the_user(
     assert common_layers(build(model, shape, 10, Randomness(0)), names) == numbers
 
 
+@pytest.mark.exhaustive
 def test_all_of_a_residual_network_but_its_last_layer_is_common() -> None:
     flat = build("resnet9", (3, 32, 32), 10, Randomness(0))
     found = common_layers(flat, "auto")

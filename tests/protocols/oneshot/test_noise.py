@@ -158,7 +158,7 @@ def leaning(seed: int, angle: float = 0.3, n: int = 200) -> Federation:
     return Federation.from_arrays(samples, test=test, truth=truth, classes=2, seed=seed)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("p", [1, 2, 5])
 def test_clusters_get_no_worse_with_less_noise(p: int) -> None:
     federation = leaning(1)
@@ -292,7 +292,7 @@ def test_numbers_of_samples_are_not_said_to_be_seen_where_they_are_not_told() ->
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("clusterer", ["average", "spectral", "kmeans"])
 def test_other_clusterers_part_the_tasks_too(clusterer: str, tasks: Federation) -> None:
     for z in (0.0, 0.2):

@@ -171,7 +171,7 @@ def test_bytes_between_servers_and_of_eigenvectors_are_those_of_real_frames(
     assert max(relevance.up) < 4 * 10 + 400
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("model", "common", "mask"),
     [
@@ -471,7 +471,7 @@ def test_layers_without_names_cannot_be_named() -> None:
         OneShot(rounds=1, model=torch.nn.Linear(6, 3), common="weight").fit(federation)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mask", "stop"),
     [

@@ -114,7 +114,7 @@ def test_clusters_that_overlap_are_told_apart(seed: int) -> None:
     assert 3.2 < partition.threshold < 4.5
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("m", [4, 6, 8, 12, 20, 50])
 def test_alike_models_are_one_cluster_that_the_threshold_joins(m: int) -> None:
     for seed in range(20):

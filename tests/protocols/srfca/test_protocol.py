@@ -100,6 +100,7 @@ def test_the_clusters_are_found_without_their_number(
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("distance", ["loss", cases.exhaustive("l2")])
 def test_clients_with_alike_data_are_one_cluster(distance: str) -> None:
     fitted = SRFCA(distance=distance, rounds=2).fit(
@@ -119,7 +120,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "params",
     [
@@ -239,6 +240,7 @@ def test_the_l2_graph_is_that_of_the_models_that_clients_train_alone(
     assert notes(fitted, "lambda") == [pytest.approx(np.quantile(apart, 0.4), rel=1e-9)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.few(1)
 @pytest.mark.parametrize("distance", ["loss", "l2"])
 def test_a_threshold_decides_how_many_clusters_there_are(distance: str, two: Federation) -> None:
@@ -280,7 +282,7 @@ def test_clients_whose_samples_are_partly_others_keep_their_clusters() -> None:
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("clients", "distance"),
     [
@@ -409,7 +411,7 @@ def test_who_has_no_cluster_waits_with_its_own_model_until_one_is_nearest(two: F
     assert adjusted_rand_score(two.truth or (), state.labels) == 1
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "params", [{}, {"mask": "permutation"}, {"radius": 2.0}, {"trim": 0.2}], ids=str
 )
