@@ -58,6 +58,11 @@ class View(ABC):
     def outcomes(self) -> tuple[VerbOutcome, ...]:
         """Return what verbs gave the parties, such as sums over clients, in order."""
 
+    @property
+    def clusters(self) -> Mapping[int, int]:
+        """Return by client its cluster at the end, as far as the parties know; empty if not."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Colluder:

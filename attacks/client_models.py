@@ -1,6 +1,13 @@
-"""Losses of clients' models, for attacks that compare them: θ_0 and a client's first update."""
+"""Clients' models, for attacks on them: θ_0 and a client's first update, or what it trained alone.
+
+Clients of some methods first train alone for several rounds, and then send their model once. Those
+of IFCA begin with one of several initial models, which are as public as θ_0.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,9 +15,14 @@ from numpy.typing import NDArray
 from securecluster.attacks.base import Knowledge, View
 from securecluster.attacks.views import observed_updates
 from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
 
 Array = NDArray[np.float64]
 FEWEST = 2  # clients whose models are compared
+# client methods: training without an update that leaves, and the model that a client sends after it
+TRAINED_ALONE = "train_locally"
+SENT_ALONE = "send_model"
+CHOICE = "choose"  # client method of IFCA, whose reply is the number of an initial model
 
 
 def why_not(view: View, knowledge: Knowledge) -> str | None:
@@ -29,6 +41,78 @@ def why_not(view: View, knowledge: Knowledge) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class ShownModel:
+    """A client's model that was trained on its data alone, as an adversary reads it.
+
+    Args:
+        model: (d,).
+        initial: the initial model, (d,): θ_0 unless clients choose among several.
+        number: of the initial model.
+        steps: numbers of the calls in which it was trained from that, in order.
+        size: the client's number of samples, if it sent it.
+    """
+
+    model: torch.Tensor
+    initial: torch.Tensor
+    number: int
+    steps: tuple[int, ...]
+    size: float | None
+
+
+def shown_models(view: View, knowledge: Knowledge) -> dict[int, ShownModel]:
+    """Return by client the first of its models that nobody else's data went into.
+
+    Args:
+        view: what the adversary observed.
+        knowledge: what it knows besides.
+    """
+    d = knowledge.network.dimension
+    alone = _trained_alone(view)
+    choices = _first_choices(view)
+    models: dict[int, ShownModel] = {}
+    for update in observed_updates(view, knowledge):
+        client = update.sender.index
+        if client is None or client in models:
+            continue
+        steps: tuple[int, ...] = ()
+        if update.method == SENT_ALONE:
+            steps = tuple(step for step in alone.get(client, ()) if step < update.step)
+        elif update.round == 1:
+            steps = (update.step,)
+        if steps:
+            number = choices.get(client, 0)
+            initial = initial_model(knowledge, number)
+            model = initial + update.row[:d].to(initial)
+            models[client] = ShownModel(model, initial, number, steps, update.size)
+    return models
+
+
+def initial_model(knowledge: Knowledge, number: int) -> torch.Tensor:
+    """Return an initial model, (d,): θ_0 is number 0, and clients of IFCA draw the others.
+
+    Args:
+        knowledge: of the network and of the seed.
+        number: of the model.
+    """
+    if number == 0:
+        return knowledge.initial
+    randomness = Randomness(int(knowledge.config["seed"]))
+    drawn = knowledge.network.redrawn(randomness, "start", 0, number)
+    return drawn.to(knowledge.initial)
+
+
+def _first_choices(view: View) -> dict[int, int]:
+    """Return by client the initial model that it chose first, where clients choose."""
+    found: dict[int, int] = {}
+    for message in view.messages(CHOICE, 1):
+        chosen = getattr(message.content, "model", None)
+        client = message.sender.index
+        if chosen is not None and message.sender.kind == "client" and client is not None:
+            found.setdefault(client, int(chosen.values[0]))
+    return found
+
+
 def first_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
     """Return each client's model after its first local training, (d,), by its number.
 
@@ -36,24 +120,39 @@ def first_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
         view: what the adversary observed.
         knowledge: what it knows besides.
     """
-    d = knowledge.network.dimension
-    models: dict[int, torch.Tensor] = {}
-    for update in observed_updates(view, knowledge):
-        client = update.sender.index
-        if update.round == 1 and client is not None and client not in models:
-            models[client] = knowledge.initial + update.row[:d].to(knowledge.initial)
-    return models
+    return {client: shown.model for client, shown in shown_models(view, knowledge).items()}
 
 
-def candidate_losses(model: torch.Tensor, knowledge: Knowledge) -> Array:
+def _trained_alone(view: View) -> dict[int, list[int]]:
+    """Return by client the calls in which it trained from θ_0 without any average."""
+    found: dict[int, list[int]] = {}
+    averaged = set()
+    for message in view.messages(TRAINED_ALONE):
+        means = getattr(message.content, "means", None)
+        client = message.receiver.index
+        if means is None or client is None:
+            continue
+        if means.picks[0]:
+            averaged.add(client)
+        if client not in averaged:
+            found.setdefault(client, []).append(message.step)
+    return found
+
+
+def candidate_losses(
+    model: torch.Tensor, knowledge: Knowledge, samples: NDArray[Any] | None = None
+) -> Array:
     """Return the loss of each candidate under a model, (candidates,).
 
     Args:
         model: (d,).
         knowledge: with the candidates as its samples.
+        samples: in place of the candidates' own samples, with the same labels, (candidates, …).
     """
     assert knowledge.samples is not None
-    x = torch.as_tensor(np.asarray(knowledge.samples[0])).to(model)
+    if samples is None:
+        samples = np.asarray(knowledge.samples[0])
+    x = torch.as_tensor(samples).to(model)
     y = torch.as_tensor(np.asarray(knowledge.samples[1]))
     with torch.no_grad():
         outputs = knowledge.network.call(knowledge.parameters(model), x)

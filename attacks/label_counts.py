@@ -12,6 +12,11 @@ rate η moves the bias by −η times that, so n_c = n·(p̄_c + Δb_c/η), wher
 p̄ depends on the samples. At the public θ_0 it is nearly the same for all samples, so public
 samples give it; without any, uniform noise of the samples' range does. Of several local steps, the
 displacement of each counts: the attack divides by their number, which ignores that p̄ moves.
+
+The number of steps follows from n. A client that does not send n leaves two unknowns: the shares
+n_c/n have no total, and the number of steps has to be estimated. Shares are not negative, so it is
+at least max_c −Δb_c/(η·p̄_c), and about that if the client lacks some class. The attack takes the
+nearest whole number of epochs, which is exact where one batch holds all samples.
 """
 
 from __future__ import annotations
@@ -29,10 +34,14 @@ from securecluster.core.lazy_torch import torch
 
 Counts = NDArray[np.int64]
 PROBES = 200  # samples of noise where no public ones are known
+SMALLEST = 1e-12  # prediction
 
 
 class MisplacedLabels(Scorer):
-    """Share of a client's samples whose label the guessed counts misplace."""
+    """Share of a client's samples whose label the guess misplaces.
+
+    Guesses are compared as shares, since not all of them have a total.
+    """
 
     metric = "share of misplaced labels"
     higher = False
@@ -41,7 +50,7 @@ class MisplacedLabels(Scorer):
         """Return the share of each client, (n,).
 
         Args:
-            guess: label counts by client.
+            guess: label counts or shares by client.
             truth: of the run.
         """
         return self._shares(guess, truth, list(guess.values))
@@ -50,7 +59,7 @@ class MisplacedLabels(Scorer):
         """Return the shares if every client is scored against another one's labels.
 
         Args:
-            guess: label counts by client.
+            guess: label counts or shares by client.
             truth: of the run.
             draw: source of the shuffle.
         """
@@ -61,10 +70,11 @@ class MisplacedLabels(Scorer):
     def _shares(self, guess: Guess, truth: Truth, clients: list[int]) -> NDArray[Any]:
         """Return the shares against the labels of the given clients, in the guess's order."""
         shares = []
-        for counts, client in zip(guess.values.values(), clients, strict=True):
+        for guessed, client in zip(guess.values.values(), clients, strict=True):
             true = truth.label_counts(client)
+            difference = guessed / guessed.sum() - true / true.sum()
             # each misplaced sample is missing in one class, and too many in another
-            shares.append(np.abs(counts - true).sum() / (2 * true.sum()))
+            shares.append(np.abs(difference).sum() / 2)
         return np.asarray(shares)
 
 
@@ -78,7 +88,7 @@ class LabelCounts(Attack):
     )
     needs = (
         "single updates of the first round, the learning rate, and the number of samples of each "
-        "client (else the share of each label)"
+        "client (else it guesses the share of each label)"
     )
     scorer = MisplacedLabels()
 
@@ -98,7 +108,7 @@ class LabelCounts(Attack):
         return None
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
-        """Return the guessed counts by client.
+        """Return the guessed counts by client; shares of 1 of a client that sends no size.
 
         Args:
             view: what the adversary observed.
@@ -107,14 +117,47 @@ class LabelCounts(Attack):
         name = _last_bias(knowledge)
         assert name is not None
         prediction = _mean_prediction(knowledge)
-        guesses = {}
+        lr = float(knowledge.config["lr"])
+        guesses: dict[int, NDArray[Any]] = {}
+        without_size = []
         for client, update in _first_updates(view, knowledge).items():
             bias = knowledge.parameters(update.row)[name].double().cpu().numpy()
-            size = update.size or float(knowledge.config["batch_size"])
-            steps = _steps(knowledge, size)
-            shares = prediction + bias / (float(knowledge.config["lr"]) * steps)
-            guesses[client] = rounded(shares, round(size))
-        return Guess("label counts", guesses)
+            gradients = bias / lr
+            if update.size:
+                steps = _steps(knowledge, update.size)
+                guesses[client] = rounded(prediction + gradients / steps, round(update.size))
+            else:
+                steps = least_steps(prediction, gradients, int(knowledge.config["epochs"]))
+                guesses[client] = normalised(prediction + gradients / steps)
+                without_size.append(client)
+        return Guess("label counts", guesses, {"without size": tuple(without_size)})
+
+
+def least_steps(
+    prediction: NDArray[np.float64], gradients: NDArray[np.float64], epochs: int
+) -> int:
+    """Return the number of local steps below which a share would be negative, in whole epochs.
+
+    Args:
+        prediction: p̄, (classes,).
+        gradients: Δb/η, (classes,).
+        epochs: of a round.
+    """
+    least = float((-gradients / np.maximum(prediction, SMALLEST)).max())
+    return epochs * max(1, round(least / epochs))
+
+
+def normalised(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return shares that are not negative and sum to 1.
+
+    Args:
+        shares: of each class, (classes,); negative ones count as zero.
+    """
+    positive = np.clip(shares, 0, None)
+    if positive.sum() <= 0:  # nothing was learned about any class
+        positive = np.ones_like(positive)
+    whole: NDArray[np.float64] = positive / positive.sum()
+    return whole
 
 
 def rounded(shares: NDArray[np.float64], total: int) -> Counts:
@@ -124,12 +167,7 @@ def rounded(shares: NDArray[np.float64], total: int) -> Counts:
         shares: share of each class, (classes,); negative ones count as zero.
         total: number of samples.
     """
-    positive = np.clip(shares, 0, None)
-    mass = positive.sum()
-    if mass <= 0:  # nothing was learned about any class
-        positive = np.ones_like(positive)
-        mass = positive.sum()
-    exact = positive / mass * total
+    exact = normalised(shares) * total
     counts: Counts = np.floor(exact).astype(np.int64)
     missing = total - int(counts.sum())
     # the largest remainders are rounded up

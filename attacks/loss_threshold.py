@@ -9,7 +9,7 @@ import numpy as np
 from securecluster.attacks.base import Attack, Guess, Knowledge, View
 from securecluster.attacks.client_models import candidate_losses, first_models, why_not
 from securecluster.attacks.scoring import Scorer
-from securecluster.attacks.subspaces import MembershipAtLowRate, SampleMembership
+from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
 
 
 class LossThreshold(Attack):
@@ -22,11 +22,11 @@ class LossThreshold(Attack):
     name = "membership-loss-threshold"
     source = "Yeom et al. 2018, Privacy Risk in Machine Learning"
     needs = (
-        "single updates of the first round without a mask, and candidate samples, of which some "
-        "may be clients' own"
+        "single updates of the first round, or models that clients trained alone, without a mask, "
+        "and candidate samples, of which some may be clients' own"
     )
     scorer = SampleMembership()
-    further: ClassVar[tuple[Scorer, ...]] = (MembershipAtLowRate(),)
+    further: ClassVar[tuple[Scorer, ...]] = AT_LOW_RATES
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.

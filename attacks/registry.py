@@ -18,6 +18,7 @@ from securecluster.errors import UsageError, unknown
 
 GROUP = "securecluster.attacks"
 ATTACKS = {  # module and class
+    "cluster-property": "cluster_property:ClusterProperty",
     "differencing": "differencing:Differencing",
     "dp-audit-one-run": "dp_audit:OneRunAudit",
     "dp-audit-two-worlds": "dp_audit:TwoWorldAudit",
@@ -31,6 +32,8 @@ ATTACKS = {  # module and class
     "mask-known-plaintext": "mask_known_plaintext:MaskKnownPlaintext",
     "mask-public-model": "mask_public_model:MaskPublicModel",
     "mean-image": "subspaces:MeanImage",
+    "membership-likelihood-ratio": "likelihood_ratio:LikelihoodRatio",
+    "membership-likelihood-ratio-offline": "likelihood_ratio:OfflineLikelihoodRatio",
     "membership-loss-threshold": "loss_threshold:LossThreshold",
     "relevance-oracle": "relevance_oracle:RelevanceOracle",
     "secure-sum-conformance": "secure_sum_conformance:SecureSumConformance",

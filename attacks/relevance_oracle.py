@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.experiments import probe
 from securecluster.attacks.scoring import Scorer
-from securecluster.attacks.subspaces import MembershipAtLowRate, SampleMembership
+from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Call, Picks
 from securecluster.protocols.oneshot.client import OtherEigenvectors
@@ -95,7 +95,7 @@ class RelevanceOracle(Attack):
         "and candidate samples"
     )
     scorer = SampleMembership()
-    further: ClassVar[tuple[Scorer, ...]] = (MembershipAtLowRate(), EnergyError())
+    further: ClassVar[tuple[Scorer, ...]] = (*AT_LOW_RATES, EnergyError())
 
     def __init__(self, endpoint: Endpoint[Any] | None = None) -> None:
         self.endpoint = endpoint

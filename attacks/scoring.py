@@ -107,6 +107,15 @@ class Scorer(ABC):
             draw: source of the shuffle.
         """
 
+    def why_not(self, guess: Guess, truth: Truth) -> str | None:
+        """Return why this score cannot be told of a guess; None if it can.
+
+        Args:
+            guess: the attack's.
+            truth: of the run.
+        """
+        return None
+
     def summary(self, units: Array) -> float:
         """Return the score of some units: their mean, unless a scorer has another one.
 
@@ -126,8 +135,11 @@ def score(scorer: Scorer, guess: Guess, truth: Truth, seed: int = 0) -> Score:
         seed: of the bootstrap and the negative control.
 
     Raises:
-        UsageError: the guess is about no unit.
+        UsageError: the guess is about no unit, or this score cannot be told of it.
     """
+    reason = scorer.why_not(guess, truth)
+    if reason is not None:
+        raise UsageError(f"there is no {scorer.metric}: {reason}")
     draw = np.random.default_rng(seed)
     units = np.asarray(scorer.units(guess, truth))
     count = len(units)
@@ -152,6 +164,28 @@ def score(scorer: Scorer, guess: Guess, truth: Truth, seed: int = 0) -> Score:
         higher=scorer.higher,
         units=count,
     )
+
+
+def further_scores(
+    attack: Attack, guess: Guess, truth: Truth, seed: int = 0
+) -> dict[str, Score | str]:
+    """Return the scores of an attack's further scorers, by their metrics.
+
+    Args:
+        attack: the attack; it may have scorers in an attribute `further`.
+        guess: its guess.
+        truth: of the run.
+        seed: of the bootstrap and the negative control.
+
+    Returns:
+        Each score, or why it cannot be told.
+    """
+    found: dict[str, Score | str] = {}
+    scorers: tuple[Scorer, ...] = getattr(attack, "further", ())
+    for scorer in scorers:
+        reason = scorer.why_not(guess, truth)
+        found[scorer.metric] = reason or score(scorer, guess, truth, seed)
+    return found
 
 
 def evaluate(

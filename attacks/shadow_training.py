@@ -27,6 +27,39 @@ def local_updates(
         numbers: of the clients, (n,).
         step: number of the call.
     """
+    count = len(shards)
+    start = Rows(knowledge.initial[None].cpu(), (0,) * count)
+    trainer = _trainer(knowledge, shards, numbers)
+    return trainer.train(start, range(count), _plan(knowledge), step)
+
+
+def locally_trained(
+    knowledge: Knowledge,
+    shards: Sequence[Shard],
+    numbers: Sequence[int],
+    steps: Sequence[int],
+    initial: torch.Tensor,
+) -> torch.Tensor:
+    """Return how far local trainings in a row move a model, (n, d), of all shards in one batch.
+
+    Args:
+        knowledge: of the network and of the hyper-parameters.
+        shards: data to train on, (n,).
+        numbers: of the clients, (n,).
+        steps: numbers of the calls in which they train, in order.
+        initial: the model that they start from, (d,).
+    """
+    count = len(shards)
+    trainer = _trainer(knowledge, shards, numbers)
+    moved = torch.zeros(count, knowledge.network.dimension, dtype=initial.dtype)
+    for step in steps:
+        models = Rows(initial.cpu() + moved, tuple(range(count)))
+        moved += trainer.train(models, range(count), _plan(knowledge), step)
+    return moved
+
+
+def _trainer(knowledge: Knowledge, shards: Sequence[Shard], numbers: Sequence[int]) -> LocalTrainer:
+    """Return the local training of some data."""
     config = knowledge.config
     federation = Federation(
         names=tuple(f"shadow {k}" for k in range(len(shards))),
@@ -35,7 +68,7 @@ def local_updates(
         seed=int(config["seed"]),
         objective=knowledge.network.objective,
     )
-    trainer = LocalTrainer(
+    return LocalTrainer(
         federation,
         knowledge.network,
         Randomness(federation.seed),
@@ -43,13 +76,15 @@ def local_updates(
         knowledge.initial.dtype,
         numbers=numbers,
     )
-    plan = LocalTraining(
+
+
+def _plan(knowledge: Knowledge) -> LocalTraining:
+    """Return the hyper-parameters of local training."""
+    config = knowledge.config
+    return LocalTraining(
         config["lr"],
         config["epochs"],
         config["batch_size"],
         config["optimizer"],
         config["momentum"],
     )
-    count = len(shards)
-    start = Rows(knowledge.initial[None].cpu(), (0,) * count)
-    return trainer.train(start, range(count), plan, step)

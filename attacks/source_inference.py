@@ -62,7 +62,10 @@ class SourceInference(Attack):
 
     name = "source-inference"
     source = "Hu et al. 2021, Source Inference Attacks in Federated Learning"
-    needs = "single updates of the first round without a mask, and records of unknown owners"
+    needs = (
+        "single updates of the first round, or models that clients trained alone, without a mask, "
+        "and records of unknown owners"
+    )
     scorer = OwnersFound()
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:

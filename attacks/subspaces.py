@@ -14,6 +14,7 @@ of Pattern Recognition").
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -34,6 +35,8 @@ Array = NDArray[Any]
 SOURCE = "Oja 1983, Subspace Methods of Pattern Recognition; this project's threat model"
 NEEDS = "clients' eigenvectors in the clear, or a colluding client that can open them"
 FALSE_POSITIVES = 0.01  # rate at which the true positive rate is read
+LOWEST_RATE = 0.001  # at which it is read where there are enough non-members
+ROUNDING = 1e-9  # 1 / rate may be above the whole number that it stands for
 
 
 def observed_subspaces(view: View, knowledge: Knowledge) -> dict[int, Array]:
@@ -150,7 +153,8 @@ def true_positive_rate(scores: Array, positive: Array, false: float = FALSE_POSI
     others = np.sort(values[~chosen])[::-1]
     if not len(others) or not chosen.any():
         return 0.0
-    threshold = others[int(false * len(others))]
+    allowed = math.floor(false * len(others) + ROUNDING)
+    threshold = others[allowed]
     return float(np.mean(values[chosen] > threshold))
 
 
@@ -224,9 +228,37 @@ class SampleMembership(Detection):
 
 
 class MembershipAtLowRate(SampleMembership):
-    """True positive rate of the same at a false positive rate of 1 %."""
+    """True positive rate of the same at a low false positive rate.
 
-    metric = "membership TPR at 1 % FPR"
+    Args:
+        rate: of false positives.
+    """
+
+    def __init__(self, rate: float = FALSE_POSITIVES) -> None:
+        self.rate = rate
+        self.metric = f"membership TPR at {100 * rate:g} % FPR"
+
+    def why_not(self, guess: Guess, truth: Truth) -> str | None:
+        """Return why there is no such rate: it is less than one non-member.
+
+        Args:
+            guess: scores by client.
+            truth: of the run.
+        """
+        members = 0
+        questions = 0
+        for client in guess.values:
+            answers = self.answers(guess, truth, client)
+            members += int(answers.sum())
+            questions += len(answers)
+        others = questions - members
+        needed = math.ceil(1 / self.rate - ROUNDING)
+        if others >= needed:
+            return None
+        return (
+            f"a false positive rate of {100 * self.rate:g} % takes {needed} non-members or more, "
+            f"and the attack was asked about {others}"
+        )
 
     def summary(self, units: Array) -> float:
         """Return the true positive rate over all questions.
@@ -235,7 +267,11 @@ class MembershipAtLowRate(SampleMembership):
             units: (n, candidates, 2).
         """
         rows = units.reshape(-1, 2)
-        return true_positive_rate(rows[:, 0], rows[:, 1] > 0)
+        return true_positive_rate(rows[:, 0], rows[:, 1] > 0, self.rate)
+
+
+# true positive rates of every attack on membership
+AT_LOW_RATES = (MembershipAtLowRate(), MembershipAtLowRate(LOWEST_RATE))
 
 
 class ClassPresence(Detection):
@@ -331,7 +367,7 @@ class SubspaceMembership(SubspaceAttack):
     name = "subspace-membership"
     needs = f"{NEEDS}, and candidate samples, of which some may be clients' own"
     scorer = SampleMembership()
-    further: ClassVar[tuple[Scorer, ...]] = (MembershipAtLowRate(),)
+    further: ClassVar[tuple[Scorer, ...]] = AT_LOW_RATES
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
         """Return the energy of each candidate by client, (candidates,).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -73,6 +73,17 @@ class RecordedView(View):
                 outcome = _anonymous(outcome, draw)
             found.append(outcome)
         return tuple(found)
+
+    @cached_property
+    def clusters(self) -> Mapping[int, int]:
+        """Return by client its cluster at the end, which the server has in most methods.
+
+        An anonymous view has none, and neither has one of clients that choose in secret.
+        """
+        known = SERVER in self.parties and self.fitted.server_knows_labels
+        if self.anonymous or not known:
+            return {}
+        return {client: int(label) for client, label in enumerate(self.fitted.state_.labels)}
 
 
 def _anonymous(outcome: VerbOutcome, draw: np.random.Generator) -> VerbOutcome:

@@ -174,17 +174,20 @@ def _pictures_of(finding: Finding, column: str, with_truth: bool) -> Iterator[st
 
 
 def _label_counts(finding: Finding, column: str) -> Iterator[str]:
-    """Yield for the first clients a chart of true and guessed label counts."""
+    """Yield for the first clients a chart of the true and guessed share of each label.
+
+    They are shares on one scale, since an attack that is told no client's size guesses no counts.
+    """
     assert finding.guess is not None and finding.truth is not None
     for client, counts in list(finding.guess.values.items())[:MOST_CLIENTS]:
         true = finding.truth.label_counts(client)
         labels = [str(label) for label in range(min(len(true), MOST_CLASSES))]
         name = printable(finding.truth.federation.names[client])
         series = [
-            ("true", [float(count) for count in true[:MOST_CLASSES]]),
-            ("guessed", [float(count) for count in counts[:MOST_CLASSES]]),
+            ("true", (true / true.sum())[:MOST_CLASSES].tolist()),
+            ("guessed", (counts / counts.sum())[:MOST_CLASSES].tolist()),
         ]
-        yield html.bars(f"Labels of client {name}, {column}", labels, series)
+        yield html.bars(f"Labels of client {name}, {column} (shares)", labels, series)
 
 
 def _images(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from securecluster import Dirichlet, Federation
-from securecluster.attacks.label_counts import LabelCounts, rounded
+from securecluster.attacks.label_counts import LabelCounts, least_steps, rounded
 from securecluster.attacks.scoring import Score, evaluate
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.protocols import CFL, FedAvg, Settings
@@ -65,6 +65,38 @@ def test_several_local_steps_blur_the_counts(federation: Federation) -> None:
     assert isinstance(blurred, Score)
     assert 0 < blurred.value < blurred.chance
     assert blurred.beats_chance
+
+
+def test_without_a_size_the_guess_is_the_share_of_each_label(federation: Federation) -> None:
+    fitted = CFL(**STEP, mask="none").fit(federation, FULL)
+    guess = LabelCounts().run(view_of(fitted), knowledge_of(fitted))
+    assert guess.details["without size"] == tuple(range(8))
+    for client, shard in enumerate(federation.shards):
+        shares = guess.values[client]
+        assert shares.sum() == pytest.approx(1.0)
+        # exact to less than half a sample, although nobody told that there are thirty
+        assert np.rint(30 * shares).tolist() == np.bincount(shard.y, minlength=10).tolist()
+
+
+def test_without_a_size_the_score_is_as_good_as_with_it(federation: Federation) -> None:
+    several: dict[str, Any] = {"epochs": 2, "batch_size": 10}
+    with_size = scored(federation, **several)
+    fitted = CFL(**{**STEP, **several}, mask="none").fit(federation, FULL)
+    view = view_of(fitted)
+    truth = truth_of(fitted, federation, view)
+    without = evaluate(LabelCounts(), view, knowledge_of(fitted), truth)
+    assert isinstance(with_size, Score) and isinstance(without, Score)
+    assert without.beats_chance
+    assert without.value < with_size.value + 0.05
+
+
+def test_the_number_of_steps_is_that_at_which_a_missing_class_has_no_share() -> None:
+    prediction = np.array([0.1, 0.4, 0.5])
+    shares = np.array([0.0, 0.7, 0.3])
+    for steps in (2, 4, 6, 12):
+        gradients = steps * (shares - prediction)
+        assert least_steps(prediction, gradients, epochs=2) == steps
+    assert least_steps(prediction, np.zeros(3), epochs=3) == 3
 
 
 def test_where_nothing_is_observed_the_attack_says_why(federation: Federation) -> None:

@@ -1,0 +1,341 @@
+"""A property of clients, from the clusters that a party sees and what is public besides.
+
+Who is in a cluster with whom is a result that methods give to the server. Clients of a cluster have
+similar data, so what is known of one member, or of the cluster's model, tells something of all:
+
+- A client whose property is known, since it is public or the client colludes, gives its property to
+  the members of its cluster: the commonest one of several.
+- Of a cluster without such a client, the model is asked, if it can be read: public samples are
+  evaluated with it. This works under secure sums, too.
+
+Nothing is guessed of clients whose property is known. Guessing the commonest property for everybody
+needs no clusters, so an attack has to be better than that.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.client_models import candidate_losses
+from securecluster.attacks.scoring import Scorer
+from securecluster.core.lazy_torch import torch
+from securecluster.data.federation import Shard
+from securecluster.data.transforms import TURNS
+from securecluster.errors import UsageError
+
+Array = NDArray[Any]
+
+MAJORITY_CLASS = "majority class"
+ROTATION = "rotation"
+
+
+class Property(ABC):
+    """A whole number that describes a client's data."""
+
+    def why_not(self, knowledge: Knowledge) -> str | None:
+        """Return why clients have no such property, as "not applicable: …"; None if they have.
+
+        Args:
+            knowledge: of the configuration.
+        """
+        return None
+
+    @abstractmethod
+    def of_client(self, truth: Truth, client: int) -> int:
+        """Return a client's property.
+
+        Args:
+            truth: of the run.
+            client: its number.
+        """
+
+    @abstractmethod
+    def of_data(self, shard: Shard) -> int | None:
+        """Return the property of a colluding client; None if its data do not tell it.
+
+        Args:
+            shard: its data.
+        """
+
+    @abstractmethod
+    def of_model(self, model: torch.Tensor, knowledge: Knowledge) -> int:
+        """Return the property that a model was most likely trained with.
+
+        Args:
+            model: (d,).
+            knowledge: with public samples.
+        """
+
+
+class MajorityClass(Property):
+    """The class that most of a client's samples have."""
+
+    def why_not(self, knowledge: Knowledge) -> str | None:
+        """Return that the data have no classes, where that is so.
+
+        Args:
+            knowledge: of the configuration.
+        """
+        if knowledge.network.objective.kind != "classification":
+            return "not applicable: the clients' data have no labels"
+        return None
+
+    def of_client(self, truth: Truth, client: int) -> int:
+        """Return the class with the largest count.
+
+        Args:
+            truth: of the run.
+            client: its number.
+        """
+        return int(truth.label_counts(client).argmax())
+
+    def of_data(self, shard: Shard) -> int | None:
+        """Return the class with the largest count.
+
+        Args:
+            shard: the client's data.
+        """
+        return int(np.bincount(np.asarray(shard.y)).argmax())
+
+    def of_model(self, model: torch.Tensor, knowledge: Knowledge) -> int:
+        """Return the class with the largest mean prediction on public samples.
+
+        Args:
+            model: (d,).
+            knowledge: with public samples.
+        """
+        assert knowledge.samples is not None
+        x = torch.as_tensor(np.asarray(knowledge.samples[0])).to(model)
+        with torch.no_grad():
+            outputs = knowledge.network.call(knowledge.parameters(model), x)
+        return int(outputs.double().softmax(-1).mean(0).argmax())
+
+
+class Rotation(Property):
+    """How many quarter turns a client's images have, in the scenario "rotation".
+
+    Public samples are not turned.
+    """
+
+    def why_not(self, knowledge: Knowledge) -> str | None:
+        """Return that samples are no square images, where that is so.
+
+        Args:
+            knowledge: of the configuration.
+        """
+        shape = tuple(knowledge.config["shape"])
+        if len(shape) < 2 or shape[-1] != shape[-2]:
+            return "not applicable: the clients' samples are no square images"
+        return None
+
+    def of_client(self, truth: Truth, client: int) -> int:
+        """Return the quarter turns of a client's true cluster.
+
+        Args:
+            truth: of the run.
+            client: its number.
+
+        Raises:
+            UsageError: the federation is of another scenario.
+        """
+        if truth.federation.scenario != ROTATION or truth.clusters is None:
+            raise UsageError(
+                f"clients of the scenario {truth.federation.scenario!r} have no rotation: ask for "
+                'another property, or simulate the scenario "rotation"'
+            )
+        turns = TURNS[max(truth.clusters) + 1]
+        return int(turns[truth.clusters[client]])
+
+    def of_data(self, shard: Shard) -> int | None:
+        """Return None: a client's own images do not say that they are turned.
+
+        Args:
+            shard: the client's data.
+        """
+        return None
+
+    def of_model(self, model: torch.Tensor, knowledge: Knowledge) -> int:
+        """Return the turns of public samples with which a model has the least mean loss.
+
+        Args:
+            model: (d,).
+            knowledge: with public samples.
+        """
+        assert knowledge.samples is not None
+        x = np.asarray(knowledge.samples[0])
+        losses = []
+        for turns in range(4):
+            turned = np.rot90(x, turns, axes=(-2, -1)).copy()
+            losses.append(candidate_losses(model, knowledge, turned).mean())
+        return int(np.argmin(losses))
+
+
+PROPERTIES: dict[str, Property] = {MAJORITY_CLASS: MajorityClass(), ROTATION: Rotation()}
+
+
+class PropertiesFound(Scorer):
+    """Share of clients whose property is guessed.
+
+    The negative control guesses for each client what was guessed for a random one, as if labels
+    were permuted, or the commonest property for everybody, whichever is right more often.
+    """
+
+    metric = "share of clients whose property is found"
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return 1 for each right guess and 0 for each wrong one, (n,).
+
+        Args:
+            guess: properties by client; its quantity is the name of the property.
+            truth: of the run.
+        """
+        return np.asarray(self._guessed(guess) == self._true(guess, truth), dtype=float)
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return the same for the better guess that needs no clusters.
+
+        Args:
+            guess: properties by client.
+            truth: of the run.
+            draw: of the permutation.
+        """
+        true = self._true(guess, truth)
+        permuted = draw.permutation(self._guessed(guess)) == true
+        commonest = true == _commonest(true.tolist())
+        return np.asarray(max(permuted, commonest, key=np.sum), dtype=float)
+
+    def _guessed(self, guess: Guess) -> Array:
+        return np.asarray(list(guess.values.values()))
+
+    def _true(self, guess: Guess, truth: Truth) -> Array:
+        described = PROPERTIES[guess.quantity]
+        return np.asarray([described.of_client(truth, client) for client in guess.values])
+
+
+class ClusterProperty(Attack):
+    """A property of each client, from its cluster.
+
+    Args:
+        described: name of the property, in `PROPERTIES`.
+        public: by client, properties that are known to the public.
+    """
+
+    name = "cluster-property"
+    source = (
+        "Kim et al. 2023, Exploring Clustered Federated Learning's Vulnerability against Property "
+        "Inference Attack"
+    )
+    needs = (
+        "the clients' clusters; and clients whose property is known, or public samples and "
+        "clusters' models without a mask"
+    )
+    scorer: ClassVar[Scorer] = PropertiesFound()
+
+    def __init__(
+        self, described: str = MAJORITY_CLASS, public: Mapping[int, int] | None = None
+    ) -> None:
+        self.described = described
+        self.public = dict(public or {})
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        reason = PROPERTIES[self.described].why_not(knowledge)
+        if reason is not None:
+            return reason
+        clusters = view.clusters
+        if not clusters:
+            return "not applicable: the parties do not know which clients are in a cluster"
+        if len(set(clusters.values())) == 1:
+            return "not applicable: all clients are in one cluster"
+        known = self._known(knowledge)
+        if not set(clusters) - set(known):
+            return "not applicable: the property of every client is known"
+        if not known and not self._by_model(view, knowledge):
+            return (
+                "not applicable: nothing is known of a client or of a cluster's model; models can "
+                "be read without a mask, and evaluated with public samples"
+            )
+        return None
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return the guessed property by client.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        known = self._known(knowledge)
+        of_cluster = self._by_model(view, knowledge)
+        members: dict[int, list[int]] = {}
+        for client, cluster in view.clusters.items():
+            if client in known:
+                members.setdefault(cluster, []).append(known[client])
+        for cluster, properties in members.items():
+            of_cluster[cluster] = _commonest(properties)
+        # of a cluster of which nothing is known
+        usual = _commonest(known.values() or of_cluster.values())
+        guesses = {}
+        for client, cluster in view.clusters.items():
+            if client not in known:
+                guesses[client] = of_cluster.get(cluster, usual)
+        return Guess(self.described, guesses, {"clusters": dict(view.clusters)})
+
+    def _known(self, knowledge: Knowledge) -> dict[int, int]:
+        """Return the properties of clients that are public or collude."""
+        known = dict(self.public)
+        for client, colluder in knowledge.colluders.items():
+            own = PROPERTIES[self.described].of_data(colluder.shard)
+            if own is not None:
+                known[client] = own
+        return known
+
+    def _by_model(self, view: View, knowledge: Knowledge) -> dict[int, int]:
+        """Return the property by cluster, where its model can be read."""
+        if knowledge.samples is None:
+            return {}
+        found = {}
+        for cluster, model in cluster_models(view, knowledge).items():
+            found[cluster] = PROPERTIES[self.described].of_model(model, knowledge)
+        return found
+
+
+def cluster_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
+    """Return the last model (d,) of each cluster that the view shows without a mask.
+
+    Args:
+        view: what the adversary observed.
+        knowledge: what it knows besides.
+    """
+    if knowledge.config.get("mask", "none") != "none":
+        return {}
+    models: dict[int, torch.Tensor] = {}
+    for message in view.messages():
+        content: Any = message.content
+        client = message.receiver.index
+        # IFCA's averages are of several models at once
+        if not getattr(content, "absolute", False) or hasattr(content, "models"):
+            continue
+        if message.receiver.kind != "client" or client is None or client not in view.clusters:
+            continue
+        rows = content.means.table[list(content.means.picks[0])]
+        if len(rows) and rows.shape[-1] == knowledge.network.dimension:
+            models[view.clusters[client]] = knowledge.initial + rows[-1].to(knowledge.initial)
+    return models
+
+
+def _commonest(properties: Iterable[int]) -> int:
+    """Return the commonest property, and the smallest of several."""
+    counts = Counter(properties)
+    return min(counts, key=lambda value: (-counts[value], value))
