@@ -12,12 +12,16 @@ direction is the statistic that guesses the coin.
   holds for Gaussian noise alone.
 
 A bound above the ε that a ledger claims refutes the claim; one below proves nothing. Masks are left
-out of the repeated run, since ε does not count on them.
+out of the repeated run, since ε does not count on them. `securecluster.attacks.release_audits` does
+the same for single releases that are not updates: losses, Gram matrices, eigenvectors.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, TypeVar
 
@@ -26,11 +30,14 @@ from numpy.typing import NDArray
 
 from securecluster.attacks.base import Attack, Guess, Knowledge, Tap, Truth, View
 from securecluster.attacks.experiments import with_malicious_updates
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.scoring import Score, Scorer, score
+from securecluster.attacks.views import knowledge_of, view_of
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
+from securecluster.messaging.parties import SERVER
+from securecluster.messaging.transcript import Parties
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.auditing import LONG, Audit, directions
 from securecluster.protocols.common.base import ClusteringProtocol
@@ -40,6 +47,9 @@ P = TypeVar("P", bound=ClusteringProtocol)
 Array = NDArray[np.float64]
 
 ERROR = 0.05  # probability that a bound of one run is false
+# Canaries reach the whole μ of Gaussian noise, so a bound of two worlds is above a true claim this
+# often: audits of many runs must not refute one.
+TWO_WORLD_ERROR = 1e-3
 DELTA = 1e-5
 CANARIES = "canaries"  # method of the tap that holds the coins
 SEED = 20  # of the canaries' directions, which are public
@@ -112,6 +122,52 @@ def one_run_epsilon(
     return low
 
 
+@dataclass(frozen=True)
+class Planted:
+    """What releases showed of clients' canaries, and the ε that the ledger has for them.
+
+    Args:
+        statistics: by client, larger where its canary shows.
+        coins: by client, whether it had a canary.
+        claimed: ε of the ledger at δ = `DELTA`.
+    """
+
+    statistics: Mapping[int, float]
+    coins: tuple[bool, ...]
+    claimed: float
+
+    def score(self, scorer: Scorer, federation: Federation) -> Score:
+        """Return a lower bound of ε, with its interval and negative control.
+
+        Args:
+            scorer: one- or two-world scorer.
+            federation: the clients.
+        """
+        truth = Truth(federation, taps=(tap_of(self.coins),))
+        return score(scorer, Guess("canaries", self.statistics), truth)
+
+
+def heads(clients: int, seed: int = 0) -> tuple[bool, ...]:
+    """Return each client's coin; half of all coins are heads.
+
+    Args:
+        clients: number of clients.
+        seed: of the coins.
+    """
+    coins = np.arange(clients) % 2 == 0
+    np.random.default_rng(seed).shuffle(coins)
+    return tuple(coins.tolist())
+
+
+def tap_of(coins: tuple[bool, ...]) -> Tap:
+    """Return the tap that tells scorers the coins.
+
+    Args:
+        coins: of all clients.
+    """
+    return Tap(CANARIES, "", 0, 0, tuple(range(len(coins))), coins)
+
+
 def with_canaries(
     protocol: P, federation: Federation, settings: Settings | None = None, seed: int = 0
 ) -> tuple[P, tuple[Tap, ...]]:
@@ -127,26 +183,53 @@ def with_canaries(
         The fitted protocol, and taps for `truth_of` that hold the coins.
 
     Raises:
-        UsageError: the protocol has no clip, so that no canary is longest.
+        UsageError: the protocol has no clip, so that no canary is longest, or its noise is in the
+            training, which a canary would come after.
     """
     params = protocol.get_params()
     if params.get("clip") is None:
         raise UsageError("an audit needs a clip, which bounds a canary: give the clip norm")
+    if params.get("dp_unit") == "example":
+        raise UsageError(
+            "the noise of dp_unit example is in the training, and a canary in place of an update "
+            "would get none: audit dp_unit client"
+        )
     clients = len(federation)
-    heads = np.arange(clients) % 2 == 0
-    np.random.default_rng(seed).shuffle(heads)
+    coins = heads(clients, seed)
     length = LONG * float(params["clip"])
 
     def plant(client: int, row: torch.Tensor, round: int) -> torch.Tensor:
-        if not heads[client]:
+        if not coins[client]:
             return torch.zeros_like(row)
         return (length * canaries(clients, len(row))[client]).to(row)
 
     unmasked = type(protocol)(**{**params, "mask": "none"})
     fitted = with_malicious_updates(unmasked, federation, range(clients), plant, settings)
-    coins = tuple(heads.tolist())
-    tap = Tap(CANARIES, "", 0, 0, tuple(range(clients)), coins)
-    return fitted, (tap,)
+    return fitted, (tap_of(coins),)
+
+
+def planted_updates(
+    protocol: ClusteringProtocol,
+    federation: Federation,
+    settings: Settings,
+    parties: Parties = SERVER,
+) -> Planted:
+    """Return what a repeated run shows of canaries in place of updates.
+
+    Args:
+        protocol: its hyper-parameters.
+        federation: the clients.
+        settings: of the run; its transcript must be full.
+        parties: whose view is read.
+
+    Raises:
+        UsageError: see `with_canaries`; or no update and no sum was observed.
+    """
+    fitted, (tap,) = with_canaries(protocol, federation, settings)
+    statistics = _statistics(view_of(fitted, parties), knowledge_of(fitted))
+    if not statistics:
+        raise UsageError("neither updates nor their sums were observed")
+    return Planted(statistics, tuple(tap.reply), fitted.ledger_.price(DELTA).epsilon)
 
 
 @cache
@@ -233,11 +316,35 @@ class TwoWorldScorer(CanaryScorer):
         spread = max(present.std(), absent.std())
         if present.mean() - absent.mean() > NOISELESS * spread:
             return float(gaussian_epsilon(NOISELESS, DELTA))
-        mu = Audit(present, absent, 1 - ERROR).by_moments(ERROR)
+        mu = Audit(present, absent, 1 - TWO_WORLD_ERROR).by_moments(TWO_WORLD_ERROR)
         return float(gaussian_epsilon(mu, DELTA))
 
 
-class OneRunAudit(Attack):
+class CanaryAudit(Attack):
+    """Audit of noise, which repeats releases with canaries."""
+
+    @abstractmethod
+    def planted_in(
+        self,
+        protocol: ClusteringProtocol,
+        federation: Federation,
+        settings: Settings,
+        parties: Parties = SERVER,
+    ) -> Planted:
+        """Return what a repetition with canaries shows.
+
+        Args:
+            protocol: its hyper-parameters; it is left as it is.
+            federation: the clients.
+            settings: of the run; its transcript must be full.
+            parties: whose view is read.
+
+        Raises:
+            UsageError: the protocol has no such release, or canaries do not fit it.
+        """
+
+
+class OneRunAudit(CanaryAudit):
     """Guesses which clients sent a canary, and bounds ε by the right ones.
 
     Args:
@@ -273,6 +380,26 @@ class OneRunAudit(Attack):
             knowledge: what it knows besides.
         """
         return Guess("canaries", _statistics(view, knowledge))
+
+    def planted_in(
+        self,
+        protocol: ClusteringProtocol,
+        federation: Federation,
+        settings: Settings,
+        parties: Parties = SERVER,
+    ) -> Planted:
+        """Return what a repeated run shows of canaries in place of updates.
+
+        Args:
+            protocol: its hyper-parameters.
+            federation: the clients.
+            settings: of the run.
+            parties: whose view is read.
+
+        Raises:
+            UsageError: see `planted_updates`.
+        """
+        return planted_updates(protocol, federation, settings, parties)
 
 
 class TwoWorldAudit(OneRunAudit):

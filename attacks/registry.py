@@ -19,6 +19,9 @@ from securecluster.errors import UsageError, unknown
 GROUP = "securecluster.attacks"
 ATTACKS = {  # module and class
     "differencing": "differencing:Differencing",
+    "dp-audit-eigenvectors": "release_audits:EigenvectorAudit",
+    "dp-audit-gram": "release_audits:GramAudit",
+    "dp-audit-losses": "release_audits:LossAudit",
     "dp-audit-one-run": "dp_audit:OneRunAudit",
     "dp-audit-two-worlds": "dp_audit:TwoWorldAudit",
     "gradient-inversion-analytic": "gradient_inversion:AnalyticInversion",
