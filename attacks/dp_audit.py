@@ -55,6 +55,7 @@ CANARIES = "canaries"  # method of the tap that holds the coins
 SEED = 20  # of the canaries' directions, which are public
 FEWEST = 2  # statistics of each world that have a variance
 NOISELESS = 1000.0  # largest μ that is told from infinity, since rounding is noise, too
+MOST_NUMBERS = 50_000_000  # in all clients' canaries
 HALVINGS = 40  # of the range that holds a bound
 
 
@@ -223,8 +224,12 @@ def planted_updates(
         parties: whose view is read.
 
     Raises:
-        UsageError: see `with_canaries`; or no update and no sum was observed.
+        UsageError: see `with_canaries`; no update and no sum was observed; or the canaries would
+            take too much memory.
     """
+    numbers = len(federation) * protocol.flat_model(federation).dimension
+    if numbers > MOST_NUMBERS:
+        raise UsageError(f"canaries would take {numbers} numbers in memory")
     fitted, (tap,) = with_canaries(protocol, federation, settings)
     statistics = _statistics(view_of(fitted, parties), knowledge_of(fitted))
     if not statistics:
@@ -321,7 +326,13 @@ class TwoWorldScorer(CanaryScorer):
 
 
 class CanaryAudit(Attack):
-    """Audit of noise, which repeats releases with canaries."""
+    """Audit of noise, which repeats releases with canaries.
+
+    Attributes:
+        release: what is repeated; audits of the same releases may share a repetition.
+    """
+
+    release: ClassVar[str]
 
     @abstractmethod
     def planted_in(
@@ -352,6 +363,7 @@ class OneRunAudit(CanaryAudit):
     """
 
     name = "dp-audit-one-run"
+    release = "updates"
     source = "Steinke, Nasr & Jagielski 2023, Privacy Auditing with One (1) Training Run"
     needs = "updates or their sums, of a repeated run whose clients send canaries or zeros"
     scorer: ClassVar[Scorer] = OneRunScorer()

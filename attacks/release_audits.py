@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from securecluster.attacks.base import Guess, Knowledge, View
 from securecluster.attacks.dp_audit import (
     DELTA,
+    MOST_NUMBERS,
     SEED,
     CanaryAudit,
     Planted,
@@ -68,7 +69,6 @@ CANDIDATES = 64  # directions of which θ_0 is surest about one
 BASELINE = 4.0  # rows in direction u, in units of the noise's spectral norm
 SPREAD = 3  # rows in direction w for each of those
 TILT = 0.01  # angle by which an eigenvector misses the one whose sign turns
-MOST_NUMBERS = 50_000_000  # in all clients' samples
 LOSS_FIELD = "loss"
 
 
@@ -403,6 +403,7 @@ class LossAudit(ReleaseAudit):
     """Audit of the losses that clients of SR-FCA and CFL send."""
 
     name = "dp-audit-losses"
+    release = "losses"
     repeated = staticmethod(planted_losses)
 
 
@@ -410,6 +411,7 @@ class GramAudit(ReleaseAudit):
     """Audit of noisy Gram matrices by canary rows."""
 
     name = "dp-audit-gram"
+    release = "Gram matrices"
     repeated = staticmethod(planted_rows)
 
 
@@ -417,4 +419,5 @@ class EigenvectorAudit(ReleaseAudit):
     """Audit of the naive mechanism's noise on eigenvectors, apart from the exact relevance."""
 
     name = "dp-audit-eigenvectors"
+    release = "eigenvectors"
     repeated = staticmethod(planted_eigenvectors)
