@@ -131,11 +131,14 @@ class Planted:
         statistics: by client, larger where its canary shows.
         coins: by client, whether it had a canary.
         claimed: ε of the ledger at δ = `DELTA`.
+        gaussian: True if both worlds are Gaussian, which `TwoWorldScorer` assumes; otherwise
+            `RateScorer` takes its place.
     """
 
     statistics: Mapping[int, float]
     coins: tuple[bool, ...]
     claimed: float
+    gaussian: bool = True
 
     def score(self, scorer: Scorer, federation: Federation) -> Score:
         """Return a lower bound of ε, with its interval and negative control.
@@ -144,6 +147,8 @@ class Planted:
             scorer: one- or two-world scorer.
             federation: the clients.
         """
+        if not self.gaussian:
+            scorer = RateScorer()
         truth = Truth(federation, taps=(tap_of(self.coins),))
         return score(scorer, Guess("canaries", self.statistics), truth)
 
@@ -323,6 +328,25 @@ class TwoWorldScorer(CanaryScorer):
             return float(gaussian_epsilon(NOISELESS, DELTA))
         mu = Audit(present, absent, 1 - TWO_WORLD_ERROR).by_moments(TWO_WORLD_ERROR)
         return float(gaussian_epsilon(mu, DELTA))
+
+
+class RateScorer(CanaryScorer):
+    """Lower bound of ε by hits and false alarms, which assumes nothing of the noise."""
+
+    metric = f"lower bound of ε at δ = {DELTA:g}, two worlds"
+
+    def summary(self, units: Array) -> float:
+        """Return the lower bound of ε.
+
+        Args:
+            units: (m, 2).
+        """
+        present = units[units[:, 1] == 1, 0]
+        absent = units[units[:, 1] == 0, 0]
+        # one half of each world chooses a threshold, and the other is tested
+        if min(len(present), len(absent)) < FEWEST:
+            return 0.0
+        return Audit(present, absent, 1 - TWO_WORLD_ERROR).epsilon(DELTA)
 
 
 class CanaryAudit(Attack):

@@ -1,4 +1,4 @@
-"""Audits of single noisy releases that are not updates: losses, Gram matrices, eigenvectors.
+"""Audits of noise by canary samples: losses, Gram matrices, eigenvectors, training with DP-SGD.
 
 The clients of a repeated exchange hold canary samples, or samples that show nothing; a coin decides
 which. They answer the protocol's own calls through their own endpoint, with the configuration of
@@ -10,6 +10,8 @@ a direction in place of eigenvectors, since that is where a canary shows most.
   that of another sample next to zero. The statistic is the mean of a row.
 - Gram matrices (one-shot): the canary is a row in direction u. Clients hold other rows there, and
   more in direction w, so that relevance to u, ‖Ãu‖/λ_1, is nearly linear in uᵀÃu.
+- Training with DP-SGD (`dp_unit` example): the canary is a sample whose gradient is beyond the clip
+  norm. The statistic is a client's first update, along the update of such a client without noise.
 - Eigenvectors with noise of their own (one-shot, naive): canaries are eigenvectors that nearly are
   the negative ones, so the whole sensitivity 2√p shows up to the scaling to unit norm. The bound is
   about eigenvectors alone; relevance is exact.
@@ -41,11 +43,12 @@ from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.data.federation import Shard
 from securecluster.errors import UsageError
-from securecluster.messaging.messages import Empty
+from securecluster.messaging.messages import Empty, Rows
 from securecluster.messaging.parties import SERVER
 from securecluster.messaging.transcript import Parties, Transcript
 from securecluster.models.objectives import Classification
 from securecluster.privacy.dp.auditing import directions
+from securecluster.privacy.dp.ledger import Ledger
 from securecluster.protocols import CFL, SRFCA, OneShot
 from securecluster.protocols.cfl.parameter_tree import ParameterTree, choose_fallback_models
 from securecluster.protocols.common.base import ClusteringProtocol
@@ -54,6 +57,7 @@ from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
 from securecluster.protocols.srfca.server import cross_losses
+from securecluster.runtime.endpoint import RELAY
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess, Recorded
@@ -139,21 +143,44 @@ def _loss_canaries(
     Raises:
         UsageError: samples have no labels.
     """
+    if protocol.dp_unit == "client":
+        return _labelled_canaries(protocol, federation, coins, None, several=True)
+    if not protocol.validation_share:
+        return _labelled_canaries(protocol, federation, coins, None, several=False)
+    # which sample is kept aside is drawn, so all are the same, and one is kept
+    size = _one_aside(protocol.validation_share)
+    return _labelled_canaries(protocol, federation, coins, size, several=True)
+
+
+def _labelled_canaries(
+    protocol: ClusteringProtocol,
+    federation: Federation,
+    coins: tuple[bool, ...],
+    size: int | None,
+    several: bool,
+) -> Federation:
+    """Return clients whose samples have the surest label, and a canary the least likely one.
+
+    Args:
+        protocol: of the network.
+        federation: the clients.
+        coins: who holds canaries.
+        size: samples of each client; None leaves the numbers as they are.
+        several: whether all of a client's samples are canaries; otherwise the first one is.
+
+    Raises:
+        UsageError: samples have no labels.
+    """
     if not isinstance(federation.objective, Classification):
-        raise UsageError("canaries of losses need samples with labels")
+        raise UsageError("canaries need samples with labels")
     sample, surest, least = _surest_sample(protocol, federation)
-    per_example = protocol.dp_unit == "example"
 
     def change(client: int, shard: Shard) -> Shard:
-        size = len(shard.y)
-        if per_example and protocol.validation_share:
-            size = _one_aside(protocol.validation_share)
-        x = np.repeat(sample[None], size, axis=0).astype(shard.x.dtype)
-        y = np.full(size, surest, dtype=shard.y.dtype)
-        # a client with one sample aside does not know which, so all are the same
-        several = not per_example or bool(protocol.validation_share)
+        count = size or len(shard.y)
+        x = np.repeat(sample[None], count, axis=0).astype(shard.x.dtype)
+        y = np.full(count, surest, dtype=shard.y.dtype)
         if coins[client]:
-            y[: size if several else 1] = least
+            y[: count if several else 1] = least
         return replace(shard, x=x, y=y)
 
     return with_poisoned_data(federation, range(len(federation)), change)
@@ -273,6 +300,62 @@ def planted_eigenvectors(
     for client, vectors in _replies(transcript, "eigen", "vectors").items():
         statistics[client] = float(vectors[:count].ravel() @ difference)
     return Planted(statistics, coins, net.state.ledger.price(DELTA).epsilon)
+
+
+def planted_samples(
+    protocol: ClusteringProtocol, federation: Federation, settings: Settings
+) -> Planted:
+    """Return what one round's updates show of canary samples in training with DP-SGD.
+
+    Args:
+        protocol: its hyper-parameters.
+        federation: the clients; their samples are replaced.
+        settings: device and precision; the transcript must be full.
+
+    Raises:
+        UsageError: no DP-SGD, samples have no labels, or no client sends an update by itself.
+    """
+    if not protocol.per_example:
+        raise UsageError("no noise is in the training: dp_unit is client")
+    opened = _opened(protocol).set_params(rounds=1)
+    bare = _opened(protocol).set_params(rounds=1, noise=0.0, target_epsilon=None)
+    coins = heads(len(federation))
+    # one number of samples for all, so that all updates have the same scale
+    size = int(np.median([len(shard.y) for shard in federation.shards]))
+    clients = _labelled_canaries(opened, federation, coins, size, several=False)
+    width = opened.flat_model(clients).dimension
+    plain = _first_updates(bare.fit(clients, settings), width)
+    if len(plain) < len(coins):
+        raise UsageError("not every client sends an update by itself")
+    present = [plain[client] for client in range(len(coins)) if coins[client]]
+    absent = [plain[client] for client in range(len(coins)) if not coins[client]]
+    difference = np.mean(present, axis=0) - np.mean(absent, axis=0)
+    fitted = opened.fit(clients, settings)
+    rows = _first_updates(fitted, width)
+    statistics = {client: float(row @ difference) for client, row in rows.items()}
+    events = [event for event in fitted.ledger_.events if event.mechanism in ("dp-sgd", "free")]
+    training = Ledger(events, fitted.ledger_.samples)
+    # sampled batches make mixtures of Gaussians
+    whole = opened.batch_size >= size and not protocol.validation_share
+    return Planted(statistics, coins, training.price(DELTA).epsilon, gaussian=whole)
+
+
+def _first_updates(fitted: ClusteringProtocol, width: int) -> dict[int, Array]:
+    """Return the first update (width,) that each client sent by itself."""
+    transcript = fitted.transcript_
+    found: dict[int, Array] = {}
+    for position, entry in enumerate(transcript.entries):
+        # local parameter servers send sums
+        if entry.verb == RELAY:
+            continue
+        _, answer = transcript.content(position)
+        delta = getattr(answer.reply, "delta", None)
+        if not isinstance(delta, Rows) or delta.values.shape[-1] != width:
+            continue
+        rows = delta.values.double().cpu().numpy()
+        for client, row in zip(answer.ids, rows, strict=True):
+            found.setdefault(client, row)
+    return found
 
 
 def _turned(count: int, width: int, angle: float) -> Array:
@@ -421,3 +504,11 @@ class EigenvectorAudit(ReleaseAudit):
     name = "dp-audit-eigenvectors"
     release = "eigenvectors"
     repeated = staticmethod(planted_eigenvectors)
+
+
+class TrainingAudit(ReleaseAudit):
+    """Audit of training with DP-SGD by canary samples, in a round of its own."""
+
+    name = "dp-audit-training"
+    release = "training"
+    repeated = staticmethod(planted_samples)

@@ -10,6 +10,7 @@ import pytest
 
 from securecluster.privacy.dp import grid_noise, noise_streams
 from securecluster.protocols import Settings
+from securecluster.training import dp_sgd
 
 FULL = Settings(transcript="full", threads=1)
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "clip": 0.5}
@@ -24,4 +25,5 @@ def halved_noise() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise_streams, "deviation", half)
+        patch.setattr(dp_sgd, "deviation", half)
         yield
