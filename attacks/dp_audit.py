@@ -13,7 +13,7 @@ direction is the statistic that guesses the coin.
 
 A bound above the ε that a ledger claims refutes the claim; one below proves nothing. Masks are left
 out of the repeated run, since ε does not count on them. `securecluster.attacks.release_audits` does
-the same for single releases that are not updates: losses, Gram matrices, eigenvectors.
+the same for losses, Gram matrices, eigenvectors, and training with DP-SGD.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def with_canaries(
     if params.get("dp_unit") == "example":
         raise UsageError(
             "the noise of dp_unit example is in the training, and a canary in place of an update "
-            "would get none: audit dp_unit client"
+            "would get none: dp-audit-training audits it"
         )
     clients = len(federation)
     coins = heads(clients, seed)

@@ -313,7 +313,7 @@ def planted_samples(
         settings: device and precision; the transcript must be full.
 
     Raises:
-        UsageError: no DP-SGD, samples have no labels, or no client sends an update by itself.
+        UsageError: no DP-SGD, samples have no labels, or clients send no updates by themselves.
     """
     if not protocol.per_example:
         raise UsageError("no noise is in the training: dp_unit is client")
@@ -325,10 +325,10 @@ def planted_samples(
     clients = _labelled_canaries(opened, federation, coins, size, several=False)
     width = opened.flat_model(clients).dimension
     plain = _first_updates(bare.fit(clients, settings), width)
-    if len(plain) < len(coins):
-        raise UsageError("not every client sends an update by itself")
-    present = [plain[client] for client in range(len(coins)) if coins[client]]
-    absent = [plain[client] for client in range(len(coins)) if not coins[client]]
+    present = [row for client, row in plain.items() if coins[client]]
+    absent = [row for client, row in plain.items() if not coins[client]]
+    if not (present and absent):
+        raise UsageError("clients send no updates by themselves")
     difference = np.mean(present, axis=0) - np.mean(absent, axis=0)
     fitted = opened.fit(clients, settings)
     rows = _first_updates(fitted, width)

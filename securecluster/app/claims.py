@@ -191,6 +191,7 @@ NOISE_CLAIMS = tuple(
         ("dp-audit-two-worlds", "fedavg", {**NOISED, "placement": "central"}),
         ("dp-audit-losses", "srfca", NOISED),
         ("dp-audit-losses", "cfl", {**NOISED, "fallback": 0.3}),
+        ("dp-audit-training", "fedavg", {**NOISED, "dp_unit": "example"}),
         ("dp-audit-gram", "oneshot", MATRICES),
         ("dp-audit-eigenvectors", "oneshot", {**MATRICES, "gram_mechanism": "naive"}),
     )

@@ -1,4 +1,4 @@
-"""Audits of losses, Gram matrices and eigenvectors: not above the ledger, and halved noise refuted.
+"""Audits by canary samples: bounds are not above the ledger's ε, and halved noise is refuted.
 
 They go through the protocols' own endpoints and frames.
 """
@@ -20,9 +20,11 @@ from securecluster.attacks.release_audits import (
     EigenvectorAudit,
     GramAudit,
     LossAudit,
+    TrainingAudit,
     planted_eigenvectors,
     planted_losses,
     planted_rows,
+    planted_samples,
 )
 from securecluster.attacks.scoring import Score, evaluate
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
@@ -35,6 +37,7 @@ Z = 0.25
 ONE_SHOT: dict[str, Any] = {**SMALL, "noise": Z, "gram_noise": Z, "tasks": 2}
 LOSSES: dict[str, Any] = {**SMALL, "noise": Z}
 AUDITED: list[tuple[Any, Any]] = [
+    (TrainingAudit(), FedAvg(**LOSSES, dp_unit="example")),
     (LossAudit(), SRFCA(**LOSSES)),
     (LossAudit(), CFL(**LOSSES, fallback=0.3)),
     (GramAudit(), OneShot(**ONE_SHOT)),
@@ -42,7 +45,7 @@ AUDITED: list[tuple[Any, Any]] = [
     (LossAudit(), SRFCA(**LOSSES, dp_unit="example")),
     (LossAudit(), CFL(**LOSSES, fallback=0.3, dp_unit="example")),
 ]
-IDS = ["srfca", "cfl", "gram", "eigenvectors", "srfca-example", "cfl-example"]
+IDS = ["training", "srfca", "cfl", "gram", "eigenvectors", "srfca-example", "cfl-example"]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +68,7 @@ def distance(planted: Planted) -> float:
     return float((present.mean() - absent.mean()) / np.sqrt(variance))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("attack", "made"), AUDITED, ids=IDS)
 def test_bounds_are_not_above_the_ledger_and_halved_noise_is_refuted(
     attack: Any, made: Any, federation: Federation
@@ -91,6 +94,7 @@ def test_bounds_are_not_above_the_ledger_and_halved_noise_is_refuted(
         (planted_rows, OneShot(**ONE_SHOT, dp_unit="client"), "a canary row is one sample"),
         (planted_rows, OneShot(**ONE_SHOT, features="dct"), "features of samples"),
         (planted_eigenvectors, OneShot(**ONE_SHOT), "noise of their own"),
+        (planted_samples, FedAvg(**LOSSES), "no noise is in the training"),
     ],
 )
 def test_releases_that_are_not_there_are_refused(
@@ -133,11 +137,26 @@ def test_an_attack_without_canaries_says_so_and_scores_with_them() -> None:
     fitted = FedAvg(**SMALL).fit(few, FULL)
     view = view_of(fitted)
     truth = truth_of(fitted, few, view)
-    for name in ("dp-audit-losses", "dp-audit-gram", "dp-audit-eigenvectors"):
-        reason = evaluate(attack_named(name), view, knowledge_of(fitted), truth)
+    for name in ("losses", "gram", "eigenvectors", "training"):
+        reason = evaluate(attack_named(f"dp-audit-{name}"), view, knowledge_of(fitted), truth)
         assert isinstance(reason, str) and reason.startswith("not applicable: the run has no can")
     coins = dp_audit.heads(6)
     planted = Planted({client: float(coins[client]) for client in range(6)}, coins, 1.0)
     truth = truth_of(fitted, few, view, (dp_audit.tap_of(coins),))
     score = evaluate(LossAudit(planted), view, knowledge_of(fitted), truth)
     assert isinstance(score, Score) and score.value > 1000
+
+
+def test_sampled_batches_are_judged_without_gaussians(federation: Federation) -> None:
+    made = FedAvg(**SMALL, noise=Z, dp_unit="example", batch_size=2)
+    planted = planted_samples(made, federation, FULL)
+    assert not planted.gaussian
+    assert planted.score(LossAudit.scorer, federation).metric.endswith("two worlds")
+    assert planted.score(LossAudit.scorer, federation).value <= planted.claimed
+    # 200 clients, whose statistics differ by 4 standard deviations
+    coins = dp_audit.heads(200)
+    draw = np.random.default_rng(0)
+    values = draw.normal(size=200) + 4 * np.asarray(coins)
+    apart = Planted(dict(enumerate(values.tolist())), coins, 1.0, gaussian=False)
+    many = Federation.simulate("digits", clients=200, samples=2, seed=0)
+    assert 1.5 < apart.score(LossAudit.scorer, many).value < gaussian_epsilon(4.0, dp_audit.DELTA)
