@@ -43,7 +43,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.data.federation import Shard
 from securecluster.errors import UsageError
-from securecluster.messaging.messages import Empty, Rows
+from securecluster.messaging.messages import RELAY, Empty, Rows
 from securecluster.messaging.parties import SERVER
 from securecluster.messaging.transcript import Parties, Transcript
 from securecluster.models.objectives import Classification
@@ -57,7 +57,6 @@ from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
 from securecluster.protocols.srfca.server import cross_losses
-from securecluster.runtime.endpoint import RELAY
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import InProcess, Recorded
@@ -334,6 +333,8 @@ def planted_samples(
     rows = _first_updates(fitted, width)
     statistics = {client: float(row @ difference) for client, row in rows.items()}
     events = [event for event in fitted.ledger_.events if event.mechanism in ("dp-sgd", "free")]
+    if not any(event.mechanism == "dp-sgd" for event in events):
+        return Planted(statistics, coins, math.inf)
     training = Ledger(events, fitted.ledger_.samples)
     # sampled batches make mixtures of Gaussians
     whole = opened.batch_size >= size and not protocol.validation_share

@@ -153,6 +153,8 @@ def test_sampled_batches_are_judged_without_gaussians(federation: Federation) ->
     assert not planted.gaussian
     assert planted.score(LossAudit.scorer, federation).metric.endswith("two worlds")
     assert planted.score(LossAudit.scorer, federation).value <= planted.claimed
+    bare = planted_samples(made.set_params(noise=0.0), federation, FULL)
+    assert bare.claimed == np.inf and bare.gaussian
     # 200 clients, whose statistics differ by 4 standard deviations
     coins = dp_audit.heads(200)
     draw = np.random.default_rng(0)
