@@ -12,12 +12,16 @@ direction is the statistic that guesses the coin.
   holds for Gaussian noise alone.
 
 A bound above the ε that a ledger claims refutes the claim; one below proves nothing. Masks are left
-out of the repeated run, since ε does not count on them.
+out of the repeated run, since ε does not count on them. `securecluster.attacks.release_audits` does
+the same for losses, Gram matrices, eigenvectors, and training with DP-SGD.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, TypeVar
 
@@ -26,11 +30,14 @@ from numpy.typing import NDArray
 
 from securecluster.attacks.base import Attack, Guess, Knowledge, Tap, Truth, View
 from securecluster.attacks.experiments import with_malicious_updates
-from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.scoring import Score, Scorer, score
+from securecluster.attacks.views import knowledge_of, view_of
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
+from securecluster.messaging.parties import SERVER
+from securecluster.messaging.transcript import Parties
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.auditing import LONG, Audit, directions
 from securecluster.protocols.common.base import ClusteringProtocol
@@ -40,11 +47,15 @@ P = TypeVar("P", bound=ClusteringProtocol)
 Array = NDArray[np.float64]
 
 ERROR = 0.05  # probability that a bound of one run is false
+# Canaries reach the whole μ of Gaussian noise, so a bound of two worlds is above a true claim this
+# often: audits of many runs must not refute one.
+TWO_WORLD_ERROR = 1e-3
 DELTA = 1e-5
 CANARIES = "canaries"  # method of the tap that holds the coins
 SEED = 20  # of the canaries' directions, which are public
 FEWEST = 2  # statistics of each world that have a variance
 NOISELESS = 1000.0  # largest μ that is told from infinity, since rounding is noise, too
+MOST_NUMBERS = 50_000_000  # in all clients' canaries
 HALVINGS = 40  # of the range that holds a bound
 
 
@@ -112,6 +123,57 @@ def one_run_epsilon(
     return low
 
 
+@dataclass(frozen=True)
+class Planted:
+    """What releases showed of clients' canaries, and the ε that the ledger has for them.
+
+    Args:
+        statistics: by client, larger where its canary shows.
+        coins: by client, whether it had a canary.
+        claimed: ε of the ledger at δ = `DELTA`.
+        gaussian: True if both worlds are Gaussian, which `TwoWorldScorer` assumes; otherwise
+            `RateScorer` takes its place.
+    """
+
+    statistics: Mapping[int, float]
+    coins: tuple[bool, ...]
+    claimed: float
+    gaussian: bool = True
+
+    def score(self, scorer: Scorer, federation: Federation) -> Score:
+        """Return a lower bound of ε, with its interval and negative control.
+
+        Args:
+            scorer: one- or two-world scorer.
+            federation: the clients.
+        """
+        if not self.gaussian:
+            scorer = RateScorer()
+        truth = Truth(federation, taps=(tap_of(self.coins),))
+        return score(scorer, Guess("canaries", self.statistics), truth)
+
+
+def heads(clients: int, seed: int = 0) -> tuple[bool, ...]:
+    """Return each client's coin; half of all coins are heads.
+
+    Args:
+        clients: number of clients.
+        seed: of the coins.
+    """
+    coins = np.arange(clients) % 2 == 0
+    np.random.default_rng(seed).shuffle(coins)
+    return tuple(coins.tolist())
+
+
+def tap_of(coins: tuple[bool, ...]) -> Tap:
+    """Return the tap that tells scorers the coins.
+
+    Args:
+        coins: of all clients.
+    """
+    return Tap(CANARIES, "", 0, 0, tuple(range(len(coins))), coins)
+
+
 def with_canaries(
     protocol: P, federation: Federation, settings: Settings | None = None, seed: int = 0
 ) -> tuple[P, tuple[Tap, ...]]:
@@ -127,26 +189,57 @@ def with_canaries(
         The fitted protocol, and taps for `truth_of` that hold the coins.
 
     Raises:
-        UsageError: the protocol has no clip, so that no canary is longest.
+        UsageError: the protocol has no clip, so that no canary is longest, or its noise is in the
+            training, which a canary would come after.
     """
     params = protocol.get_params()
     if params.get("clip") is None:
         raise UsageError("an audit needs a clip, which bounds a canary: give the clip norm")
+    if params.get("dp_unit") == "example":
+        raise UsageError(
+            "the noise of dp_unit example is in the training, and a canary in place of an update "
+            "would get none: dp-audit-training audits it"
+        )
     clients = len(federation)
-    heads = np.arange(clients) % 2 == 0
-    np.random.default_rng(seed).shuffle(heads)
+    coins = heads(clients, seed)
     length = LONG * float(params["clip"])
 
     def plant(client: int, row: torch.Tensor, round: int) -> torch.Tensor:
-        if not heads[client]:
+        if not coins[client]:
             return torch.zeros_like(row)
         return (length * canaries(clients, len(row))[client]).to(row)
 
     unmasked = type(protocol)(**{**params, "mask": "none"})
     fitted = with_malicious_updates(unmasked, federation, range(clients), plant, settings)
-    coins = tuple(heads.tolist())
-    tap = Tap(CANARIES, "", 0, 0, tuple(range(clients)), coins)
-    return fitted, (tap,)
+    return fitted, (tap_of(coins),)
+
+
+def planted_updates(
+    protocol: ClusteringProtocol,
+    federation: Federation,
+    settings: Settings,
+    parties: Parties = SERVER,
+) -> Planted:
+    """Return what a repeated run shows of canaries in place of updates.
+
+    Args:
+        protocol: its hyper-parameters.
+        federation: the clients.
+        settings: of the run; its transcript must be full.
+        parties: whose view is read.
+
+    Raises:
+        UsageError: see `with_canaries`; no update and no sum was observed; or the canaries would
+            take too much memory.
+    """
+    numbers = len(federation) * protocol.flat_model(federation).dimension
+    if numbers > MOST_NUMBERS:
+        raise UsageError(f"canaries would take {numbers} numbers in memory")
+    fitted, (tap,) = with_canaries(protocol, federation, settings)
+    statistics = _statistics(view_of(fitted, parties), knowledge_of(fitted))
+    if not statistics:
+        raise UsageError("neither updates nor their sums were observed")
+    return Planted(statistics, tuple(tap.reply), fitted.ledger_.price(DELTA).epsilon)
 
 
 @cache
@@ -233,11 +326,60 @@ class TwoWorldScorer(CanaryScorer):
         spread = max(present.std(), absent.std())
         if present.mean() - absent.mean() > NOISELESS * spread:
             return float(gaussian_epsilon(NOISELESS, DELTA))
-        mu = Audit(present, absent, 1 - ERROR).by_moments(ERROR)
+        mu = Audit(present, absent, 1 - TWO_WORLD_ERROR).by_moments(TWO_WORLD_ERROR)
         return float(gaussian_epsilon(mu, DELTA))
 
 
-class OneRunAudit(Attack):
+class RateScorer(CanaryScorer):
+    """Lower bound of ε by hits and false alarms, which assumes nothing of the noise."""
+
+    metric = f"lower bound of ε at δ = {DELTA:g}, two worlds"
+
+    def summary(self, units: Array) -> float:
+        """Return the lower bound of ε.
+
+        Args:
+            units: (m, 2).
+        """
+        present = units[units[:, 1] == 1, 0]
+        absent = units[units[:, 1] == 0, 0]
+        # one half of each world chooses a threshold, and the other is tested
+        if min(len(present), len(absent)) < FEWEST:
+            return 0.0
+        return Audit(present, absent, 1 - TWO_WORLD_ERROR).epsilon(DELTA)
+
+
+class CanaryAudit(Attack):
+    """Audit of noise, which repeats releases with canaries.
+
+    Attributes:
+        release: what is repeated; audits of the same releases may share a repetition.
+    """
+
+    release: ClassVar[str]
+
+    @abstractmethod
+    def planted_in(
+        self,
+        protocol: ClusteringProtocol,
+        federation: Federation,
+        settings: Settings,
+        parties: Parties = SERVER,
+    ) -> Planted:
+        """Return what a repetition with canaries shows.
+
+        Args:
+            protocol: its hyper-parameters; it is left as it is.
+            federation: the clients.
+            settings: of the run; its transcript must be full.
+            parties: whose view is read.
+
+        Raises:
+            UsageError: the protocol has no such release, or canaries do not fit it.
+        """
+
+
+class OneRunAudit(CanaryAudit):
     """Guesses which clients sent a canary, and bounds ε by the right ones.
 
     Args:
@@ -245,6 +387,7 @@ class OneRunAudit(Attack):
     """
 
     name = "dp-audit-one-run"
+    release = "updates"
     source = "Steinke, Nasr & Jagielski 2023, Privacy Auditing with One (1) Training Run"
     needs = "updates or their sums, of a repeated run whose clients send canaries or zeros"
     scorer: ClassVar[Scorer] = OneRunScorer()
@@ -273,6 +416,26 @@ class OneRunAudit(Attack):
             knowledge: what it knows besides.
         """
         return Guess("canaries", _statistics(view, knowledge))
+
+    def planted_in(
+        self,
+        protocol: ClusteringProtocol,
+        federation: Federation,
+        settings: Settings,
+        parties: Parties = SERVER,
+    ) -> Planted:
+        """Return what a repeated run shows of canaries in place of updates.
+
+        Args:
+            protocol: its hyper-parameters.
+            federation: the clients.
+            settings: of the run.
+            parties: whose view is read.
+
+        Raises:
+            UsageError: see `planted_updates`.
+        """
+        return planted_updates(protocol, federation, settings, parties)
 
 
 class TwoWorldAudit(OneRunAudit):

@@ -20,7 +20,11 @@ GROUP = "securecluster.attacks"
 ATTACKS = {  # module and class
     "cluster-property": "cluster_property:ClusterProperty",
     "differencing": "differencing:Differencing",
+    "dp-audit-eigenvectors": "release_audits:EigenvectorAudit",
+    "dp-audit-gram": "release_audits:GramAudit",
+    "dp-audit-losses": "release_audits:LossAudit",
     "dp-audit-one-run": "dp_audit:OneRunAudit",
+    "dp-audit-training": "release_audits:TrainingAudit",
     "dp-audit-two-worlds": "dp_audit:TwoWorldAudit",
     "gradient-inversion-analytic": "gradient_inversion:AnalyticInversion",
     "gradient-inversion-cosine": "gradient_inversion:CosineInversion",

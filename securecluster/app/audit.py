@@ -11,6 +11,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,11 +25,12 @@ from securecluster.app.finished_run import FinishedRun
 from securecluster.app.number_format import printable
 from securecluster.attacks import experiments
 from securecluster.attacks.base import Attack, Guess, Tap, Truth
+from securecluster.attacks.dp_audit import CanaryAudit, Planted
 from securecluster.attacks.registry import attack_named, attack_names
 from securecluster.attacks.scoring import Score, score
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.data import Federation
-from securecluster.errors import SecureClusterError, UsageError
+from securecluster.errors import SecureClusterError, SecureClusterWarning, UsageError
 from securecluster.messaging.parties import Party
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runtime.settings import Settings
@@ -42,6 +44,8 @@ RUN = "run"
 TWIN = "unprotected"
 BETTER = "better than chance"
 CHANCE = "not better than chance"
+WITHIN = "not above the ledger's ε"
+REFUTED = "above the ledger's ε: refuted"
 Note = Callable[[str], None]
 
 
@@ -71,6 +75,7 @@ class Finding:
         seconds: that it took.
         guess: of the attack, for pictures.
         truth: that it was compared with.
+        claimed: the ledger's ε of what an audit of noise bounds from below; None for other attacks.
     """
 
     attack: str
@@ -79,12 +84,15 @@ class Finding:
     seconds: float
     guess: Guess | None = None
     truth: Truth | None = None
+    claimed: float | None = None
 
     @property
     def verdict(self) -> str:
-        """Return the verdict against chance, or why there is none."""
+        """Return the verdict against chance or a finite ε, or why there is none."""
         if self.score is None:
             return self.reason
+        if self.claimed is not None and math.isfinite(self.claimed):
+            return REFUTED if self.score.value > self.claimed else WITHIN
         if self.score.beats_chance:
             return BETTER
         return CHANCE
@@ -318,11 +326,16 @@ def _column(
         reason = f"skipped: repeating the run did not fit into {clock.budget:.0f} s of the budget"
         return [Finding(attack.name, None, reason, 0.0) for attack in attacks]
     found = []
+    # one repetition with canaries serves all audits of the same releases
+    repetitions: dict[Any, Planted] = {}
     for position, attack in enumerate(attacks):
         share = clock.left
         # the first slow attack must not take the time of all others
         if position < len(attacks) - 1:
             share /= 2
+        if isinstance(attack, CanaryAudit):
+            found.append(_bounded(attack, target, column, _Clock(share), repetitions))
+            continue
         found.append(_attacked(attack, target, fitted, taps, _Clock(share)))
     return found
 
@@ -408,6 +421,69 @@ def _attacked(
     return Finding(attack.name, result, "", seconds, guess, truth)
 
 
+def noiseless(protocol: ClusteringProtocol) -> ClusteringProtocol:
+    """Return the twin of an audit of noise: canaries have the clip norm, and nothing hides them.
+
+    Args:
+        protocol: with the run's hyper-parameters.
+    """
+    params = protocol.get_params()
+    changes = {"noise": 0.0, "gram_noise": 0.0, "target_epsilon": None, "placement": "local"}
+    for name, value in changes.items():
+        if name in params:
+            params[name] = value
+    return type(protocol)(**params)
+
+
+def _bounded(
+    attack: CanaryAudit,
+    target: _Target,
+    column: str,
+    clock: _Clock,
+    repetitions: dict[Any, Planted],
+) -> Finding:
+    """Return the lower bound of ε that an audit of noise gives, and the ledger's ε.
+
+    Args:
+        attack: the audit.
+        target: the run.
+        column: `RUN`, or `TWIN` for a repetition without noise.
+        clock: of this audit.
+        repetitions: by the kind of releases, those that were made already.
+    """
+    start = time.monotonic()
+    protocol = target.run.protocol
+    config = target.run.config["network"]
+    result: Score | None = None
+    claimed: float | None = None
+    reason = ""
+    if not (config.get("noise") or config.get("gram_noise")):
+        return Finding(attack.name, None, "not applicable: the run has no noise", 0.0)
+    if clock.left <= 0.01:
+        return Finding(attack.name, None, "skipped: the budget was used up", 0.0)
+    if column == TWIN:
+        protocol = noiseless(protocol)
+    settings = replace(Settings(**target.run.config["settings"]), transcript="full")
+    try:
+        with clock.limit(), warnings.catch_warnings():
+            # canaries are no data to learn from
+            warnings.simplefilter("ignore", SecureClusterWarning)
+            if attack.release not in repetitions:
+                repetitions[attack.release] = attack.planted_in(
+                    protocol, target.federation, settings, target.adversary.parties
+                )
+            planted = repetitions[attack.release]
+            claimed = planted.claimed
+            result = planted.score(attack.scorer, target.federation)
+    except _OutOfTime:
+        reason = f"skipped: {clock.budget:.1f} s of the budget were not enough"
+    except UsageError as error:
+        reason = f"not applicable: {error}"
+    except Exception as error:
+        reason = f"failed: {type(error).__name__}: {error}"
+    return Finding(attack.name, result, reason, time.monotonic() - start, claimed=claimed)
+
+
 def known_samples(
     federation: Federation, candidates: bool
 ) -> tuple[NDArray[Any], NDArray[Any]] | None:
@@ -488,6 +564,9 @@ def _entry(finding: Finding) -> dict[str, Any]:
     entry: dict[str, Any] = {"verdict": finding.verdict, "score": None}
     if finding.score is not None:
         entry["score"] = dataclasses.asdict(finding.score)
+    if finding.claimed is not None:
+        # JSON has no infinity
+        entry["ledger_epsilon"] = finding.claimed if math.isfinite(finding.claimed) else None
     entry["seconds"] = round(finding.seconds, 2)
     return entry
 
@@ -502,7 +581,11 @@ def score_text(finding: Finding) -> str:
     if result is None:
         return finding.reason
     interval = f"{result.interval.low:.3g} to {result.interval.high:.3g}"
-    return f"{result.value:.3g} ({interval}; chance {result.chance:.3g})"
+    text = f"{result.value:.3g} ({interval}; chance {result.chance:.3g})"
+    if finding.claimed is None:
+        return text
+    claimed = f"{finding.claimed:.3g}" if math.isfinite(finding.claimed) else "infinite"
+    return f"{text}; the ledger's ε is {claimed}"
 
 
 def show(audit: Audit) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from securecluster.app import html_page as html
 from securecluster.app import report_page
-from securecluster.app.audit import BETTER, RUN, TWIN, Audit, Finding, score_text
+from securecluster.app.audit import BETTER, REFUTED, RUN, TWIN, Audit, Finding, score_text
 from securecluster.app.finished_run import FinishedRun
 from securecluster.app.number_format import printable
 from securecluster.attacks.base import Truth
@@ -28,6 +28,9 @@ READING = (
     "95 % bootstrap interval over clients. Chance is what the same guess reaches against a truth "
     "whose clients are shuffled. An attack is better than chance where its interval lies beyond "
     "that of chance. "
+    "Audits of noise repeat what clients release, with canaries, and bound ε from below. A bound "
+    "above the ledger's ε refutes it; one below proves nothing. Their unprotected twin has no "
+    "noise. "
     "The adversary knows the configuration and some test samples as public ones; attacks on "
     "membership are asked about these and as many training samples."
 )
@@ -129,7 +132,7 @@ def _kind(finding: Finding) -> str:
     """Return the class of a verdict's cell."""
     if finding.score is None:
         return html.PLAIN
-    return "bad" if finding.verdict == BETTER else "good"
+    return "bad" if finding.verdict in (BETTER, REFUTED) else "good"
 
 
 def pictures(audit: Audit, with_truth: bool) -> str:

@@ -2,7 +2,8 @@
 
 A claim that something is hidden holds as far as the attack is at chance with the protection, and
 better than chance without it; else the attack would test nothing. A claim that something stays
-visible holds as far as the attack is better than chance with the protection, too.
+visible holds as far as the attack is better than chance with the protection, too. A claim about
+noise holds as far as no lower bound of ε is above the ledger's ε, and that of half the noise is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from securecluster.app.audit import BETTER, CHANCE, Finding
+from securecluster.app.audit import BETTER, CHANCE, REFUTED, WITHIN, Finding
 
 
 @dataclass(frozen=True)
@@ -136,4 +137,62 @@ CLAIMS = (
         {"aggregation": "secagg"},
         protocol="fedavg",
     ),
+)
+
+
+@dataclass(frozen=True)
+class NoiseClaim:
+    """A sentence on lower bounds of ε, and the release that it is about.
+
+    Args:
+        sentence: as it stands in the source.
+        source: path of the document, from the top of the repository.
+        attack: name of an audit of noise.
+        protocol: name of the protocol that releases it.
+        options: of the protocol, with its noise.
+    """
+
+    sentence: str
+    source: str
+    attack: str
+    protocol: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class NoiseRow:
+    """A claim on noise with the audits' findings.
+
+    Args:
+        claim: the claim.
+        whole: the finding with the noise that the ledger claims.
+        halved: the finding with half of it.
+    """
+
+    claim: NoiseClaim
+    whole: Finding
+    halved: Finding
+
+    @property
+    def holds(self) -> bool:
+        """Return True if the bound is not above the ledger's ε, and that of half the noise is."""
+        return self.whole.verdict == WITHIN and self.halved.verdict == REFUTED
+
+
+NEVER_ABOVE = (
+    "Lower bounds are never above the ledger's ε, and half of the claimed noise is refuted"
+)
+NOISED: dict[str, Any] = {"clip": 0.5, "noise": 0.25}
+MATRICES: dict[str, Any] = {**NOISED, "gram_noise": 0.25, "tasks": 2}
+NOISE_CLAIMS = tuple(
+    NoiseClaim(NEVER_ABOVE, "docs/audit.md", attack, protocol, options)
+    for attack, protocol, options in (
+        ("dp-audit-two-worlds", "cfl", NOISED),
+        ("dp-audit-two-worlds", "fedavg", {**NOISED, "placement": "central"}),
+        ("dp-audit-losses", "srfca", NOISED),
+        ("dp-audit-losses", "cfl", {**NOISED, "fallback": 0.3}),
+        ("dp-audit-training", "fedavg", {**NOISED, "dp_unit": "example"}),
+        ("dp-audit-gram", "oneshot", MATRICES),
+        ("dp-audit-eigenvectors", "oneshot", {**MATRICES, "gram_mechanism": "naive"}),
+    )
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -20,11 +21,13 @@ import pytest
 from cases import SMALL_FEDERATION, two_clusters
 
 from securecluster.app import audit, audit_page, bundle, report_page, run_folder
+from securecluster.app.audit import Finding
 from securecluster.app.cli import main
 from securecluster.app.finished_run import command_of, epsilon_by_client, open_run
 from securecluster.attacks import registry
 from securecluster.attacks.base import Attack, Guess, Truth
 from securecluster.attacks.label_counts import LabelCounts
+from securecluster.attacks.scoring import Interval, Score
 from securecluster.protocols.common.serialization import read_kept
 
 RUN = ["run", "fedavg", *SMALL_FEDERATION, "--rounds", "2", "--epochs", "1", "--seed", "90417"]
@@ -418,3 +421,48 @@ def _browsed(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
         path.as_uri(),
     ]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+
+def test_an_audit_bounds_epsilon_beside_the_ledgers(folder: Path) -> None:
+    run = open_run(folder, "audit")
+    attacks = ["dp-audit-one-run", "dp-audit-two-worlds", "dp-audit-losses"]
+    federation = audit.federation_of(run)
+    server = audit.adversary_of(run.names, "server")
+    results = audit.audited(run, federation, server, attacks=attacks)
+    one_run, two_worlds, losses = results.findings[audit.RUN]
+    claimed = run.ledger.price(1e-5).epsilon
+    for finding in (one_run, two_worlds):
+        assert finding.claimed == pytest.approx(claimed, rel=1e-6)
+        assert finding.verdict == audit.WITHIN
+    assert losses.verdict == "not applicable: no losses leave clients in this run"
+    # its twin has canaries and no noise
+    bare = results.findings[audit.TWIN][1]
+    assert bare.score is not None and bare.score.value > 1000
+    assert bare.claimed is not None and np.isinf(bare.claimed)
+    first = audit.content(results)["attacks"][0]
+    assert first["run"]["ledger_epsilon"] == one_run.claimed
+    assert first["unprotected"]["ledger_epsilon"] is None
+    page = audit_page.page(run, results, "securecluster audit audited")
+    assert f"the ledger&#x27;s ε is {claimed:.3g}" in page and "the ledger&#x27;s ε is inf" in page
+    wire = audit.audited(run, federation, audit.adversary_of(run.names, "wire"), 9, attacks[1:])
+    for finding in wire.findings[audit.RUN]:
+        assert finding.verdict.startswith("not applicable: ")
+
+
+def test_a_bound_above_the_ledgers_epsilon_is_a_bad_finding() -> None:
+    score = Score("ε", 2.0, Interval(1.5, 2.5), 0.0, Interval(0.0, 0.0), True, 9)
+    for claimed, verdict in ((1.9, audit.REFUTED), (2.0, audit.WITHIN), (math.inf, audit.BETTER)):
+        finding = Finding("dp-audit-losses", score, "", 0.0, claimed=claimed)
+        assert finding.verdict == verdict
+        assert audit_page._kind(finding) == ("good" if verdict == audit.WITHIN else "bad")
+
+
+def test_a_run_without_noise_has_no_epsilon_to_be_refuted(
+    tmp_path: Path, no_pictures: None
+) -> None:
+    target = tmp_path / "plain"
+    assert main([*RUN, "--mask", "none", "--quiet", "--out", str(target)]) == 0
+    run = open_run(target, "audit")
+    server = audit.adversary_of(run.names, "server")
+    results = audit.audited(run, audit.federation_of(run), server, attacks=["dp-audit-losses"])
+    assert results.findings[audit.RUN][0].verdict == "not applicable: the run has no noise"

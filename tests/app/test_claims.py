@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from noise_audits import halved_noise
 
 from securecluster import Dirichlet, Federation
 from securecluster.app.audit import BETTER, CHANCE, Finding, known_samples, twin_of
-from securecluster.app.claims import CLAIMS, Claim, Row
+from securecluster.app.claims import CLAIMS, NOISE_CLAIMS, Claim, NoiseClaim, NoiseRow, Row
 from securecluster.app.registry import protocol_class
+from securecluster.attacks import scoring
 from securecluster.attacks.base import Attack
+from securecluster.attacks.dp_audit import CanaryAudit
 from securecluster.attacks.experiments import tapped
 from securecluster.attacks.registry import ATTACKS, attack_named
 from securecluster.attacks.scoring import evaluate
@@ -87,3 +90,38 @@ def test_a_claim_without_its_protection_does_not_hold() -> None:
 
 def test_attacks_of_claims_are_registered() -> None:
     assert {claim.attack for claim in CLAIMS} <= set(ATTACKS)
+
+
+@cache
+def _canary_federation() -> Federation:
+    return Federation.simulate("digits", clients=50, samples=4, seed=0)
+
+
+def _bound(claim: NoiseClaim) -> Finding:
+    """Return the lower bound of ε of a small run's releases."""
+    params = {"rounds": 1, "epochs": 1, "model": "linear", "mask": "none", **claim.options}
+    attack = attack_named(claim.attack)
+    assert isinstance(attack, CanaryAudit)
+    made = protocol_class(claim.protocol)(**params)
+    planted = attack.planted_in(made, _canary_federation(), FULL)
+    score = planted.score(attack.scorer, _canary_federation())
+    return Finding(claim.attack, score, "", 0.0, claimed=planted.claimed)
+
+
+@pytest.mark.parametrize(
+    "claim", NOISE_CLAIMS, ids=lambda claim: f"{claim.attack}-{claim.protocol}"
+)
+def test_no_bound_is_above_the_ledgers_and_half_of_the_noise_is_refuted(
+    claim: NoiseClaim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "RESAMPLES", 5)
+    monkeypatch.setattr(scoring, "SHUFFLES", 5)
+    whole = _bound(claim)
+    with halved_noise():
+        halved = _bound(claim)
+    assert whole.claimed == halved.claimed
+    assert NoiseRow(claim, whole, halved).holds, (whole, halved)
+    # neither half is enough
+    assert not NoiseRow(claim, whole, whole).holds
+    assert not NoiseRow(claim, halved, halved).holds
+    assert claim.sentence in " ".join((ROOT / claim.source).read_text().split())

@@ -1,0 +1,515 @@
+"""Audits of noise by canary samples: losses, Gram matrices, eigenvectors, training with DP-SGD.
+
+The clients of a repeated exchange hold canary samples, or samples that show nothing; a coin decides
+which. They answer the protocol's own calls through their own endpoint, with the configuration of
+the run, and what their frames say along the canary's direction is the statistic of
+`securecluster.attacks.dp_audit`. The server is active: it relays θ_0 in place of trained models, or
+a direction in place of eigenvectors, since that is where a canary shows most.
+
+- Losses (SR-FCA's matrix, CFL's fallback): a canary's loss is beyond the bound of a sample's loss,
+  that of another sample next to zero. The statistic is the mean of a row.
+- Gram matrices (one-shot): the canary is a row in direction u. Clients hold other rows there, and
+  more in direction w, so that relevance to u, ‖Ãu‖/λ_1, is nearly linear in uᵀÃu.
+- Training with DP-SGD (`dp_unit` example): the canary is a sample whose gradient is beyond the clip
+  norm. The statistic is a client's first update, along the update of such a client without noise.
+- Eigenvectors with noise of their own (one-shot, naive): canaries are eigenvectors that nearly are
+  the negative ones, so the whole sensitivity 2√p shows up to the scaling to unit norm. The bound is
+  about eigenvectors alone; relevance is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Guess, Knowledge, View
+from securecluster.attacks.dp_audit import (
+    DELTA,
+    MOST_NUMBERS,
+    SEED,
+    CanaryAudit,
+    Planted,
+    TwoWorldScorer,
+    heads,
+)
+from securecluster.attacks.experiments import with_poisoned_data
+from securecluster.attacks.scoring import Scorer
+from securecluster.core.lazy_torch import torch
+from securecluster.data import Federation
+from securecluster.data.federation import Shard
+from securecluster.errors import UsageError
+from securecluster.messaging.messages import RELAY, Empty, Rows
+from securecluster.messaging.parties import SERVER
+from securecluster.messaging.transcript import Parties, Transcript
+from securecluster.models.objectives import Classification
+from securecluster.privacy.dp.auditing import directions
+from securecluster.privacy.dp.ledger import Ledger
+from securecluster.protocols import CFL, SRFCA, OneShot
+from securecluster.protocols.cfl.parameter_tree import ParameterTree, choose_fallback_models
+from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.messages import ModelDelta
+from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.oneshot.client import OneShotClient
+from securecluster.protocols.oneshot.server import eigenvectors_of_others
+from securecluster.protocols.srfca.server import cross_losses
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.runtime.settings import Settings
+from securecluster.runtime.transport import InProcess, Recorded
+
+Array = NDArray[Any]
+# what hides values without noise: ε does not count on it
+OPEN = {
+    "mask": "none", "layer_mask": "none", "sealed": False, "aggregation": "plain",
+    "relevance": "plain", "relevance_release": None, "placement": "local",
+}  # fmt: skip
+SCALE = 1e4  # of canaries: their losses are beyond every bound, or nearly zero
+CANDIDATES = 64  # directions of which θ_0 is surest about one
+BASELINE = 4.0  # rows in direction u, in units of the noise's spectral norm
+SPREAD = 3  # rows in direction w for each of those
+TILT = 0.01  # angle by which an eigenvector misses the one whose sign turns
+LOSS_FIELD = "loss"
+
+
+def planted_losses(
+    protocol: ClusteringProtocol, federation: Federation, settings: Settings
+) -> Planted:
+    """Return what losses show of canary samples.
+
+    Args:
+        protocol: SR-FCA or CFL, with its hyper-parameters.
+        federation: the clients; their samples are replaced.
+        settings: device and precision.
+
+    Raises:
+        UsageError: the protocol releases no losses, or samples have no labels.
+    """
+    ask = _asked_losses(protocol)
+    if ask is None:
+        raise UsageError("no losses leave clients in this run")
+    method, request = ask
+    coins = heads(len(federation))
+    opened = _opened(protocol)
+    canaries = _loss_canaries(opened, federation, coins)
+    net, transcript = _connected(opened, canaries, settings)
+    request(net)
+    rows = _replies(transcript, method, LOSS_FIELD)
+    # a canary moves all losses of a row alike, so their mean lies along its direction
+    statistics = {client: float(row.mean()) for client, row in rows.items()}
+    return Planted(statistics, coins, net.state.ledger.price(DELTA).epsilon)
+
+
+def _asked_losses(
+    protocol: ClusteringProtocol,
+) -> tuple[str, Callable[[ServerChannel], object]] | None:
+    """Return the client method whose replies are losses, and the server's request; None if none."""
+    if isinstance(protocol, SRFCA) and protocol.distance == "loss":
+        return "losses", _ask_for_cross_losses
+    if isinstance(protocol, CFL) and protocol.fallback > 0:
+        return "judge", _ask_for_path_losses
+    return None
+
+
+def _ask_for_cross_losses(net: ServerChannel) -> None:
+    """Ask all clients for their losses under as many copies of θ_0."""
+    ids = list(net.clients)
+    still = torch.zeros(len(ids), net.agreed["dimension"])
+    cross_losses(net, ids, still, 1)
+
+
+def _ask_for_path_losses(net: ServerChannel) -> None:
+    """Ask all clients for the losses of a path of two copies of θ_0, as after one split."""
+    clients = len(net.clients)
+    half = clients // 2
+    tree = ParameterTree.start(clients)
+    tree.branch(0, (list(range(half)), list(range(half, clients))), 1)
+    for node in tree.nodes:
+        node.model = ModelDelta(torch.zeros(net.agreed["dimension"]))
+    labels = [int(client >= half) for client in range(clients)]
+    pending = PendingUpdates.start(clients, fresh=False)
+    choose_fallback_models(net, tree, pending, labels)
+
+
+def _loss_canaries(
+    protocol: ClusteringProtocol, federation: Federation, coins: tuple[bool, ...]
+) -> Federation:
+    """Return clients with a sample at the bound of a loss, or none; of unit "client", all samples.
+
+    Raises:
+        UsageError: samples have no labels.
+    """
+    if protocol.dp_unit == "client":
+        return _labelled_canaries(protocol, federation, coins, None, several=True)
+    if not protocol.validation_share:
+        return _labelled_canaries(protocol, federation, coins, None, several=False)
+    # which sample is kept aside is drawn, so all are the same, and one is kept
+    size = _one_aside(protocol.validation_share)
+    return _labelled_canaries(protocol, federation, coins, size, several=True)
+
+
+def _labelled_canaries(
+    protocol: ClusteringProtocol,
+    federation: Federation,
+    coins: tuple[bool, ...],
+    size: int | None,
+    several: bool,
+) -> Federation:
+    """Return clients whose samples have the surest label, and a canary the least likely one.
+
+    Args:
+        protocol: of the network.
+        federation: the clients.
+        coins: who holds canaries.
+        size: samples of each client; None leaves the numbers as they are.
+        several: whether all of a client's samples are canaries; otherwise the first one is.
+
+    Raises:
+        UsageError: samples have no labels.
+    """
+    if not isinstance(federation.objective, Classification):
+        raise UsageError("canaries need samples with labels")
+    sample, surest, least = _surest_sample(protocol, federation)
+
+    def change(client: int, shard: Shard) -> Shard:
+        count = size or len(shard.y)
+        x = np.repeat(sample[None], count, axis=0).astype(shard.x.dtype)
+        y = np.full(count, surest, dtype=shard.y.dtype)
+        if coins[client]:
+            y[: count if several else 1] = least
+        return replace(shard, x=x, y=y)
+
+    return with_poisoned_data(federation, range(len(federation)), change)
+
+
+def _one_aside(share: float) -> int:
+    """Return the fewest samples of which a share of them keeps one aside."""
+    size = math.ceil(1 / share)
+    while math.floor(share * size) < 1:
+        size += 1
+    return max(size, 2)
+
+
+def _surest_sample(protocol: ClusteringProtocol, federation: Federation) -> tuple[Array, int, int]:
+    """Return a long sample (…), the label that θ_0 is surest of there, and the least likely one."""
+    network = protocol.flat_model(federation)
+    shape = federation.shape
+    draw = np.random.default_rng(SEED)
+    samples = draw.standard_normal((CANDIDATES, *shape)).astype(np.float32) * SCALE
+    with torch.no_grad():
+        parameters = network.views(network.initial())
+        logits = network.call(parameters, torch.from_numpy(samples)).double().numpy()
+    ordered = np.sort(logits, axis=1)
+    # the larger the margin, the nearer the loss of the surest label is to 0
+    best = int(np.argmax(ordered[:, -1] - ordered[:, -2]))
+    return samples[best], int(logits[best].argmax()), int(logits[best].argmin())
+
+
+def planted_rows(
+    protocol: ClusteringProtocol, federation: Federation, settings: Settings
+) -> Planted:
+    """Return what relevance shows of canary rows in noisy Gram matrices.
+
+    Args:
+        protocol: one-shot clustering, with its hyper-parameters.
+        federation: the clients; their samples are replaced.
+        settings: device and precision.
+
+    Raises:
+        UsageError: no such matrices, rows of which are single samples.
+    """
+    if not isinstance(protocol, OneShot) or protocol.mechanism != "gram":
+        raise UsageError("no relevance follows from a noisy Gram matrix")
+    _check_features(protocol)
+    if protocol.dp_unit != "example":
+        raise UsageError("a canary row is one sample, and dp_unit protects a whole client")
+    opened = _opened(protocol)
+    config = opened.config(federation, settings.dtype)
+    z = float(config["gram_noise"])
+    width = int(config["width"])
+    if width < 2:
+        raise UsageError("a canary row and the others need two dimensions")
+    along, others = directions(2, width, SEED).numpy().astype(np.float32)
+    # at least two rows, also without noise
+    rows = max(2, math.ceil(BASELINE * z * math.sqrt(width)))
+    coins = heads(len(federation))
+    numbers = len(federation) * (rows + 1) * (1 + SPREAD) * width
+    if numbers > MOST_NUMBERS:
+        raise UsageError(f"canary rows would take {numbers} numbers in memory")
+
+    def change(client: int, shard: Shard) -> Shard:
+        held = rows + int(coins[client])
+        x = np.concatenate([np.tile(along, (held, 1)), np.tile(others, (SPREAD * rows, 1))])
+        return _shard_of(shard, x)
+
+    clients = with_poisoned_data(federation, range(len(federation)), change)
+    net, transcript = _connected(opened, clients, settings)
+    shared = net.gather(OneShotClient.eigen, Empty(), to=net.clients)
+    crafted = torch.zeros_like(shared.rows.vectors.values)
+    crafted[:, 0] = torch.from_numpy(along)
+    query = eigenvectors_of_others(shared.ids, crafted, shared.step, to=shared.ids)
+    net.pairs(OneShotClient.relevance, query, to=shared.ids)
+    statistics = {}
+    for client, row in _replies(transcript, "relevance", "row").items():
+        # all others were given the same vector, and the client itself counts as 1
+        statistics[client] = float(row[(client + 1) % len(row)])
+    return Planted(statistics, coins, net.state.ledger.price(DELTA).epsilon)
+
+
+def planted_eigenvectors(
+    protocol: ClusteringProtocol, federation: Federation, settings: Settings
+) -> Planted:
+    """Return what eigenvectors with noise of their own show of clients' other eigenvectors.
+
+    Args:
+        protocol: one-shot clustering with the naive mechanism.
+        federation: the clients; their samples are replaced.
+        settings: device and precision.
+
+    Raises:
+        UsageError: another mechanism, or samples of a single number.
+    """
+    if not isinstance(protocol, OneShot) or protocol.mechanism != "naive":
+        raise UsageError("no eigenvectors have noise of their own")
+    _check_features(protocol)
+    opened = _opened(protocol)
+    width = int(np.prod(federation.shape))
+    count = min(int(protocol.vectors), width // 2)
+    if not count:
+        raise UsageError("canary eigenvectors need two dimensions")
+    # The largest entry is made positive, so that a little tilt turns the sign of the vector.
+    present = _turned(count, width, math.pi / 4 - TILT)
+    absent = _turned(count, width, math.pi / 4 + TILT)
+    coins = heads(len(federation))
+    # different eigenvalues give the eigenvectors their order
+    scales = np.arange(count, 0, -1, dtype=np.float32)[:, None]
+
+    def change(client: int, shard: Shard) -> Shard:
+        return _shard_of(shard, scales * (present if coins[client] else absent))
+
+    clients = with_poisoned_data(federation, range(len(federation)), change)
+    net, transcript = _connected(opened, clients, settings)
+    net.gather(OneShotClient.eigen, Empty(), to=net.clients)
+    # `absent` comes out with the other sign
+    difference = (present + absent).ravel()
+    statistics = {}
+    for client, vectors in _replies(transcript, "eigen", "vectors").items():
+        statistics[client] = float(vectors[:count].ravel() @ difference)
+    return Planted(statistics, coins, net.state.ledger.price(DELTA).epsilon)
+
+
+def planted_samples(
+    protocol: ClusteringProtocol, federation: Federation, settings: Settings
+) -> Planted:
+    """Return what one round's updates show of canary samples in training with DP-SGD.
+
+    Args:
+        protocol: its hyper-parameters.
+        federation: the clients; their samples are replaced.
+        settings: device and precision; the transcript must be full.
+
+    Raises:
+        UsageError: no DP-SGD, samples have no labels, or clients send no updates by themselves.
+    """
+    if not protocol.per_example:
+        raise UsageError("no noise is in the training: dp_unit is client")
+    opened = _opened(protocol).set_params(rounds=1)
+    bare = _opened(protocol).set_params(rounds=1, noise=0.0, target_epsilon=None)
+    coins = heads(len(federation))
+    # one number of samples for all, so that all updates have the same scale
+    size = int(np.median([len(shard.y) for shard in federation.shards]))
+    clients = _labelled_canaries(opened, federation, coins, size, several=False)
+    width = opened.flat_model(clients).dimension
+    plain = _first_updates(bare.fit(clients, settings), width)
+    present = [row for client, row in plain.items() if coins[client]]
+    absent = [row for client, row in plain.items() if not coins[client]]
+    if not (present and absent):
+        raise UsageError("clients send no updates by themselves")
+    difference = np.mean(present, axis=0) - np.mean(absent, axis=0)
+    fitted = opened.fit(clients, settings)
+    rows = _first_updates(fitted, width)
+    statistics = {client: float(row @ difference) for client, row in rows.items()}
+    events = [event for event in fitted.ledger_.events if event.mechanism in ("dp-sgd", "free")]
+    if not any(event.mechanism == "dp-sgd" for event in events):
+        return Planted(statistics, coins, math.inf)
+    training = Ledger(events, fitted.ledger_.samples)
+    # sampled batches make mixtures of Gaussians
+    whole = opened.batch_size >= size and not protocol.validation_share
+    return Planted(statistics, coins, training.price(DELTA).epsilon, gaussian=whole)
+
+
+def _first_updates(fitted: ClusteringProtocol, width: int) -> dict[int, Array]:
+    """Return the first update (width,) that each client sent by itself."""
+    transcript = fitted.transcript_
+    found: dict[int, Array] = {}
+    for position, entry in enumerate(transcript.entries):
+        # local parameter servers send sums
+        if entry.verb == RELAY:
+            continue
+        _, answer = transcript.content(position)
+        delta = getattr(answer.reply, "delta", None)
+        if not isinstance(delta, Rows) or delta.values.shape[-1] != width:
+            continue
+        rows = delta.values.double().cpu().numpy()
+        for client, row in zip(answer.ids, rows, strict=True):
+            found.setdefault(client, row)
+    return found
+
+
+def _turned(count: int, width: int, angle: float) -> Array:
+    """Return orthonormal rows (cos, −sin) at an angle, each in two coordinates of its own."""
+    rows = np.zeros((count, width), dtype=np.float32)
+    for k in range(count):
+        rows[k, 2 * k] = math.cos(angle)
+        rows[k, 2 * k + 1] = -math.sin(angle)
+    return rows
+
+
+def _check_features(protocol: OneShot) -> None:
+    """Raise UsageError unless a sample's features are its own numbers."""
+    if protocol.features != "identity":
+        raise UsageError("canary rows are samples, and this run compares features of samples")
+
+
+def _shard_of(shard: Shard, rows: Array) -> Shard:
+    """Return a client whose samples are some rows (n, D), all of the first class."""
+    x = rows.reshape(len(rows), *shard.x.shape[1:]).astype(shard.x.dtype)
+    return replace(shard, x=x, y=np.zeros(len(rows), dtype=shard.y.dtype))
+
+
+def _opened(protocol: ClusteringProtocol) -> Any:
+    """Return a copy of a protocol without masks, seals and secure sums, which ε does not count."""
+    params = protocol.get_params()
+    plain = {name: value for name, value in OPEN.items() if name in params}
+    return type(protocol)(**{**params, **plain})
+
+
+def _connected(
+    protocol: ClusteringProtocol, clients: Federation, settings: Settings
+) -> tuple[ServerChannel, Transcript]:
+    """Return the server's channel to a protocol's own endpoint, and what passes it."""
+    endpoint = protocol.build_client(clients, settings)
+    transcript = Transcript("full")
+    transport = Recorded(InProcess(endpoint.answer), transcript)
+    net = protocol.build_network(transport, protocol.config(clients, settings.dtype))
+    net.round = 1
+    return net, transcript
+
+
+def _replies(transcript: Transcript, method: str, field: str) -> dict[int, Array]:
+    """Return a field of each client's only reply to a method, as its frame has it."""
+    found: dict[int, Array] = {}
+    for position, entry in enumerate(transcript.entries):
+        if entry.method != method:
+            continue
+        _, answer = transcript.content(position)
+        values = getattr(answer.reply, field).values.double().cpu().numpy()
+        found.update(zip(answer.ids, values, strict=True))
+    return found
+
+
+class ReleaseAudit(CanaryAudit):
+    """Measures how far canary samples move a release, and bounds ε by it.
+
+    Args:
+        planted: what the repeated exchange showed; without it there are no canaries.
+    """
+
+    source = "Dong, Roth & Su 2022, Gaussian Differential Privacy; auditing: Nasr et al. 2021"
+    needs = "an active server, and clients that hold canary samples or samples that show nothing"
+    scorer: ClassVar[Scorer] = TwoWorldScorer()
+
+    def __init__(self, planted: Planted | None = None) -> None:
+        self.planted = planted
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        if self.planted is None:
+            return "not applicable: the run has no canaries; an audit of its noise adds them"
+        return None
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return each client's statistic, larger where its canary shows.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        assert self.planted is not None
+        return Guess("canaries", self.planted.statistics)
+
+    @staticmethod
+    def repeated(
+        protocol: ClusteringProtocol, federation: Federation, settings: Settings
+    ) -> Planted:
+        """Return what the release shows of canaries.
+
+        Args:
+            protocol: its hyper-parameters.
+            federation: the clients.
+            settings: device and precision.
+        """
+        raise NotImplementedError
+
+    def planted_in(
+        self,
+        protocol: ClusteringProtocol,
+        federation: Federation,
+        settings: Settings,
+        parties: Parties = SERVER,
+    ) -> Planted:
+        """Return what the release shows of canaries to an active server.
+
+        Args:
+            protocol: its hyper-parameters.
+            federation: the clients.
+            settings: device and precision.
+            parties: the adversary; the server is active.
+
+        Raises:
+            UsageError: the server is not the adversary, or there is no such release.
+        """
+        chosen = parties if isinstance(parties, (tuple, list, set, frozenset)) else (parties,)
+        if not {"server", SERVER} & set(chosen):
+            raise UsageError("only a server asks clients for it")
+        return self.repeated(protocol, federation, settings)
+
+
+class LossAudit(ReleaseAudit):
+    """Audit of the losses that clients of SR-FCA and CFL send."""
+
+    name = "dp-audit-losses"
+    release = "losses"
+    repeated = staticmethod(planted_losses)
+
+
+class GramAudit(ReleaseAudit):
+    """Audit of noisy Gram matrices by canary rows."""
+
+    name = "dp-audit-gram"
+    release = "Gram matrices"
+    repeated = staticmethod(planted_rows)
+
+
+class EigenvectorAudit(ReleaseAudit):
+    """Audit of the naive mechanism's noise on eigenvectors, apart from the exact relevance."""
+
+    name = "dp-audit-eigenvectors"
+    release = "eigenvectors"
+    repeated = staticmethod(planted_eigenvectors)
+
+
+class TrainingAudit(ReleaseAudit):
+    """Audit of training with DP-SGD by canary samples, in a round of its own."""
+
+    name = "dp-audit-training"
+    release = "training"
+    repeated = staticmethod(planted_samples)
