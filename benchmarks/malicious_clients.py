@@ -2,13 +2,12 @@
 
 python -m securecluster.benchmarks.malicious_clients [--seeds 3] [--minutes 20] [--data digits]
 
-20 clients in two true clusters, 40 samples each, and `mlp-32`: digits with two tasks of five labels
-each, and digits and MNIST with two permutations of the labels. From 0 to 40 % of the clients are
-malicious, drawn from both true clusters; `securecluster.attacks.malicious_clients` says what they
-do. Protocols that ask for the number of clusters are told 2. One-shot clustering is measured on
-tasks only, since it cannot see permuted labels. SR-FCA is measured with β = 0.2, its trimmed mean,
-and without. MNIST, which is read from SECURECLUSTER_DATA or the hub, has a smaller grid and two
-seeds at most.
+20 clients of digits in two true clusters, which permute the labels differently, 40 samples each,
+and `mlp-32`. One-shot clustering cannot see labels, and is measured on two tasks of five labels
+each. From 0 to 40 % of the clients are malicious, drawn from both true clusters;
+`securecluster.attacks.malicious_clients` says what they do. Protocols that ask for the number of
+clusters are told 2. SR-FCA is measured with its trimmed mean, β = 0.2, and without. MNIST, which is
+read from SECURECLUSTER_DATA or the hub, has a smaller grid and two seeds at most.
 
 A run that a malicious client stops has no scores, and its error stands in the column `stopped`.
 """
@@ -54,9 +53,9 @@ SAMPLES = 40
 CLUSTERS = 2
 MODEL = "mlp-32"
 NONE = "none"  # behaviour of the control, in which all clients are honest
-TASKS = "tasks"
 PERMUTATION = "label-permutation"
-SCENARIOS: dict[str, Any] = {TASKS: Tasks(), PERMUTATION: LabelPermutation(CLUSTERS)}
+SCENARIOS: dict[str, Any] = {"tasks": Tasks(), PERMUTATION: LabelPermutation(CLUSTERS)}
+SCENARIO_OF = {"oneshot": "tasks"}  # the other protocols' is `PERMUTATION`
 SRFCA_ROUNDS = {"local_rounds": 6, "rounds": 8}
 PROTOCOLS: dict[str, Callable[[], ClusteringProtocol]] = {
     "fedavg": partial(FedAvg, rounds=12, model=MODEL),
@@ -79,27 +78,20 @@ PANELS = {
 
 
 def cells(data: str, seeds: int) -> list[Cell]:
-    """Return protocols by behaviours by shares by scenarios by seeds, with a control of each run.
+    """Return protocols by behaviours by shares by seeds, and each protocol without attack.
 
     Args:
         data: "digits" or "mnist".
         seeds: how many, from 0 on.
     """
-    scenarios = list(SCENARIOS)
-    if data == "mnist":
-        scenarios = [PERMUTATION]
     attacked = list(product(BEHAVIOURS, SHARES[data]))
     grid: list[Cell] = []
     # the seed varies slowest, so that a run that is cut off has whole seeds
-    for seed, scenario, protocol in product(
-        range(min(seeds, MOST_SEEDS[data])), scenarios, PROTOCOLS
-    ):
-        if protocol == "oneshot" and scenario != TASKS:
-            continue
+    for seed, protocol in product(range(min(seeds, MOST_SEEDS[data])), PROTOCOLS):
         for behaviour, share in [(NONE, 0.0), *attacked]:
             cell: Cell = {
                 "data": data,
-                "scenario": scenario,
+                "scenario": SCENARIO_OF.get(protocol, PERMUTATION),
                 "protocol": protocol,
                 "behaviour": behaviour,
                 "share": share,
@@ -158,9 +150,7 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def draw(sheet: Sheet, rows: Sequence[Row]) -> Path:
-    """Draw means over the share of malicious clients, a row of panels for each behaviour.
-
-    The panels show digits with permuted labels, and one-shot clustering on tasks.
+    """Draw means on digits over the share of malicious clients, a row of panels for each behaviour.
 
     Args:
         sheet: the table, which saves the figure.
@@ -192,8 +182,7 @@ def _draw_panel(ax: Any, rows: Sequence[Row], behaviour: str, value: str) -> Non
     """
     shown = [row for row in rows if row["behaviour"] in (behaviour, NONE)]
     for k, name in enumerate(PROTOCOLS):
-        scenario = TASKS if name == "oneshot" else PERMUTATION
-        own = [row for row in shown if (row["protocol"], row["scenario"]) == (name, scenario)]
+        own = [row for row in shown if row["protocol"] == name]
         means = spread(own, ["share"], value)
         shares = sorted(means, key=lambda key: float(key[0]))
         # shifted a little, since several lines coincide
@@ -229,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     rows = sheet.expect(requested)
     measured = [cell for cell in requested if chosen.data in (None, cell["data"])]
     sheet.fill(measured, measure, chosen.minutes)
-    summarise(rows, ("data", "scenario", "protocol", "behaviour", "share"), VALUES)
+    summarise(rows, ("data", "protocol", "behaviour", "share"), VALUES)
     path = draw(sheet, rows)
     print(path)
     return path
