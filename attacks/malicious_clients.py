@@ -53,7 +53,8 @@ def random(updates: torch.Tensor, draw: np.random.Generator) -> torch.Tensor:
     normal = draw.standard_normal(tuple(updates.shape))
     directions = torch.from_numpy(normal).to(updates)
     lengths = updates.norm(dim=1, keepdim=True)
-    return directions * (lengths / directions.norm(dim=1, keepdim=True))
+    sent: torch.Tensor = directions * (lengths / directions.norm(dim=1, keepdim=True))
+    return sent
 
 
 def colluding(updates: torch.Tensor, draw: np.random.Generator) -> torch.Tensor:
@@ -161,11 +162,11 @@ def run_with(
     if change is None:
         flip = partial(_flipped, federation.classes)
         federation = with_poisoned_data(federation, malicious, flip)
-        # a hook that changes nothing, so that all behaviours are experiments of one kind
-        change = _unchanged
     draw = np.random.default_rng(seed)
 
     def send(clients: tuple[int, ...], updates: torch.Tensor, round: int) -> torch.Tensor:
+        if change is None:
+            return updates
         return change(updates, draw)
 
     return with_colluding_updates(protocol, federation, malicious, send, settings)
@@ -260,7 +261,3 @@ def _share(flags: Array) -> float | None:
 def _flipped(classes: int, client: int, shard: Shard) -> Shard:
     """Return a client's data with label C − 1 − y in place of y, but for what it is tested on."""
     return replace(shard, y=classes - 1 - shard.y)
-
-
-def _unchanged(updates: torch.Tensor, draw: np.random.Generator) -> torch.Tensor:
-    return updates

@@ -56,13 +56,13 @@ NONE = "none"  # behaviour of the control, in which all clients are honest
 PERMUTATION = "label-permutation"
 SCENARIOS: dict[str, Any] = {"tasks": Tasks(), PERMUTATION: LabelPermutation(CLUSTERS)}
 SCENARIO_OF = {"oneshot": "tasks"}  # the other protocols' is `PERMUTATION`
-SRFCA_ROUNDS = {"local_rounds": 6, "rounds": 8}
+SRFCA_OF_FEW_ROUNDS = partial(SRFCA, local_rounds=6, rounds=8, model=MODEL)
 PROTOCOLS: dict[str, Callable[[], ClusteringProtocol]] = {
     "fedavg": partial(FedAvg, rounds=12, model=MODEL),
     "cfl": partial(CFL, rounds=20, model=MODEL),
     "flhc": partial(FLHC, rounds=12, pre_rounds=5, model=MODEL),
-    "srfca": partial(SRFCA, **SRFCA_ROUNDS, model=MODEL),
-    "srfca trimmed": partial(SRFCA, **SRFCA_ROUNDS, trim=0.2, model=MODEL),
+    "srfca": SRFCA_OF_FEW_ROUNDS,
+    "srfca trimmed": partial(SRFCA_OF_FEW_ROUNDS, trim=0.2),
     "ifca": partial(IFCA, k=CLUSTERS, rounds=12, starts=3, start_rounds=3, model=MODEL),
     "oneshot": partial(OneShot, rounds=12, tasks=CLUSTERS, model=MODEL),
 }
