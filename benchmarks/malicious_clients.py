@@ -6,8 +6,9 @@ python -m securecluster.benchmarks.malicious_clients [--seeds 3] [--minutes 20] 
 and `mlp-32`. One-shot clustering cannot see labels, and is measured on two tasks of five labels
 each. From 0 to 40 % of the clients are malicious, drawn from both true clusters;
 `securecluster.attacks.malicious_clients` says what they do. Protocols that ask for the number of
-clusters are told 2. SR-FCA is measured with its trimmed mean, β = 0.2, and without. MNIST, which is
-read from SECURECLUSTER_DATA or the hub, has a smaller grid and one seed.
+clusters are told 2. SR-FCA is measured without and with its trimmed mean, β = 0.2, and with it also
+without a mask: under a mask the server gets a cluster's model from one of its members. MNIST, which
+is read from SECURECLUSTER_DATA or the hub, has a smaller grid and one seed.
 
 A run that a malicious client stops has no scores, and its error stands in the column `stopped`.
 """
@@ -64,6 +65,7 @@ PROTOCOLS: dict[str, Callable[[], ClusteringProtocol]] = {
     "flhc": partial(FLHC, rounds=12, pre_rounds=5, model=MODEL),
     "srfca": SRFCA_OF_FEW_ROUNDS,
     "srfca trimmed": partial(SRFCA_OF_FEW_ROUNDS, trim=0.2),
+    "srfca trimmed, no mask": partial(SRFCA_OF_FEW_ROUNDS, trim=0.2, mask="none"),
     "ifca": partial(IFCA, k=CLUSTERS, rounds=12, starts=3, start_rounds=3, model=MODEL),
     "oneshot": partial(OneShot, rounds=12, tasks=CLUSTERS, model=MODEL),
 }
@@ -167,7 +169,7 @@ def draw(sheet: Sheet, rows: Sequence[Row]) -> Path:
         axes[line, 0].set_ylabel(behaviour)
         axes[-1, 1].set_xlabel("share of malicious clients")
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside lower center", ncols=len(PROTOCOLS), fontsize=8)
+    canvas.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
     return sheet.save(canvas, "cpu")
 
 
@@ -186,12 +188,12 @@ def _draw_panel(ax: Any, rows: Sequence[Row], behaviour: str, value: str) -> Non
         means = spread(own, ["share"], value)
         shares = sorted(means, key=lambda key: float(key[0]))
         # shifted a little, since several lines coincide
-        offset = (k - 3) * 0.003
+        offset = (k - 3.5) * 0.003
         ax.plot(
             [float(share[0]) + offset for share in shares],
             [means[share][0] for share in shares],
             color=f"C{k}",
-            marker="osv^D*P"[k],
+            marker="osv^D*PX"[k],
             markersize=4,
             label=name,
             alpha=0.8,

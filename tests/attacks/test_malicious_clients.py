@@ -24,8 +24,9 @@ from securecluster.attacks.malicious_clients import (
     sign_flipped,
 )
 from securecluster.attacks.views import knowledge_of, observed_updates, view_of
+from securecluster.data.scenarios import LabelPermutation
 from securecluster.errors import UsageError
-from securecluster.protocols import CFL
+from securecluster.protocols import CFL, SRFCA
 
 ONE_ROUND: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "mask": "none"}
 UPDATES = torch.tensor([[3.0, 4.0, 0.0], [1.0, 0.0, 2.0]])
@@ -145,3 +146,21 @@ def test_a_large_malicious_cluster_casts_out_honest_clients() -> None:
     # the kept ones are the malicious cluster and the first of two equally large ones
     assert found.isolated == 1 and found.ari == 1
     assert (found.recall, found.precision, found.cast_out) == (0, 0, 0.5)
+
+
+@pytest.mark.exhaustive
+def test_under_a_mask_one_member_can_replace_the_model_of_its_cluster() -> None:
+    """SR-FCA's server cannot add up masked averages, so it asks the first member for the model."""
+    clients = Federation.simulate(
+        "digits", scenario=LabelPermutation(2), clients=12, samples=40, seed=0
+    )
+    assert clients.truth is not None
+    first = tuple(clients.truth.index(cluster) for cluster in (0, 1))
+    accuracy = {}
+    for mask in ("permutation", "none"):
+        protocol = SRFCA(local_rounds=6, rounds=8, trim=0.2, mask=mask, model="mlp-32")
+        attacked = run_with(protocol, clients, "sign-flip", first)
+        found = impact(attacked.labels_, clients.truth, attacked.scores_, first)
+        assert found.accuracy is not None
+        accuracy[mask] = found.accuracy
+    assert accuracy["permutation"] < 0.3 < 0.5 < accuracy["none"]
