@@ -26,6 +26,8 @@ P = TypeVar("P", bound=ClusteringProtocol)
 Hook = Callable[[Call, Any], Any]
 # (number of a client, its update (d,), round) -> the update that it sends instead
 ChangeUpdate = Callable[[int, torch.Tensor, int], torch.Tensor]
+# (numbers of the malicious clients of a call, their updates (k, d), round) -> those sent (k, d)
+ChangeTogether = Callable[[tuple[int, ...], torch.Tensor, int], torch.Tensor]
 # hyper-parameters of protection, which an unprotected twin has at their defaults
 PROTECTION = (
     "clip", "noise", "placement", "dp_unit", "loss_clip", "target_epsilon", "aggregation",
@@ -85,16 +87,48 @@ def with_malicious_updates(
     Raises:
         UsageError: a client that does not exist.
     """
+
+    def change_each(present: tuple[int, ...], updates: torch.Tensor, round: int) -> torch.Tensor:
+        pairs = zip(present, updates, strict=True)
+        return torch.stack([change(client, update, round) for client, update in pairs])
+
+    return with_colluding_updates(protocol, federation, clients, change_each, settings)
+
+
+def with_colluding_updates(
+    protocol: P,
+    federation: Federation,
+    clients: Collection[int],
+    change: ChangeTogether,
+    settings: Settings | None = None,
+) -> P:
+    """Run a protocol with clients that agree in every call on the updates that they send.
+
+    It is `with_malicious_updates` with one difference: each of them knows what the others computed.
+
+    Args:
+        protocol: its hyper-parameters; it is left as it is.
+        federation: the clients and their data.
+        clients: numbers of the malicious ones.
+        change: makes the updates (k, width) that the k malicious clients of a call send of their
+            numbers, their own updates, (k, width), and the round.
+        settings: of the run.
+
+    Raises:
+        UsageError: a client that does not exist.
+    """
     _check_clients(clients, federation)
 
     def tamper(call: Call, reply: Any) -> Any:
         delta = getattr(reply, "delta", None)
         if not isinstance(delta, Rows):
             return reply
+        positions = [k for k, client in enumerate(call.to) if client in clients]
+        if not positions:
+            return reply
         rows = delta.values.clone()
-        for k, client in enumerate(call.to):
-            if client in clients:
-                rows[k] = change(client, rows[k].clone(), call.round)
+        present = tuple(call.to[k] for k in positions)
+        rows[positions] = change(present, rows[positions], call.round)
         return dataclasses.replace(reply, delta=Rows(rows))
 
     return _fitted(protocol, tamper, federation, settings)

@@ -259,6 +259,13 @@ def test_an_attack_of_ones_own_is_one_of_an_audits(
     assert type(attack_registry.attack_named("neighbours")) is names.Neighbours
 
 
+def test_malicious_clients_of_the_page_do_harm(page: Page) -> None:
+    names = page("audit")
+    assert len(names.malicious) == 3
+    assert list(names.impacts) == list(names.BEHAVIOURS)
+    assert {found.clusters for found in names.impacts.values()} != {1}
+
+
 def test_the_notebook_goes_from_a_run_folder_to_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
