@@ -19,6 +19,10 @@ from securecluster.errors import UsageError
 RESAMPLES = 1000  # bootstrap samples
 SHUFFLES = 200  # of the negative control
 LEVEL = 0.95  # of all intervals
+# verdicts
+BETTER = "better than chance"
+CHANCE = "at chance"
+UNDECIDED = "not decided"
 
 Array = NDArray[Any]
 
@@ -75,6 +79,25 @@ class Score:
         if self.higher:
             return self.interval.low > self.chance_interval.high
         return self.interval.high < self.chance_interval.low
+
+    @property
+    def at_chance(self) -> bool:
+        """Return True if shuffled truths give scores as good as this one."""
+        if self.higher:
+            return self.value <= self.chance_interval.high
+        return self.value >= self.chance_interval.low
+
+    @property
+    def verdict(self) -> str:
+        """Return the verdict, which takes the spread of the score and that of chance into account.
+
+        A score beyond chance whose interval reaches into that of chance decides nothing.
+        """
+        if self.beats_chance:
+            return BETTER
+        if self.at_chance:
+            return CHANCE
+        return UNDECIDED
 
 
 class Scorer(ABC):

@@ -6,6 +6,7 @@ itself: beside the twin's it shows what the protection is worth.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import signal
@@ -26,6 +27,8 @@ from securecluster.attacks import experiments
 from securecluster.attacks.base import Attack, Guess, Tap, Truth
 from securecluster.attacks.registry import attack_named, attack_names
 from securecluster.attacks.scoring import Score, score
+from securecluster.attacks.source_inference import OwnersFound
+from securecluster.attacks.subspaces import SampleMembership
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterError, UsageError
@@ -40,8 +43,6 @@ KNOWN = 8  # test samples of each client that the adversary has
 PLAIN_PAIRS = {"relevance": "plain", "relevance_release": None, "layer_mask": "none"}
 RUN = "run"
 TWIN = "unprotected"
-BETTER = "better than chance"
-CHANCE = "not better than chance"
 Note = Callable[[str], None]
 
 
@@ -85,9 +86,7 @@ class Finding:
         """Return the verdict against chance, or why there is none."""
         if self.score is None:
             return self.reason
-        if self.score.beats_chance:
-            return BETTER
-        return CHANCE
+        return self.score.verdict
 
 
 @dataclass(frozen=True)
@@ -378,25 +377,47 @@ def _attacked(
         taps: its replies before protection.
         clock: of this attack.
     """
-    start = time.monotonic()
     if clock.left <= 0.01:
         return Finding(attack.name, None, "skipped: the budget was used up", 0.0)
-    adversary = target.adversary
+    start = time.monotonic()
+    try:
+        with clock.limit():
+            return finding_of(attack, fitted, target.federation, target.adversary, taps)
+    except _OutOfTime:
+        reason = f"skipped: {clock.budget:.1f} s of the budget were not enough"
+    return Finding(attack.name, None, reason, time.monotonic() - start)
+
+
+def finding_of(
+    attack: Attack,
+    fitted: ClusteringProtocol,
+    federation: Federation,
+    adversary: Adversary,
+    taps: Sequence[Tap] = (),
+) -> Finding:
+    """Return what one attack achieves on one run; a mistake of the attack is a finding, too.
+
+    Args:
+        attack: to be run.
+        fitted: the run, with a full transcript.
+        federation: its clients.
+        adversary: whose view is attacked.
+        taps: the run's replies before protection, for scorers that compare with them.
+    """
+    start = time.monotonic()
     guess: Guess | None = None
     truth: Truth | None = None
     result: Score | None = None
     try:
-        with clock.limit():
-            view = view_of(fitted, adversary.parties, attack.anonymous)
-            samples = known_samples(target.federation, "membership" in attack.name)
-            knowledge = knowledge_of(fitted, target.federation, adversary.clients, samples)
-            reason = attack.applies(view, knowledge) or ""
-            if not reason:
-                guess = attack.run(view, knowledge)
-                truth = truth_of(fitted, target.federation, view, taps)
-                result = score(attack.scorer, guess, truth)
-    except _OutOfTime:
-        reason = f"skipped: {clock.budget:.1f} s of the budget were not enough"
+        attack = _active(attack, fitted, federation, adversary)
+        view = view_of(fitted, adversary.parties, attack.anonymous)
+        samples = known_samples(federation, asks_about_candidates(attack))
+        knowledge = knowledge_of(fitted, federation, adversary.clients, samples)
+        reason = attack.applies(view, knowledge) or ""
+        if not reason:
+            guess = attack.run(view, knowledge)
+            truth = truth_of(fitted, federation, view, taps)
+            result = score(attack.scorer, guess, truth)
     except SecureClusterError as error:
         reason = f"failed: {error}"
     except Exception as error:
@@ -406,6 +427,38 @@ def _attacked(
     if result is None:
         return Finding(attack.name, None, reason, seconds)
     return Finding(attack.name, result, "", seconds, guess, truth)
+
+
+def _active(
+    attack: Attack, fitted: ClusteringProtocol, federation: Federation, adversary: Adversary
+) -> Attack:
+    """Return the attack, with clients to send crafted calls to if it takes some.
+
+    Only a server sends calls. The clients are made again from the run's configuration, and are as
+    they were before the run.
+
+    Args:
+        attack: as it is registered.
+        fitted: the run.
+        federation: its clients.
+        adversary: whose view is attacked.
+    """
+    if not hasattr(attack, "endpoint") or "server" not in adversary.parties:
+        return attack
+    active: Any = copy.copy(attack)
+    active.endpoint = fitted.build_client(federation, fitted.kept_.learned.settings)
+    made: Attack = active
+    return made
+
+
+def asks_about_candidates(attack: Attack) -> bool:
+    """Return True if an attack says of samples that the adversary has whether clients have them.
+
+    Args:
+        attack: one of the registered ones.
+    """
+    asked = isinstance(attack.scorer, SampleMembership | OwnersFound)
+    return asked or "membership" in attack.name
 
 
 def known_samples(

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from securecluster.app import html_page as html
 from securecluster.app import report_page
-from securecluster.app.audit import BETTER, RUN, TWIN, Audit, Finding, score_text
+from securecluster.app.audit import RUN, TWIN, Audit, Finding, score_text
 from securecluster.app.finished_run import FinishedRun
 from securecluster.app.number_format import printable
 from securecluster.attacks.base import Truth
 from securecluster.attacks.registry import attack_named
+from securecluster.attacks.scoring import BETTER, CHANCE
 
 PAGE = "audit.html"
 RESULT = "audit.json"
@@ -129,7 +130,8 @@ def _kind(finding: Finding) -> str:
     """Return the class of a verdict's cell."""
     if finding.score is None:
         return html.PLAIN
-    return "bad" if finding.verdict == BETTER else "good"
+    kinds = {BETTER: "bad", CHANCE: "good"}
+    return kinds.get(finding.verdict, html.PLAIN)
 
 
 def pictures(audit: Audit, with_truth: bool) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from securecluster.app.audit import BETTER, CHANCE, Finding
+from securecluster.app.audit import Finding
+from securecluster.attacks.scoring import BETTER, CHANCE
 
 
 @dataclass(frozen=True)

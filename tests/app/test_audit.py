@@ -23,6 +23,7 @@ from securecluster.app.finished_run import command_of, epsilon_by_client, open_r
 from securecluster.attacks import registry
 from securecluster.attacks.base import Attack, Guess, Truth
 from securecluster.attacks.label_counts import LabelCounts
+from securecluster.attacks.scoring import BETTER, CHANCE
 from securecluster.protocols.common.serialization import read_kept
 
 RUN = ["run", "fedavg", *SMALL_FEDERATION, "--rounds", "2", "--epochs", "1", "--seed", "90417"]
@@ -128,8 +129,8 @@ def test_an_audit_sets_the_run_beside_its_unprotected_twin(audited: Path) -> Non
         for column in ("run", "unprotected"):
             assert not row[column]["verdict"].startswith("failed"), row
     (counts,) = [row for row in content["attacks"] if row["attack"] == "label-counts"]
-    assert counts["run"]["verdict"] == audit.CHANCE
-    assert counts["unprotected"]["verdict"] == audit.BETTER
+    assert counts["run"]["verdict"] == CHANCE
+    assert counts["unprotected"]["verdict"] == BETTER
     low, high = counts["unprotected"]["score"]["interval"].values()
     assert low <= counts["unprotected"]["score"]["value"] <= high
 
@@ -142,7 +143,7 @@ def test_a_run_without_protection_is_its_own_twin(tmp_path: Path, no_pictures: N
     adversary = audit.adversary_of(run.names, "server")
     results = audit.audited(run, audit.federation_of(run), adversary, attacks=["label-counts"])
     assert results.findings[audit.RUN] is results.findings[audit.TWIN]
-    assert results.findings[audit.RUN][0].verdict == audit.BETTER
+    assert results.findings[audit.RUN][0].verdict == BETTER
     assert results.notes[0].startswith("The run kept no contents of messages: it was repeated")
     page = audit_page.page(run, results, "securecluster audit plain")
     assert "secure sums (--aggregation secagg)" in page and "Labels of client 0, as run" in page

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from securecluster import Dirichlet, Federation
-from securecluster.app.audit import BETTER, CHANCE, Finding, known_samples, twin_of
+from securecluster.app.audit import Finding, known_samples, twin_of
 from securecluster.app.claims import CLAIMS, Claim, Row
 from securecluster.app.registry import protocol_class
 from securecluster.attacks.base import Attack
 from securecluster.attacks.experiments import tapped
 from securecluster.attacks.registry import ATTACKS, attack_named
-from securecluster.attacks.scoring import evaluate
+from securecluster.attacks.scoring import BETTER, CHANCE, evaluate
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.protocols import Settings
 
