@@ -93,10 +93,10 @@ class Score:
 
         A score beyond chance whose interval reaches into that of chance decides nothing.
         """
-        if self.beats_chance:
-            return BETTER
         if self.at_chance:
             return CHANCE
+        if self.beats_chance:
+            return BETTER
         return UNDECIDED
 
 
@@ -166,10 +166,14 @@ def score(scorer: Scorer, guess: Guess, truth: Truth, seed: int = 0) -> Score:
     controls = []
     for _ in range(SHUFFLES):
         controls.append(scorer.summary(scorer.shuffled(guess, truth, draw)))
+    value = scorer.summary(units)
+    # A score that is fitted to its units, such as a best match, is larger on resamples, which
+    # repeat units: without this its interval would lie beyond the score itself.
+    bias = float(np.mean(resampled)) - value
     return Score(
         metric=scorer.metric,
-        value=scorer.summary(units),
-        interval=Interval.of(np.asarray(resampled)),
+        value=value,
+        interval=Interval.of(np.asarray(resampled) - bias),
         chance=float(np.mean(controls)),
         chance_interval=Interval.of(np.asarray(controls)),
         higher=scorer.higher,

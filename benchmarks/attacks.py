@@ -5,7 +5,8 @@ python -m securecluster.benchmarks.attacks --references
 
 A cell is an attack on one run: a data set, a protocol, a protection and an adversary. Only
 combinations that a protocol runs are cells. Two protocols are left out: nsim takes positions, not
-images, and clients of local release nothing. `score` has the 95 % bootstrap interval `low` to `high`; `chance` is what the same guess
+images, and clients of local release nothing. Audits of ε, which need canaries, are
+`benchmarks.worlds`. `score` has the 95 % bootstrap interval `low` to `high`; `chance` is what the same guess
 reaches against truths with shuffled subjects, `chance_low` to `chance_high`; `unprotected` is the
 score on the run without protection. Attacks that are registered later are further cells: the same
 command adds them.
@@ -64,7 +65,7 @@ PROTECTIONS: dict[str, Parameters] = {
 ALSO: dict[tuple[str, str], Parameters] = {
     ("oneshot", "secagg"): {"relevance": "pads", "sealed": True},
     ("oneshot", "noise"): {"gram_noise": 1.0},
-    ("srfca", "secagg"): {"relevance": "pads"},
+    ("srfca", "secagg"): {"relevance": "pads", "sealed": True},
     ("cfl", "secagg"): {"sketch": 64},
     ("flhc", "secagg"): {"sketch": 64},
 }
@@ -80,6 +81,7 @@ OWN: dict[str, Parameters] = {
 }
 LEFT_OUT = frozenset({"local", "nsim"})
 SERVER = "server"
+AUDITS = "dp-audit"  # attacks that bound ε, on runs with canaries: see benchmarks.worlds
 # attacks that nobody makes without a client's help
 COLLUDERS = {"mask-known-plaintext": (0,)}
 SETTINGS = Settings(transcript="full", threads=1)
@@ -130,7 +132,7 @@ def protocol_of(name: str, protection: str, scene: Scene, shape: tuple[int, ...]
     params: Parameters = {
         "rounds": scene.rounds,
         "epochs": 1,
-        "batch_size": 64,
+        "batch_size": scene.samples,
         "model": model,
         "mask": "none",
         **OWN.get(name, {}),
@@ -233,7 +235,10 @@ def cells(data: Sequence[str], seeds: int = 1) -> list[Cell]:
 
 def _cells_of_scene(data: str, seed: int, scene: str) -> list[Cell]:
     """Return the cells of one data set, seed and scene."""
-    attacks = [attack for attack in attack_names() if scene_of(attack) == scene]
+    attacks = []
+    for attack in attack_names():
+        if scene_of(attack) == scene and not attack.startswith(AUDITS):
+            attacks.append(attack)
     found: list[Cell] = []
     for protocol in PROTOCOLS:
         if protocol in LEFT_OUT:
