@@ -6,10 +6,10 @@ python -m securecluster.benchmarks.attacks --references
 A cell is an attack on one run: a data set, a protocol, a protection and an adversary. Only
 combinations that a protocol runs are cells. Two protocols are left out: nsim takes positions, not
 images, and clients of local release nothing. Audits of ε, which need canaries, are
-`benchmarks.worlds`. `score` has the 95 % bootstrap interval `low` to `high`; `chance` is what the same guess
-reaches against truths with shuffled subjects, `chance_low` to `chance_high`; `unprotected` is the
-score on the run without protection. Attacks that are registered later are further cells: the same
-command adds them.
+`benchmarks.worlds`. `score` has the 95 % bootstrap interval `low` to `high`; `chance` is what the
+same guess reaches against truths with shuffled subjects, `chance_low` to `chance_high`;
+`unprotected` is the score on the run without protection. Attacks that are registered later are
+further cells: the same command adds them.
 
 Two scenes keep attacks apart that need different runs. Most attacks read three rounds of 16
 clients with 40 samples each, in two clusters that swap labels, with full batches and a softmax

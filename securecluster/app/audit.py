@@ -39,8 +39,10 @@ from securecluster.runtime.settings import Settings
 SCHEMA = 1
 BUDGET = 180.0  # seconds
 KNOWN = 8  # test samples of each client that the adversary has
-# protections besides those of updates and sums: of matrices over pairs, and of single layers
-PLAIN_PAIRS = {"relevance": "plain", "relevance_release": None, "layer_mask": "none"}
+SERVER = "server"
+AUTHORITY = "authority"
+# parties of which there is one
+SINGLE = {SERVER: "the server", AUTHORITY: "the key authority", "wire": "the wire"}
 RUN = "run"
 TWIN = "unprotected"
 Note = Callable[[str], None]
@@ -166,7 +168,7 @@ def adversary_of(names: Sequence[str], party: str, helpers: str | None = None) -
 
     Args:
         names: of the clients, in the order of their numbers.
-        party: "server", "wire" or "client:NAME".
+        party: "server", "authority", "wire" or "client:NAME".
         helpers: parties that collude with it, "client:NAME,client:NAME"; None for nobody.
 
     Raises:
@@ -180,14 +182,14 @@ def adversary_of(names: Sequence[str], party: str, helpers: str | None = None) -
     words = []
     for text in texts:
         kind, _, name = text.strip().partition(":")
-        if kind in ("server", "wire") and not name:
+        if kind in SINGLE and not name:
             parties.append(kind)
-            words.append(f"the {kind}")
+            words.append(SINGLE[kind])
             continue
         if kind != "client" or not name:
             raise UsageError(
-                f"there is no party {text.strip()!r}: give server, wire or client:NAME, such as "
-                f"client:{names[0]}"
+                f"there is no party {text.strip()!r}: give server, authority, wire or "
+                f"client:NAME, such as client:{names[0]}"
             )
         number = _client_number(names, name)
         parties.append(number)
@@ -215,11 +217,7 @@ def twin_of(protocol: ClusteringProtocol) -> ClusteringProtocol:
     Args:
         protocol: with the run's hyper-parameters.
     """
-    twin = experiments.unprotected(protocol)
-    params = twin.get_params()
-    plain = {name: value for name, value in PLAIN_PAIRS.items() if name in params}
-    twin.set_params(**plain)
-    return twin
+    return experiments.unprotected(protocol)
 
 
 def protections_of(protocol: ClusteringProtocol) -> dict[str, Any]:
@@ -268,6 +266,10 @@ def audited(
         note(text)
 
     protections = protections_of(run.protocol)
+    if AUTHORITY in adversary.parties and not run.protocol.encrypted_verbs:
+        raise UsageError(
+            "this run has no key authority, since nothing in it is encrypted: give --as server"
+        )
     target = _Target(run, federation, adversary, say)
     findings: dict[str, list[Finding]] = {}
     for column in (RUN, TWIN):
@@ -311,6 +313,9 @@ def _column(
         column: `RUN` or `TWIN`.
         clock: of this column.
     """
+    if column == TWIN and AUTHORITY in target.adversary.parties:
+        target = replace(target, adversary=_without_authority(target.adversary))
+        target.say("The unprotected run has no key authority: its server attacks it.")
     try:
         fitted, taps = _fitted(target, column, clock)
     except _OutOfTime:
@@ -326,6 +331,12 @@ def _column(
     return found
 
 
+def _without_authority(adversary: Adversary) -> Adversary:
+    """Return the parties that learn in the unprotected run what a key authority decrypts."""
+    parties = [SERVER if party == AUTHORITY else party for party in adversary.parties]
+    return replace(adversary, parties=tuple(dict.fromkeys(parties)))
+
+
 def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProtocol, list[Tap]]:
     """Return the run with the contents of its frames, or its twin, and replies before protection.
 
@@ -335,7 +346,7 @@ def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProt
         _OutOfTime: it does not fit into the time that is left.
     """
     run = target.run
-    kept = column == RUN and run.config["settings"]["transcript"] == "full"
+    kept = column == RUN and _holds_the_view(target)
     if kept:
         restored = type(run.protocol)(**run.protocol.get_params()).restore_from(run.folder)
         # only some attacks are compared with replies before protection
@@ -354,11 +365,28 @@ def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProt
         return restored, taps
     if column == TWIN:
         target.say("The unprotected twin was run from config.json.")
-        return repeated, taps
-    target.say("The run kept no contents of messages: it was repeated from config.json.")
-    if [int(label) for label in repeated.labels_] != run.result["labels"]:
-        target.say("The repeated run found other clusters than the run did.")
+    else:
+        _say_repeated(target, repeated)
     return repeated, taps
+
+
+def _holds_the_view(target: _Target) -> bool:
+    """Return True if a run's folder has all that the adversary observed.
+
+    No frame has R as the key authority decrypts it.
+    """
+    full: bool = target.run.config["settings"]["transcript"] == "full"
+    return full and AUTHORITY not in target.adversary.parties
+
+
+def _say_repeated(target: _Target, repeated: ClusteringProtocol) -> None:
+    """Say that a run was repeated, and why."""
+    why = "The run kept no contents of messages"
+    if AUTHORITY in target.adversary.parties:
+        why = "No message has what the key authority decrypted"
+    target.say(f"{why}: the run was repeated from config.json.")
+    if [int(label) for label in repeated.labels_] != target.run.result["labels"]:
+        target.say("The repeated run found other clusters than the run did.")
 
 
 def _attacked(
@@ -443,7 +471,7 @@ def _active(
         federation: its clients.
         adversary: whose view is attacked.
     """
-    if not hasattr(attack, "endpoint") or "server" not in adversary.parties:
+    if not hasattr(attack, "endpoint") or SERVER not in adversary.parties:
         return attack
     active: Any = copy.copy(attack)
     active.endpoint = fitted.build_client(federation, fitted.kept_.learned.settings)
@@ -570,19 +598,36 @@ def show(audit: Audit) -> None:
     # attacks of installed packages may have names that look like markup
     console = Console(markup=False, highlight=False)
     table = Table(title=f"attacks by {audit.adversary.text}", show_lines=True)
-    for heading in ("attack", "as run", "unprotected"):
+    # a name is one word, which would else be broken anywhere
+    widest = max(len(finding.attack) for finding in audit.findings[RUN])
+    table.add_column("attack", min_width=widest)
+    for heading in ("as run", "unprotected"):
         table.add_column(heading, overflow="fold")
+    without = []
     for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
-        name = finding.attack
         result = finding.score or twin.score
-        if result is not None:
-            better = "higher" if result.higher else "lower"
-            name = f"{name}: {result.metric} ({better} is a better attack)"
+        if result is None:
+            without.append(f"{finding.attack}: {_both_reasons(finding, twin)}")
+            continue
+        better = "higher" if result.higher else "lower"
+        name = f"{finding.attack}\n{result.metric} ({better} is a better attack)"
         table.add_row(name, _cell(finding), _cell(twin))
-    console.print(table)
+    if table.row_count:
+        console.print(table)
+    else:
+        console.print(table.title)
+    for text in without:
+        console.print(text)
     for text in audit.notes:
         console.print(text)
     console.print(f"{audit.seconds:.1f} s of {audit.budget:g} s", soft_wrap=True)
+
+
+def _both_reasons(finding: Finding, twin: Finding) -> str:
+    """Return why an attack has a score neither on the run nor on its twin."""
+    if finding.reason == twin.reason:
+        return finding.reason
+    return f"{finding.reason}; on the unprotected run {twin.reason}"
 
 
 def _cell(finding: Finding) -> str:

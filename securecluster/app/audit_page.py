@@ -27,8 +27,9 @@ COLUMNS = {RUN: "as run", TWIN: "unprotected"}
 READING = (
     "Each attack guesses something about clients from what the adversary observed. Its score has a "
     "95 % bootstrap interval over clients. Chance is what the same guess reaches against a truth "
-    "whose clients are shuffled. An attack is better than chance where its interval lies beyond "
-    "that of chance. "
+    "whose clients are shuffled: its mean, and the range that 95 % of shuffles are in. A score "
+    "within that range is at chance. A score beyond it is better than chance if its own interval "
+    "lies beyond the range, too; else nothing is decided, and more clients would tell. "
     "The adversary knows the configuration and some test samples as public ones; attacks on "
     "membership are asked about these and as many training samples."
 )
