@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import json
@@ -254,8 +255,8 @@ def test_every_option_of_privacy_is_one_that_a_twin_is_without() -> None:
     options = {
         name
         for group in (DPOptions, SumOptions)
-        for name in inspect.get_annotations(group)
-        if name in group.__dataclass_fields__ and hasattr(group, name)
+        for name in {field.name for field in dataclasses.fields(group)}
+        if name in inspect.get_annotations(group) and hasattr(group, name)
     }
     assert {"noise", "relevance", "relevance_release", "aggregation"} <= options
     # δ alone protects nothing
@@ -289,10 +290,14 @@ def test_an_active_server_asks_clients_that_are_made_again(
     assert main([*run, *opened, "--quiet", "--out", str(target)]) == 0
     finished = open_run(target, "audit")
     federation = audit.federation_of(finished)
-    for party, verdict in (("server", BETTER), ("client:1", "not applicable: the adversary only")):
+    found = {}
+    for party in ("server", "client:1"):
         adversary = audit.adversary_of(finished.names, party)
         results = audit.audited(finished, federation, adversary, attacks=["relevance-oracle"])
-        assert results.findings[audit.RUN][0].verdict.startswith(verdict)
+        found[party] = results.findings[audit.RUN][0]
+    asked = found["server"].score
+    assert asked is not None and asked.units == 6
+    assert found["client:1"].verdict.startswith("not applicable: the adversary only observed")
     # what the registry has is left as it is
     assert getattr(registry.attack_named("relevance-oracle"), "endpoint", 0) is None
 
