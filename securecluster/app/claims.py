@@ -177,8 +177,9 @@ CLAIMS = (
         "docs/privacy.md",
         "mask-invariants",
         {"mask": "permutation"},
+        protocol="fedavg",
         hidden=False,
-        clients=36,
+        clients=48,
         weights=True,
     ),
     Claim(

@@ -31,8 +31,10 @@ SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "batch_size": 30, "model": "l
 
 @cache
 def _federation(clients: int) -> Federation:
+    # digits has samples for so many
+    samples = 30 if clients < 40 else 20
     return Federation.simulate(
-        "digits", scenario=Dirichlet(alpha=1.0), clients=clients, samples=30, seed=0
+        "digits", scenario=Dirichlet(alpha=1.0), clients=clients, samples=samples, seed=0
     )
 
 
