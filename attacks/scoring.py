@@ -167,18 +167,34 @@ def score(scorer: Scorer, guess: Guess, truth: Truth, seed: int = 0) -> Score:
     for _ in range(SHUFFLES):
         controls.append(scorer.summary(scorer.shuffled(guess, truth, draw)))
     value = scorer.summary(units)
-    # A score that is fitted to its units, such as a best match, is larger on resamples, which
-    # repeat units: without this its interval would lie beyond the score itself.
-    bias = float(np.mean(resampled)) - value
     return Score(
         metric=scorer.metric,
         value=value,
-        interval=Interval.of(np.asarray(resampled) - bias),
+        interval=_unbiased(np.asarray(resampled), value),
         chance=float(np.mean(controls)),
         chance_interval=Interval.of(np.asarray(controls)),
         higher=scorer.higher,
         units=count,
     )
+
+
+def _unbiased(resampled: Array, value: float) -> Interval:
+    """Return the bootstrap interval of a score, without the bootstrap's bias.
+
+    A score that is fitted to its units, such as a best match, is larger on resamples, which repeat
+    units: its percentiles can lie beyond the score itself. They are shifted by the mean difference,
+    though not beyond what was reached, so that a share stays one.
+
+    Args:
+        resampled: scores of resamples, (n,).
+        value: the score itself.
+    """
+    bias = float(np.mean(resampled)) - value
+    reached = np.append(resampled, value)
+    shifted = Interval.of(resampled - bias)
+    low = max(shifted.low, float(reached.min()))
+    high = min(shifted.high, float(reached.max()))
+    return Interval(low, high)
 
 
 def evaluate(

@@ -600,14 +600,14 @@ def show(audit: Audit) -> None:
     table = Table(title=f"attacks by {audit.adversary.text}", show_lines=True)
     # a name is one word, which would else be broken anywhere
     widest = max(len(finding.attack) for finding in audit.findings[RUN])
-    table.add_column("attack", min_width=widest)
+    table.add_column("attack", width=widest)
     for heading in ("as run", "unprotected"):
         table.add_column(heading, overflow="fold")
     without = []
     for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
         result = finding.score or twin.score
         if result is None:
-            without.append(f"{finding.attack}: {_both_reasons(finding, twin)}")
+            without.append(f"{finding.attack}: {both_reasons(finding, twin)}")
             continue
         better = "higher" if result.higher else "lower"
         name = f"{finding.attack}\n{result.metric} ({better} is a better attack)"
@@ -623,8 +623,13 @@ def show(audit: Audit) -> None:
     console.print(f"{audit.seconds:.1f} s of {audit.budget:g} s", soft_wrap=True)
 
 
-def _both_reasons(finding: Finding, twin: Finding) -> str:
-    """Return why an attack has a score neither on the run nor on its twin."""
+def both_reasons(finding: Finding, twin: Finding) -> str:
+    """Return why an attack has a score neither on the run nor on its twin.
+
+    Args:
+        finding: on the run.
+        twin: on the unprotected twin.
+    """
     if finding.reason == twin.reason:
         return finding.reason
     return f"{finding.reason}; on the unprotected run {twin.reason}"

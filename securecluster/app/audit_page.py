@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from securecluster.app import html_page as html
 from securecluster.app import report_page
-from securecluster.app.audit import RUN, TWIN, Audit, Finding, score_text
+from securecluster.app.audit import RUN, TWIN, Audit, Finding, both_reasons, score_text
 from securecluster.app.finished_run import FinishedRun
 from securecluster.app.number_format import printable
 from securecluster.attacks.base import Truth
 from securecluster.attacks.registry import attack_named
-from securecluster.attacks.scoring import BETTER, CHANCE
+from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED
 
 PAGE = "audit.html"
 RESULT = "audit.json"
@@ -94,12 +94,14 @@ def results(audit: Audit) -> str:
     """
     rows = []
     needs = []
+    unscored: dict[str, list[str]] = {}
     for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
         scored = finding.score or twin.score
-        metric = "–"
-        if scored is not None:
-            better = "higher" if scored.higher else "lower"
-            metric = f"{scored.metric} ({better} is a better attack)"
+        if scored is None:
+            unscored.setdefault(both_reasons(finding, twin), []).append(finding.attack)
+            continue
+        better = "higher" if scored.higher else "lower"
+        metric = f"{scored.metric} ({better} is a better attack)"
         cells = [finding.attack, metric]
         for result in (finding, twin):
             cells += [score_text(result), result.verdict if result.score else "–"]
@@ -115,16 +117,36 @@ def results(audit: Audit) -> str:
     if protections:
         without = f"The unprotected run is the same run without: {protections}."
     time = f"{audit.seconds:.0f} s of a budget of {audit.budget:g} s"
+    reasons = [f"{', '.join(names)}: {reason}" for reason, names in unscored.items()]
+    parts = [html.table(headings, rows)] if rows else []
+    if reasons:
+        parts.append(html.subsection("Attacks without a score", html.items(reasons)))
     return html.section(
         "Attacks",
+        html.paragraph(_outcome(audit)),
         html.paragraph(f"The adversary is {audit.adversary.text}. {READING}"),
-        html.table(headings, rows),
+        *parts,
         html.paragraph(LIMITS),
         html.paragraph(without),
         html.items(audit.notes),
         html.subsection("What each attack needs", html.items(needs)),
         html.paragraph(f"The audit took {time}.", "note"),
     )
+
+
+def _outcome(audit: Audit) -> str:
+    """Return in one sentence which attacks are better than chance on the run."""
+    scored = [finding for finding in audit.findings[RUN] if finding.score is not None]
+    if not scored:
+        return "No attack of this audit has a score on the run."
+    better = [finding.attack for finding in scored if finding.verdict == BETTER]
+    undecided = [finding.attack for finding in scored if finding.verdict == UNDECIDED]
+    text = f"Of {len(scored)} attacks with a score on the run, {len(better)} are better than chance"
+    if better:
+        text += f" ({', '.join(better)})"
+    if undecided:
+        text += f", and {len(undecided)} are not decided ({', '.join(undecided)})"
+    return f"{text}."
 
 
 def _kind(finding: Finding) -> str:
@@ -201,19 +223,19 @@ def _images(
         column: "as run" or "unprotected".
         with_truth: False leaves out the originals.
     """
+    shown = []
     for client, guesses in list(images.items())[:MOST_CLIENTS]:
-        shown = []
+        name = printable(truth.federation.names[client])
         for guess in np.asarray(guesses)[:MOST_IMAGES]:
             if not _is_image(guess):
                 continue
             if with_truth:
                 original = nearest(guess, np.asarray(truth.federation.shards[client].x))
-                shown.append(html.pixels(png(original), "original"))
-            shown.append(html.pixels(png(guess), "reconstructed"))
-        if shown:
-            name = printable(truth.federation.names[client])
-            yield html.paragraph(f"Client {name}, {column}")
-            yield "<div>" + "".join(shown) + "</div>"
+                shown.append(html.pixels(png(original), f"{name}: original"))
+            shown.append(html.pixels(png(guess), f"{name}: reconstructed"))
+    if shown:
+        yield html.paragraph(f"Samples of clients by name, {column}")
+        yield "<div>" + "".join(shown) + "</div>"
 
 
 def _is_image(sample: NDArray[Any]) -> bool:

@@ -316,9 +316,38 @@ def test_the_printed_table_breaks_no_attacks_name(
     audit.show(audit.Audit(adversary, columns, {}, [], 1.0, 2.0))
     printed = capsys.readouterr().out
     assert max(len(line) for line in printed.splitlines()) <= 80
+    # nothing is cut off at the right
+    assert all(line.endswith("│") for line in printed.splitlines() if line.startswith("│"))
     assert f"{names[0]}: not applicable: nothing was seen" in printed
     for name in names[1:]:
         assert name in printed
+
+
+def test_the_page_says_at_once_which_attacks_succeed() -> None:
+    chance = Interval(0.4, 0.6)
+
+    def finding(name: str, low: float, value: float) -> audit.Finding:
+        scored = Score("AUC", value, Interval(low, 1.0), 0.5, chance, True, 9)
+        return audit.Finding(name, scored, "", 0.0)
+
+    nothing = audit.Finding("mean-image", None, "not applicable: no eigenvectors", 0.0)
+    found = [
+        finding("linkage", 0.7, 0.9),
+        finding("label-counts", 0.5, 0.7),
+        finding("differencing", 0.4, 0.5),
+        nothing,
+        audit.Finding("relevance-oracle", None, nothing.reason, 0.0),
+    ]
+    adversary = audit.Adversary(("server",), (), "the server")
+    columns = {audit.RUN: found, audit.TWIN: found}
+    text = audit_page.results(audit.Audit(adversary, columns, {}, [], 1.0, 2.0))
+    assert "Of 3 attacks with a score on the run, 1 are better than chance (linkage)" in text
+    assert "and 1 are not decided (label-counts)." in text
+    assert '<td class="bad"' in text and text.count('<td class="good"') == 1
+    assert "mean-image, relevance-oracle: not applicable: no eigenvectors" in text
+    bare = {audit.RUN: [nothing], audit.TWIN: [nothing]}
+    text = audit_page.results(audit.Audit(adversary, bare, {}, [], 1.0, 2.0))
+    assert "No attack of this audit has a score on the run." in text and "<table" not in text
 
 
 def test_a_bundle_holds_no_key_seed_or_clients_file(audited: Path, folder: Path) -> None:
@@ -437,8 +466,8 @@ def test_reconstructions_stand_beside_originals_for_the_owner_alone(
     results = audit.audited(run, federation, adversary, attacks=["copied"])
     own = audit_page.page(run, results, "")
     handed_over = audit_page.page(run, results, "", with_truth=False)
-    assert own.count(">reconstructed</span>") == handed_over.count(">reconstructed</span>") == 2
-    assert own.count(">original</span>") == 2 and ">original</span>" not in handed_over
+    assert own.count(": reconstructed</span>") == handed_over.count(": reconstructed</span>") == 2
+    assert own.count(": original</span>") == 2 and ": original</span>" not in handed_over
     samples = federation.shards[2].x
     assert np.array_equal(audit_page.nearest(samples[3] + 0.01, samples), samples[3])
     assert "True positives over false positives: as run, unprotected" in own
