@@ -141,12 +141,13 @@ def _outcome(audit: Audit) -> str:
         return "No attack of this audit has a score on the run."
     better = [finding.attack for finding in scored if finding.verdict == BETTER]
     undecided = [finding.attack for finding in scored if finding.verdict == UNDECIDED]
-    text = f"Of {len(scored)} attacks with a score on the run, {len(better)} are better than chance"
+    text = f"Better than chance on the run: {len(better)} of {len(scored)} attacks with a score"
     if better:
         text += f" ({', '.join(better)})"
+    text += "."
     if undecided:
-        text += f", and {len(undecided)} are not decided ({', '.join(undecided)})"
-    return f"{text}."
+        text += f" Not decided: {', '.join(undecided)}."
+    return text
 
 
 def _kind(finding: Finding) -> str:
@@ -229,12 +230,13 @@ def _images(
         for guess in np.asarray(guesses)[:MOST_IMAGES]:
             if not _is_image(guess):
                 continue
+            pair = html.pixels(png(guess), f"{name}: reconstructed")
             if with_truth:
                 original = nearest(guess, np.asarray(truth.federation.shards[client].x))
-                shown.append(html.pixels(png(original), f"{name}: original"))
-            shown.append(html.pixels(png(guess), f"{name}: reconstructed"))
+                pair = html.pixels(png(original), f"{name}: original") + pair
+            shown.append(f'<span class="pair">{pair}</span>')
     if shown:
-        yield html.paragraph(f"Samples of clients by name, {column}")
+        yield html.paragraph(f"Samples by name of the client, {column}")
         yield "<div>" + "".join(shown) + "</div>"
 
 

@@ -341,8 +341,8 @@ def test_the_page_says_at_once_which_attacks_succeed() -> None:
     adversary = audit.Adversary(("server",), (), "the server")
     columns = {audit.RUN: found, audit.TWIN: found}
     text = audit_page.results(audit.Audit(adversary, columns, {}, [], 1.0, 2.0))
-    assert "Of 3 attacks with a score on the run, 1 are better than chance (linkage)" in text
-    assert "and 1 are not decided (label-counts)." in text
+    assert "Better than chance on the run: 1 of 3 attacks with a score (linkage)." in text
+    assert "Not decided: label-counts." in text
     assert text.count('class="bad">') == text.count('class="good">') == 1
     assert "mean-image, relevance-oracle: not applicable: no eigenvectors" in text
     bare = {audit.RUN: [nothing], audit.TWIN: [nothing]}
