@@ -1,6 +1,7 @@
 """Measure what every registered attack achieves on protocols, without and with protections.
 
-python -m securecluster.benchmarks.attacks [--data digits mnist] [--minutes 60]
+python -m securecluster.benchmarks.attacks [--data digits mnist]
+    [--protocols cfl …] [--minutes 60]
 python -m securecluster.benchmarks.attacks --references
 
 A cell is an attack on one run: a data set, a protocol, a protection and an adversary. Only
@@ -88,6 +89,7 @@ OWN: dict[str, Parameters] = {
     "finetune": {"tune_rounds": 1},
 }
 LEFT_OUT = frozenset({"local", "nsim"})
+COMPARED = tuple(name for name in PROTOCOLS if name not in LEFT_OUT)
 SERVER = "server"
 AUDITS = "dp-audit"  # attacks that bound ε, on runs with canaries: see benchmarks.worlds
 # attacks that nobody makes without a client's help
@@ -226,31 +228,30 @@ def runs(data: str, scene_name: str, protocol: str, protection: str) -> bool:
     return True
 
 
-def cells(data: Sequence[str], seeds: int = 1) -> list[Cell]:
+def cells(data: Sequence[str], seeds: int = 1, protocols: Sequence[str] = COMPARED) -> list[Cell]:
     """Return all cells, those of one run after each other and a protocol's plain run first.
 
     Args:
         data: names of data sets.
         seeds: how many, from 0 on.
+        protocols: names of protocols.
     """
     found: list[Cell] = []
     for name in data:
         for seed in range(seeds):
             for scene in SCENES:
-                found += _cells_of_scene(name, seed, scene)
+                found += _cells_of_scene(name, seed, scene, protocols)
     return found
 
 
-def _cells_of_scene(data: str, seed: int, scene: str) -> list[Cell]:
+def _cells_of_scene(data: str, seed: int, scene: str, protocols: Sequence[str]) -> list[Cell]:
     """Return the cells of one data set, seed and scene."""
     attacks = []
     for attack in attack_names():
         if scene_of(attack) == scene and not attack.startswith(AUDITS):
             attacks.append(attack)
     found: list[Cell] = []
-    for protocol in PROTOCOLS:
-        if protocol in LEFT_OUT:
-            continue
+    for protocol in protocols:
         for protection in PROTECTIONS:
             if not runs(data, scene, protocol, protection):
                 continue
@@ -366,6 +367,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """
     parser = parser_of(__doc__, seeds=1, minutes=60.0)
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
+    parser.add_argument("--protocols", nargs="+", choices=COMPARED, default=list(COMPARED))
     parser.add_argument(
         "--references", action="store_true", help="known answers of single attacks instead"
     )
@@ -373,9 +375,9 @@ def main(argv: Sequence[str] | None = None) -> Path:
     if chosen.references:
         return references(chosen)
     sheet = Sheet("attacks", RESULTS)
-    rows = sheet.fill(
-        cells(chosen.data, chosen.seeds), lambda cell: measure(sheet, cell), chosen.minutes
-    )
+    requested = cells(chosen.data, chosen.seeds, chosen.protocols)
+    sheet.fill(requested, lambda cell: measure(sheet, cell), chosen.minutes)
+    rows = sheet.expect(cells(chosen.data, chosen.seeds))
     for data in chosen.data:
         draw(sheet, rows, data)
     return sheet.path
