@@ -18,6 +18,7 @@ from securecluster.data import Federation
 from securecluster.data.federation import Shard
 from securecluster.errors import SecureClusterError, UsageError
 from securecluster.messaging.messages import Call, Rows
+from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.settings import Settings
@@ -31,9 +32,10 @@ ChangeTogether = Callable[[tuple[int, ...], torch.Tensor, int], torch.Tensor]
 # hyper-parameters of protection, which an unprotected twin has at their defaults
 PROTECTION = (
     "clip", "noise", "placement", "dp_unit", "loss_clip", "target_epsilon", "aggregation",
-    "sum_bound", "gram_noise", "gram_mechanism",
+    "sum_bound", "gram_noise", "gram_mechanism", "relevance", "relevance_release",
 )  # fmt: skip
-OPEN = {"mask": "none", "sealed": False}  # those whose defaults protect
+# those whose defaults protect
+OPEN = {"mask": "none", "layer_mask": "none", "sealed": False}
 
 
 def tapped(
@@ -60,7 +62,11 @@ def tapped(
         taps.append(Tap(call.method, call.verb, call.round, call.step, call.to, kept))
         return reply
 
-    return _fitted(protocol, record, federation, settings), taps
+    outcomes: list[VerbOutcome] = []
+    fitted = _fitted(protocol, record, federation, settings, outcomes.append)
+    # no frame has R as a key authority decrypts it
+    vars(fitted)["authority_outcomes_"] = tuple(outcomes)
+    return fitted, taps
 
 
 def with_malicious_updates(
@@ -209,13 +215,29 @@ def probe(endpoint: Endpoint[Any], call: Call) -> Probed:
     return Probed(response.reply, None)
 
 
-def _fitted(protocol: P, hook: Hook, federation: Federation, settings: Settings | None) -> P:
-    """Return a copy of a protocol, fitted with a hook at its clients."""
+def _fitted(
+    protocol: P,
+    hook: Hook,
+    federation: Federation,
+    settings: Settings | None,
+    authority: Callable[[VerbOutcome], None] | None = None,
+) -> P:
+    """Return a copy of a protocol, fitted with a hook at its clients and one at its key authority.
+
+    Args:
+        protocol: its hyper-parameters.
+        hook: of the clients.
+        federation: the clients and their data.
+        settings: of the run.
+        authority: called with each R that is decrypted.
+    """
     made = type(protocol)(**protocol.get_params())
-    # an attribute of this object alone, so that no other run has it
+    # attributes of this object alone, so that no other run has them
     vars(made)["_before_pipeline"] = hook
+    vars(made)["_observe_authority"] = authority
     fitted = made.fit(federation, settings)
     del vars(made)["_before_pipeline"]
+    del vars(made)["_observe_authority"]
     return fitted
 
 

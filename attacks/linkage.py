@@ -237,11 +237,14 @@ def _exchanged(gram: Array, other: Array, match: Match) -> Match:
 
 
 def _calls(view: View, knowledge: Knowledge) -> list[Labels]:
-    """Return the updates of each call with enough clients, by their senders' labels."""
+    """Return the updates of each call with enough clients, by their senders' labels.
+
+    Colluding clients appear under their own numbers, in every round: nothing is left to link.
+    """
     calls: dict[tuple[str, int], Labels] = {}
     for update in observed_updates(view, knowledge):
         label = update.sender.index
-        if label is None:
+        if label is None or update.sender.kind != "anonymous":
             continue
         rows = calls.setdefault((update.method, update.step), {})
         rows[label] = update.row.double().cpu().numpy()

@@ -19,6 +19,10 @@ from securecluster.errors import UsageError
 RESAMPLES = 1000  # bootstrap samples
 SHUFFLES = 200  # of the negative control
 LEVEL = 0.95  # of all intervals
+# verdicts
+BETTER = "better than chance"
+CHANCE = "at chance"
+UNDECIDED = "not decided"
 
 Array = NDArray[Any]
 
@@ -75,6 +79,25 @@ class Score:
         if self.higher:
             return self.interval.low > self.chance_interval.high
         return self.interval.high < self.chance_interval.low
+
+    @property
+    def at_chance(self) -> bool:
+        """Return True if shuffled truths give scores as good as this one."""
+        if self.higher:
+            return self.value <= self.chance_interval.high
+        return self.value >= self.chance_interval.low
+
+    @property
+    def verdict(self) -> str:
+        """Return the verdict, which takes the spread of the score and that of chance into account.
+
+        A score beyond chance whose interval reaches into that of chance decides nothing.
+        """
+        if self.at_chance:
+            return CHANCE
+        if self.beats_chance:
+            return BETTER
+        return UNDECIDED
 
 
 class Scorer(ABC):
@@ -155,10 +178,11 @@ def score(scorer: Scorer, guess: Guess, truth: Truth, seed: int = 0) -> Score:
     controls = []
     for _ in range(SHUFFLES):
         controls.append(scorer.summary(scorer.shuffled(guess, truth, draw)))
+    value = scorer.summary(units)
     return Score(
         metric=scorer.metric,
-        value=scorer.summary(units),
-        interval=Interval.of(np.asarray(resampled)),
+        value=value,
+        interval=_unbiased(np.asarray(resampled), value),
         chance=float(np.mean(controls)),
         chance_interval=Interval.of(np.asarray(controls)),
         higher=scorer.higher,
@@ -186,6 +210,25 @@ def further_scores(
         reason = scorer.why_not(guess, truth)
         found[scorer.metric] = reason or score(scorer, guess, truth, seed)
     return found
+
+
+def _unbiased(resampled: Array, value: float) -> Interval:
+    """Return the bootstrap interval of a score, without the bootstrap's bias.
+
+    A score that is fitted to its units, such as a best match, is larger on resamples, which repeat
+    units: its percentiles can lie beyond the score itself. They are shifted by the mean difference,
+    though not beyond what was reached, so that a share stays one.
+
+    Args:
+        resampled: scores of resamples, (n,).
+        value: the score itself.
+    """
+    bias = float(np.mean(resampled)) - value
+    reached = np.append(resampled, value)
+    shifted = Interval.of(resampled - bias)
+    low = max(shifted.low, float(reached.min()))
+    high = min(shifted.high, float(reached.max()))
+    return Interval(low, high)
 
 
 def evaluate(

@@ -16,10 +16,10 @@ from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import select
 from securecluster.messaging.outcomes import VerbOutcome
-from securecluster.messaging.parties import SERVER, Party
+from securecluster.messaging.parties import AUTHORITY, SERVER, Party
 from securecluster.messaging.transcript import ObservedMessage, Parties
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.runtime.endpoint import GATHER, PAIRS
+from securecluster.runtime.endpoint import GATHER, PAIRS, SUM
 
 # methods whose rows are updates times the client's number of samples, where it is sent with them
 WEIGHTED = frozenset({"contribute", "contribute_kept_update"})
@@ -63,9 +63,12 @@ class RecordedView(View):
 
         In an anonymous view only the number of clients behind a row is told: clients are 0, 1, …,
         and rows of single replies, and those of R, are in random order.
+
+        A key authority reads the sums that it decrypts, before the server does. Of R, which the
+        server is told less of, the view has what a run of `experiments.tapped` recorded.
         """
         found = []
-        for position, outcome in enumerate(self.fitted.verb_outcomes()):
+        for position, outcome in enumerate(self._all_outcomes()):
             if outcome.reader not in self.parties:
                 continue
             if self.anonymous:
@@ -84,6 +87,15 @@ class RecordedView(View):
         if self.anonymous or not known:
             return {}
         return {client: int(label) for client, label in enumerate(self.fitted.state_.labels)}
+
+    def _all_outcomes(self) -> Iterator[VerbOutcome]:
+        """Yield what verbs gave anyone."""
+        encrypted = self.fitted.with_fitted_params().encrypted_verbs
+        for outcome in self.fitted.verb_outcomes():
+            yield outcome
+            if SUM in encrypted and outcome.verb == SUM:
+                yield replace(outcome, reader=AUTHORITY)
+        yield from getattr(self.fitted, "authority_outcomes_", ())
 
 
 def _anonymous(outcome: VerbOutcome, draw: np.random.Generator) -> VerbOutcome:

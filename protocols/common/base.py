@@ -122,6 +122,14 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         """
         return vars(self).get("_before_pipeline")
 
+    @property
+    def observe_authority(self) -> Callable[[VerbOutcome], None] | None:
+        """Return what is called with each R that a key authority decrypts; None for nothing.
+
+        For research only: `securecluster.attacks.experiments` sets it.
+        """
+        return vars(self).get("_observe_authority")
+
     def __new__(cls, *arguments: Any, **values: Any) -> Self:
         """Return a new protocol, after a check that its hyper-parameters are declared.
 

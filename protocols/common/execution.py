@@ -243,6 +243,7 @@ class _Simulation:
         inner: Transport = InProcess(endpoint.answer, dropouts)
         authority = protocol.build_authority(config)
         if authority is not None:
+            authority.observe = protocol.observe_authority
             inner = WithAuthority(
                 inner, authority.answer_frame, lambda name: protocol.message_types(name)[1]
             )

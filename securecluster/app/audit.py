@@ -6,6 +6,7 @@ itself: beside the twin's it shows what the protection is worth.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import signal
@@ -28,6 +29,8 @@ from securecluster.attacks.base import Attack, Guess, Tap, Truth
 from securecluster.attacks.dp_audit import CanaryAudit, Planted
 from securecluster.attacks.registry import attack_named, attack_names
 from securecluster.attacks.scoring import Score, score
+from securecluster.attacks.source_inference import OwnersFound
+from securecluster.attacks.subspaces import SampleMembership
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterError, SecureClusterWarning, UsageError
@@ -38,12 +41,12 @@ from securecluster.runtime.settings import Settings
 SCHEMA = 1
 BUDGET = 180.0  # seconds
 KNOWN = 8  # test samples of each client that the adversary has
-# protections besides those of updates and sums: of matrices over pairs, and of single layers
-PLAIN_PAIRS = {"relevance": "plain", "relevance_release": None, "layer_mask": "none"}
+SERVER = "server"
+AUTHORITY = "authority"
+# parties of which there is one
+SINGLE = {SERVER: "the server", AUTHORITY: "the key authority", "wire": "the wire"}
 RUN = "run"
 TWIN = "unprotected"
-BETTER = "better than chance"
-CHANCE = "not better than chance"
 WITHIN = "not above the ledger's ε"
 REFUTED = "above the ledger's ε: refuted"
 Note = Callable[[str], None]
@@ -93,9 +96,7 @@ class Finding:
             return self.reason
         if self.claimed is not None and math.isfinite(self.claimed):
             return REFUTED if self.score.value > self.claimed else WITHIN
-        if self.score.beats_chance:
-            return BETTER
-        return CHANCE
+        return self.score.verdict
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def adversary_of(names: Sequence[str], party: str, helpers: str | None = None) -
 
     Args:
         names: of the clients, in the order of their numbers.
-        party: "server", "wire" or "client:NAME".
+        party: "server", "authority", "wire" or "client:NAME".
         helpers: parties that collude with it, "client:NAME,client:NAME"; None for nobody.
 
     Raises:
@@ -189,14 +190,14 @@ def adversary_of(names: Sequence[str], party: str, helpers: str | None = None) -
     words = []
     for text in texts:
         kind, _, name = text.strip().partition(":")
-        if kind in ("server", "wire") and not name:
+        if kind in SINGLE and not name:
             parties.append(kind)
-            words.append(f"the {kind}")
+            words.append(SINGLE[kind])
             continue
         if kind != "client" or not name:
             raise UsageError(
-                f"there is no party {text.strip()!r}: give server, wire or client:NAME, such as "
-                f"client:{names[0]}"
+                f"there is no party {text.strip()!r}: give server, authority, wire or "
+                f"client:NAME, such as client:{names[0]}"
             )
         number = _client_number(names, name)
         parties.append(number)
@@ -224,11 +225,7 @@ def twin_of(protocol: ClusteringProtocol) -> ClusteringProtocol:
     Args:
         protocol: with the run's hyper-parameters.
     """
-    twin = experiments.unprotected(protocol)
-    params = twin.get_params()
-    plain = {name: value for name, value in PLAIN_PAIRS.items() if name in params}
-    twin.set_params(**plain)
-    return twin
+    return experiments.unprotected(protocol)
 
 
 def protections_of(protocol: ClusteringProtocol) -> dict[str, Any]:
@@ -277,6 +274,10 @@ def audited(
         note(text)
 
     protections = protections_of(run.protocol)
+    if AUTHORITY in adversary.parties and not run.protocol.encrypted_verbs:
+        raise UsageError(
+            "this run has no key authority, since nothing in it is encrypted: give --as server"
+        )
     target = _Target(run, federation, adversary, say)
     findings: dict[str, list[Finding]] = {}
     for column in (RUN, TWIN):
@@ -320,6 +321,9 @@ def _column(
         column: `RUN` or `TWIN`.
         clock: of this column.
     """
+    if column == TWIN and AUTHORITY in target.adversary.parties:
+        target = replace(target, adversary=_without_authority(target.adversary))
+        target.say("The unprotected run has no key authority: its server attacks it.")
     try:
         fitted, taps = _fitted(target, column, clock)
     except _OutOfTime:
@@ -340,6 +344,12 @@ def _column(
     return found
 
 
+def _without_authority(adversary: Adversary) -> Adversary:
+    """Return the parties that learn in the unprotected run what a key authority decrypts."""
+    parties = [SERVER if party == AUTHORITY else party for party in adversary.parties]
+    return replace(adversary, parties=tuple(dict.fromkeys(parties)))
+
+
 def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProtocol, list[Tap]]:
     """Return the run with the contents of its frames, or its twin, and replies before protection.
 
@@ -349,7 +359,7 @@ def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProt
         _OutOfTime: it does not fit into the time that is left.
     """
     run = target.run
-    kept = column == RUN and run.config["settings"]["transcript"] == "full"
+    kept = column == RUN and _holds_the_view(target)
     if kept:
         restored = type(run.protocol)(**run.protocol.get_params()).restore_from(run.folder)
         # only some attacks are compared with replies before protection
@@ -368,11 +378,28 @@ def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProt
         return restored, taps
     if column == TWIN:
         target.say("The unprotected twin was run from config.json.")
-        return repeated, taps
-    target.say("The run kept no contents of messages: it was repeated from config.json.")
-    if [int(label) for label in repeated.labels_] != run.result["labels"]:
-        target.say("The repeated run found other clusters than the run did.")
+    else:
+        _say_repeated(target, repeated)
     return repeated, taps
+
+
+def _holds_the_view(target: _Target) -> bool:
+    """Return True if a run's folder has all that the adversary observed.
+
+    No frame has R as the key authority decrypts it.
+    """
+    full: bool = target.run.config["settings"]["transcript"] == "full"
+    return full and AUTHORITY not in target.adversary.parties
+
+
+def _say_repeated(target: _Target, repeated: ClusteringProtocol) -> None:
+    """Say that a run was repeated, and why."""
+    why = "The run kept no contents of messages"
+    if AUTHORITY in target.adversary.parties:
+        why = "No message has what the key authority decrypted"
+    target.say(f"{why}: the run was repeated from config.json.")
+    if [int(label) for label in repeated.labels_] != target.run.result["labels"]:
+        target.say("The repeated run found other clusters than the run did.")
 
 
 def _attacked(
@@ -391,25 +418,47 @@ def _attacked(
         taps: its replies before protection.
         clock: of this attack.
     """
-    start = time.monotonic()
     if clock.left <= 0.01:
         return Finding(attack.name, None, "skipped: the budget was used up", 0.0)
-    adversary = target.adversary
+    start = time.monotonic()
+    try:
+        with clock.limit():
+            return finding_of(attack, fitted, target.federation, target.adversary, taps)
+    except _OutOfTime:
+        reason = f"skipped: {clock.budget:.1f} s of the budget were not enough"
+    return Finding(attack.name, None, reason, time.monotonic() - start)
+
+
+def finding_of(
+    attack: Attack,
+    fitted: ClusteringProtocol,
+    federation: Federation,
+    adversary: Adversary,
+    taps: Sequence[Tap] = (),
+) -> Finding:
+    """Return what one attack achieves on one run; a mistake of the attack is a finding, too.
+
+    Args:
+        attack: to be run.
+        fitted: the run, with a full transcript.
+        federation: its clients.
+        adversary: whose view is attacked.
+        taps: the run's replies before protection, for scorers that compare with them.
+    """
+    start = time.monotonic()
     guess: Guess | None = None
     truth: Truth | None = None
     result: Score | None = None
     try:
-        with clock.limit():
-            view = view_of(fitted, adversary.parties, attack.anonymous)
-            samples = known_samples(target.federation, "membership" in attack.name)
-            knowledge = knowledge_of(fitted, target.federation, adversary.clients, samples)
-            reason = attack.applies(view, knowledge) or ""
-            if not reason:
-                guess = attack.run(view, knowledge)
-                truth = truth_of(fitted, target.federation, view, taps)
-                result = score(attack.scorer, guess, truth)
-    except _OutOfTime:
-        reason = f"skipped: {clock.budget:.1f} s of the budget were not enough"
+        attack = _active(attack, fitted, federation, adversary)
+        view = view_of(fitted, adversary.parties, attack.anonymous)
+        samples = known_samples(federation, asks_about_candidates(attack))
+        knowledge = knowledge_of(fitted, federation, adversary.clients, samples)
+        reason = attack.applies(view, knowledge) or ""
+        if not reason:
+            guess = attack.run(view, knowledge)
+            truth = truth_of(fitted, federation, view, taps)
+            result = score(attack.scorer, guess, truth)
     except SecureClusterError as error:
         reason = f"failed: {error}"
     except Exception as error:
@@ -482,6 +531,38 @@ def _bounded(
     except Exception as error:
         reason = f"failed: {type(error).__name__}: {error}"
     return Finding(attack.name, result, reason, time.monotonic() - start, claimed=claimed)
+
+
+def _active(
+    attack: Attack, fitted: ClusteringProtocol, federation: Federation, adversary: Adversary
+) -> Attack:
+    """Return the attack, with clients to send crafted calls to if it takes some.
+
+    Only a server sends calls. The clients are made again from the run's configuration, and are as
+    they were before the run.
+
+    Args:
+        attack: as it is registered.
+        fitted: the run.
+        federation: its clients.
+        adversary: whose view is attacked.
+    """
+    if not hasattr(attack, "endpoint") or SERVER not in adversary.parties:
+        return attack
+    active: Any = copy.copy(attack)
+    active.endpoint = fitted.build_client(federation, fitted.kept_.learned.settings)
+    made: Attack = active
+    return made
+
+
+def asks_about_candidates(attack: Attack) -> bool:
+    """Return True if an attack says of samples that the adversary has whether clients have them.
+
+    Args:
+        attack: one of the registered ones.
+    """
+    asked = isinstance(attack.scorer, SampleMembership | OwnersFound)
+    return asked or "membership" in attack.name
 
 
 def known_samples(
@@ -600,19 +681,41 @@ def show(audit: Audit) -> None:
     # attacks of installed packages may have names that look like markup
     console = Console(markup=False, highlight=False)
     table = Table(title=f"attacks by {audit.adversary.text}", show_lines=True)
-    for heading in ("attack", "as run", "unprotected"):
+    # a name is one word, which would else be broken anywhere
+    widest = max(len(finding.attack) for finding in audit.findings[RUN])
+    table.add_column("attack", width=widest)
+    for heading in ("as run", "unprotected"):
         table.add_column(heading, overflow="fold")
+    without = []
     for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
-        name = finding.attack
         result = finding.score or twin.score
-        if result is not None:
-            better = "higher" if result.higher else "lower"
-            name = f"{name}: {result.metric} ({better} is a better attack)"
+        if result is None:
+            without.append(f"{finding.attack}: {both_reasons(finding, twin)}")
+            continue
+        better = "higher" if result.higher else "lower"
+        name = f"{finding.attack}\n{result.metric} ({better} is a better attack)"
         table.add_row(name, _cell(finding), _cell(twin))
-    console.print(table)
+    if table.row_count:
+        console.print(table)
+    else:
+        console.print(table.title)
+    for text in without:
+        console.print(text)
     for text in audit.notes:
         console.print(text)
     console.print(f"{audit.seconds:.1f} s of {audit.budget:g} s", soft_wrap=True)
+
+
+def both_reasons(finding: Finding, twin: Finding) -> str:
+    """Return why an attack has a score neither on the run nor on its twin.
+
+    Args:
+        finding: on the run.
+        twin: on the unprotected twin.
+    """
+    if finding.reason == twin.reason:
+        return finding.reason
+    return f"{finding.reason}; on the unprotected run {twin.reason}"
 
 
 def _cell(finding: Finding) -> str:

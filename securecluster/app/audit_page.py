@@ -11,11 +11,21 @@ from numpy.typing import NDArray
 
 from securecluster.app import html_page as html
 from securecluster.app import report_page
-from securecluster.app.audit import BETTER, REFUTED, RUN, TWIN, Audit, Finding, score_text
+from securecluster.app.audit import (
+    REFUTED,
+    RUN,
+    TWIN,
+    WITHIN,
+    Audit,
+    Finding,
+    both_reasons,
+    score_text,
+)
 from securecluster.app.finished_run import FinishedRun
 from securecluster.app.number_format import printable
 from securecluster.attacks.base import Truth
 from securecluster.attacks.registry import attack_named
+from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED
 
 PAGE = "audit.html"
 RESULT = "audit.json"
@@ -26,8 +36,9 @@ COLUMNS = {RUN: "as run", TWIN: "unprotected"}
 READING = (
     "Each attack guesses something about clients from what the adversary observed. Its score has a "
     "95 % bootstrap interval over clients. Chance is what the same guess reaches against a truth "
-    "whose clients are shuffled. An attack is better than chance where its interval lies beyond "
-    "that of chance. "
+    "whose clients are shuffled: its mean, and the range that 95 % of shuffles are in. A score "
+    "within that range is at chance. A score beyond it is better than chance if its own interval "
+    "lies beyond the range, too; else nothing is decided, and more clients would tell. "
     "Audits of noise repeat what clients release, with canaries, and bound ε from below. A bound "
     "above the ledger's ε refutes it; one below proves nothing. Their unprotected twin has no "
     "noise. "
@@ -95,12 +106,14 @@ def results(audit: Audit) -> str:
     """
     rows = []
     needs = []
+    unscored: dict[str, list[str]] = {}
     for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
         scored = finding.score or twin.score
-        metric = "–"
-        if scored is not None:
-            better = "higher" if scored.higher else "lower"
-            metric = f"{scored.metric} ({better} is a better attack)"
+        if scored is None:
+            unscored.setdefault(both_reasons(finding, twin), []).append(finding.attack)
+            continue
+        better = "higher" if scored.higher else "lower"
+        metric = f"{scored.metric} ({better} is a better attack)"
         cells = [finding.attack, metric]
         for result in (finding, twin):
             cells += [score_text(result), result.verdict if result.score else "–"]
@@ -116,10 +129,15 @@ def results(audit: Audit) -> str:
     if protections:
         without = f"The unprotected run is the same run without: {protections}."
     time = f"{audit.seconds:.0f} s of a budget of {audit.budget:g} s"
+    reasons = [f"{', '.join(names)}: {reason}" for reason, names in unscored.items()]
+    parts = [html.table(headings, rows)] if rows else []
+    if reasons:
+        parts.append(html.subsection("Attacks without a score", html.items(reasons)))
     return html.section(
         "Attacks",
+        html.paragraph(_outcome(audit)),
         html.paragraph(f"The adversary is {audit.adversary.text}. {READING}"),
-        html.table(headings, rows),
+        *parts,
         html.paragraph(LIMITS),
         html.paragraph(without),
         html.items(audit.notes),
@@ -128,11 +146,28 @@ def results(audit: Audit) -> str:
     )
 
 
+def _outcome(audit: Audit) -> str:
+    """Return in one sentence which attacks are better than chance on the run."""
+    scored = [finding for finding in audit.findings[RUN] if finding.score is not None]
+    if not scored:
+        return "No attack of this audit has a score on the run."
+    better = [finding.attack for finding in scored if finding.verdict == BETTER]
+    undecided = [finding.attack for finding in scored if finding.verdict == UNDECIDED]
+    text = f"Better than chance on the run: {len(better)} of {len(scored)} attacks with a score"
+    if better:
+        text += f" ({', '.join(better)})"
+    text += "."
+    if undecided:
+        text += f" Not decided: {', '.join(undecided)}."
+    return text
+
+
 def _kind(finding: Finding) -> str:
     """Return the class of a verdict's cell."""
     if finding.score is None:
         return html.PLAIN
-    return "bad" if finding.verdict in (BETTER, REFUTED) else "good"
+    kinds = {BETTER: "bad", REFUTED: "bad", CHANCE: "good", WITHIN: "good"}
+    return kinds.get(finding.verdict, html.PLAIN)
 
 
 def pictures(audit: Audit, with_truth: bool) -> str:
@@ -204,19 +239,20 @@ def _images(
         column: "as run" or "unprotected".
         with_truth: False leaves out the originals.
     """
+    shown = []
     for client, guesses in list(images.items())[:MOST_CLIENTS]:
-        shown = []
+        name = printable(truth.federation.names[client])
         for guess in np.asarray(guesses)[:MOST_IMAGES]:
             if not _is_image(guess):
                 continue
+            pair = html.pixels(png(guess), f"{name}: reconstructed")
             if with_truth:
                 original = nearest(guess, np.asarray(truth.federation.shards[client].x))
-                shown.append(html.pixels(png(original), "original"))
-            shown.append(html.pixels(png(guess), "reconstructed"))
-        if shown:
-            name = printable(truth.federation.names[client])
-            yield html.paragraph(f"Client {name}, {column}")
-            yield "<div>" + "".join(shown) + "</div>"
+                pair = html.pixels(png(original), f"{name}: original") + pair
+            shown.append(f'<span class="pair">{pair}</span>')
+    if shown:
+        yield html.paragraph(f"Samples by name of the client, {column}")
+        yield "<div>" + "".join(shown) + "</div>"
 
 
 def _is_image(sample: NDArray[Any]) -> bool:

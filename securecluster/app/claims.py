@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from securecluster.app.audit import BETTER, CHANCE, REFUTED, WITHIN, Finding
+from securecluster.app.audit import REFUTED, WITHIN, Finding
+from securecluster.attacks.scoring import BETTER, CHANCE
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class Claim:
         party: whose view is attacked.
         protocol: name of the protocol that is run.
         hidden: False for what the protection leaves visible.
+        helpers: numbers of clients that give the adversary their data.
+        clients: number of clients of the run.
+        weights: True for attacks that need a mask. They are compared with a run under the same
+            mask, whose clients send weights in place of moves; or, where `hidden` is False, with
+            nothing.
     """
 
     sentence: str
@@ -36,6 +42,9 @@ class Claim:
     party: str = "server"
     protocol: str = "cfl"
     hidden: bool = True
+    helpers: tuple[int, ...] = ()
+    clients: int = 8
+    weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,8 @@ class Row:
     @property
     def holds(self) -> bool:
         """Return True if the claim agrees with both findings."""
+        if not self.claim.hidden and self.claim.weights:
+            return self.on.verdict == BETTER
         if self.off.verdict != BETTER:
             return False
         if not self.claim.hidden:
@@ -136,6 +147,161 @@ CLAIMS = (
         "linkage",
         {"aggregation": "secagg"},
         protocol="fedavg",
+    ),
+    Claim(
+        "One row gives a permutation away",
+        "docs/privacy.md",
+        "mask-known-plaintext",
+        {"mask": "permutation"},
+        hidden=False,
+        helpers=(0,),
+        weights=True,
+    ),
+    Claim(
+        "Of a rotation it tells what lies along that row",
+        "docs/privacy.md",
+        "mask-known-plaintext",
+        {"mask": "rotation"},
+        hidden=False,
+        helpers=(0, 1, 2),
+        weights=True,
+    ),
+    Claim(
+        "Clients send moves and not weights",
+        "docs/privacy.md",
+        "mask-public-model",
+        {"mask": "permutation"},
+        weights=True,
+    ),
+    Claim(
+        "a server told better than chance which classes a client holds",
+        "docs/privacy.md",
+        "mask-invariants",
+        {"mask": "permutation"},
+        protocol="fedavg",
+        hidden=False,
+        clients=48,
+        weights=True,
+    ),
+    Claim(
+        "A secure sum hides every single reply",
+        "docs/privacy.md",
+        "label-counts",
+        {"aggregation": "secagg"},
+        protocol="fedavg",
+    ),
+    Claim(
+        "sums over clients and no single reply",
+        "README.md",
+        "label-counts",
+        {"aggregation": "secagg"},
+        protocol="fedavg",
+    ),
+    Claim(
+        "A permutation hides which label is which, but not how many samples",
+        "README.md",
+        "label-counts",
+        {"mask": "permutation"},
+    ),
+    Claim(
+        "**Masks** hide the coordinates of updates from the server",
+        "README.md",
+        "gradient-inversion-analytic",
+        {"mask": "permutation"},
+    ),
+    Claim(
+        "hides the coordinates of updates from the server",
+        "securecluster/app/report_page.py",
+        "gradient-inversion-analytic",
+        {"mask": "rotation"},
+    ),
+    Claim(
+        "Secure sums hide each client's reply",
+        "securecluster/app/report_page.py",
+        "label-counts",
+        {"aggregation": "secagg"},
+        protocol="fedavg",
+    ),
+    Claim(
+        "Pads hide what a client contributes to the matrix over pairs",
+        "securecluster/app/report_page.py",
+        "relevance-oracle",
+        {"relevance": "pads"},
+        protocol="oneshot",
+    ),
+    Claim(
+        "pads hide which part is whose",
+        "securecluster/app/disclosures.py",
+        "relevance-oracle",
+        {"relevance": "pads"},
+        protocol="oneshot",
+    ),
+    Claim(
+        "of which it read sums of pairs",
+        "securecluster/app/disclosures.py",
+        "relevance-oracle",
+        {"relevance": "pads"},
+        protocol="oneshot",
+    ),
+    Claim(
+        "of which it was told the clusters' labels alone",
+        "securecluster/app/disclosures.py",
+        "relevance-oracle",
+        {"relevance": "ckks"},
+        protocol="oneshot",
+    ),
+    Claim(
+        "pads hide rows of pairs from a server that has no client on its side",
+        "securecluster/app/privacy_report.py",
+        "relevance-oracle",
+        {"relevance": "pads"},
+        protocol="oneshot",
+    ),
+    Claim(
+        "the server relays them, and cannot open",
+        "securecluster/app/report_page.py",
+        "mean-image",
+        {"sealed": True},
+        protocol="oneshot",
+    ),
+    Claim(
+        "of a single client, of which it read sums only",
+        "securecluster/app/disclosures.py",
+        "label-counts",
+        {"aggregation": "bfv"},
+        protocol="fedavg",
+    ),
+    Claim(
+        "and no single reply is private",
+        "securecluster/app/privacy_report.py",
+        "label-counts",
+        {"aggregation": "secagg", "clip": 1.0, "noise": 1.0, "placement": "distributed"},
+        protocol="fedavg",
+    ),
+    Claim(
+        "it hides which label is which, and not how many samples",
+        "securecluster/privacy/masking/masks.py",
+        "label-counts",
+        {"mask": "signed-permutation"},
+    ),
+    Claim(
+        "it hides which label is which, and not how many samples",
+        "securecluster/privacy/masking/masks.py",
+        "label-distributions",
+        {"mask": "signed-permutation"},
+        hidden=False,
+    ),
+    Claim(
+        "which coordinate is which",
+        "securecluster/privacy/masking/masks.py",
+        "gradient-inversion-analytic",
+        {"mask": "signed-permutation"},
+    ),
+    Claim(
+        "single coordinates, which are mixed,",
+        "securecluster/privacy/masking/masks.py",
+        "gradient-inversion-analytic",
+        {"mask": "haar"},
     ),
 )
 

@@ -32,8 +32,9 @@ pre { background: var(--band); padding: 0.75rem; white-space: pre-wrap; }
 figure { margin: 1rem 0; }
 figcaption, .note { color: var(--faint); font-size: 0.9rem; }
 figure img { max-width: 100%; height: auto; background: #ffffff; }
+.pair { display: inline-block; white-space: nowrap; }
 .pixels { display: inline-block; margin: 0 0.5rem 0.5rem 0; font-size: 0.8rem; }
-.pixels img { display: block; image-rendering: pixelated; max-width: 5rem; width: 100%; }
+.pixels img { display: block; image-rendering: pixelated; width: 5rem; }
 svg { max-width: 100%; height: auto; display: block; }
 svg text { fill: currentColor; font: 11px system-ui, sans-serif; }
 .good { color: var(--good); } .bad { color: var(--bad); }

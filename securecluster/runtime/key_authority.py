@@ -29,6 +29,8 @@ from securecluster.messaging.messages import (
     parse_ids,
     reply_header,
 )
+from securecluster.messaging.outcomes import VerbOutcome
+from securecluster.messaging.parties import AUTHORITY as PARTY
 from securecluster.privacy.homomorphic.ciphers import SecretCipher
 from securecluster.privacy.homomorphic.envelopes import EnvelopeContext, open_envelope, padded
 from securecluster.privacy.homomorphic.packing import Layout, unpack
@@ -50,6 +52,7 @@ from securecluster.runtime.masked_replies import SumRanges
 from securecluster.runtime.pair_release import PairRelease
 
 AUTHORITY = "authority"
+PAIRS = "pairs"  # the verb, as the endpoint has it, which imports this module
 # calls whose sums the authority remembers; it refuses older ones
 KEPT_CALLS = 64
 Bits = Callable[[str], Mapping[str, int]]
@@ -114,6 +117,8 @@ class KeyAuthority:
         self._randomness = randomness
         self._identity = identity
         self._ciphers: dict[str, SecretCipher] = {}
+        # called with R before it is rounded, for audits of what the authority learns
+        self.observe: Callable[[VerbOutcome], None] | None = None
         self.state = AuthorityState()
 
     def restore(self, state: AuthorityState) -> None:
@@ -204,6 +209,13 @@ class KeyAuthority:
         layout = self._pairs.layout(query.layout, bits, len(group))
         (name,) = bits
         sums = self._opened(header, query, layout, {name: self._pairs.largest(name)})
+        if self.observe is not None:
+            upper = self._pairs.relevance(name, sums[name], group, survivors)
+            relevance = upper + upper.T
+            outcome = VerbOutcome(
+                PARTY, query.purpose, PAIRS, header.round, header.step, (survivors,), relevance
+            )
+            self.observe(outcome)
         numbers = self._pairs.numbers(name, sums[name], group, survivors, query.then)
         self._remember(header, query)
         return ReleasedPairs(Rows(numbers[None]))

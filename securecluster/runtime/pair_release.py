@@ -67,6 +67,30 @@ class PairRelease:
             raise FrameError("the sum of pairs has another length than its clients have pairs")
         return layout
 
+    def relevance(
+        self,
+        name: str,
+        sums: NDArray[np.int64],
+        group: Sequence[int],
+        survivors: Sequence[int],
+    ) -> torch.Tensor:
+        """Return R of the pairs i < j, (r, r) in float64; its other entries are zero.
+
+        Args:
+            name: name of the field.
+            sums: sums of integers of each pair of the group.
+            group: the clients that rows have numbers of, ascending.
+            survivors: the r clients whose rows are in the sum, ascending.
+        """
+        size = len(group)
+        square = np.zeros((size, size), np.int64)
+        square[np.triu_indices(size, 1)] = sums
+        places = [list(group).index(client) for client in survivors]
+        kept = torch.from_numpy(square[np.ix_(places, places)])
+        codec = self._ranges[name].fixed_point(name)
+        decoded: torch.Tensor = codec.decode(kept.to(codec.dtype), PAIR, torch.float64)
+        return decoded / 2
+
     def numbers(
         self,
         name: str,
@@ -91,15 +115,8 @@ class PairRelease:
             FrameError: a sum that no two clients can have.
         """
         pair_range = self._ranges[name]
-        size = len(group)
-        square = np.zeros((size, size), np.int64)
-        square[np.triu_indices(size, 1)] = sums
-        places = [list(group).index(client) for client in survivors]
-        submatrix = torch.from_numpy(square[np.ix_(places, places)])
-        codec = pair_range.fixed_point(name)
-        relevance = codec.decode(submatrix.to(codec.dtype), PAIR, torch.float64) / 2
         upper = np.triu_indices(len(survivors), 1)
-        values = relevance.numpy()[upper]
+        values = self.relevance(name, sums, group, survivors).numpy()[upper]
         error = pair_range.error_bound() + STEP
         if not np.all((pair_range.low - error <= values) & (values <= pair_range.high + error)):
             raise FrameError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import itertools
 import json
 import math
@@ -20,15 +22,17 @@ import numpy as np
 import pytest
 from cases import SMALL_FEDERATION, two_clusters
 
-from securecluster.app import audit, audit_page, bundle, report_page, run_folder
+from securecluster.app import audit, audit_page, bundle, compatibility, report_page, run_folder
 from securecluster.app.audit import Finding
 from securecluster.app.cli import main
 from securecluster.app.finished_run import command_of, epsilon_by_client, open_run
-from securecluster.attacks import registry
+from securecluster.attacks import experiments, registry, relevance_oracle
 from securecluster.attacks.base import Attack, Guess, Truth
 from securecluster.attacks.label_counts import LabelCounts
-from securecluster.attacks.scoring import Interval, Score
+from securecluster.attacks.scoring import BETTER, CHANCE, Interval, Score
+from securecluster.protocols.common.dp_options import DPOptions
 from securecluster.protocols.common.serialization import read_kept
+from securecluster.protocols.common.sum_options import SumOptions
 
 RUN = ["run", "fedavg", *SMALL_FEDERATION, "--rounds", "2", "--epochs", "1", "--seed", "90417"]
 MASKED = ["--mask", "permutation", "--clip", "1", "--noise", "3"]
@@ -137,8 +141,8 @@ def test_an_audit_sets_the_run_beside_its_unprotected_twin(audited: Path) -> Non
         for column in ("run", "unprotected"):
             assert not row[column]["verdict"].startswith("failed"), row
     (counts,) = [row for row in content["attacks"] if row["attack"] == "label-counts"]
-    assert counts["run"]["verdict"] == audit.CHANCE
-    assert counts["unprotected"]["verdict"] == audit.BETTER
+    assert counts["run"]["verdict"] == CHANCE
+    assert counts["unprotected"]["verdict"] == BETTER
     low, high = counts["unprotected"]["score"]["interval"].values()
     assert low <= counts["unprotected"]["score"]["value"] <= high
 
@@ -151,8 +155,8 @@ def test_a_run_without_protection_is_its_own_twin(tmp_path: Path) -> None:
     adversary = audit.adversary_of(run.names, "server")
     results = audit.audited(run, audit.federation_of(run), adversary, attacks=["label-counts"])
     assert results.findings[audit.RUN] is results.findings[audit.TWIN]
-    assert results.findings[audit.RUN][0].verdict == audit.BETTER
-    assert results.notes[0].startswith("The run kept no contents of messages: it was repeated")
+    assert results.findings[audit.RUN][0].verdict == BETTER
+    assert results.notes[0].startswith("The run kept no contents of messages: the run was")
     page = audit_page.page(run, results, "securecluster audit plain")
     assert "secure sums (--aggregation secagg)" in page and "Labels of client 0, as run" in page
 
@@ -161,8 +165,9 @@ def test_a_run_without_protection_is_its_own_twin(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["--as", "client:nobody"], "there is no client 'nobody': give a name"),
-        (["--as", "boss"], "there is no party 'boss': give server, wire or client:NAME"),
+        (["--as", "boss"], "there is no party 'boss': give server, authority, wire or"),
         (["--with", "client:99"], "there is no client '99'"),
+        (["--as", "authority"], "this run has no key authority"),
         (["--budget", "0"], "the budget is a positive number of seconds"),
     ],
 )
@@ -244,6 +249,113 @@ def test_the_twin_is_without_every_protection() -> None:
         assert audit.protections_of(protocol)
         assert audit.protections_of(audit.twin_of(protocol)) == {}
     assert audit.protections_of(pads)["relevance"] == "pads"
+
+
+def test_the_twin_is_without_whatever_protects() -> None:
+    for method in compatibility.methods():
+        plain = audit.twin_of(compatibility.build(method, compatibility.DEFAULT)).get_params()
+        for values in compatibility.cells():
+            twin = audit.twin_of(compatibility.build(method, values))
+            assert twin.get_params() == plain, (method, values)
+
+
+def test_every_option_of_privacy_is_one_that_a_twin_is_without() -> None:
+    options = {
+        name
+        for group in (DPOptions, SumOptions)
+        for name in {field.name for field in dataclasses.fields(group)}
+        if name in inspect.get_annotations(group) and hasattr(group, name)
+    }
+    assert {"noise", "relevance", "relevance_release", "aggregation"} <= options
+    # δ alone protects nothing
+    assert options - {"delta"} <= {*experiments.PROTECTION, *experiments.OPEN}
+
+
+def test_an_audit_as_the_key_authority_sets_it_beside_a_plain_server(
+    tmp_path: Path, no_pictures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "encrypted"
+    run = ["run", "oneshot", *SMALL_FEDERATION, "--rounds", "1", "--epochs", "1", "--tasks", "2"]
+    assert main([*run, "--relevance", "ckks", "--quiet", "--out", str(target)]) == 0
+    finished = open_run(target, "audit")
+    adversary = audit.adversary_of(finished.names, "authority")
+    federation = audit.federation_of(finished)
+    results = audit.audited(finished, federation, adversary, attacks=["mean-image"])
+    assert results.findings[audit.RUN][0].verdict.startswith("not applicable")
+    assert results.findings[audit.TWIN][0].verdict == BETTER
+    assert "No message has what the key authority decrypted" in results.notes[0]
+    assert results.adversary.text == "the key authority"
+
+
+def test_an_active_server_asks_clients_that_are_made_again(
+    tmp_path: Path, no_pictures: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # energies of candidates are enough, and take few calls
+    monkeypatch.setattr(relevance_oracle, "MOST_DIMENSIONS", 0)
+    target = tmp_path / "open"
+    run = ["run", "oneshot", *SMALL_FEDERATION, "--rounds", "1", "--epochs", "1", "--tasks", "2"]
+    opened = ["--mask", "none", "--no-sealed"]
+    assert main([*run, *opened, "--quiet", "--out", str(target)]) == 0
+    finished = open_run(target, "audit")
+    federation = audit.federation_of(finished)
+    found = {}
+    for party in ("server", "client:1"):
+        adversary = audit.adversary_of(finished.names, party)
+        results = audit.audited(finished, federation, adversary, attacks=["relevance-oracle"])
+        found[party] = results.findings[audit.RUN][0]
+    asked = found["server"].score
+    assert asked is not None and asked.units == 6
+    assert found["client:1"].verdict.startswith("not applicable: the adversary only observed")
+    # what the registry has is left as it is
+    assert getattr(registry.attack_named("relevance-oracle"), "endpoint", 0) is None
+
+
+def test_the_printed_table_breaks_no_attacks_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    interval = Interval(0.5, 1.0)
+    scored = Score("membership TPR at 0.1 % FPR", 0.75, interval, 0.5, interval, True, 9)
+    names = registry.attack_names()
+    findings = [audit.Finding(name, scored, "", 0.0) for name in names]
+    findings[0] = audit.Finding(names[0], None, "not applicable: nothing was seen", 0.0)
+    columns = {audit.RUN: findings, audit.TWIN: findings}
+    adversary = audit.Adversary(("server",), (), "the server")
+    audit.show(audit.Audit(adversary, columns, {}, [], 1.0, 2.0))
+    printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines()) <= 80
+    # nothing is cut off at the right
+    assert all(line.endswith("│") for line in printed.splitlines() if line.startswith("│"))
+    assert f"{names[0]}: not applicable: nothing was seen" in printed
+    for name in names[1:]:
+        assert name in printed
+
+
+def test_the_page_says_at_once_which_attacks_succeed() -> None:
+    chance = Interval(0.4, 0.6)
+
+    def finding(name: str, low: float, value: float) -> audit.Finding:
+        scored = Score("AUC", value, Interval(low, 1.0), 0.5, chance, True, 9)
+        return audit.Finding(name, scored, "", 0.0)
+
+    nothing = audit.Finding("mean-image", None, "not applicable: no eigenvectors", 0.0)
+    found = [
+        finding("linkage", 0.7, 0.9),
+        finding("label-counts", 0.5, 0.7),
+        finding("differencing", 0.4, 0.5),
+        nothing,
+        audit.Finding("relevance-oracle", None, nothing.reason, 0.0),
+    ]
+    adversary = audit.Adversary(("server",), (), "the server")
+    columns = {audit.RUN: found, audit.TWIN: found}
+    text = audit_page.results(audit.Audit(adversary, columns, {}, [], 1.0, 2.0))
+    assert "Better than chance on the run: 1 of 3 attacks with a score (linkage)." in text
+    assert "Not decided: label-counts." in text
+    assert text.count('class="bad">') == text.count('class="good">') == 1
+    assert "mean-image, relevance-oracle: not applicable: no eigenvectors" in text
+    bare = {audit.RUN: [nothing], audit.TWIN: [nothing]}
+    text = audit_page.results(audit.Audit(adversary, bare, {}, [], 1.0, 2.0))
+    assert "No attack of this audit has a score on the run." in text and "<table" not in text
 
 
 def test_a_bundle_holds_no_key_seed_or_clients_file(audited: Path, folder: Path) -> None:
@@ -362,8 +474,8 @@ def test_reconstructions_stand_beside_originals_for_the_owner_alone(
     results = audit.audited(run, federation, adversary, attacks=["copied"])
     own = audit_page.page(run, results, "")
     handed_over = audit_page.page(run, results, "", with_truth=False)
-    assert own.count(">reconstructed</span>") == handed_over.count(">reconstructed</span>") == 2
-    assert own.count(">original</span>") == 2 and ">original</span>" not in handed_over
+    assert own.count(": reconstructed</span>") == handed_over.count(": reconstructed</span>") == 2
+    assert own.count(": original</span>") == 2 and ": original</span>" not in handed_over
     samples = federation.shards[2].x
     assert np.array_equal(audit_page.nearest(samples[3] + 0.01, samples), samples[3])
     assert "True positives over false positives: as run, unprotected" in own
@@ -451,7 +563,7 @@ def test_an_audit_bounds_epsilon_beside_the_ledgers(folder: Path) -> None:
 
 def test_a_bound_above_the_ledgers_epsilon_is_a_bad_finding() -> None:
     score = Score("ε", 2.0, Interval(1.5, 2.5), 0.0, Interval(0.0, 0.0), True, 9)
-    for claimed, verdict in ((1.9, audit.REFUTED), (2.0, audit.WITHIN), (math.inf, audit.BETTER)):
+    for claimed, verdict in ((1.9, audit.REFUTED), (2.0, audit.WITHIN), (math.inf, BETTER)):
         finding = Finding("dp-audit-losses", score, "", 0.0, claimed=claimed)
         assert finding.verdict == verdict
         assert audit_page._kind(finding) == ("good" if verdict == audit.WITHIN else "bad")

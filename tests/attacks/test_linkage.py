@@ -41,6 +41,20 @@ def test_fresh_masks_do_not_hide_who_is_who(mask: str, federation: Federation) -
     assert result.beats_chance
 
 
+def test_colluding_clients_are_linked_to_nobody(federation: Federation) -> None:
+    fitted = CFL(**{**RUN, "rounds": 3}, mask="rotation").fit(federation, FULL)
+    view = view_of(fitted, [SERVER, 3], anonymous=True, seed=4)
+    knowledge = knowledge_of(fitted, federation, [3])
+    guess = Linkage().run(view, knowledge)
+    truth = truth_of(fitted, federation, view)
+    linked = {truth.identities[label] for label in guess.values}
+    assert linked == set(range(CLIENTS)) - {3}
+    # every other client in two steps from round to round
+    assert len(guess.values) == 2 * (CLIENTS - 1)
+    result = evaluate(Linkage(), view, knowledge, truth)
+    assert isinstance(result, Score) and result.value == 1.0
+
+
 def test_a_view_that_names_the_clients_is_refused(federation: Federation) -> None:
     fitted = CFL(**RUN).fit(federation, FULL)
     view = view_of(fitted)

@@ -15,7 +15,15 @@ import pytest
 from securecluster.attacks import registry
 from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.registry import ATTACKS, attack_named, attack_names
-from securecluster.attacks.scoring import Scorer, score
+from securecluster.attacks.scoring import (
+    BETTER,
+    CHANCE,
+    UNDECIDED,
+    Interval,
+    Score,
+    Scorer,
+    score,
+)
 from securecluster.errors import UsageError
 
 
@@ -130,6 +138,51 @@ def test_a_score_has_an_interval_and_a_control() -> None:
     assert result.beats_chance
     with pytest.raises(UsageError, match="names nothing has no score"):
         score(Fixed(), Guess("x", {}), Truth(federation=None))  # type: ignore[arg-type]
+
+
+def _score(low: float, value: float, high: float, higher: bool = True) -> Score:
+    """A score from low to high, where chance reaches 0.4 to 0.6."""
+    return Score("x", value, Interval(low, high), 0.5, Interval(0.4, 0.6), higher, 9)
+
+
+@pytest.mark.parametrize(
+    ("scored", "verdict"),
+    [
+        (_score(0.61, 0.7, 0.8), BETTER),
+        (_score(0.55, 0.7, 0.8), UNDECIDED),
+        (_score(0.5, 0.6, 0.7), CHANCE),
+        (_score(0.1, 0.2, 0.3), CHANCE),
+        (_score(0.1, 0.2, 0.3, higher=False), BETTER),
+        (_score(0.1, 0.2, 0.45, higher=False), UNDECIDED),
+        (_score(0.3, 0.4, 0.5, higher=False), CHANCE),
+        # an interval that does not hold its own score decides nothing
+        (_score(0.61, 0.55, 0.8), CHANCE),
+    ],
+)
+def test_a_verdict_takes_the_spread_of_chance_into_account(scored: Score, verdict: str) -> None:
+    assert scored.verdict == verdict
+
+
+class Largest(Fixed):
+    """The best correlation with one of many random columns, which repeated units inflate."""
+
+    def summary(self, units: Any) -> float:
+        """Return the largest correlation of the first column with another."""
+        columns = np.corrcoef(np.asarray(units).T)
+        return float(np.abs(columns[0, 1:]).max())
+
+    def units(self, guess: Guess, truth: Truth) -> Any:
+        """Return random columns."""
+        return np.random.default_rng(3).normal(size=(16, 40))
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Any:
+        """Return other random columns."""
+        return draw.normal(size=(16, 40))
+
+
+def test_an_interval_holds_the_score_that_it_is_of() -> None:
+    result = score(Largest(), Guess("x", {0: 0.0}), Truth(federation=None))  # type: ignore[arg-type]
+    assert result.interval.low < result.value < result.interval.high
 
 
 def test_nothing_generic_is_installed() -> None:

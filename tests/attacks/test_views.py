@@ -13,9 +13,10 @@ from cases import FULL, build, two_clusters
 import securecluster
 from securecluster import Federation
 from securecluster.app import run_folder
+from securecluster.attacks.experiments import tapped
 from securecluster.attacks.views import knowledge_of, observed_updates, truth_of, view_of
 from securecluster.errors import RunFolderError, UsageError
-from securecluster.messaging.parties import SERVER, WIRE, client, lps
+from securecluster.messaging.parties import AUTHORITY, SERVER, WIRE, client, lps
 from securecluster.messaging.transcript import NAMING_METHODS, Transcript
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, OneShot, Settings
 from securecluster.runtime.endpoint import SERVICE_METHODS
@@ -214,6 +215,34 @@ def test_pairs_give_r_and_local_servers_read_their_own_sums() -> None:
         for group in outcome.groups:
             assert {lps(int(fitted.labels_[member])) for member in group} <= {outcome.reader}
     assert {o.reader for o in view_of(fitted, lps(1)).outcomes} == {lps(1)}
+
+
+def test_a_key_authority_reads_r_and_the_server_labels_alone() -> None:
+    clients = two_clusters(6, 24)
+    params: dict[str, Any] = {"rounds": 1, "model": "linear", "mask": "none", "sealed": False}
+    plain = build(OneShot, **params).fit(clients, FULL)
+    fitted, _ = tapped(build(OneShot, **params, relevance="ckks"), clients, FULL)
+    methods = [message.method for message in fitted.transcript_.seen_by(AUTHORITY)]
+    assert set(methods) == {"authority_key", "authority_pairs"}
+    (found,) = view_of(fitted, AUTHORITY).outcomes
+    (expected,) = [o for o in plain.verb_outcomes() if o.verb == "pairs"]
+    assert (found.verb, found.method) == ("pairs", expected.method)
+    assert found.groups == expected.groups == (tuple(range(6)),)
+    apart = ~torch.eye(6, dtype=torch.bool)
+    difference = (found.content - expected.content)[apart]
+    assert float(difference.abs().max()) < 1e-5
+    assert not [o for o in view_of(fitted).outcomes if o.verb == "pairs"]
+
+
+def test_a_key_authority_reads_the_sums_that_it_decrypts(federation: Federation) -> None:
+    made = FedAvg(**{**SMALL, "rounds": 1}, aggregation="bfv").fit(federation, FULL)
+    (found,) = [o for o in view_of(made, AUTHORITY).outcomes if o.method == "contribute"]
+    (read,) = sums_given(made)
+    assert torch.equal(found.content.delta.values, read.content.delta.values)
+    # sums in the clear have no other reader than the server
+    assert view_of(FedAvg(**SMALL).fit(federation, FULL)).outcomes
+    with pytest.raises(UsageError, match="no party authority"):
+        view_of(FedAvg(**SMALL).fit(federation, FULL), AUTHORITY)
 
 
 def test_knowledge_has_the_secrets_of_colluders_alone(
