@@ -223,6 +223,7 @@ def test_noise_brings_the_ratio_to_chance(federation: Federation) -> None:
         assert not result.beats_chance and abs(result.value - 0.5) < 0.1
 
 
+@pytest.mark.exhaustive
 def test_many_samples_and_one_epoch_bring_the_ratio_near_chance() -> None:
     many = Federation.simulate("digits", scenario=Iid(), clients=4, samples=200, seed=0)
     short = {**LONG, "epochs": 1, "batch_size": 50, "lr": 0.05}
@@ -268,6 +269,7 @@ def test_too_few_non_members_for_a_rate_are_a_sentence(
     assert MembershipAtLowRate(1 / 401).why_not(guess, truth) is not None
 
 
+@pytest.mark.exhaustive
 def test_clients_of_other_sizes_have_shadow_models_of_their_own(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
