@@ -109,6 +109,7 @@ def test_the_models_read_are_the_clusters_own(clustered: FLHC) -> None:
         assert torch.allclose(models[cluster], own, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_the_rotation_of_a_cluster_is_that_of_which_its_model_knows_digits() -> None:
     turned = Federation.simulate(
         "digits", scenario=Rotation(clusters=2), clients=8, samples=40, seed=0

@@ -223,13 +223,14 @@ def test_noise_brings_the_ratio_to_chance(federation: Federation) -> None:
         assert not result.beats_chance and abs(result.value - 0.5) < 0.1
 
 
+@pytest.mark.exhaustive
 def test_many_samples_and_one_epoch_bring_the_ratio_near_chance() -> None:
     many = Federation.simulate("digits", scenario=Iid(), clients=4, samples=200, seed=0)
     short = {**LONG, "epochs": 1, "batch_size": 50, "lr": 0.05}
     view, known, truth = attacked(CFL(**short), many)
-    result = evaluate(LikelihoodRatio(shadows=16), view, known, truth)
-    assert isinstance(result, Score)
-    assert 0.4 < result.value < 0.6
+    attack = LikelihoodRatio(shadows=16)
+    units = attack.scorer.units(attack.run(view, known), truth)
+    assert 0.4 < attack.scorer.summary(units) < 0.6
 
 
 def test_shadow_models_are_clipped_and_noised_as_clients_updates_are(
@@ -268,6 +269,7 @@ def test_too_few_non_members_for_a_rate_are_a_sentence(
     assert MembershipAtLowRate(1 / 401).why_not(guess, truth) is not None
 
 
+@pytest.mark.exhaustive
 def test_clients_of_other_sizes_have_shadow_models_of_their_own(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
