@@ -473,7 +473,7 @@ class SketchSignatures:
             directions: (r, w) of the second release.
         """
         if not self.second.shape[1]:
-            sampling = CLIP**2 / (self.width * self.examples)
+            sampling = SAMPLING * CLIP**2 / (self.width * self.examples)
             return NoisyRows(self.first, self.deviations, sampling, self.width)
         ratio = SECOND_CLIP / CLIP
         second = self.second
