@@ -56,7 +56,7 @@ SECOND_CLIP = 0.2
 # directions of the second release; found by trial
 AXES = 6
 # the public rule for class blocks: the noise of a class's count is at most this share of its mean
-BLOCK_NOISE = 0.4
+BLOCK_NOISE = 0.04
 # variance that sampling adds in these directions, over that of examples of equal variance in all of
 # them: examples vary most in the directions in which clients differ; found by trial
 SAMPLING = 2.0

@@ -55,7 +55,8 @@ def clip_factors(rows: torch.Tensor, clip: float) -> torch.Tensor:
         clip: S, positive.
     """
     norms = rows.norm(dim=1, keepdim=True)
-    return clip / norms.clamp_min(clip)
+    factors: torch.Tensor = clip / norms.clamp_min(clip)
+    return factors
 
 
 def clipped_rows(rows: torch.Tensor, clip: float) -> torch.Tensor:
@@ -83,7 +84,8 @@ def scaled_to_norm(row: torch.Tensor, norm: float = 1.0) -> torch.Tensor:
     length = row.norm()
     if not bool(length > 0):
         return torch.zeros_like(row)
-    return row * (norm / length)
+    scaled: torch.Tensor = row * (norm / length)
+    return scaled
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,7 @@ class GradientSketch:
         """
         extended = _extended(inputs, self.centre)
         sketches = extended @ self._mean_map().to(extended.device)
-        present = labels.unique().tolist()
-        for label in present:
+        for label in sorted(set(labels.tolist())):
             examples = (labels == label).nonzero()[:, 0]
             class_map = self.class_map(label).to(extended.device)
             sketches[examples] -= extended[examples] @ class_map
