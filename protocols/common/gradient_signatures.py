@@ -61,7 +61,7 @@ BLOCK_NOISE = 0.04
 # them: examples vary most in the directions in which clients differ; found by trial
 SAMPLING = 2.0
 # assumed variance of a number within a class of examples, in class blocks
-WITHIN = 0.02
+WITHIN = 0.05
 # examples of a client where their number is not public, for what sampling adds to class blocks
 TYPICAL_EXAMPLES = 100
 BLOCK_CHOICES = ("auto", "plain", "blocks")

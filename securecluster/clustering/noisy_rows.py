@@ -23,7 +23,7 @@ EDGE_SLACK = 1.05
 # counts below this multiple of their noise are taken to be as large, since means divide by them
 LEAST_COUNT = 0.5
 # mean difference, in standard deviations, from which two groups of class blocks are two clusters
-APART = 3.0
+APART = 2.0
 
 
 @dataclass(frozen=True)
