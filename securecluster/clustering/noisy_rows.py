@@ -172,13 +172,7 @@ class NoisyBlocks:
             k = _count_apart(pairs.score)
         if k < 2:
             return [0] * len(self.blocks)
-        distance = pairs.distance.clip(0)
-        np.fill_diagonal(distance, 0.0)
-        positive = distance[distance > 0]
-        if not positive.size:
-            return [0] * len(self.blocks)
-        similarity = np.exp(-distance / np.median(positive))
-        return partition(similarity, "spectral", k, seed)
+        return partition(_similarity(pairs.distance), "spectral", k, seed)
 
     def _class_means(self) -> tuple[Array, Array]:
         """Return the means of classes (m, C, r), and the variance of a number in each, (m, C)."""
@@ -192,6 +186,24 @@ class NoisyBlocks:
         # a class that a client lacks has no mean: without noise its variance is as good as infinite
         variance = (spread + 1e-12) / np.square(shares)
         return means, variance
+
+
+def _similarity(distance: Array) -> Array:
+    """Return similarities exp(−d/median d) of distances from the lowest one on, (m, m).
+
+    Excess distances are about zero within a cluster, and often negative: what noise and sampling
+    add is an estimate.
+
+    Args:
+        distance: (m, m) of pairs; its diagonal is not read.
+    """
+    pairs = ~np.eye(len(distance), dtype=bool)
+    above_lowest = distance - distance[pairs].min()
+    np.fill_diagonal(above_lowest, 0.0)
+    scale = float(np.median(above_lowest[pairs]))
+    if not scale > 0:
+        return np.ones_like(distance)
+    return np.asarray(np.exp(-above_lowest / scale))
 
 
 def _count_apart(score: Array) -> int:

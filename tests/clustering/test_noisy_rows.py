@@ -106,7 +106,7 @@ def class_blocks(seed: int = 0, clusters: int = 3, noise: float = 0.002) -> Nois
     shares = draw.dirichlet(np.full(5, 3.0), size=M)[:, :, None]
     blocks = np.concatenate([means[TRUTH % clusters] * shares, shares], axis=2)
     noisy = blocks + noise * draw.normal(size=blocks.shape)
-    return NoisyBlocks(noisy, np.full(M, noise), np.full(M, 1e-6), 4)
+    return NoisyBlocks(noisy, np.full(M, noise), np.full(M, 1e-5), 4)
 
 
 def test_block_distances_are_those_of_a_loop_over_classes() -> None:
