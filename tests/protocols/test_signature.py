@@ -97,6 +97,16 @@ def test_the_noise_of_examples_has_the_size_that_the_server_takes(
     assert 0.85 < standard.std() < 1.15
 
 
+def test_the_noise_of_whole_clients_is_that_of_a_row_of_norm_one(clients: Federation) -> None:
+    own = {**PLAIN, "mask": "none", "dp_unit": "client"}
+    exact = serve(made(**own), clients).state.signatures.rows
+    noisy = serve(made(**own, signature_noise=9.0), clients).state.signatures.rows
+    one, other = SketchSignatures.unpacked(exact), SketchSignatures.unpacked(noisy)
+    np.testing.assert_allclose(np.linalg.norm(one.first, axis=1), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(other.deviations, 9.0)
+    assert 0.85 < ((other.first - one.first) / 9.0).std() < 1.15
+
+
 def test_the_second_release_has_a_fifth_of_the_noise_of_the_first(clients: Federation) -> None:
     rows = serve(made(**PLAIN, signature_noise=500.0), clients).state.signatures.rows
     noisy = SketchSignatures.unpacked(rows)
