@@ -1,6 +1,6 @@
 """Measure how well signatures of gradients cluster clients, over ε.
 
-python -m securecluster.benchmarks.signatures [--seeds 20 21 22] [--draws 3]
+python -m securecluster.benchmarks.signatures [--seeds 20 21 22] [--draws 3] [--one-release]
 
 Clustering alone, without training: 21 clients in four clusters, of which one has 3 clients, or in
 one cluster; MNIST and Fashion-MNIST with swapped labels or rotations; and the same with Dirichlet
@@ -97,16 +97,25 @@ class Setting:
     kind: str
 
 
-def settings() -> Iterator[Setting]:
-    """Yield all settings; those of one federation follow each other."""
+def settings(one_release: bool = False) -> Iterator[Setting]:
+    """Yield all settings.
+
+    Args:
+        one_release: True yields sketches of one release, which are compared with those of two.
+    """
     for data in CENTRES:
         for shift in SHIFTS:
-            for clusters in (4, 1):
+            if one_release:
                 for samples in (100, 300):
-                    for kind in ("two releases", "one release"):
-                        yield Setting(data, shift, 0.0, clusters, samples, kind)
-                for kind in ("two releases", "blocks"):
-                    yield Setting(data, shift, ALPHA, clusters, SKEWED_SAMPLES, kind)
+                    yield Setting(data, shift, 0.0, 4, samples, "one release")
+                continue
+            for samples in (100, 300):
+                yield Setting(data, shift, 0.0, 4, samples, "two releases")
+            for kind in ("two releases", "blocks"):
+                yield Setting(data, shift, ALPHA, 4, SKEWED_SAMPLES, kind)
+            # one cluster: is it found to be one?
+            yield Setting(data, shift, 0.0, 1, 300, "two releases")
+            yield Setting(data, shift, ALPHA, 1, SKEWED_SAMPLES, "blocks")
 
 
 def noise_for(epsilon: float) -> float:
@@ -286,7 +295,7 @@ def measured(setting: Setting, seed: int, draws: int) -> Iterator[dict[str, Any]
     """
     clients = clients_of(setting, seed)
     centre = CENTRES[setting.data]
-    truth = truth_of(setting.clusters)
+    truth = truth_of(setting.clusters).tolist()
     sketches: Any = None
     blocks: Any = None
     if setting.kind == "blocks":
@@ -351,13 +360,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[20, 21, 22])
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS / "signatures.csv")
+    parser.add_argument("--one-release", action="store_true", help="measure single releases")
     given = parser.parse_args(arguments)
     done = finished(given.out)
     if not done:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(f"# {machine()}\n{','.join(COLUMNS)}\n")
     for seed in given.seeds:
-        for setting in settings():
+        for setting in settings(given.one_release):
             if _key({**vars(setting), "seed": seed}) in done:
                 continue
             # all rows of a setting at once, so that a file has all of them or none
