@@ -171,6 +171,7 @@ REBORN = [
     ("srfca l2", "permutation"),
     ("finetune, examples", "permutation"),
     ("ifca, clients", "permutation"),
+    ("signature, examples", "permutation"),
     ("srfca", "none"),
     ("local", "none"),
 ]
@@ -181,6 +182,7 @@ LOST = [
     ("finetune", "permutation"),
     ("srfca l2", "permutation"),
     ("oneshot, examples", "permutation"),
+    ("signature, examples", "permutation"),
     ("srfca, clients", "permutation"),
     ("fedavg", "none"),
 ]
