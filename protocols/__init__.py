@@ -11,6 +11,7 @@ from securecluster.protocols.local_kmeans import LocalKMeans
 from securecluster.protocols.nsim.protocol import NSIM
 from securecluster.protocols.oneshot.protocol import OneShot
 from securecluster.protocols.random_clusters import RandomClusters
+from securecluster.protocols.signature import Signature
 from securecluster.protocols.srfca.protocol import SRFCA
 from securecluster.runtime.settings import Settings
 
@@ -28,4 +29,5 @@ __all__ = [
     "OneShot",
     "RandomClusters",
     "Settings",
+    "Signature",
 ]

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         OneShot,
         RandomClusters,
         Settings,
+        Signature,
     )
 
     __version__: str
@@ -61,6 +62,7 @@ _PROTOCOLS = (
     "OneShot",
     "RandomClusters",
     "Settings",
+    "Signature",
 )
 __all__ = [
     "CFL",
@@ -88,6 +90,7 @@ __all__ = [
     "SecureClusterError",
     "SecureClusterWarning",
     "Settings",
+    "Signature",
     "Tasks",
     "__version__",
     "load",

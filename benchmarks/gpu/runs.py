@@ -32,6 +32,7 @@ from securecluster.protocols import (
     OneShot,
     RandomClusters,
     Settings,
+    Signature,
 )
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
@@ -129,6 +130,7 @@ PROTOCOLS = {
     "nsim": Case(NSIM, "rotation", NSIM_PARAMS),
     "ifca": Case(IFCA, "permutation", {"k": 2, "starts": 2, "start_rounds": 1}),
     "local-kmeans": Case(LocalKMeans, "rotation", {"k": 2, "local_rounds": 1}),
+    "signature": Case(Signature, "permutation", {"k": 2}),
     "random": Case(RandomClusters, "permutation", {"k": 2}),
     "fedavg": Case(FedAvg, "rotation"),
     "finetune": Case(FineTune, "rotation", {"tune_rounds": 1}),

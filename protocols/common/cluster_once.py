@@ -50,6 +50,15 @@ class Signatures:
     step: int  # the call in which they were received, which determines the mask
 
 
+@dataclass(frozen=True)
+class Collected:
+    """Signatures that clients sent."""
+
+    ids: list[int]  # the r clients that replied, in the order of the rows
+    rows: torch.Tensor  # (r, ...) what `cluster` and `assign_signatures` get
+    step: int  # the call in which they were received
+
+
 @dataclass
 class ClusterOnceState(AveragingState):
     """The state of the server's loop, with the signatures for newcomers."""
@@ -123,23 +132,43 @@ class ClusterOnce(ClusteringProtocol):
             UsageError: fewer than two clients sent a signature, or `cluster` returned labels that
                 are none.
         """
-        replies = net.gather(self._method(), Empty(), to=net.clients, tries=TRIES)
-        if len(replies) < 2:
-            raise UsageError(
-                f"{len(replies)} client(s) sent a signature, and clustering needs two or more: run "
-                "it anew, with another seed"
-            )
-        rows = getattr(replies.rows, self.signature_field).values.cpu()
+        collected = self.collect_signatures(net, net.clients)
+        rows = collected.rows
         seed = net.randomness.integer("server", "clusterer")
         # Authors write this function: what it returns is checked, and errors name it.
         name = f"{type(self).__name__}.cluster"
         labels = checked_labels(name, self.cluster(rows, seed), len(rows))
         check_numbering(name, labels)
-        label_of = dict(zip(replies.ids, labels, strict=True))
+        label_of = dict(zip(collected.ids, labels, strict=True))
         # A client without a signature needs a model, and most clients share this one.
         default = largest(labels)
         all_labels = [label_of.get(i, default) for i in net.clients]
-        return Signatures(all_labels, list(replies.ids), rows, replies.step)
+        return Signatures(all_labels, collected.ids, rows, collected.step)
+
+    def collect_signatures(
+        self, net: ServerChannel, to: Sequence[int], known: Signatures | None = None
+    ) -> Collected:
+        """Return the signatures of clients, or of newcomers under the mask of the run's.
+
+        Args:
+            net: client ids and the verbs by which the server calls clients.
+            to: the clients' numbers.
+            known: the signatures of the run, for newcomers.
+
+        Raises:
+            UsageError: fewer than two clients of the run sent a signature.
+            UpdateError: a newcomer does not reply.
+        """
+        step = None
+        if known is not None:
+            step = known.step
+        replies = net.gather(self._method(), Empty(), to=to, step=step, tries=TRIES)
+        if known is None:
+            check_enough(len(replies))
+        else:
+            check_newcomers(to, replies.ids)
+        rows = getattr(replies.rows, self.signature_field).values.cpu()
+        return Collected(list(replies.ids), rows, replies.step)
 
     def assign_newcomers(
         self, net: ServerChannel, state: ClusterOnceState, to: Sequence[int]
@@ -154,17 +183,16 @@ class ClusterOnce(ClusteringProtocol):
         Raises:
             UpdateError: a newcomer does not reply.
         """
-        signatures = state.signatures
-        assert signatures is not None
-        replies = net.gather(self._method(), Empty(), to=to, step=signatures.step, tries=TRIES)
-        check_newcomers(to, replies.ids)
-        rows = getattr(replies.rows, self.signature_field).values.cpu()
-        labels = [signatures.labels[i] for i in signatures.ids]
-        assigned = self.assign_signatures(rows, signatures.rows, labels)
+        known = state.signatures
+        assert known is not None
+        collected = self.collect_signatures(net, to, known)
+        rows = collected.rows
+        labels = [known.labels[i] for i in known.ids]
+        assigned = self.assign_signatures(rows, known.rows, labels)
         name = f"{type(self).__name__}.assign_signatures"
         # No newcomer founds a cluster: it would have no model.
         clusters = checked_labels(name, assigned, len(rows), existing=max(labels) + 1)
-        cluster_of = dict(zip(replies.ids, clusters, strict=True))
+        cluster_of = dict(zip(collected.ids, clusters, strict=True))
         return [cluster_of[i] for i in to]
 
     def _method(self) -> Callable[..., Any]:
@@ -271,4 +299,17 @@ class ClusterOnce(ClusteringProtocol):
                 "the clusters, and each client's cluster",
                 *visible_sample_counts(weighted=not self.per_client),
             ]
+        )
+
+
+def check_enough(replied: int) -> None:
+    """Raise UsageError unless two clients or more sent a signature.
+
+    Args:
+        replied: number of clients that did.
+    """
+    if replied < 2:
+        raise UsageError(
+            f"{replied} client(s) sent a signature, and clustering needs two or more: run "
+            "it anew, with another seed"
         )

@@ -291,6 +291,7 @@ class DPOptions(ABC):
                 (z, 1.0, counts.updates),
                 (z, 1.0, counts.losses),
                 (z, 1.0, counts.gram),
+                (z, 1.0, counts.signatures),
             ]
         else:
             steps = counts.trainings * usual.number(samples)
@@ -299,6 +300,7 @@ class DPOptions(ABC):
                 (z, 1.0, counts.full),
                 (z, 1.0, counts.losses),
                 (z, 1.0, counts.gram),
+                (z, 1.0, counts.signatures),
             ]
         return [release for release in releases if release[2]]
 
@@ -309,7 +311,11 @@ class DPOptions(ABC):
             target: ε.
         """
         counts = self.privacy_spec(1.0).releases
-        others = [(1.0, 1.0, counts.losses), (1.0, 1.0, counts.gram)]
+        others = [
+            (1.0, 1.0, counts.losses),
+            (1.0, 1.0, counts.gram),
+            (1.0, 1.0, counts.signatures),
+        ]
         released = tuple(release for release in others if release[2])
         return _smallest_sum_noise(counts.updates, released, target, float(self.delta))
 

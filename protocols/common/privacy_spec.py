@@ -25,6 +25,8 @@ class ReleaseCounts:
     """rows of losses"""
     gram: int = 0
     """Gram matrices"""
+    signatures: int = 0
+    """gradient signatures, each of which has the noise multiplier of all its releases together"""
     trainings: int = 0
     """local trainings in mini-batches, for DP-SGD"""
     full: int = 0

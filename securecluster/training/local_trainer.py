@@ -549,6 +549,16 @@ class LocalTrainer:
         end = self._offsets[k + 1]
         return self._x[first:end]
 
+    def labels(self, k: int) -> torch.Tensor:
+        """Return what a client's training samples are to be predicted as, without a copy.
+
+        Args:
+            k: position of the client.
+        """
+        first = self._offsets[k]
+        end = self._offsets[k + 1]
+        return self._y[first:end]
+
     def scores(self, models: Rows) -> FloatArray:
         """Return the objective's metric on each client's test data under its model, (m,).
 

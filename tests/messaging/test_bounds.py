@@ -42,6 +42,7 @@ from securecluster.protocols import (
     LocalKMeans,
     OneShot,
     Settings,
+    Signature,
 )
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.ifca.client import ModelAverages
@@ -131,7 +132,7 @@ def test_large_finite_numbers_are_no_infinity() -> None:
     check(message(rows=Picks(torch.full((2, 4), 3e38), ((0, 1),))), LIMITS)
 
 
-PROTOCOLS = (CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot)
+PROTOCOLS = (CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Signature)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -29,6 +29,7 @@ from securecluster.protocols import (
     OneShot,
     RandomClusters,
     Settings,
+    Signature,
 )
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
@@ -92,6 +93,7 @@ SMALL: dict[Protocol, Parameters] = {
     OneShot: {"tasks": 2},
     RandomClusters: {"k": 2},
     SRFCA: {"local_rounds": 1, "refine": 1},
+    Signature: {"k": 2},
 }
 EVERY_PROTOCOL = tuple(SMALL)
 AVERAGING = tuple(protocol for protocol in SMALL if protocol is not Local)
@@ -118,6 +120,9 @@ VARIANTS: dict[str, tuple[Protocol, Parameters]] = {
     "srfca sealed": (SRFCA, {"sealed": True, "variant": "gradient"}),
     "oneshot": (OneShot, {}),
     "oneshot noise": (OneShot, {"gram_noise": 0.7}),
+    "signature": (Signature, {"signature_blocks": "plain"}),
+    "signature noise": (Signature, {"signature_blocks": "plain", "signature_noise": 0.7}),
+    "signature blocks": (Signature, {"signature_blocks": "blocks", "signature_noise": 0.7}),
     "nsim": (NSIM, {}),
     "nsim apart": (NSIM, {"eps": 0.0}),  # leaves every client alone
     "nsim independent": (NSIM, {"init": "independent"}),

@@ -31,6 +31,7 @@ from securecluster.protocols import (
     OneShot,
     RandomClusters,
     Settings,
+    Signature,
 )
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.runtime.endpoint import config_hash
@@ -102,7 +103,7 @@ def test_one_masked_round_equals_a_plain_one(
 
 
 # FedAvg and RandomClusters do what FineTune does; for IFCA see its own tests
-AT_NODES = (CFL, FLHC, FineTune, LocalKMeans, NSIM, OneShot, SRFCA)
+AT_NODES = (CFL, FLHC, FineTune, LocalKMeans, NSIM, OneShot, SRFCA, Signature)
 
 
 @pytest.mark.few(2)

@@ -479,8 +479,9 @@ def test_on_the_command_line_a_mistake_is_one_sentence(
 
 
 def test_the_published_methods_say_what_no_mask_covers() -> None:
-    """Losses, relevance, sample counts, NSIM's layers, and in secure sums choices and their
-    weights: nothing else of numbers leaves without a mask.
+    """Losses, relevance, sample counts, NSIM's layers, in secure sums choices and their weights,
+    shares of classes in signatures, and their coordinates in directions of the server: nothing else
+    of numbers leaves without a mask.
     """
     found = set()
     for kind in (getattr(protocols, name) for name in protocols.__all__):
@@ -489,4 +490,5 @@ def test_the_published_methods_say_what_no_mask_covers() -> None:
             release = getattr(getattr(client, name), "__release__", None)
             if isinstance(release, endpoint.ReleasePolicy):
                 found |= set(release.unmasked)
-    assert found == {"count", "layer", "loss", "row", "size", "weight"}
+    others = {"coordinates", "shares"}
+    assert found == {"count", "layer", "loss", "row", "size", "weight"} | others

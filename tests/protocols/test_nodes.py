@@ -74,6 +74,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "nsim apart",
         "oneshot",
         "random",
+        "signature",
         "srfca",
         "srfca l2",
         "local",
@@ -89,6 +90,8 @@ NOISY: dict[str, tuple[str, dict[str, Any]]] = {
     "cfl sketch, examples": ("cfl sketch", EXAMPLE),
     "finetune, examples": ("finetune", {**LONGER["finetune"], **EXAMPLE}),
     "oneshot, examples": ("oneshot", {"gram_noise": 0.05}),
+    "signature, examples": ("signature noise", {"signature_noise": 0.05, "dp_unit": "example"}),
+    "signature, blocks": ("signature blocks", {"signature_noise": 0.05}),
 }
 MOMENTUM: dict[str, Any] = {"momentum": 0.9, "lr": 0.05, "keep_momentum": True}
 KEPT = {
@@ -168,6 +171,7 @@ REBORN = [
     ("srfca l2", "permutation"),
     ("finetune, examples", "permutation"),
     ("ifca, clients", "permutation"),
+    ("signature, examples", "permutation"),
     ("srfca", "none"),
     ("local", "none"),
 ]
@@ -178,6 +182,7 @@ LOST = [
     ("finetune", "permutation"),
     ("srfca l2", "permutation"),
     ("oneshot, examples", "permutation"),
+    ("signature, examples", "permutation"),
     ("srfca, clients", "permutation"),
     ("fedavg", "none"),
 ]

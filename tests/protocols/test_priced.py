@@ -40,6 +40,8 @@ NAMES = (
     "srfca l2",
     "srfca trim",
     "oneshot noise",
+    "signature noise",
+    "signature blocks",
     "nsim",
     "ifca",
     "local-kmeans",

@@ -37,6 +37,8 @@ NAMES = (
     "srfca",
     "srfca l2",
     "oneshot noise",
+    "signature noise",
+    "signature blocks",
     "nsim",
     "ifca",
     "local-kmeans",
@@ -44,10 +46,17 @@ NAMES = (
     "fedavg",
     "finetune",
 )
+# hyper-parameters by which a variant has no noise of its own
+OWN_NOISE: dict[str, dict[str, Any]] = {
+    "oneshot noise": {"gram_noise": 0.0},
+    "signature noise": {"signature_noise": 0.0},
+    "signature blocks": {"signature_noise": 0.0},
+}
 EVERY = [(name, way) for name in NAMES for way in WAYS]
 # Every variant under noise, each way under one protocol whose updates are read one by one, one
 # that needs sums alone, and one that clusters by losses
 COVERED = [(name, "client") for name in NAMES if name not in ("flhc", "random", "ifca")]
+COVERED += [("signature noise", "example")]
 COVERED += [("flhc", "central"), ("random", "central"), ("ifca", "example")]
 COVERED += [(name, way) for name in ("cfl", "fedavg", "srfca") for way in ("central", "example")]
 SHARED = pytest.mark.parametrize(("name", "way"), cases.covering(EVERY, COVERED), scope="module")
@@ -131,7 +140,7 @@ NO_NOISE: tuple[dict[str, Any], ...] = ({}, {"clip": 1.0}, {"clip": 1.0, "dp_uni
 def test_without_noise_epsilon_is_infinite(
     name: str, params: dict[str, Any], small: Federation
 ) -> None:
-    own = {"gram_noise": 0.0} if name == "oneshot noise" else {}
+    own = OWN_NOISE.get(name, {})
     fitted = method(name, **{**own, **params}).fit(small)
     assert fitted.ledger_.epsilon == math.inf
     assert fitted.ledger_.exact()
@@ -189,7 +198,7 @@ def test_models_that_cost_nothing_are_made_of_what_clients_were_sent(
 def test_the_target_is_met_and_the_noise_is_not_wasted(
     name: str, way: str, small: Federation
 ) -> None:
-    own = {"gram_noise": 0.0} if name == "oneshot noise" else {}
+    own = OWN_NOISE.get(name, {})
     made = private(name, way, **own, noise=0.0, target_epsilon=20.0)
     fitted = made.fit(small)
     spent = fitted.ledger_.price(1e-5).epsilon

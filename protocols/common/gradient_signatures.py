@@ -1,0 +1,523 @@
+"""Clients that send a signature of their gradients before any training, and its options.
+
+The mathematics is in `securecluster.privacy.gradient_signatures`: sketches of gradients, or class
+blocks. Noise is added by each client, before the mask.
+
+In two releases, the second one is in the few directions in which the noisy signatures of the first
+differ. Examples are short there, so the clip is smaller, and so is the noise. Both together cost
+what one release with the given noise multiplier does: each has √2 times the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.clustering.noisy_rows import (
+    NoisyBlocks,
+    NoisyRows,
+    weighted_mean,
+)
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
+from securecluster.data import Federation
+from securecluster.errors import PolicyError, UsageError
+from securecluster.messaging.bounds import Between, Real
+from securecluster.messaging.messages import Empty, Rows, Shared
+from securecluster.models.objectives import Classification
+from securecluster.privacy.dp.noise_streams import NoiseStreams, digest
+from securecluster.privacy.gradient_signatures import (
+    ClassBlocks,
+    ExampleMap,
+    GradientSketch,
+    Projected,
+    client_sensitivity,
+    example_sensitivity,
+    scaled_to_norm,
+    signature_mean,
+)
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.averaging import SumClient
+from securecluster.runtime.endpoint import GATHER, CallContext, answers
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+
+Array = NDArray[np.float64]
+
+# norm to which the row of an example is clipped; gradients of most data are longer, so that all
+# examples count the same
+CLIP = 1.0
+# norm to which an example is clipped in the directions of the second release; found by trial
+SECOND_CLIP = 0.2
+# directions of the second release; found by trial
+AXES = 6
+# the public rule for class blocks: the noise of a class's count is at most this share of its mean
+BLOCK_NOISE = 0.04
+# variance that sampling adds in these directions, over that of examples of equal variance in all of
+# them: examples vary most in the directions in which clients differ; found by trial
+SAMPLING = 2.0
+# assumed variance of a number within a class of examples, in class blocks
+WITHIN = 0.05
+# examples of a client where their number is not public, for what sampling adds to class blocks
+TYPICAL_EXAMPLES = 100
+BLOCK_CHOICES = ("auto", "plain", "blocks")
+# numbers of a sketch, and projections of a block: both signatures fit into a kilobyte
+DEFAULT_SIZES = {"plain": 64, "blocks": 12}
+
+
+@dataclass(frozen=True, eq=False)
+class GradientSignature:
+    """Client to server: the sketch of its clipped gradients."""
+
+    # (b, q) mean of clipped sketches, with noise
+    signature: Annotated[Rows, Real(("width",), squared=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class SignatureDirections:
+    """Server to client: the directions in which noisy signatures differ."""
+
+    # (r, q) rows, as linear functions of masked signatures
+    directions: Annotated[Shared, Real(("axes", "width"), sent="signature", squared=True)]
+    step: Annotated[int, Between(maximum="steps")]  # the call of the signatures, by its mask
+
+
+@dataclass(frozen=True, eq=False)
+class SignatureCoordinates:
+    """Client to server: its examples in the directions of the server."""
+
+    coordinates: Annotated[Rows, Real(("axes",), squared=True)]  # (b, r), with noise
+
+
+@dataclass(frozen=True, eq=False)
+class ClassSums:
+    """Client to server: for each class, the sum of projections and the share of examples."""
+
+    projections: Annotated[Rows, Real(("classes", "width"), squared=True)]  # (b, C, r), with noise
+    shares: Annotated[Rows, Real(("classes",), squared=True)]  # (b, C), with noise
+
+
+@dataclass(frozen=True)
+class SignatureOptions:
+    """What clients need to make their signatures.
+
+    Attributes:
+        examples: the public map from examples to rows.
+        releases: 1 or 2.
+        multiplier: z of each release, standard deviation over sensitivity; 0 adds no noise.
+        per_client: whether the unit of privacy is a whole client, not one of its examples.
+        draws: the source of the noise; None without noise.
+    """
+
+    examples: GradientSketch | ClassBlocks
+    releases: int
+    multiplier: float
+    per_client: bool
+    draws: NoiseStreams | None
+
+    def release(
+        self,
+        purpose: str,
+        client: int,
+        examples: ExampleMap,
+        data: tuple[torch.Tensor, torch.Tensor],
+        clip: float,
+    ) -> torch.Tensor:
+        """Return a client's signature with noise, (width,) float64.
+
+        It is the same for the same data, however often it is asked for.
+
+        Args:
+            purpose: name of the noise's stream.
+            client: the client's number.
+            examples: the map from examples to rows.
+            data: the client's examples and their classes.
+            clip: S.
+        """
+        inputs, labels = data
+        row = signature_mean(examples, inputs, labels, clip)
+        sensitivity = example_sensitivity(clip, len(labels))
+        if self.per_client:
+            # The mean of many gradients is short, and its length tells little of the cluster.
+            row = scaled_to_norm(row, clip)
+            sensitivity = client_sensitivity(clip)
+        if self.draws is None:
+            return row
+        return self.draws.noised(client, purpose, 0, row, self.multiplier, sensitivity)
+
+
+class SignatureClient(SumClient):
+    """Clients that send a signature of their gradients, and then contribute to averages.
+
+    Args:
+        cohort: the clients' data and local training.
+        training: local training between two averages.
+        pipeline: the stages between a client's update and the wire.
+        weighted: whether averages are weighted by |D_i|.
+        options: of the signature.
+    """
+
+    def __init__(
+        self,
+        cohort: LocalTrainer,
+        training: LocalTraining,
+        pipeline: Pipeline,
+        weighted: bool,
+        options: SignatureOptions,
+    ) -> None:
+        super().__init__(cohort, training, pipeline, weighted)
+        self._options = options
+        # The digest of the directions that clients have answered; zeros before.
+        self._answered = torch.zeros(len(cohort.ids), 32, dtype=torch.uint8)
+
+    @answers(GATHER, through=("signature",), fresh=True)
+    def send_signature(self, context: CallContext, query: Empty) -> GradientSignature:
+        """Return the mean sketch of the client's clipped gradients at zero weights, with noise.
+
+        Raises:
+            PolicyError: the run's signatures are class blocks.
+        """
+        rows = self._released("signature", context, self._sketch())
+        return GradientSignature(Rows(rows))
+
+    @answers(GATHER, unmasked=("coordinates",))
+    def send_coordinates(
+        self, context: CallContext, query: SignatureDirections
+    ) -> SignatureCoordinates:
+        """Return the mean of the client's examples in a few directions, with noise.
+
+        Raises:
+            PolicyError: the run has no second release, or a client has answered other directions.
+        """
+        sketch = self._sketch()
+        if self._options.releases < 2:
+            raise PolicyError(
+                "send_coordinates is the second release of a signature, and this run has one alone"
+            )
+        self._check_directions(context, query)
+        mask = self._pipeline.of("signature")
+        directions = mask.inverse(query.directions.value.to(self.cohort.start), query.step)
+        projected = Projected(sketch, directions[:, : sketch.width].double(), CLIP)
+        rows = self._released("coordinates", context, projected, SECOND_CLIP)
+        return SignatureCoordinates(Rows(rows))
+
+    @answers(GATHER, through=("projections",), unmasked=("shares",))
+    def send_class_sums(self, context: CallContext, query: Empty) -> ClassSums:
+        """Return the client's class blocks, with noise.
+
+        Raises:
+            PolicyError: the run's signatures are sketches of gradients.
+        """
+        examples = self._options.examples
+        if not isinstance(examples, ClassBlocks):
+            raise PolicyError("send_class_sums is for class blocks, and this run has none")
+        rows = self._released("class sums", context, examples)
+        blocks = rows.view(len(rows), examples.classes, examples.size + 1)
+        projections = blocks[:, :, :-1].contiguous()
+        shares = blocks[:, :, -1].contiguous()
+        return ClassSums(Rows(projections), Rows(shares))
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Add digests of the directions that clients have answered."""
+        return {**super().memory(), "answered": self._answered.clone()}
+
+    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Restore what `memory` returned."""
+        super().recall(memory)
+        self._answered = memory["answered"].clone()
+
+    def _sketch(self) -> GradientSketch:
+        """Return the run's sketch of gradients.
+
+        Raises:
+            PolicyError: the run's signatures are class blocks.
+        """
+        examples = self._options.examples
+        if not isinstance(examples, GradientSketch):
+            raise PolicyError(
+                "send_signature is for sketches of gradients, and this run has class blocks"
+            )
+        return examples
+
+    def _check_directions(self, context: CallContext, query: SignatureDirections) -> None:
+        """Remember the directions, which are answered once.
+
+        Every other set of directions is a further release, which nobody has priced.
+
+        Raises:
+            PolicyError: a client has answered other directions.
+        """
+        current = torch.tensor(list(digest(query.directions.value)), dtype=torch.uint8)
+        others = []
+        for i, k in zip(context.ids, context.positions, strict=True):
+            before = self._answered[k]
+            if bool(before.any()) and not torch.equal(before, current):
+                others.append(i)
+        if others:
+            few = ", ".join(map(str, others[:5]))
+            raise PolicyError(
+                f"client(s) {few} have answered other directions than these, and the noise is that "
+                "of one answer: start a new run"
+            )
+        for k in context.positions:
+            self._answered[k] = current
+
+    def _released(
+        self, purpose: str, context: CallContext, examples: ExampleMap, clip: float = CLIP
+    ) -> torch.Tensor:
+        """Return the clients' rows with noise, (b, width)."""
+        rows = []
+        for i, k in zip(context.ids, context.positions, strict=True):
+            data = (self.cohort.inputs(k), self.cohort.labels(k))
+            rows.append(self._options.release(purpose, i, examples, data, clip))
+        return torch.stack(rows).to(self.cohort.start)
+
+
+@dataclass(frozen=True)
+class SignaturePlan:
+    """What server and clients agree on about signatures, from the run's configuration.
+
+    Attributes:
+        blocks: whether signatures are class blocks.
+        size: q numbers of a sketch, or r projections of a block.
+        noise: z of all releases together.
+        per_client: whether the unit of privacy is a whole client.
+        two: whether a second release is asked for, where it helps.
+        sizes: numbers of examples by client, where they are public; empty otherwise.
+    """
+
+    blocks: bool
+    size: int
+    noise: float
+    per_client: bool
+    two: bool
+    sizes: Sequence[int]
+
+    @property
+    def releases(self) -> int:
+        """Return 2 where a second release helps: for sketches with noise for single examples."""
+        if self.two and self.noise and not self.blocks and not self.per_client:
+            return 2
+        return 1
+
+    @property
+    def multiplier(self) -> float:
+        """Return z of each release: of r releases, √r times that of all together."""
+        return self.noise * math.sqrt(self.releases)
+
+    def deviations(self, ids: Sequence[int], clip: float) -> Array:
+        """Return the standard deviation of the noise in clients' rows, (b,).
+
+        Args:
+            ids: the clients' numbers; of newcomers, the run's mean size is taken.
+            clip: S of the release.
+        """
+        if self.per_client:
+            return np.full(len(ids), self.multiplier * clip)
+        return self.multiplier * clip / self.examples(ids)
+
+    def examples(self, ids: Sequence[int]) -> Array:
+        """Return how many examples clients have, as far as it is public, (b,).
+
+        Args:
+            ids: the clients' numbers; of newcomers, the run's mean size is taken.
+        """
+        if not self.sizes:
+            return np.full(len(ids), float(TYPICAL_EXAMPLES))
+        mean = float(np.mean(self.sizes))
+        known = dict(enumerate(self.sizes))
+        return np.array([float(known.get(i, mean)) for i in ids])
+
+
+def blocks_by_rule(noise: float, classes: int, sizes: Sequence[int], per_client: bool) -> bool:
+    """Return whether the public rule takes class blocks.
+
+    Blocks are robust to clients' shares of classes, and divide by noisy counts. So they are taken
+    where the noise of a count is at most `BLOCK_NOISE` of a class's mean count n/C in every client.
+    For the unit "client" the mean share of a class is 1/C of a signature of norm 1.
+
+    Args:
+        noise: z of the signature; 0 without noise.
+        classes: C.
+        sizes: n of each client.
+        per_client: whether the unit of privacy is a whole client.
+    """
+    if per_client:
+        return noise * classes <= BLOCK_NOISE
+    return noise * classes <= BLOCK_NOISE * min(sizes, default=0)
+
+
+def plan_of(config: Mapping[str, Any]) -> SignaturePlan:
+    """Return the plan that a run's configuration describes.
+
+    Args:
+        config: what clients and server agreed on.
+    """
+    return SignaturePlan(
+        bool(config["signature_kind"] == "blocks"),
+        int(config["width"]),
+        float(config["signature_noise"]),
+        config["dp_unit"] == "client",
+        int(config["signature_releases"]) > 1,
+        tuple(config["signature_sizes"]),
+    )
+
+
+def example_map(config: Mapping[str, Any]) -> GradientSketch | ClassBlocks:
+    """Return the public map of a run, from its seed.
+
+    Args:
+        config: what clients and server agreed on.
+    """
+    make: type[GradientSketch | ClassBlocks] = GradientSketch
+    if config["signature_kind"] == "blocks":
+        make = ClassBlocks
+    return make(
+        int(config["width"]),
+        math.prod(config["shape"]),
+        int(config["classes"]),
+        float(config["signature_centre"]),
+        Randomness(config["seed"]),
+    )
+
+
+def resolved_signature(protocol: Any, federation: Federation, noise: float) -> dict[str, Any]:
+    """Return what the configuration says of signatures.
+
+    Args:
+        protocol: its hyper-parameters of signatures.
+        federation: the clients and their data.
+        noise: z of signatures, which `target_epsilon` may have found.
+
+    Raises:
+        UsageError: the data have no classes.
+    """
+    if not isinstance(federation.objective, Classification):
+        raise UsageError(
+            "gradient signatures are of samples with classes, and these data have none: choose "
+            "another protocol, cfl say"
+        )
+    per_client = protocol.dp_unit == "client"
+    sizes: list[int] = []
+    if not per_client:
+        sizes = [len(shard.y) for shard in federation.shards]
+    kind = str(protocol.signature_blocks)
+    if kind == "auto":
+        by_rule = blocks_by_rule(noise, federation.classes, sizes, per_client)
+        kind = "plain"
+        if by_rule:
+            kind = "blocks"
+    size = protocol.signature_size
+    if size is None:
+        size = DEFAULT_SIZES[kind]
+    if not noise:
+        sizes = []  # the server has no use for them
+    return {
+        "signature_noise": noise,
+        "signature_kind": kind,
+        "signature_size": int(size),
+        "signature_sizes": sizes,
+    }
+
+
+@dataclass(frozen=True)
+class SketchSignatures:
+    """Signatures of clients by sketches, of one or two releases, as one tensor holds them.
+
+    Attributes:
+        first: (m, w) the first release, under the mask; w is q or more.
+        second: (m, r) the second release, or (m, 0).
+        deviations: (m,) of the noise in each number of the first release.
+        examples: (m,) numbers of examples, as far as they are public.
+        width: q.
+    """
+
+    first: Array
+    second: Array
+    deviations: Array
+    examples: Array
+    width: int
+
+    def packed(self) -> torch.Tensor:
+        """Return all of it in rows (m, 4 + w + r) of float64."""
+        m, axes = self.second.shape
+        sizes = np.broadcast_to([self.width, axes], (m, 2))
+        header = np.column_stack([self.deviations, self.examples, sizes])
+        return torch.from_numpy(np.hstack([header, self.first, self.second]))
+
+    @classmethod
+    def unpacked(cls, rows: torch.Tensor) -> SketchSignatures:
+        """Return the signatures that `packed` made rows of.
+
+        Args:
+            rows: (m, 4 + w + r).
+        """
+        table = rows.double().numpy()
+        header = table[:, :4]
+        width = int(header[0, 2])
+        axes = int(header[0, 3])
+        end = table.shape[1] - axes
+        return cls(table[:, 4:end], table[:, end:], header[:, 0], header[:, 1], width)
+
+    def comparable(self, directions: Array) -> NoisyRows:
+        """Return the rows that are compared.
+
+        With a second release these are the coordinates in its directions, by both releases, and
+        the noise is that of the second alone, since the directions follow the noise of the first.
+
+        Args:
+            directions: (r, w) of the second release.
+        """
+        if not self.second.shape[1]:
+            sampling = SAMPLING * CLIP**2 / (self.width * self.examples)
+            return NoisyRows(self.first, self.deviations, sampling, self.width)
+        ratio = SECOND_CLIP / CLIP
+        second = self.second
+        coordinates = self.first @ directions.T
+        both = weighted_mean(coordinates, 1.0, second, ratio**2)
+        sampling = SAMPLING * SECOND_CLIP**2 / (AXES * self.examples)
+        return NoisyRows(both, ratio * self.deviations, sampling, AXES, second)
+
+
+@dataclass(frozen=True)
+class BlockSignatures:
+    """Signatures of clients by class blocks, as one tensor holds them.
+
+    Attributes:
+        blocks: (m, C, w + 1) projections, under the mask, and shares; w is r or more.
+        deviations: (m,) of the noise in each number.
+        examples: (m,) numbers of examples, as far as they are public.
+        width: r.
+    """
+
+    blocks: Array
+    deviations: Array
+    examples: Array
+    width: int
+
+    def packed(self) -> torch.Tensor:
+        """Return all of it in rows (m, C, 3 + w + 1) of float64."""
+        m, classes, _ = self.blocks.shape
+        widths = np.full(m, float(self.width))
+        header = np.column_stack([self.deviations, self.examples, widths])
+        repeated = np.repeat(header[:, None], classes, axis=1)
+        return torch.from_numpy(np.concatenate([repeated, self.blocks], axis=2))
+
+    @classmethod
+    def unpacked(cls, rows: torch.Tensor) -> BlockSignatures:
+        """Return the signatures that `packed` made rows of.
+
+        Args:
+            rows: (m, C, 3 + w + 1).
+        """
+        table = rows.double().numpy()
+        header = table[:, 0, :3]
+        return cls(table[:, :, 3:], header[:, 0], header[:, 1], int(header[0, 2]))
+
+    def comparable(self) -> NoisyBlocks:
+        """Return the blocks with what noise and sampling add."""
+        return NoisyBlocks(self.blocks, self.deviations, WITHIN / self.examples, self.width)

@@ -1,0 +1,223 @@
+"""Clusters of short rows whose noise has a known standard deviation.
+
+Two kinds of rows: plain ones, in which clients of a cluster agree up to noise, and class blocks,
+which are compared class by class, so that clients with other shares of the classes are no further
+apart. None of this is from a paper.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from securecluster.clustering.agglomerative import merges
+from securecluster.clustering.k_means import kmeans
+from securecluster.clustering.labels import relabel
+from securecluster.clustering.noise_robust import partition
+from securecluster.clustering.significance import Array
+
+# singular values count from this multiple of the edge of pure noise
+EDGE_SLACK = 1.05
+# counts below this multiple of their noise are taken to be as large, since means divide by them
+LEAST_COUNT = 0.5
+# mean difference, in standard deviations, from which two groups of class blocks are two clusters
+APART = 2.0
+
+
+@dataclass(frozen=True)
+class NoisyRows:
+    """Rows of clients with noise of a known size.
+
+    Attributes:
+        values: (m, q).
+        deviations: (m,) the standard deviation of the noise in each number of a row; 0 without.
+        sampling: (m,) variance that a client's finite sample adds to each number, at most.
+        width: q, the numbers that noise was added to; a mask may have made rows longer.
+        tested: (m, q) rows from which clusters are counted; None takes `values`.
+    """
+
+    values: Array
+    deviations: Array
+    sampling: Array
+    width: int
+    tested: Array | None = None
+
+    def clusters(self, k: int | None, seed: int) -> list[int]:
+        """Return labels (m,) by k-means.
+
+        Args:
+            k: number of clusters; None takes `count`.
+            seed: seed of the starts of k-means.
+        """
+        if k is None:
+            k = self.count()
+        if k < 2:
+            return [0] * len(self.values)
+        centred = self.values - self.values.mean(0)
+        return relabel(kmeans(centred @ centred.T, k, seed))
+
+    def count(self) -> int:
+        """Return 1 + the number of singular values of the centred rows above the edge of noise.
+
+        Clusters in general position span one dimension less than they are. Noise of standard
+        deviation s in each of m × q numbers has singular values up to about s(√m + √q); 5 % are
+        added.
+        """
+        rows = self.values
+        if self.tested is not None:
+            rows = self.tested
+        m = len(rows)
+        variance = float(np.mean(self.deviations**2 + self.sampling))
+        edge = EDGE_SLACK * math.sqrt(variance) * (math.sqrt(m) + math.sqrt(self.width))
+        centred = rows - rows.mean(0)
+        singular = np.linalg.svd(centred, compute_uv=False)
+        # without noise, what rounding leaves is not a cluster
+        rounding = 1e-6 * float(np.linalg.norm(rows))
+        above = int((singular > max(edge, rounding)).sum())
+        return min(m, 1 + above)
+
+
+def leading_directions(rows: Array, count: int) -> Array:
+    """Return the first right singular vectors of centred rows, (count, q).
+
+    Directions beyond the rank are zeros, since rounding errors have no direction.
+
+    Args:
+        rows: (m, q).
+        count: number of directions.
+    """
+    m, q = rows.shape
+    centred = rows - rows.mean(0)
+    _, singular, vectors = np.linalg.svd(centred, full_matrices=False)
+    directions = np.zeros((count, q))
+    present = min(count, m - 1, q)
+    significant = singular[:present] > 1e-9 * max(1e-300, float(singular[0]))
+    directions[:present][significant] = vectors[:present][significant]
+    return directions
+
+
+def weighted_mean(first: Array, first_noise: float, second: Array, second_noise: float) -> Array:
+    """Return the mean of two measurements of the same rows, weighted by their precisions.
+
+    Args:
+        first: (m, r).
+        first_noise: variance of the noise in each number of `first`, positive.
+        second: (m, r).
+        second_noise: variance of the noise in each number of `second`, positive.
+    """
+    first_weight = 1 / first_noise
+    second_weight = 1 / second_noise
+    total = first_weight + second_weight
+    return np.asarray((first_weight * first + second_weight * second) / total)
+
+
+@dataclass(frozen=True)
+class BlockDistances:
+    """Distances of clients by class blocks.
+
+    Attributes:
+        distance: (a, b) the mean over classes of squared distances of class means, less what noise
+            and sampling add, weighted by precision.
+        score: (a, b) their sum in standard deviations of what noise alone would give.
+    """
+
+    distance: Array
+    score: Array
+
+
+@dataclass(frozen=True)
+class NoisyBlocks:
+    """Class blocks of clients, with noise of a known size.
+
+    Attributes:
+        blocks: (m, C, r + 1) for each class, its sum of projections and its share, over n.
+        deviations: (m,) the standard deviation of the noise in each number; 0 without.
+        sampling: (m,) the variance of one number within a class, over n.
+        width: r; a mask may have made projections longer.
+    """
+
+    blocks: Array
+    deviations: Array
+    sampling: Array
+    width: int
+
+    def distances(self, others: NoisyBlocks) -> BlockDistances:
+        """Return the distances of these clients from others, (m, b).
+
+        Args:
+            others: b clients' blocks, by the same maps.
+        """
+        means, variance = self._class_means()
+        other_means, other_variance = others._class_means()
+        joint = variance[:, None] + other_variance[None]  # (m, b, C)
+        difference = means[:, None] - other_means[None]
+        excess = np.square(difference).sum(3) - self.width * joint
+        precision = 1 / joint
+        total = (precision * excess).sum(2)
+        distance = total / precision.sum(2)
+        score = total / math.sqrt(2 * self.width * means.shape[1])
+        return BlockDistances(distance, score)
+
+    def clusters(self, k: int | None, seed: int) -> list[int]:
+        """Return labels (m,): spectral clustering, or average linkage where k is not known.
+
+        Args:
+            k: number of clusters; None merges groups until they are apart beyond their noise.
+            seed: seed of the starts of k-means.
+        """
+        pairs = self.distances(self)
+        if k is None:
+            k = _count_apart(pairs.score)
+        if k < 2:
+            return [0] * len(self.blocks)
+        return partition(_similarity(pairs.distance), "spectral", k, seed)
+
+    def _class_means(self) -> tuple[Array, Array]:
+        """Return the means of classes (m, C, r), and the variance of a number in each, (m, C)."""
+        noise = self.deviations[:, None] ** 2
+        least = np.maximum(LEAST_COUNT * self.deviations, 1e-6)[:, None]
+        shares = np.maximum(self.blocks[:, :, -1], least)
+        means = self.blocks[:, :, :-1] / shares[:, :, None]
+        # the noise of a ratio, of the sum and of the share, and what sampling adds
+        squared_mean = np.square(means).sum(2) / self.width
+        spread = noise * (1 + squared_mean) + self.sampling[:, None] * shares
+        # a class that a client lacks has no mean: without noise its variance is as good as infinite
+        variance = (spread + 1e-12) / np.square(shares)
+        return means, variance
+
+
+def _similarity(distance: Array) -> Array:
+    """Return similarities exp(−d/median d) of distances from the lowest one on, (m, m).
+
+    Excess distances are about zero within a cluster, and often negative: what noise and sampling
+    add is an estimate.
+
+    Args:
+        distance: (m, m) of pairs; its diagonal is not read.
+    """
+    pairs = ~np.eye(len(distance), dtype=bool)
+    above_lowest = distance - distance[pairs].min()
+    np.fill_diagonal(above_lowest, 0.0)
+    scale = float(np.median(above_lowest[pairs]))
+    if not scale > 0:
+        return np.ones_like(distance)
+    return np.asarray(np.exp(-above_lowest / scale))
+
+
+def _count_apart(score: Array) -> int:
+    """Return the number of groups left by average linkage below `APART`.
+
+    Args:
+        score: (m, m) of pairs; its diagonal is not read.
+    """
+    symmetric = (score + score.T) / 2
+    np.fill_diagonal(symmetric, 0.0)
+    lowest = min(0.0, float(symmetric.min()))
+    # linkage wants distances, and a constant added to all pairs changes no merge
+    shifted = symmetric - lowest
+    np.fill_diagonal(shifted, 0.0)
+    tree = merges(shifted, "average")
+    below = int((tree[:, 2] <= APART - lowest).sum())
+    return len(score) - below

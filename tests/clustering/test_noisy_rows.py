@@ -1,0 +1,137 @@
+"""Clusters of rows with known noise: counts, distances and directions by their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from securecluster.clustering.metrics import agreement
+from securecluster.clustering.noisy_rows import (
+    NoisyBlocks,
+    NoisyRows,
+    leading_directions,
+    weighted_mean,
+)
+
+Array = NDArray[np.float64]
+M, Q = 24, 16
+TRUTH = np.repeat([0, 1, 2], [4, 8, 12])
+
+
+def rows(separation: float, noise: float, seed: int = 0) -> NoisyRows:
+    """Return rows of three clusters whose centres have a distance of √2 · separation."""
+    draw = np.random.default_rng(seed)
+    centres = separation * np.eye(Q)[:3]
+    values = centres[TRUTH] + noise * draw.normal(size=(M, Q))
+    return NoisyRows(values, np.full(M, noise), np.zeros(M), Q)
+
+
+def test_clusters_in_noise_are_found_with_and_without_their_number() -> None:
+    clear = rows(8.0, 1.0)
+    assert clear.count() == 3
+    for k in (3, None):
+        assert agreement(clear.clusters(k, 0), TRUTH)["exact"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_alone_is_one_cluster(seed: int) -> None:
+    alone = rows(0.0, 1.0, seed)
+    assert alone.count() == 1
+    assert alone.clusters(None, 0) == [0] * M
+
+
+def test_noise_that_is_taken_to_be_smaller_looks_like_clusters() -> None:
+    alone = rows(0.0, 1.0)
+    assert NoisyRows(alone.values, np.full(M, 0.5), np.zeros(M), Q).count() > 1
+    # what sampling adds counts as noise does
+    assert NoisyRows(alone.values, np.full(M, 0.5), np.full(M, 0.75), Q).count() == 1
+
+
+def test_clusters_are_counted_from_the_rows_that_are_given_for_it() -> None:
+    clear = rows(8.0, 1.0)
+    noise = rows(0.0, 1.0).values
+    assert NoisyRows(clear.values, clear.deviations, clear.sampling, Q, noise).count() == 1
+
+
+def test_equal_rows_are_one_cluster() -> None:
+    equal = NoisyRows(np.ones((M, Q)), np.zeros(M), np.zeros(M), Q)
+    assert equal.clusters(None, 0) == [0] * M
+
+
+def test_directions_are_those_of_an_eigendecomposition_and_zeros_beyond_the_rank() -> None:
+    values = rows(8.0, 1.0).values
+    covariance = np.cov(values.T)
+    _, vectors = np.linalg.eigh(covariance)
+    found = leading_directions(values, 2)
+    expected = vectors[:, ::-1][:, :2].T
+    np.testing.assert_allclose(np.abs(np.sum(found * expected, 1)), 1.0)
+    few = leading_directions(values[:3], 6)
+    np.testing.assert_allclose(few @ few.T, np.diag([1.0, 1.0, 0.0, 0.0, 0.0, 0.0]), atol=1e-12)
+    assert not leading_directions(np.ones((4, 3)), 2).any()
+
+
+def test_the_weighted_mean_has_the_least_variance() -> None:
+    first, second = np.array([[1.0]]), np.array([[4.0]])
+    assert weighted_mean(first, 2.0, second, 1.0).item() == pytest.approx(3.0)
+
+
+def loop_distance(one: NoisyBlocks, i: int, other: NoisyBlocks, j: int) -> tuple[float, float]:
+    """Return distance and score of two clients by a loop over classes."""
+    total = weights = 0.0
+    classes = one.blocks.shape[1]
+    for label in range(classes):
+        parts = []
+        for of, k in ((one, i), (other, j)):
+            deviation = float(of.deviations[k])
+            share = max(float(of.blocks[k, label, -1]), 0.5 * deviation)
+            mean = of.blocks[k, label, :-1] / share
+            spread = deviation**2 * (1 + float(mean @ mean) / of.width)
+            variance = (spread + float(of.sampling[k]) * share) / share**2
+            parts.append((mean, variance))
+        (mean, variance), (other_mean, other_variance) = parts
+        joint = variance + other_variance
+        gap = mean - other_mean
+        total += (float(gap @ gap) - one.width * joint) / joint
+        weights += 1 / joint
+    return total / weights, total / math.sqrt(2 * one.width * classes)
+
+
+def class_blocks(seed: int = 0, clusters: int = 3, noise: float = 0.002) -> NoisyBlocks:
+    """Return blocks of clients with random shares of five classes, whose means cluster."""
+    draw = np.random.default_rng(seed)
+    means = draw.normal(size=(clusters, 5, 4))
+    shares = draw.dirichlet(np.full(5, 3.0), size=M)[:, :, None]
+    blocks = np.concatenate([means[TRUTH % clusters] * shares, shares], axis=2)
+    noisy = blocks + noise * draw.normal(size=blocks.shape)
+    return NoisyBlocks(noisy, np.full(M, noise), np.full(M, 1e-5), 4)
+
+
+def test_block_distances_are_those_of_a_loop_over_classes() -> None:
+    one, other = class_blocks(0), class_blocks(1)
+    found = one.distances(other)
+    for i, j in ((0, 0), (3, 20), (23, 7)):
+        distance, score = loop_distance(one, i, other, j)
+        assert found.distance[i, j] == pytest.approx(distance, rel=1e-6)
+        assert found.score[i, j] == pytest.approx(score, rel=1e-6)
+
+
+@pytest.mark.parametrize("k", [3, None])
+def test_blocks_find_clusters_whatever_the_shares_of_classes(k: int | None) -> None:
+    assert agreement(class_blocks().clusters(k, 0), TRUTH)["exact"]
+
+
+def test_blocks_of_one_cluster_are_one() -> None:
+    assert class_blocks(clusters=1).clusters(None, 0) == [0] * M
+
+
+def test_a_class_that_a_client_lacks_does_not_count_without_noise() -> None:
+    whole = class_blocks(noise=0.0)
+    blocks = whole.blocks.copy()
+    blocks[0, 2] = 0.0
+    lacking = NoisyBlocks(blocks, whole.deviations, whole.sampling, 4)
+    same_cluster = lacking.distances(lacking).distance[0, 1]
+    others = lacking.distances(lacking).distance[0, 12]
+    assert abs(same_cluster) < 1e-3 * others

@@ -1,0 +1,150 @@
+"""Gradient signatures against plain loops over examples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from securecluster.core.randomness import Randomness
+from securecluster.privacy.gradient_signatures import (
+    ClassBlocks,
+    GradientSketch,
+    Projected,
+    client_sensitivity,
+    clipped_rows,
+    example_sensitivity,
+    scaled_to_norm,
+    signature_mean,
+)
+
+FEATURES = 5
+CLASSES = 3
+CENTRE = 0.25
+
+
+def examples(count: int = 20, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return samples (count, 1, 5) and labels, of which class 2 is rare."""
+    draw = np.random.default_rng(seed)
+    inputs = draw.normal(size=(count, 1, FEATURES)).astype(np.float32)
+    labels = draw.choice(CLASSES, count, p=[0.5, 0.4, 0.1])
+    return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+
+def sketch(size: int = 4) -> GradientSketch:
+    """Return a sketch of gradients."""
+    return GradientSketch(size, FEATURES, CLASSES, CENTRE, Randomness(3))
+
+
+def blocks(size: int = 2) -> ClassBlocks:
+    """Return class blocks."""
+    return ClassBlocks(size, FEATURES, CLASSES, CENTRE, Randomness(3))
+
+
+def clipped(row: np.ndarray, clip: float) -> np.ndarray:
+    """Return a row scaled down to a norm where it is longer."""
+    return row * min(1.0, clip / np.linalg.norm(row))
+
+
+def autograd_gradient(x: torch.Tensor, y: int) -> np.ndarray:
+    """Return the gradient (C, D + 1) of softmax regression at zero weights, by autograd."""
+    weights = torch.zeros(CLASSES, FEATURES + 1, dtype=torch.float64, requires_grad=True)
+    extended = torch.cat([x.double().flatten() - CENTRE, torch.ones(1, dtype=torch.float64)])
+    loss = torch.nn.functional.cross_entropy((weights @ extended)[None], torch.tensor([y]))
+    (gradient,) = torch.autograd.grad(loss, weights)
+    return gradient.numpy()
+
+
+def loop_sum(public: GradientSketch, clip: float) -> np.ndarray:
+    """Return the sum of clipped sketches by a loop over examples, classes and numbers."""
+    inputs, labels = examples()
+    total = np.zeros(public.size)
+    for x, y in zip(inputs, labels.tolist(), strict=True):
+        gradient = autograd_gradient(x, y)
+        row = np.zeros(public.size)
+        for label in range(CLASSES):
+            row += gradient[label] @ public.class_map(label).double().numpy()
+        total += clipped(row, clip)
+    return total
+
+
+@pytest.mark.parametrize("clip", [0.5, 100.0])
+def test_the_signature_is_the_mean_of_clipped_sketches_of_autograds_gradients(clip: float) -> None:
+    inputs, labels = examples()
+    mean = signature_mean(sketch(), inputs, labels, clip)
+    np.testing.assert_allclose(mean.numpy(), loop_sum(sketch(), clip) / 20, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("clip", [0.5, 100.0])
+def test_class_blocks_are_sums_by_class_with_their_counts(clip: float) -> None:
+    inputs, labels = examples()
+    public = blocks()
+    projection = public.projection().double().numpy()
+    total = np.zeros((CLASSES, 3))
+    for x, y in zip(inputs, labels.tolist(), strict=True):
+        centred = x.double().flatten().numpy() - CENTRE
+        total[y] += clipped(np.append(centred @ projection, 1.0), clip)
+    mean = signature_mean(public, inputs, labels, clip).numpy().reshape(CLASSES, 3)
+    np.testing.assert_allclose(mean, total / 20, rtol=1e-5, atol=1e-7)
+    if clip == 100.0:  # nothing is clipped: the last number of a block counts its examples
+        counts = np.bincount(labels.numpy(), minlength=CLASSES)
+        np.testing.assert_allclose(mean[:, -1] * 20, counts)
+
+
+def test_rows_in_few_directions_are_clipped_there() -> None:
+    inputs, labels = examples()
+    directions = torch.eye(4, dtype=torch.float64)[:2] * 3  # neither unit vectors
+    mean = signature_mean(Projected(sketch(), directions), inputs, labels, 0.2)
+    total = np.zeros(2)
+    for row in sketch().rows(inputs.flatten(1), labels).double().numpy():
+        total += clipped(3 * clipped(row, 1.0)[:2], 0.2)
+    np.testing.assert_allclose(mean.numpy(), total / 20, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "public", [sketch(), blocks(), Projected(sketch(), 5 * torch.eye(4, dtype=torch.float64))]
+)
+def test_one_example_moves_a_signature_by_at_most_its_sensitivity(public: object) -> None:
+    inputs, labels = examples()
+    inputs[0] *= 1e6
+    whole = signature_mean(public, inputs, labels, 0.7)  # type: ignore[arg-type]
+    rest = signature_mean(public, inputs[1:], labels[1:], 0.7)  # type: ignore[arg-type]
+    moved = float((whole - rest * 19 / 20).norm())
+    bound = example_sensitivity(0.7, 20)
+    assert moved == pytest.approx(bound, rel=1e-9)  # a long row is clipped: the bound is reached
+    assert float(whole.norm()) <= client_sensitivity(0.7)
+
+
+def test_rows_that_are_not_finite_count_as_zeros() -> None:
+    rows = torch.tensor([[3.0, 4.0], [float("nan"), 1.0], [float("inf"), 0.0]])
+    expected = torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(clipped_rows(rows, 1.0), expected)
+
+
+def test_a_scaled_signature_has_the_norm_whatever_it_was() -> None:
+    row = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    assert float(scaled_to_norm(row, 0.5).norm()) == pytest.approx(0.5)
+    assert not scaled_to_norm(torch.zeros(2)).any()
+
+
+def test_a_client_without_examples_has_a_signature_of_zeros() -> None:
+    inputs, labels = examples()
+    assert signature_mean(sketch(), inputs[:0], labels[:0], 1.0).tolist() == [0.0] * 4
+
+
+def test_the_public_map_follows_from_the_seed_and_differs_by_class() -> None:
+    again = GradientSketch(4, FEATURES, CLASSES, CENTRE, Randomness(3))
+    other = GradientSketch(4, FEATURES, CLASSES, CENTRE, Randomness(4))
+    assert torch.equal(sketch().class_map(0), again.class_map(0))
+    assert not torch.equal(sketch().class_map(0), other.class_map(0))
+    assert not torch.equal(sketch().class_map(0), sketch().class_map(1))
+
+
+def test_sketches_keep_inner_products_on_average() -> None:
+    inputs, labels = examples(2, seed=1)
+    gradients = []
+    for x, y in zip(inputs, labels.tolist(), strict=True):
+        gradients.append(autograd_gradient(x, y).ravel())
+    rows = sketch(20_000).rows(inputs.flatten(1), labels).double().numpy()
+    assert rows[0] @ rows[1] == pytest.approx(gradients[0] @ gradients[1], abs=0.1)
+    assert rows[0] @ rows[0] == pytest.approx(gradients[0] @ gradients[0], rel=0.05)

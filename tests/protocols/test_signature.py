@@ -1,0 +1,244 @@
+"""Clusters by signatures of gradients: releases and their cost, what clients refuse, newcomers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import DOUBLE, FULL, serve
+
+from securecluster import Federation, LabelSwap
+from securecluster.core.randomness import Randomness
+from securecluster.errors import PolicyError, UsageError
+from securecluster.messaging.messages import Empty, Shared
+from securecluster.models.objectives import Language
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.privacy.gradient_signatures import GradientSketch, signature_mean
+from securecluster.protocols import Signature
+from securecluster.protocols.common.gradient_signatures import (
+    AXES,
+    BlockSignatures,
+    SignatureClient,
+    SignatureDirections,
+    SketchSignatures,
+    blocks_by_rule,
+    plan_of,
+)
+
+PLAIN: dict[str, Any] = {"signature_blocks": "plain"}
+BLOCKS: dict[str, Any] = {"signature_blocks": "blocks"}
+Z = 0.02  # so little noise that the clusters of few samples are clear
+
+
+@pytest.fixture(scope="module")
+def clients() -> Federation:
+    return Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=8, samples=60, seed=0
+    )
+
+
+def made(**params: Any) -> Signature:
+    """Return a small protocol with two clusters."""
+    return Signature(**{"k": 2, "rounds": 1, "epochs": 1, "model": "linear", **params})
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        PLAIN,
+        BLOCKS,
+        {**PLAIN, "signature_noise": Z},
+        {**PLAIN, "signature_noise": Z, "signature_releases": 1},
+        {**BLOCKS, "signature_noise": Z},
+        {**PLAIN, "signature_noise": Z, "dp_unit": "client"},
+    ],
+)
+def test_every_kind_of_signature_finds_swapped_labels(
+    params: dict[str, Any],
+) -> None:
+    federation = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=6, samples=200, seed=0
+    )
+    assert made(**params).fit(federation).agreement_["exact"]
+
+
+def test_without_noise_the_server_gets_the_mean_sketch_of_each_client(clients: Federation) -> None:
+    served = serve(made(**PLAIN, mask="none"), clients)
+    sketch = GradientSketch(64, 64, clients.classes, 0.13, Randomness(clients.seed))
+    rows = SketchSignatures.unpacked(served.state.signatures.rows).first
+    for row, shard in zip(rows, clients.shards, strict=True):
+        x, y = torch.from_numpy(shard.x), torch.from_numpy(shard.y)
+        np.testing.assert_allclose(row, signature_mean(sketch, x, y, 1.0).numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [PLAIN, BLOCKS])
+def test_the_noise_of_examples_has_the_size_that_the_server_takes(
+    kind: dict[str, Any], clients: Federation
+) -> None:
+    """The difference from exact signatures, over the stated deviation, is standard normal."""
+    exact = serve(made(**kind, mask="none"), clients).state.signatures.rows
+    noisy = serve(made(**kind, mask="none", signature_noise=9.0), clients).state.signatures.rows
+    deviations: Any
+    if kind is PLAIN:
+        one, other = SketchSignatures.unpacked(exact), SketchSignatures.unpacked(noisy)
+        standard = (other.first - one.first) / other.deviations[:, None]
+        deviations = other.deviations
+        expected = 9.0 * math.sqrt(2)  # half of the budget
+    else:
+        before, after = BlockSignatures.unpacked(exact), BlockSignatures.unpacked(noisy)
+        standard = (after.blocks - before.blocks) / after.deviations[:, None, None]
+        deviations = after.deviations
+        expected = 9.0
+    sizes = np.array([len(shard.y) for shard in clients.shards])
+    np.testing.assert_allclose(deviations, expected / sizes)
+    assert 0.85 < standard.std() < 1.15
+
+
+def test_the_noise_of_whole_clients_is_that_of_a_row_of_norm_one(clients: Federation) -> None:
+    own = {**PLAIN, "mask": "none", "dp_unit": "client"}
+    exact = serve(made(**own), clients).state.signatures.rows
+    noisy = serve(made(**own, signature_noise=9.0), clients).state.signatures.rows
+    one, other = SketchSignatures.unpacked(exact), SketchSignatures.unpacked(noisy)
+    np.testing.assert_allclose(np.linalg.norm(one.first, axis=1), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(other.deviations, 9.0)
+    assert 0.85 < ((other.first - one.first) / 9.0).std() < 1.15
+
+
+def test_the_second_release_has_a_fifth_of_the_noise_of_the_first(clients: Federation) -> None:
+    rows = serve(made(**PLAIN, signature_noise=500.0), clients).state.signatures.rows
+    noisy = SketchSignatures.unpacked(rows)
+    assert noisy.second.shape == (8, AXES)
+    standard = noisy.second / (0.2 * noisy.deviations[:, None])
+    assert 0.7 < standard.std() < 1.3
+
+
+@pytest.mark.parametrize("releases", [1, 2])
+@pytest.mark.parametrize("kind", [PLAIN, BLOCKS])
+def test_all_releases_together_cost_what_one_does(
+    kind: dict[str, Any], releases: int, clients: Federation
+) -> None:
+    params = {**kind, "signature_noise": 2.0, "signature_releases": releases}
+    fitted = made(**params).fit(clients)
+    events = [e for e in fitted.ledger_.events if e.method.startswith("send")]
+    priced = [e for e in events if e.noise_multiplier]
+    assert len(priced) == (releases if kind is PLAIN else 1)
+    squared_mu = sum(e.noise_multiplier**-2 for e in priced)
+    assert squared_mu == pytest.approx(2.0**-2)
+
+
+def test_with_noise_on_training_too_epsilon_is_finite_and_more_than_the_signatures(
+    clients: Federation,
+) -> None:
+    params = {**PLAIN, "signature_noise": 2.0, "clip": 1.0, "noise": 2.0}
+    fitted = made(**params).fit(clients)
+    assert gaussian_epsilon(0.5, 1e-5) < fitted.ledger_.epsilon < math.inf
+
+
+def test_directions_are_answered_once(clients: Federation) -> None:
+    served = serve(made(**PLAIN, signature_noise=1.0), clients)
+    net = served.net
+    step = served.state.signatures.step
+    crafted = torch.eye(AXES, 64, dtype=torch.float64)
+    query = SignatureDirections(Shared(crafted), step)
+    with pytest.raises(PolicyError, match="have answered other directions"):
+        net.gather(SignatureClient.send_coordinates, query, to=[0, 1])
+
+
+def test_a_restarted_client_remembers_which_directions_it_answered(clients: Federation) -> None:
+    protocol = made(**PLAIN, signature_noise=1.0)
+    served = serve(protocol, clients)
+    again = protocol.build_client(clients, DOUBLE)
+    assert not again.client.memory()["answered"].any()
+    again.client.recall(served.endpoint.client.memory())
+    assert again.client.memory()["answered"].any(1).all()
+
+
+@pytest.mark.parametrize(
+    ("params", "method"),
+    [
+        (PLAIN, SignatureClient.send_class_sums),
+        (BLOCKS, SignatureClient.send_signature),
+    ],
+)
+def test_clients_send_no_signature_of_the_other_kind(
+    params: dict[str, Any], method: Any, clients: Federation
+) -> None:
+    net = serve(made(**params, signature_noise=1.0), clients).net
+    with pytest.raises(PolicyError, match="this run has"):
+        net.gather(method, Empty(), to=[0])
+
+
+def test_clients_of_one_release_answer_no_directions(clients: Federation) -> None:
+    served = serve(made(**PLAIN, signature_noise=1.0, signature_releases=1), clients)
+    query = SignatureDirections(
+        Shared(torch.zeros(AXES, 64, dtype=torch.float64)), served.state.signatures.step
+    )
+    with pytest.raises(PolicyError, match="this run has one alone"):
+        served.net.gather(SignatureClient.send_coordinates, query, to=[0])
+
+
+@pytest.mark.parametrize("params", [{**PLAIN, "signature_noise": Z}, {**BLOCKS}])
+def test_newcomers_join_the_cluster_of_their_labels(params: dict[str, Any]) -> None:
+    whole = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=12, samples=60, seed=0
+    )
+    fitted = made(**params).fit(whole.select(range(8)), FULL)
+    placed = fitted.predict(whole.select(range(8, 12)))
+    truth = whole.truth
+    assert truth is not None
+    by_truth = {int(truth[i]): int(fitted.labels_[i]) for i in range(8)}
+    assert placed.tolist() == [by_truth[int(truth[i])] for i in range(8, 12)]
+
+
+def test_blocks_are_taken_where_noise_is_small_beside_a_class() -> None:
+    assert blocks_by_rule(2.0, 10, [600, 700], per_client=False)
+    assert not blocks_by_rule(2.0, 10, [300, 700], per_client=False)
+    assert blocks_by_rule(0.0, 10, [], per_client=False)
+    assert not blocks_by_rule(2.0, 10, [], per_client=True)
+
+
+def test_auto_and_sizes_are_in_the_configuration_of_runs_with_noise(clients: Federation) -> None:
+    exact = made().config(clients, "float32")
+    assert exact["signature_kind"] == "blocks"
+    assert exact["signature_sizes"] == []
+    noisy = made(signature_noise=1.0).config(clients, "float32")
+    assert noisy["signature_kind"] == "plain"
+    assert noisy["signature_sizes"] == [60] * 8
+    assert plan_of(noisy).examples([3, 99]).tolist() == [60.0, 60.0]
+
+
+def test_a_signature_fits_into_a_kilobyte(clients: Federation) -> None:
+    for params in (PLAIN, BLOCKS):
+        fitted = made(**params).fit(clients)
+        sent = fitted.bytes_["by_message"]
+        for name in ("send_signature", "send_class_sums"):
+            assert sent.get(name, {"up": 0})["up"] <= 1024 * len(clients)
+
+
+@pytest.mark.parametrize(
+    ("params", "sentence"),
+    [
+        ({"signature_blocks": "some"}, "signature_blocks"),
+        ({"signature_noise": -1.0}, "signature_noise"),
+        ({"signature_size": 0}, "signature_size"),
+        ({"signature_releases": 3}, "signature_releases"),
+        ({"k": 9}, "9"),
+        ({"signature_noise": 1.0, "target_epsilon": 8.0, "clip": 1.0}, "both say how much noise"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(
+    params: dict[str, Any], sentence: str, clients: Federation
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        made(**params).fit(clients)
+
+
+def test_data_without_classes_are_refused() -> None:
+    draw = np.random.default_rng(0)
+    texts = {f"c{k}": (t := draw.integers(0, 5, (8, 6)), np.roll(t, -1, 1)) for k in range(3)}
+    federation = Federation.from_arrays(texts, objective=Language(), seed=0)
+    with pytest.raises(UsageError, match="samples with classes"):
+        Signature(rounds=1, k=2).fit(federation)
