@@ -18,6 +18,7 @@ from securecluster.errors import UsageError, unknown
 
 GROUP = "securecluster.attacks"
 ATTACKS = {  # module and class
+    "ckks-release": "ckks_release:CkksRelease",
     "cluster-property": "cluster_property:ClusterProperty",
     "differencing": "differencing:Differencing",
     "dp-audit-eigenvectors": "release_audits:EigenvectorAudit",
@@ -32,6 +33,7 @@ ATTACKS = {  # module and class
     "label-counts": "label_counts:LabelCounts",
     "label-distributions": "label_distributions:LabelDistributions",
     "linkage": "linkage:Linkage",
+    "low-bits": "low_bits:LowBits",
     "mask-invariants": "mask_invariants:MaskInvariants",
     "mask-known-plaintext": "mask_known_plaintext:MaskKnownPlaintext",
     "mask-public-model": "mask_public_model:MaskPublicModel",
@@ -40,6 +42,7 @@ ATTACKS = {  # module and class
     "membership-likelihood-ratio-offline": "likelihood_ratio:OfflineLikelihoodRatio",
     "membership-loss-threshold": "loss_threshold:LossThreshold",
     "relevance-oracle": "relevance_oracle:RelevanceOracle",
+    "repeated-seed": "repeated_seed:RepeatedSeed",
     "secure-sum-conformance": "secure_sum_conformance:SecureSumConformance",
     "source-inference": "source_inference:SourceInference",
     "subspace-composition": "subspaces:SubspaceComposition",

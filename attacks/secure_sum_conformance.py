@@ -1,21 +1,23 @@
-"""Conformance of clients in secure sums: which rules a server can break that does not follow them.
+"""Conformance of secure sums: a server that lies to clients, and what they say to each lie.
 
-A client of a secure sum relies on rules that it enforces itself (Bonawitz et al. 2017, Sections 4
-and 6): it takes the keys that their owners signed, masks one row in an attempt, and reveals of each
-other client either the key of their pads or the share of its seed, for one list of survivors. The
-attack sends real clients what a lying server would send, one lie at a time, each after an honest
-start. A rule holds if the client refuses; whatever else it does, the rule is broken.
+For each rule a few clients with made-up data follow an honest server, up to the lie. A rule holds
+if the client refuses; its sentence is kept. The clients are those of every run: the same endpoint,
+key exchange and guards. What is tried does not depend on the run's data, so it needs no transcript.
 
-The frames of the honest start are those that the server of the run sent, so the lies differ from
-them in nothing else.
+A server of plain sums need not lie: it reads every single row, which is what each rule prevents.
+
+    python -m securecluster.attacks.secure_sum_conformance
+
+prints the rules. Not tried are graphs of more than 200 clients, and the forgetting of old calls.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,78 +26,623 @@ from numpy.typing import NDArray
 from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.experiments import Probed, probe
 from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.views import observed_updates
 from securecluster.core.lazy_torch import torch
-from securecluster.messaging.messages import Call, Picks, format_ids
-from securecluster.messaging.transcript import ObservedMessage
+from securecluster.data import Federation
+from securecluster.errors import FrameError
+from securecluster.messaging.messages import Call, Picks, Response, format_ids
+from securecluster.privacy.secure_sum import shamir
+from securecluster.privacy.secure_sum.double_mask import SumContext, commitment, coordinate
 from securecluster.privacy.secure_sum.pads import KEY, KeyPair
-from securecluster.runtime.endpoint import SUM, Endpoint, config_hash
-from securecluster.runtime.key_exchange import offer_statement
+from securecluster.protocols.fedavg import FedAvg
+from securecluster.runtime import secure_sum_client
+from securecluster.runtime.endpoint import GATHER, MINIMUM, Endpoint
+from securecluster.runtime.key_exchange import as_bytes, as_table
 from securecluster.runtime.secure_sum_client import LostMembers
+from securecluster.runtime.settings import Settings
+
+CLIENTS = 5
+EVERYONE = tuple(range(CLIENTS))
+SAMPLES = 8
+FEATURES = 4
+CLASSES = 3
+SUM_METHOD = "contribute"  # whose replies are summed
+PREPARATION = ("sum_offer", "sum_keys", SUM_METHOD, "reveal_shares")
+NOISE: dict[str, Any] = {"clip": 1.0, "noise": 1.0, "placement": "distributed"}
+SETTINGS = Settings(transcript="full", threads=1)
+HIGHEST_BIT = 128  # of a key's last byte: X25519 ignores it
 
 Array = NDArray[Any]
-FEWEST = 5  # clients, for lists of survivors that differ and are both long enough
-VICTIM = 0  # position of the client that is lied to
-
-
-class BrokenRules(Scorer):
-    """Number of rules that the clients break."""
-
-    metric = "rules of secure sums that a client breaks"
-
-    def units(self, guess: Guess, truth: Truth) -> Array:
-        """Return the number of broken rules as the only unit, (1,).
-
-        Args:
-            guess: True by rule where a client refused.
-            truth: not used: what clients do is observed.
-        """
-        broken = [not held for held in guess.values.values()]
-        return np.array([float(sum(broken))])
-
-    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
-        """Return zero, (1,): a server that follows the protocol is answered, and breaks no rule.
-
-        Args:
-            guess: not used.
-            truth: not used.
-            draw: not used.
-        """
-        return np.zeros(1)
 
 
 @dataclass(frozen=True)
-class Frames:
-    """The honest server's requests of the first secure sum of a run.
+class Verdict:
+    """What became of one lie.
 
     Args:
-        keys: calls that bring the keys, one for each client.
-        rows: calls for the rows, one for each client.
-        shares: calls for the shares, one for each client.
+        rule: what clients insist on.
+        holds: False if the server got what the rule prevents.
+        sentence: the client's refusal, or what the server got.
     """
 
-    keys: tuple[Call, ...]
-    rows: tuple[Call, ...]
-    shares: tuple[Call, ...]
+    rule: str
+    holds: bool
+    sentence: str
 
 
-Lie = Callable[["Server"], Iterator[Call]]
+@dataclass(frozen=True)
+class Plan:
+    """An honest run, whose calls a lying server starts from.
+
+    Args:
+        protocol: that was run.
+        federation: its clients.
+        calls: the first honest call of each method.
+        later: the honest call for rows of the second round.
+    """
+
+    protocol: FedAvg
+    federation: Federation
+    calls: Mapping[str, Call]
+    later: Call
+
+
+@lru_cache(maxsize=4)
+def honest_plan(noise: bool, rounds: int = 2) -> Plan:
+    """Return an honest run of secure sums over a few clients with random data.
+
+    Args:
+        noise: True for sums with shares of noise.
+        rounds: of the run; runs with other rounds have another configuration.
+    """
+    draw = np.random.default_rng(0)
+    train: dict[str, Any] = {}
+    for client in EVERYONE:
+        x = draw.normal(size=(SAMPLES, FEATURES)).astype(np.float32)
+        train[f"c{client}"] = (x, draw.integers(0, CLASSES, SAMPLES))
+    federation = Federation.from_arrays(train, classes=CLASSES, seed=0)
+    options: dict[str, Any] = {"rounds": rounds, "epochs": 1, "model": "linear"}
+    if noise:
+        options.update(NOISE)
+    protocol = FedAvg(**options, aggregation="secagg", mask="none")
+    fitted = type(protocol)(**protocol.get_params()).fit(federation, SETTINGS)
+    calls: dict[str, Call] = {}
+    rows = []
+    for position, entry in enumerate(fitted.transcript_.entries):
+        call = fitted.transcript_.content(position)[0]
+        calls.setdefault(entry.method, call)
+        if entry.method == SUM_METHOD:
+            rows.append(call)
+    return Plan(protocol, federation, calls, rows[-1])
+
+
+class LyingServer:
+    """A server in front of clients that have answered nothing yet.
+
+    Args:
+        noise: True for sums with shares of noise.
+        signed: False for clients without a roster, which verify no signature.
+    """
+
+    def __init__(self, noise: bool = False, signed: bool = True) -> None:
+        self.plan = honest_plan(noise)
+        self._signed = signed
+        self._nodes: dict[int, Endpoint[Any]] = {}
+
+    def node(self, client: int) -> Endpoint[Any]:
+        """Return a client's endpoint.
+
+        Args:
+            client: its number.
+        """
+        if client not in self._nodes:
+            self._nodes[client] = self.plan.protocol.build_client(
+                self.plan.federation, SETTINGS, [client], simulated=self._signed
+            )
+        return self._nodes[client]
+
+    def call(self, method: str, client: int, /, **changes: Any) -> Call:
+        """Return the honest call of a method to one client, with changes.
+
+        Args:
+            method: name of the client method.
+            client: its number.
+            **changes: fields of the call.
+        """
+        return dataclasses.replace(self.plan.calls[method].select([client]), **changes)
+
+    def ask(self, method: str, client: int, /, **changes: Any) -> Response:
+        """Return the answer to a call that no rule forbids.
+
+        Args:
+            method: name of the client method.
+            client: its number.
+            **changes: fields of the call.
+
+        Raises:
+            SecureClusterError: the client refuses nevertheless.
+        """
+        return self.node(client).answer(self.call(method, client, **changes))
+
+    def lie(self, method: str, client: int, /, **changes: Any) -> Probed:
+        """Return what a client does with a lie.
+
+        Args:
+            method: name of the client method.
+            client: its number.
+            **changes: fields of the call.
+        """
+        return probe(self.node(client), self.call(method, client, **changes))
+
+    def prepared(self, upto: str) -> LyingServer:
+        """Return this server, after it has asked client 0 honestly.
+
+        Args:
+            upto: the last method that it has called.
+        """
+        last = PREPARATION.index(upto)
+        for method in PREPARATION[: last + 1]:
+            self.ask(method, 0)
+        return self
+
+    def offers(self) -> torch.Tensor:
+        """Return the public key that client 0 offers and new ones of others, (clients, 32)."""
+        others = [KeyPair(os.urandom(KEY)).public for _ in EVERYONE[1:]]
+        own = self.ask("sum_offer", 0).reply.key.values
+        return torch.cat([own, as_table(others, KEY)])
+
+    def keys_query(self, keys: torch.Tensor) -> Any:
+        """Return the message that relays public keys to one client.
+
+        Args:
+            keys: (clients, 32) uint8.
+        """
+        query = self.call("sum_keys", 0).query
+        return dataclasses.replace(query, keys=Picks(keys, (EVERYONE,)))
+
+    def boxes(self, client: int, survivors: Collection[int]) -> Picks:
+        """Return the boxes that survivors sealed for a client.
+
+        Args:
+            client: its number.
+            survivors: numbers of the survivors.
+        """
+        honest = self.call("reveal_shares", client).query.boxes
+        senders = [other for other in EVERYONE if other != client]
+        picked = []
+        for sender, position in zip(senders, honest.picks[0], strict=True):
+            if sender in survivors:
+                picked.append(position)
+        return Picks(honest.table, (tuple(picked),))
+
+    def shares_query(self, client: int, survivors: Collection[int]) -> Any:
+        """Return the request for a client's shares of the survivors' seeds.
+
+        Args:
+            client: its number.
+            survivors: numbers of the survivors.
+        """
+        honest = self.call("reveal_shares", client).query
+        lost = [other for other in EVERYONE if other not in survivors]
+        return dataclasses.replace(honest, lost=picks(lost), boxes=self.boxes(client, survivors))
+
+
+def picks(clients: Sequence[int]) -> Picks:
+    """Return numbers of clients as one recipient's rows.
+
+    Args:
+        clients: their numbers.
+    """
+    ids = torch.tensor(list(clients), dtype=torch.int64)
+    return Picks(ids, (tuple(range(len(clients))),))
+
+
+def members(clients: Sequence[int]) -> dict[str, Any]:
+    """Return the fields of a call that name the members of a sum.
+
+    Args:
+        clients: their numbers.
+    """
+    return {"group": (format_ids(clients),), "members": (len(clients),)}
+
+
+def lost_query(*clients: int) -> LostMembers:
+    """Return the request for the pad keys of lost clients.
+
+    Args:
+        *clients: their numbers.
+    """
+    return LostMembers(SUM_METHOD, picks(clients))
+
+
+# --- keys ---
+
+
+def swapped_keys() -> Probed:
+    """Relay the keys of two clients in each other's name."""
+    server = LyingServer().prepared("sum_offer")
+    keys = server.call("sum_keys", 0).query.keys.table.clone()
+    keys[[1, 2]] = keys[[2, 1]]
+    return server.lie("sum_keys", 0, query=server.keys_query(keys))
+
+
+def keys_of_another_run() -> Probed:
+    """Relay keys with the signatures of another run."""
+    server = LyingServer().prepared("sum_offer")
+    other = honest_plan(noise=False, rounds=1).calls["sum_keys"].select([0])
+    return server.lie("sum_keys", 0, query=other.query)
+
+
+def own_key() -> Probed:
+    """Relay to a client without a roster another key in its own name."""
+    server = LyingServer(signed=False)
+    keys = server.offers()
+    keys[0] = keys[0] ^ 1
+    return server.lie("sum_keys", 0, query=server.keys_query(keys))
+
+
+def duplicate_keys() -> Probed:
+    """Relay to a client without a roster one key for two clients."""
+    server = LyingServer(signed=False)
+    keys = server.offers()
+    keys[2] = keys[1]
+    return server.lie("sum_keys", 0, query=server.keys_query(keys))
+
+
+def encoded_twice() -> Probed:
+    """Relay to a client without a roster two encodings of one key."""
+    server = LyingServer(signed=False)
+    keys = server.offers()
+    keys[2] = keys[1]
+    keys[2, -1] ^= HIGHEST_BIT
+    return server.lie("sum_keys", 0, query=server.keys_query(keys))
+
+
+def low_order_key() -> Probed:
+    """Relay to a client without a roster a key whose secret everyone knows."""
+    server = LyingServer(signed=False)
+    keys = server.offers()
+    keys[1] = 0
+    relayed = server.lie("sum_keys", 0, query=server.keys_query(keys))
+    if relayed.refused:
+        return relayed
+    return server.lie(SUM_METHOD, 0)
+
+
+def replaced_key() -> Probed:
+    """Relay to a client without a roster a second key of another client."""
+    server = LyingServer(signed=False)
+    keys = server.offers()
+    server.ask("sum_keys", 0, query=server.keys_query(keys))
+    other = keys.clone()
+    other[1, 0] ^= 1
+    return server.lie("sum_keys", 0, query=server.keys_query(other))
+
+
+# --- rows ---
+
+
+def lone_member() -> Probed:
+    """Ask for the sum of one client."""
+    server = LyingServer().prepared("sum_keys")
+    return server.lie(SUM_METHOD, 0, **members([0]))
+
+
+def plain_sum() -> Probed:
+    """Ask a client that masks for its row in a plain sum."""
+    server = LyingServer().prepared("sum_keys")
+    return server.lie(SUM_METHOD, 0, group=())
+
+
+def gathered_row() -> Probed:
+    """Ask for the row of a sum by itself."""
+    server = LyingServer().prepared("sum_keys")
+    return server.lie(SUM_METHOD, 0, verb=GATHER, group=())
+
+
+def second_row() -> Probed:
+    """Have another row masked in the same attempt, by sending the model of a later round."""
+    server = LyingServer().prepared(SUM_METHOD)
+    later = server.plan.later.select([0])
+    return server.lie(SUM_METHOD, 0, query=later.query)
+
+
+def second_members() -> Probed:
+    """Have a row masked for other members in the same attempt."""
+    server = LyingServer().prepared(SUM_METHOD)
+    return server.lie(SUM_METHOD, 0, **members(EVERYONE[:-1]))
+
+
+def older_attempt() -> Probed:
+    """Go back to an attempt that a later one replaced."""
+    server = LyingServer().prepared("sum_keys")
+    server.ask(SUM_METHOD, 0, attempt=1)
+    return server.lie(SUM_METHOD, 0)
+
+
+def attempt_after_shares() -> Probed:
+    """Ask for a second sum over the same clients once the first is open."""
+    server = LyingServer().prepared("reveal_shares")
+    return server.lie(SUM_METHOD, 0, attempt=1)
+
+
+def differing_members() -> Probed:
+    """Ask for a sum without one client once the sum with it is open."""
+    server = LyingServer().prepared("reveal_shares")
+    return server.lie(SUM_METHOD, 0, attempt=1, **members(EVERYONE[:-1]))
+
+
+# --- revealing ---
+
+
+def pad_then_share() -> Probed:
+    """Ask for the share of a client whose pad was revealed."""
+    server = LyingServer().prepared(SUM_METHOD)
+    server.ask("reveal_shares", 0, method="reveal_pads", query=lost_query(4))
+    return server.lie("reveal_shares", 0)
+
+
+def share_then_pad() -> Probed:
+    """Ask for the pad of a client whose share was revealed."""
+    server = LyingServer().prepared("reveal_shares")
+    return server.lie("reveal_shares", 0, method="reveal_pads", query=lost_query(4))
+
+
+def second_survivors() -> Probed:
+    """Ask one client for shares under two lists of survivors."""
+    server = LyingServer().prepared("reveal_shares")
+    return server.lie("reveal_shares", 0, query=server.shares_query(0, EVERYONE[:-1]))
+
+
+def returning_client() -> Probed:
+    """Say that a client was lost, and then that another was instead."""
+    server = LyingServer().prepared(SUM_METHOD)
+    server.ask("reveal_shares", 0, method="reveal_pads", query=lost_query(4))
+    return server.lie("reveal_shares", 0, method="reveal_pads", query=lost_query(3))
+
+
+def few_survivors() -> Probed:
+    """Ask for pads when too few clients are said to be left."""
+    server = LyingServer().prepared(SUM_METHOD)
+    return server.lie("reveal_shares", 0, method="reveal_pads", query=lost_query(2, 3, 4))
+
+
+def own_row_lost() -> Probed:
+    """Tell a client that its own row was lost."""
+    server = LyingServer().prepared(SUM_METHOD)
+    return server.lie("reveal_shares", 0, query=server.shares_query(0, EVERYONE[1:]))
+
+
+def few_noise_shares() -> Probed:
+    """Ask for a sum over fewer clients than its noise was planned for."""
+    server = LyingServer(noise=True).prepared(SUM_METHOD)
+    return server.lie("reveal_shares", 0, method="reveal_pads", query=lost_query(3, 4))
+
+
+def other_attempt() -> Probed:
+    """Ask for shares of an attempt that the client took no part in."""
+    server = LyingServer().prepared(SUM_METHOD)
+    return server.lie("reveal_shares", 0, method="reveal_pads", query=lost_query(4), attempt=1)
+
+
+def other_call() -> Probed:
+    """Ask for pads of a call that the client took no part in."""
+    server = LyingServer().prepared(SUM_METHOD)
+    step = server.call("reveal_shares", 0).step + 1
+    return server.lie("reveal_shares", 0, method="reveal_pads", query=lost_query(4), step=step)
+
+
+def other_members() -> Probed:
+    """Ask for pads of a sum over other members."""
+    server = LyingServer().prepared(SUM_METHOD)
+    others = members(EVERYONE[:-1])
+    return server.lie("reveal_shares", 0, method="reveal_pads", query=lost_query(), **others)
+
+
+def altered_box() -> Probed:
+    """Relay a sealed share with one bit changed."""
+    server = LyingServer().prepared(SUM_METHOD)
+    query = server.call("reveal_shares", 0).query
+    table = query.boxes.table.clone()
+    table[query.boxes.picks[0][0], 0] ^= 1
+    return server.lie(
+        "reveal_shares", 0, query=dataclasses.replace(query, boxes=Picks(table, query.boxes.picks))
+    )
+
+
+def replayed_box() -> Probed:
+    """Relay the sealed shares of another attempt."""
+    server = LyingServer().prepared("sum_keys")
+    server.ask(SUM_METHOD, 0, attempt=1)
+    return server.lie("reveal_shares", 0, attempt=1)
+
+
+def isolated_by_lists() -> Probed:
+    """Name different survivors to different clients, to open the row of client 0 alone.
+
+    Client 0 is told that the last ones were lost, the first others that client 0 was. If both kinds
+    reveal, all pads of client 0 are known, and the last ones still give shares of its seed.
+    """
+    refusal = None
+    for near in range(2, CLIENTS):
+        found = _isolated(near)
+        if not found.refused:
+            return found
+        refusal = found.refusal
+    return Probed(None, refusal)
+
+
+def _isolated(near: int) -> Probed:
+    """Return the seed of client 0 where the first other clients are told that its row was lost.
+
+    Args:
+        near: number of clients that client 0 is told have survived, itself included.
+    """
+    server = LyingServer()
+    for method in ("sum_offer", "sum_keys", SUM_METHOD):
+        for client in EVERYONE:
+            server.ask(method, client)
+    numbers = {}
+    for client in EVERYONE:
+        survivors = _survivors_told(client, near)
+        told = _revealed(server, client, survivors)
+        if told.refused:
+            return told
+        if 0 in survivors:
+            numbers[client] = int.from_bytes(as_bytes(told.reply.shares.table[0]), "big")
+    return _opened(server, numbers)
+
+
+def _survivors_told(client: int, near: int) -> tuple[int, ...]:
+    """Return the survivors that a client is told of."""
+    if client == 0:
+        return EVERYONE[:near]
+    if client < near:
+        return EVERYONE[1:]
+    return EVERYONE
+
+
+def _revealed(server: LyingServer, client: int, survivors: Sequence[int]) -> Probed:
+    """Return a client's shares, after its pads with the lost clients."""
+    lost = [other for other in EVERYONE if other not in survivors]
+    if lost:
+        pads = server.lie("reveal_shares", client, method="reveal_pads", query=lost_query(*lost))
+        if pads.refused:
+            return pads
+    return server.lie("reveal_shares", client, query=server.shares_query(client, survivors))
+
+
+def _opened(server: LyingServer, numbers: Mapping[int, int]) -> Probed:
+    """Return the seed of client 0, or why its shares do not give it.
+
+    Args:
+        server: that asked for its row.
+        numbers: values of the shares by their holders.
+    """
+    call = server.call(SUM_METHOD, 0)
+    run = call.config.encode()
+    public = dict.fromkeys(EVERYONE, b"")
+    threshold = secure_sum_client.sum_graph(run, EVERYONE, public, MINIMUM).threshold
+    if len(numbers) < threshold:
+        short = f"{len(numbers)} shares of the seed of client 0 were revealed, and it takes"
+        return Probed(None, FrameError(f"{short} {threshold}"))
+    shares = []
+    for holder, number in numbers.items():
+        shares.append(shamir.Share(b"", threshold, coordinate(holder), number))
+    seed = shamir.recover(shares)
+    context = SumContext(run, SUM_METHOD, call.step, call.attempt, EVERYONE, threshold)
+    # asked again, a client sends the same row
+    committed = server.ask(SUM_METHOD, 0).reply.commitment.values[0]
+    if commitment(seed, context) != as_bytes(committed):
+        return Probed(None, FrameError("the shares do not give the seed of client 0"))
+    return Probed(seed, None)
+
+
+# --- frames ---
+
+
+def other_configuration() -> Probed:
+    """Send the frame of another run."""
+    server = LyingServer().prepared("sum_keys")
+    config = honest_plan(noise=False, rounds=1).calls[SUM_METHOD].config
+    return server.lie(SUM_METHOD, 0, config=config)
+
+
+def other_round() -> Probed:
+    """Send a frame of a round that the run does not have."""
+    server = LyingServer().prepared("sum_keys")
+    return server.lie(SUM_METHOD, 0, round=server.plan.protocol.rounds + 2)
+
+
+def misaddressed_frame() -> Probed:
+    """Send a client the frame of another one."""
+    server = LyingServer().prepared("sum_keys")
+    return server.lie(SUM_METHOD, 0, to=(1,))
+
+
+RULES: Mapping[str, Callable[[], Probed]] = {
+    "keys are those that their clients signed": swapped_keys,
+    "keys were signed for this run": keys_of_another_run,
+    "a client's own key is its own": own_key,
+    "no two clients have one key": duplicate_keys,
+    "no two clients have one key, however it is encoded": encoded_twice,
+    "no key has low order": low_order_key,
+    "a key that was relayed stays": replaced_key,
+    "a sum has two members or more": lone_member,
+    "no row leaves in a plain sum": plain_sum,
+    "no row of a sum leaves by itself": gathered_row,
+    "one attempt masks one row": second_row,
+    "one attempt has one list of members": second_members,
+    "a replaced attempt stays replaced": older_attempt,
+    "a call has one open sum": attempt_after_shares,
+    "sums of a call do not differ by one client": differing_members,
+    "no share after the pad of one client": pad_then_share,
+    "no pad after the share of one client": share_then_pad,
+    "shares are revealed for one list of survivors": second_survivors,
+    "a lost client stays lost": returning_client,
+    "enough clients survive": few_survivors,
+    "a client's own row is in the sum": own_row_lost,
+    "enough shares of noise are in the sum": few_noise_shares,
+    "nothing is revealed of another attempt": other_attempt,
+    "nothing is revealed of another call": other_call,
+    "nothing is revealed of a sum over other members": other_members,
+    "sealed shares arrive unaltered": altered_box,
+    "sealed shares belong to the attempt": replayed_box,
+    "two lists of survivors open no single row": isolated_by_lists,
+    "frames are of the same run": other_configuration,
+    "frames are of a round of the run": other_round,
+    "frames are for their client": misaddressed_frame,
+}
+
+
+def conformance() -> list[Verdict]:
+    """Return for each rule whether clients keep it, with what they say."""
+    found = []
+    for rule, lie in RULES.items():
+        probed = lie()
+        sentence = "the server got what the rule prevents"
+        if probed.refusal is not None:
+            sentence = str(probed.refusal)
+        found.append(Verdict(rule, probed.refused, sentence))
+    return found
+
+
+class BrokenRules(Scorer):
+    """Share of rules that a lying server breaks.
+
+    Rules are no sample of anything: they are one unit, and the score has no spread.
+    """
+
+    metric = "share of rules of secure sums that are broken"
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return 1 for each broken rule, (1, rules).
+
+        Args:
+            guess: True for each broken rule.
+            truth: of the run, unused.
+        """
+        broken = [float(value) for value in guess.values.values()]
+        return np.asarray(broken)[None]
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return zeros: what is broken at clients that answer nothing, (1, rules).
+
+        Args:
+            guess: True for each broken rule.
+            truth: of the run, unused.
+            draw: unused.
+        """
+        return np.zeros((1, len(guess.values)))
 
 
 class SecureSumConformance(Attack):
-    """Rules of secure sums that clients do not enforce against a lying server.
-
-    Args:
-        endpoint: of the clients, as they are before the run; without it the attack is not
-            applicable.
-    """
+    """Rules of secure sums, by a server that lies to clients."""
 
     name = "secure-sum-conformance"
-    source = "Bonawitz et al. 2017, Practical Secure Aggregation, Sections 4 and 6 (active server)"
-    needs = "an active server that clients answer, and secure sums by masks"
+    source = "Bonawitz et al. 2017, Practical Secure Aggregation; Bell et al. 2020"
+    needs = "a server that lies to clients; the program of clients"
     scorer = BrokenRules()
-
-    def __init__(self, endpoint: Endpoint[Any] | None = None) -> None:
-        self.endpoint = endpoint
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.
@@ -104,373 +651,38 @@ class SecureSumConformance(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        if knowledge.config.get("aggregation", "plain") != "secagg":
-            return "not applicable: the run has no secure sums, so there are no rules to break"
-        if self.endpoint is None:
-            return "not applicable: the adversary only observed, and sent no calls of its own"
-        frames = first_sum(view, knowledge)
-        if frames is None or len(frames.rows) < FEWEST:
-            return f"not applicable: no sum over {FEWEST} clients or more was observed"
+        if not any(party.kind == "server" for party in view.parties):
+            return "not applicable: the adversary is no server"
+        aggregation = knowledge.config.get("aggregation", "plain")
+        if aggregation not in ("plain", "secagg"):
+            return "not applicable: sums are encrypted for the key authority"
+        if aggregation == "plain" and not observed_updates(view, knowledge):
+            return "not applicable: no updates of clients were observed"
         return None
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
-        """Return for each rule whether the client refused; its sentences are in the details.
+        """Return for each rule whether it is broken, with sentences in the details.
 
         Args:
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        frames = first_sum(view, knowledge)
-        assert self.endpoint is not None and frames is not None
-        server = Server(self.endpoint, frames)
-        held = {}
-        sentences = {}
-        for rule, lie in LIES.items():
-            answer = server.tell(lie)
-            held[rule] = answer.refused
-            sentences[rule] = str(answer.refusal) if answer.refused else "the client answered"
-        return Guess("rules of secure sums", held, {"sentences": sentences})
-
-
-class Server:
-    """A server that follows the protocol up to some point, and then lies to one client.
-
-    Args:
-        endpoint: of the clients.
-        frames: what the honest server sent.
-    """
-
-    def __init__(self, endpoint: Endpoint[Any], frames: Frames) -> None:
-        self.endpoint = endpoint
-        self.frames = frames
-        # The secrets of clients have all that they remember of sums.
-        self._fresh = copy.deepcopy(endpoint.keys.secrets)
-
-    def tell(self, lie: Lie) -> Probed:
-        """Return the client's refusal, or what it did with the last request.
-
-        Args:
-            lie: yields requests: honest ones in their order, and at least one that is not.
-
-        Raises:
-            SecureClusterError: the client refused an honest request before any other.
-        """
-        self.endpoint.keys.secrets = copy.deepcopy(self._fresh)
-        in_order = (self.keys, self.row, self.shares, None)
-        lied = False
-        for position, call in enumerate(lie(self)):
-            lied = lied or call is not in_order[position]
-            answer = probe(self.endpoint, call)
-            if answer.refusal is not None:
-                if not lied:
-                    raise answer.refusal
-                break
-        return answer
-
-    @property
-    def keys(self) -> Call:
-        """Return the honest request that brings the client the keys of the others."""
-        return self.frames.keys[VICTIM]
-
-    @property
-    def row(self) -> Call:
-        """Return the honest request for the client's row."""
-        return self.frames.rows[VICTIM]
-
-    @property
-    def shares(self) -> Call:
-        """Return the honest request for the client's shares."""
-        return self.frames.shares[VICTIM]
-
-    @property
-    def clients(self) -> tuple[int, ...]:
-        """Return the members of the sum, ascending."""
-        return tuple(sorted(call.to[0] for call in self.frames.rows))
-
-    @property
-    def others(self) -> list[int]:
-        """Return the members but the client that is lied to."""
-        return [client for client in self.clients if client != self.row.to[0]]
-
-    def asked_among(self, members: list[int]) -> Call:
-        """Return the request for the client's row in a sum over other members.
-
-        Args:
-            members: ascending.
-        """
-        text = (format_ids(members),)
-        return dataclasses.replace(self.row, group=text, members=(len(members),))
-
-    def pads(self, lost: list[int]) -> Call:
-        """Return a request for the pad keys with lost clients.
-
-        Args:
-            lost: ascending.
-        """
-        query = LostMembers(self.row.method, _picks(lost))
-        return dataclasses.replace(self.shares, method="reveal_pads", query=query)
-
-    def shares_without(self, lost: list[int]) -> Call:
-        """Return a request for shares of all survivors but some.
-
-        Args:
-            lost: ascending.
-        """
-        query = self.shares.query
-        boxes = query.boxes.table[list(query.boxes.picks[0])]
-        # the boxes of the others, in ascending order of these
-        alive = [k for k, other in enumerate(self.others) if other not in lost]
-        picks = Picks(boxes[alive], (tuple(range(len(alive))),))
-        changed = dataclasses.replace(query, lost=_picks(lost), boxes=picks)
-        return dataclasses.replace(self.shares, query=changed)
-
-    def with_key(self, position: int, key: bytes, signed: bool = False) -> Call:
-        """Return the request that brings the keys, with another key in one place.
-
-        Args:
-            position: place of the key.
-            key: 32 bytes.
-            signed: True if the key's owner colludes, and signs it.
-        """
-        query = self.keys.query
-        keys = _with_row(query.keys, position, key)
-        signatures = query.signatures
-        if signed:
-            owner = int(query.ids.table[position])
-            statement = offer_statement(self.row.config.encode(), owner, key)
-            signatures = _with_row(signatures, position, self.endpoint.keys.sign(owner, statement))
-        changed = dataclasses.replace(query, keys=keys, signatures=signatures)
-        return dataclasses.replace(self.keys, query=changed)
-
-
-def first_sum(view: View, knowledge: Knowledge) -> Frames | None:
-    """Return the requests of the first secure sum that a server sent; None without one.
-
-    Args:
-        view: what the server observed.
-        knowledge: of the configuration.
-    """
-    requests = [message for message in view.messages() if message.receiver.kind == "client"]
-    rows = [message for message in requests if message.verb == SUM]
-    if not rows:
-        return None
-    step = rows[0].step
-    rows = [message for message in rows if message.step == step]
-    keys = [message for message in requests if message.method == "sum_keys"]
-    shares = [m for m in requests if m.method == "reveal_shares" and m.step == step]
-    members = sorted(_number(message) for message in rows)
-    # a client that was lost on the way has fewer frames: the attack needs a sum without losses
-    if not len(rows) == len(shares) <= len(keys):
-        return None
-    by_client = {_number(message): message for message in reversed(keys)}
-    return Frames(
-        keys=tuple(_call(by_client[_number(m)], knowledge, ()) for m in rows),
-        rows=tuple(_call(message, knowledge, members) for message in rows),
-        shares=tuple(_call(message, knowledge, members) for message in shares),
-    )
-
-
-def _number(message: ObservedMessage) -> int:
-    number = message.receiver.index
-    assert number is not None
-    return number
-
-
-def _call(message: ObservedMessage, knowledge: Knowledge, members: Any) -> Call:
-    """Return a request as a call to one client."""
-    group = (format_ids(members),) if members else ()
-    return Call(
-        config=config_hash(knowledge.config),
-        method=message.method,
-        verb=message.verb,
-        round=message.round,
-        step=message.step,
-        to=(_number(message),),
-        query=message.content,
-        members=(max(1, len(members)),),
-        group=group,
-    )
-
-
-def _with_row(field: Picks, position: int, row: bytes) -> Picks:
-    """Return a field of bytes with another row in one place."""
-    table = field.table.clone()
-    table[position] = torch.frombuffer(bytearray(row), dtype=torch.uint8)
-    return Picks(table, field.picks)
-
-
-def _picks(ids: list[int]) -> Picks:
-    return Picks(torch.tensor(ids, dtype=torch.int64), (tuple(range(len(ids))),))
-
-
-# --- keys ---
-
-
-def _own_key(server: Server) -> Iterator[Call]:
-    yield server.with_key(1, KeyPair(bytes(range(KEY))).public)
-
-
-def _swapped_keys(server: Server) -> Iterator[Call]:
-    query = server.keys.query
-    swapped = query.keys.table.clone()
-    swapped[[1, 2]] = swapped[[2, 1]]
-    changed = dataclasses.replace(query, keys=Picks(swapped, query.keys.picks))
-    yield dataclasses.replace(server.keys, query=changed)
-
-
-def _duplicate_key(server: Server) -> Iterator[Call]:
-    other = bytes(server.keys.query.keys.table[2].tolist())
-    yield server.with_key(1, other, signed=True)
-
-
-def _low_order_key(server: Server) -> Iterator[Call]:
-    yield server.with_key(1, bytes(KEY), signed=True)
-    yield server.row
-
-
-def _replaced_key(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.with_key(2, KeyPair(bytes(range(KEY))).public, signed=True)
-
-
-# --- rows ---
-
-
-def _lone_sum(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.asked_among([server.row.to[0]])
-
-
-def _foreign_sum(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.asked_among(server.others)
-
-
-def _unknown_member(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.asked_among([*server.clients, max(server.clients) + 1])
-
-
-def _plain_sum(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield dataclasses.replace(server.row, group=())
-
-
-def _row_without_keys(server: Server) -> Iterator[Call]:
-    yield server.row
-
-
-def _another_run(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield dataclasses.replace(server.row, config="0" * len(server.row.config))
-
-
-def _two_rows(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.row
-    yield server.asked_among(list(server.clients)[:-1])
-
-
-def _earlier_attempt(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield dataclasses.replace(server.row, attempt=1)
-    yield server.row
-
-
-# --- shares and pads ---
-
-
-def _shares_without_row(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.shares
-
-
-def _two_lists(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.row
-    yield server.shares
-    yield server.shares_without([server.others[-1]])
-
-
-def _pads_and_shares(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.row
-    yield server.pads([server.others[-1]])
-    yield server.shares
-
-
-def _pads_after_shares(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.row
-    yield server.shares
-    yield server.pads([server.others[-1]])
-
-
-def _few_survivors(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.row
-    yield server.shares_without(server.others[1:])
-
-
-def _client_called_lost(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.row
-    lost = [server.row.to[0]]
-    yield server.pads(lost)
-
-
-def _other_attempt(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.row
-    yield dataclasses.replace(server.shares, attempt=1)
-
-
-def _other_call(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.row
-    yield dataclasses.replace(server.shares, step=server.shares.step + 1)
-
-
-def _altered_box(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.row
-    query = server.shares.query
-    table = query.boxes.table.clone()
-    table[query.boxes.picks[0][0], 0] ^= 1
-    changed = dataclasses.replace(query, boxes=Picks(table, query.boxes.picks))
-    yield dataclasses.replace(server.shares, query=changed)
-
-
-def _missing_box(server: Server) -> Iterator[Call]:
-    yield server.keys
-    yield server.row
-    query = server.shares.query
-    fewer = Picks(query.boxes.table, (query.boxes.picks[0][:-1],))
-    yield dataclasses.replace(server.shares, query=dataclasses.replace(query, boxes=fewer))
-
-
-LIES: dict[str, Lie] = {
-    "a key that the server made is refused": _own_key,
-    "keys of two clients are not swapped": _swapped_keys,
-    "two clients do not have one key": _duplicate_key,
-    "no row leaves under a key of low order": _low_order_key,
-    "a key stays for the whole run": _replaced_key,
-    "a client sums with others": _lone_sum,
-    "a client is a member of its sum": _foreign_sum,
-    "all members have keys": _unknown_member,
-    "no row leaves for a plain sum": _plain_sum,
-    "no row leaves before the keys": _row_without_keys,
-    "a row is of this run": _another_run,
-    "an attempt has one row": _two_rows,
-    "an earlier attempt is over": _earlier_attempt,
-    "shares need a row": _shares_without_row,
-    "shares are for one list of survivors": _two_lists,
-    "no share of a client whose pads are open": _pads_and_shares,
-    "no pads of a client whose share is open": _pads_after_shares,
-    "few survivors are refused": _few_survivors,
-    "a client knows that its own row arrived": _client_called_lost,
-    "shares are of one attempt": _other_attempt,
-    "shares are of one call": _other_call,
-    "an altered box is refused": _altered_box,
-    "every survivor has a box": _missing_box,
-}
+        if knowledge.config.get("aggregation", "plain") == "plain":
+            sentence = "sums are plain: the server reads every single row"
+            verdicts = [Verdict(rule, False, sentence) for rule in RULES]
+        else:
+            verdicts = conformance()
+        broken = {verdict.rule: not verdict.holds for verdict in verdicts}
+        sentences = {verdict.rule: verdict.sentence for verdict in verdicts}
+        return Guess("broken rules", broken, {"sentences": sentences})
+
+
+def main() -> None:
+    """Print each rule, whether it holds, and the client's sentence."""
+    for verdict in conformance():
+        result = "pass" if verdict.holds else "FAIL"
+        print(f"{result}  {verdict.rule}: {verdict.sentence}")
+
+
+if __name__ == "__main__":
+    main()

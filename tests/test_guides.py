@@ -275,5 +275,5 @@ def test_the_notebook_goes_from_a_run_folder_to_the_page(
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)
     assert "attacks by the server" in capsys.readouterr().out
-    assert names["verdicts"]["label-counts"] == ("not better than chance", "better than chance")
+    assert names["verdicts"]["label-counts"] == ("at chance", "better than chance")
     assert (tmp_path / "audit.html").read_text().startswith("<!DOCTYPE html>")

@@ -303,6 +303,25 @@ CLAIMS = (
         "gradient-inversion-analytic",
         {"mask": "haar"},
     ),
+    Claim(
+        "lists of members that differ by one client within a call",
+        "docs/privacy.md",
+        "secure-sum-conformance",
+        {"aggregation": "secagg"},
+        protocol="fedavg",
+    ),
+    Claim(
+        "Released numbers are on a grid, so their last bits reveal nothing",
+        "docs/privacy.md",
+        "low-bits",
+        {"clip": 1.0, "noise": 4.0},
+    ),
+    Claim(
+        "so two runs with one seed share none",
+        "docs/privacy.md",
+        "repeated-seed",
+        {"clip": 1.0, "noise": 4.0},
+    ),
 )
 
 

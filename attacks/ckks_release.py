@@ -1,0 +1,298 @@
+"""CKKS key recovery: the secret key, from two decryptions in full precision.
+
+A decryption is m' = c0 + c1·s exactly, noise included (Li and Micciancio 2021). TenSEAL returns the
+real parts of the slots, so it tells p = m' + conj(m') with conj: X → 1/X, and two decryptions give
+two linear equations for each pair of s(ω), s(1/ω) at the roots ω of X^N + 1. The key authority of a
+run rounds sums to a grid first, and then the equations are wrong.
+
+The server cannot have full decryptions from a run's frames, so the attack makes keys and sums of
+its own with the parameters of every run, and reads them as they are released.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.scoring import Scorer
+from securecluster.privacy.homomorphic.ciphers import CiphertextSum, SecretCipher
+from securecluster.privacy.homomorphic.packing import FieldShape, Layout, pack, unpack
+from securecluster.privacy.homomorphic.parameters import CKKS, default_parameters
+
+PARAMETERS = default_parameters(CKKS)
+DEGREE = PARAMETERS.degree
+LAYOUT = Layout((FieldShape("delta", 32, (PARAMETERS.slots - 1,)),))
+LARGEST = {"delta": (1 << 31) // 8}
+MEMBERS = 3  # clients in a sum
+SUMS = 2
+# wire types of protocol buffers
+FIXED_64 = 1
+LENGTH_DELIMITED = 2
+MIRROR = slice(None, None, -1)  # root 1/ω of root i is root N - 1 - i
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums of ciphertexts under one key.
+
+    Args:
+        cipher: with the secret key.
+        ciphertexts: one for each sum.
+        truths: the true sums of integers, by field.
+    """
+
+    cipher: SecretCipher
+    ciphertexts: list[bytes]
+    truths: list[dict[str, Array]]
+
+
+def new_sums(seed: int = 0) -> Sums:
+    """Return two sums of a few clients' random rows, under a new key.
+
+    Args:
+        seed: of the rows.
+    """
+    cipher = SecretCipher.generate(PARAMETERS)
+    draw = np.random.default_rng(seed)
+    ciphertexts: list[bytes] = []
+    truths: list[dict[str, Array]] = []
+    for _ in range(SUMS):
+        total = CiphertextSum(cipher)
+        shape = (MEMBERS, PARAMETERS.slots - 1)
+        rows = draw.integers(-LARGEST["delta"], LARGEST["delta"], shape)
+        for row in rows:
+            (slots,) = pack({"delta": row}, LAYOUT, LARGEST, PARAMETERS)
+            total.add([cipher.encrypt(slots)])
+        ciphertexts += total.serialized()
+        truths.append({"delta": rows.sum(0)})
+    return Sums(cipher, ciphertexts, truths)
+
+
+def as_released(sums: dict[str, Array]) -> Array:
+    """Return the slots as a reader of a released sum knows them: count and unused ones exactly.
+
+    Args:
+        sums: integers by field.
+    """
+    (slots,) = pack(sums, LAYOUT, LARGEST, PARAMETERS)
+    slots[0] = MEMBERS
+    released: Array = slots
+    return released
+
+
+def rounded_release(cipher: SecretCipher, ciphertext: bytes) -> Array:
+    """Return the slots of a sum as a run's key authority releases it.
+
+    Args:
+        cipher: with the secret key.
+        ciphertext: the sum.
+    """
+    slots = cipher.decrypt(ciphertext)
+    return as_released(unpack([slots], LAYOUT, LARGEST, PARAMETERS, MEMBERS))
+
+
+class SealReader:
+    """Microsoft SEAL's own objects, which TenSEAL's bytes are loaded into.
+
+    Args:
+        folder: for temporary files, since SEAL loads from files only.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        import tenseal.sealapi as seal
+
+        self._seal = seal
+        self._folder = folder
+        parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
+        parameters.set_poly_modulus_degree(DEGREE)
+        moduli = seal.CoeffModulus.Create(DEGREE, list(PARAMETERS.moduli))
+        parameters.set_coeff_modulus(moduli)
+        self._context = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
+        self._encoder = seal.CKKSEncoder(self._context)
+        self.modulus: int = moduli[0].value()
+
+    def ciphertext(self, data: bytes) -> Array:
+        """Return c0 and c1 at the roots ω of X^N + 1, (2, N).
+
+        Args:
+            data: TenSEAL's bytes of a ciphertext.
+        """
+        loaded = self._load("Ciphertext", length_delimited(data)[2])
+        numbers = [int(loaded[k]) for k in range(2 * DEGREE)]
+        return np.array(numbers, object).reshape(2, DEGREE)
+
+    def secret(self, cipher: SecretCipher) -> Array:
+        """Return the secret key s at the roots, (N,).
+
+        Args:
+            cipher: with the secret key.
+        """
+        private = length_delimited(cipher.secret)[3]
+        # its data live as long as it does
+        key = self._load("SecretKey", length_delimited(private)[1])
+        return np.array([int(key.data()[k]) for k in range(DEGREE)], object)
+
+    def encoded(self, numbers: Array) -> Array:
+        """Return the polynomial of real numbers, at the roots, (N,).
+
+        Args:
+            numbers: slots.
+        """
+        plain = self._seal.Plaintext()
+        self._encoder.encode(numbers.tolist(), 2.0**PARAMETERS.scale_bits, plain)
+        return np.array([int(plain[k]) for k in range(DEGREE)], object)
+
+    def _load(self, kind: str, data: bytes) -> Any:
+        """Return an object of SEAL from its bytes."""
+        path = self._folder / kind
+        path.write_bytes(data)
+        loaded = getattr(self._seal, kind)()
+        loaded.load(self._context, str(path))
+        return loaded
+
+
+def recovered_key(
+    seal: SealReader, ciphertexts: Sequence[bytes], released: Sequence[Array]
+) -> Array:
+    """Return the secret key at the roots that follows from two released sums, (N,).
+
+    Args:
+        seal: reader of TenSEAL's bytes.
+        ciphertexts: two ciphertexts under one key.
+        released: what was released of each, slots.
+    """
+    q = seal.modulus
+    rows = []
+    for data, numbers in zip(ciphertexts, released, strict=True):
+        c0, c1 = seal.ciphertext(data)
+        known = (seal.encoded(2 * numbers) - c0 - c0[MIRROR]) % q
+        rows.append((c1, c1[MIRROR], known))
+    (a, b, e), (c, d, f) = rows
+    determinant = (a * d - b * c) % q
+    inverse = np.array([pow(int(x), -1, q) for x in determinant], object)
+    found: Array = (d * e - b * f) * inverse % q
+    return found
+
+
+def length_delimited(data: bytes) -> dict[int, bytes]:
+    """Return the length-delimited fields of a message of protocol buffers, by number.
+
+    Args:
+        data: the message.
+    """
+    fields = {}
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = 0
+        shift = 0
+        while True:
+            byte = data[position]
+            position += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while position < len(data):
+        tag = varint()
+        if tag & 7 == LENGTH_DELIMITED:
+            length = varint()
+            fields[tag >> 3] = data[position : position + length]
+            position += length
+        elif tag & 7 == FIXED_64:
+            position += 8
+        else:
+            varint()
+    return fields
+
+
+class KeyCoefficients(Scorer):
+    """Share of the secret key's coefficients that are right.
+
+    The keys are the attack's own, so the truth about them is in the details of its guess.
+    """
+
+    metric = "share of the key's coefficients recovered"
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return 1 for each coefficient that is right, (N,).
+
+        Args:
+            guess: coefficients by number.
+            truth: of the run, unused.
+        """
+        found = np.array(list(guess.values.values()), object)
+        right: Array = (found == guess.details["secret"]).astype(float)
+        return right
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return the same against the key's coefficients in another order.
+
+        Args:
+            guess: coefficients by number.
+            truth: of the run, unused.
+            draw: of the order.
+        """
+        found = np.array(list(guess.values.values()), object)
+        right: Array = (found == draw.permutation(guess.details["secret"])).astype(float)
+        return right
+
+
+class CkksRelease(Attack):
+    """The secret key of CKKS, from two released sums.
+
+    Args:
+        rounded: False for sums as TenSEAL decrypts them, which no run releases.
+    """
+
+    name = "ckks-release"
+    source = "Li and Micciancio 2021, On the Security of Homomorphic Encryption"
+    needs = "two released sums of ciphertexts, and the ciphertexts"
+    scorer = KeyCoefficients()
+
+    def __init__(self, rounded: bool = True) -> None:
+        self._rounded = rounded
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        if knowledge.config.get("aggregation") != CKKS:
+            return "not applicable: no sums are encrypted with CKKS"
+        if not any(party.kind == "server" for party in view.parties):
+            return "not applicable: ciphertexts and sums are read by the server alone"
+        return None
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return the key that follows from two sums; the true one is in the details.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        sums = new_sums()
+        released = []
+        for ciphertext in sums.ciphertexts:
+            if self._rounded:
+                released.append(rounded_release(sums.cipher, ciphertext))
+            else:
+                released.append(sums.cipher.decrypt(ciphertext))
+        with tempfile.TemporaryDirectory() as folder:
+            seal = SealReader(Path(folder))
+            found = recovered_key(seal, sums.ciphertexts, released)
+            secret = seal.secret(sums.cipher)
+        return Guess("secret key", dict(enumerate(found)), {"secret": secret})

@@ -1,0 +1,105 @@
+"""Low bits, repeated seeds and decryptions: at chance as runs release them, and not without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from securecluster import Federation
+from securecluster.attacks import scoring
+from securecluster.attacks.base import Attack
+from securecluster.attacks.ckks_release import CkksRelease
+from securecluster.attacks.low_bits import LowBits, naive_release
+from securecluster.attacks.repeated_seed import RepeatedSeed, derived_release, seeded_release
+from securecluster.attacks.scoring import Score, evaluate
+from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.core.lazy_torch import torch
+from securecluster.protocols import CFL, FedAvg, Settings
+
+SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "mask": "none"}
+NOISE: dict[str, Any] = {"clip": 1.0, "noise": 4.0}
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "RESAMPLES", 200)
+    monkeypatch.setattr(scoring, "SHUFFLES", 100)
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return Federation.simulate("digits", clients=4, samples=20, seed=0)
+
+
+@pytest.fixture(scope="module")
+def runs(federation: Federation) -> dict[str, Any]:
+    """Runs by what is added to their updates, and one of encrypted sums."""
+    full = Settings(transcript="full", threads=1)
+    double = Settings(transcript="full", threads=1, dtype="float64")
+    return {
+        "float32": CFL(**SMALL, **NOISE).fit(federation, full),
+        "float64": CFL(**SMALL, **NOISE).fit(federation, double),
+        "none": CFL(**SMALL).fit(federation, full),
+        "central": CFL(**SMALL, **NOISE, placement="central").fit(federation, full),
+        "ckks": FedAvg(**SMALL, aggregation="ckks").fit(federation, full),
+    }
+
+
+def scored(attack: Attack, fitted: Any, federation: Federation, party: Any = "server") -> Any:
+    view = view_of(fitted, party)
+    return evaluate(attack, view, knowledge_of(fitted), truth_of(fitted, federation, view))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_last_bits_tell_candidates_apart_unless_noise_is_on_a_grid(
+    dtype: str, runs: dict[str, Any], federation: Federation
+) -> None:
+    naive = scored(LowBits(naive_release), runs[dtype], federation)
+    assert isinstance(naive, Score)
+    assert naive.beats_chance and naive.value > 0.9
+    ours = scored(LowBits(), runs[dtype], federation)
+    assert isinstance(ours, Score) and not ours.beats_chance
+    assert abs(ours.value - 0.5) < 0.25
+
+
+def test_differences_of_two_runs_on_one_seed_are_noise(
+    runs: dict[str, Any], federation: Federation
+) -> None:
+    naive = scored(RepeatedSeed(seeded_release), runs["float32"], federation)
+    assert naive.beats_chance and naive.value > 0.999
+    ours = scored(RepeatedSeed(), runs["float32"], federation)
+    assert not ours.beats_chance and abs(ours.value) < 0.05
+
+
+def test_equal_rows_of_two_equal_runs_are_released_with_equal_bits() -> None:
+    row = torch.linspace(-1, 1, 16)
+    first = derived_release("run", row, 1.0, 1.0, 3)
+    assert torch.equal(first, derived_release("run", row, 1.0, 1.0, 3))
+    for run, number in (("other", 3), ("run", 4)):
+        assert not torch.equal(first, derived_release(run, row, 1.0, 1.0, number))
+    # a change of the last bit draws all noise anew
+    changed = row.clone()
+    changed[0] = torch.nextafter(changed[0], torch.tensor(1.0))
+    assert not torch.equal(first[1:], derived_release("run", changed, 1.0, 1.0, 3)[1:])
+
+
+@pytest.mark.parametrize("attack", [LowBits(), RepeatedSeed()], ids=lambda attack: attack.name)
+def test_rows_without_noise_are_read_and_other_noise_is_not_clients(
+    attack: Attack, runs: dict[str, Any], federation: Federation
+) -> None:
+    assert scored(attack, runs["none"], federation).value > 0.999
+    for name, reason in (("central", "clients add no noise"), ("ckks", "no single updates")):
+        found = scored(attack, runs[name], federation)
+        assert found.startswith("not applicable: ") and reason in found
+
+
+def test_decryptions_in_full_precision_give_the_key_and_released_ones_do_not(
+    runs: dict[str, Any], federation: Federation
+) -> None:
+    full = scored(CkksRelease(rounded=False), runs["ckks"], federation)
+    assert full.value == 1.0 and full.beats_chance
+    released = scored(CkksRelease(), runs["ckks"], federation)
+    assert released.value < 0.01 and not released.beats_chance
+    assert "no sums are encrypted" in scored(CkksRelease(), runs["none"], federation)
+    assert "by the server alone" in scored(CkksRelease(), runs["ckks"], federation, "wire")
