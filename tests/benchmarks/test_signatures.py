@@ -42,7 +42,7 @@ def test_a_run_that_was_cut_off_measures_what_is_left(
         asked.append((setting, seed))
         if len(asked) == 5:
             raise KeyboardInterrupt
-        row = {name: 0 for name in signatures.COLUMNS}
+        row: dict[str, Any] = dict.fromkeys(signatures.COLUMNS, 0)
         return [{**row, **vars(setting), "seed": seed}]
 
     monkeypatch.setattr(signatures, "measured", measured)
