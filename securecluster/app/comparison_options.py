@@ -72,6 +72,15 @@ def check_owned(
             )
 
 
+def option_names(names: Sequence[str]) -> set[str]:
+    """Return the names of all options of some protocols.
+
+    Args:
+        names: of the protocols.
+    """
+    return set(_owners(names))
+
+
 def comparison_class(names: Sequence[str], without: Collection[str] = ()) -> type:
     """Return one flat dataclass of all options of `compare NAMES`.
 

@@ -97,7 +97,7 @@ class Plan:
     def content(self) -> dict[str, Any]:
         """Return the plan as JSON values; an infinite ε is null."""
         content = asdict(self)
-        content["levels"] = [None if math.isinf(level) else level for level in self.levels]
+        content["levels"] = [_as_json(level) for level in self.levels]
         as_read: dict[str, Any] = json.loads(json.dumps(content))
         return as_read
 
@@ -109,9 +109,7 @@ class Plan:
             RunFolderError: it does not parse.
         """
         try:
-            levels = []
-            for level in content["levels"]:
-                levels.append(math.inf if level is None else float(level))
+            levels = [_level(value) for value in content["levels"]]
             return cls(
                 tuple(Variant(**variant) for variant in content["variants"]),
                 content["by"],
@@ -134,6 +132,20 @@ class Plan:
                 for variant in self.variants:
                     yield Cell(number, variant, self.by, level, simulation, self.settings)
                     number += 1
+
+
+def _as_json(level: float) -> float | None:
+    """Return a level as JSON has it: null for an infinite ε."""
+    if math.isinf(level):
+        return None
+    return level
+
+
+def _level(value: float | None) -> float:
+    """Return the level that `_as_json` wrote."""
+    if value is None:
+        return math.inf
+    return float(value)
 
 
 @dataclass(frozen=True)
@@ -163,23 +175,7 @@ class Cell:
             Values by column. `status` is "done", "refused" where the protocol takes no such noise,
             or "failed" where the run ended in an error; `reason` then says why.
         """
-        noise = None
-        target = self.level
-        if self.by == NOISE:
-            noise = self.level
-            target = None
-        row: Row = {
-            "run": self.number,
-            "protocol": self.variant.protocol,
-            "variant": self.variant.label,
-            "data": self.simulation.data,
-            "scenario": self.simulation.scenario,
-            "seed": self.simulation.seed,
-            "noise": noise,
-            "target_epsilon": target,
-            "status": "done",
-            "reason": None,
-        }
+        row = self._described()
         try:
             return row | self._measured()
         except UsageError as error:
@@ -188,6 +184,31 @@ class Cell:
             raise
         except SecureClusterError as error:
             return row | {"status": "failed", "reason": as_typed(str(error))}
+
+    def _described(self) -> Row:
+        """Return what is known before the run, by column."""
+        row: Row = {
+            "run": self.number,
+            "protocol": self.variant.protocol,
+            "variant": self.variant.label,
+            "data": self.simulation.data,
+            "scenario": self.simulation.scenario,
+            "seed": self.simulation.seed,
+            "noise": None,
+            "target_epsilon": None,
+            "status": "done",
+            "reason": None,
+        }
+        if self.by == NOISE:
+            row["noise"] = self.level
+        else:
+            row["target_epsilon"] = self.level
+        # with some noise also at the level without: the mechanism is the variant's
+        noisy = self.variant.at(self.by, 1.0)
+        row["mechanism"] = mechanism(noisy)
+        for name in ("dp_unit", "clip", "delta"):
+            row[name] = getattr(noisy, name)
+        return row
 
     def _measured(self) -> Row:
         """Return what the run measured, by column."""
@@ -207,11 +228,7 @@ class Cell:
             "data": federation.data,
             "scenario": federation.scenario,
             "clients": len(federation),
-            "mechanism": mechanism(protocol),
-            "dp_unit": protocol.dp_unit,
-            "clip": protocol.clip,
             "epsilon": price.epsilon,
-            "delta": protocol.delta,
             "clusters": len(set(protocol.labels_.tolist())),
             "ari": agreement["ari"],
             protocol.metric_: _finite(protocol.scores_.mean()),
@@ -305,13 +322,23 @@ def levels_of(noise: Sequence[float], epsilon: Sequence[float]) -> tuple[str, tu
         by = EPSILON
         given = epsilon
     for level in given:
-        possible = level > 0 if epsilon else 0 <= level < math.inf
-        if not possible:
-            kind = "a target is above 0" if epsilon else "a noise multiplier is 0 or more"
-            raise UsageError(f"{by} = {level:g} is not possible: {kind}")
+        _check_level(by, level)
         if list(given).count(level) > 1:
             raise UsageError(f"{by} = {level:g} is given twice: give each level once")
     return by, tuple(sorted(float(level) for level in given))
+
+
+def _check_level(by: str, level: float) -> None:
+    """Raise UsageError for a noise multiplier or a target that no run can have.
+
+    Args:
+        by: "noise" or "epsilon".
+        level: of either.
+    """
+    if by == EPSILON and not level > 0:
+        raise UsageError(f"epsilon = {level:g} is not possible: a target is above 0")
+    if by == NOISE and not 0 <= level < math.inf:
+        raise UsageError(f"noise = {level:g} is not possible: it is 0, for none, or more")
 
 
 def seeds_of(first: int, count: int) -> tuple[int, ...]:
@@ -414,8 +441,11 @@ def _parsed(name: str, option: str, value: str) -> Any:
 
     typed = f"--{option.replace('_', '-')}"
     arguments = [typed, value]
-    if value.lower() in ("true", "false"):
-        arguments = [typed if value.lower() == "true" else f"--no-{typed[2:]}"]
+    # switches
+    if value.lower() == "true":
+        arguments = [typed]
+    elif value.lower() == "false":
+        arguments = [f"--no-{typed[2:]}"]
     try:
         parsed = tyro.cli(protocol_class(name), args=arguments, console_outputs=False)
     except SystemExit:
