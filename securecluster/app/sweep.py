@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass, replace
@@ -18,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from securecluster.app import comparison_options, execution
-from securecluster.app.options import DEFAULT_CLIENTS, Simulation
+from securecluster.app.options import Simulation
 from securecluster.app.stops import output
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError, unknown
 from securecluster.runtime.settings import Settings
@@ -38,17 +37,17 @@ MOST_JOBS = 8  # processes by default, each of which needs its own memory for to
 class Levels:
     """The sweep."""
 
-    noise: tuple[float, ...] = ()
-    """noise multipliers Z = σ/S, each for every seed: on all that a protocol releases, Gram
-    matrices too. 0 is a run without noise
+    noise: tuple[float, ...] | None = None
+    """noise multipliers Z = σ/S, on all that a protocol releases, Gram matrices too; 0 is a run
+    without noise
     """
-    epsilon: tuple[float, ...] = ()
-    """instead of the noise, targets: the largest ε of a whole run, for which the smallest noise is
-    found. inf is a run without noise
+    epsilon: tuple[float, ...] | None = None
+    """in place of noise: targets for the ε of a whole run, each with the smallest noise that
+    reaches it; inf is a run without noise
     """
     seeds: int = 5
-    """number of federations, with seeds from --seed on: each variant runs once on each of them at
-    each level
+    """number of federations, with seeds from --seed on; each protocol runs once on each of them,
+    at each level
     """
     jobs: int = 0
     """runs at the same time, each in a process of its own; 0 is one for each core, at most 8, and
@@ -199,8 +198,11 @@ def _options_class(names: Sequence[str]) -> type:
 
     flat: Any = tyro.conf.OmitArgPrefixes
     union = comparison_options.comparison_class(names, without=VARIED)
-    levels = ("sweep", flat[Levels], field(default_factory=Levels))
-    return make_dataclass("Options", [levels], bases=(union,))
+    options: list[Any] = [("sweep", flat[Levels], field(default_factory=Levels))]
+    for option in fields(union):
+        factory: Any = option.default_factory
+        options.append((option.name, option.type, field(default_factory=factory)))
+    return make_dataclass("Options", options)
 
 
 def _split(options: Row) -> tuple[Simulation, Settings, Row]:
@@ -279,7 +281,7 @@ def _planned(
     from securecluster.app import sweep_plan
     from securecluster.app.registry import protocol_class
 
-    by, values = sweep_plan.levels_of(levels.noise, levels.epsilon)
+    by, values = sweep_plan.levels_of(levels.noise or (), levels.epsilon or ())
     seeds = sweep_plan.seeds_of(simulation.seed, levels.seeds)
     if levels.jobs < 0:
         raise UsageError(f"jobs = {levels.jobs} is not possible: it is 0, for all cores, or more")
@@ -316,11 +318,6 @@ def _checked(plan: Plan) -> Federation:
     """
     from securecluster.app import sweep_plan
 
-    if not plan.simulation.own:
-        for variant in plan.variants:
-            clients = plan.simulation.clients or DEFAULT_CLIENTS
-            with _named(variant, plan):
-                variant.at(sweep_plan.NOISE, 0.0).check(clients)
     federation = _federation(plan)
     refusals = []
     accepted = 0
@@ -517,7 +514,7 @@ def _rows(
     ended = {row["run"] for row in recorded}
     cells = [cell for cell in plan.cells() if cell.number not in ended]
     processes = min(_processes(jobs, plan.settings), max(1, len(cells)))
-    clock = _Clock(cells)
+    clock = _Clock(cells, processes)
     for row in worker_pool.results(sweep_plan.run_cell, cells, processes):
         say(row, clock.left(row))
         yield row
@@ -528,10 +525,11 @@ class _Clock:
 
     Args:
         cells: the runs that are to be done.
+        processes: the number of runs at the same time.
     """
 
-    def __init__(self, cells: Sequence[Any]) -> None:
-        self._start = time.monotonic()
+    def __init__(self, cells: Sequence[Any], processes: int) -> None:
+        self._processes = processes
         self._waiting = {cell.number: cell.variant.label for cell in cells}
         self._seconds: dict[str, list[float]] = {}
 
@@ -546,11 +544,7 @@ class _Clock:
         known = {name: sum(some) / len(some) for name, some in self._seconds.items()}
         usual = sum(known.values()) / len(known)
         ahead = sum(known.get(name, usual) for name in self._waiting.values())
-        behind = sum(sum(some) for some in self._seconds.values())
-        elapsed = time.monotonic() - self._start
-        # several runs at the same time, and what is not part of a run
-        pace = elapsed / behind if behind else 0.0
-        return ahead * pace
+        return ahead / self._processes
 
 
 def _processes(jobs: int, settings: Settings) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -447,7 +449,9 @@ def _parsed(name: str, option: str, value: str) -> Any:
     elif value.lower() == "false":
         arguments = [f"--no-{typed[2:]}"]
     try:
-        parsed = tyro.cli(protocol_class(name), args=arguments, console_outputs=False)
+        # which prints a text of its own
+        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            parsed = tyro.cli(protocol_class(name), args=arguments)
     except SystemExit:
         raise UsageError(f"{name}:{option}={value} is not a value that {typed} takes") from None
     return getattr(parsed, option)

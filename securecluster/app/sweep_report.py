@@ -134,10 +134,15 @@ def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
         metric: the clients' score.
         title: of the table.
     """
-    headings = ("noise", "ε", "runs", "ARI", "±", metric, "±", "worst", "MB", "s")
+    headings = ("noise", "ε", "runs", "ARI", "±", metric, "±", "MB")
     table = _table("variant", headings)
     table.title = printable(title)
-    for row in means:
+    labels = [printable(row["variant"]) for row in means]
+    for position, row in enumerate(means):
+        label = labels[position]
+        # once for all levels
+        if position and labels[position - 1] == label:
+            label = ""
         sent = None
         if row["up"] is not None:
             sent = (row["up"] + row["down"]) / 1e6
@@ -149,11 +154,9 @@ def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
             _half(row, "ari", 2),
             shown(row[metric], metric),
             _half(row, metric, 3),
-            shown(row[f"worst_{metric}"], metric),
             _fixed(sent, 2),
-            _fixed(row["seconds"], 1),
         ]
-        table.add_row(printable(row["variant"]), *cells)
+        table.add_row(label, *cells)
     return table
 
 

@@ -87,8 +87,11 @@ def summary(rows: Sequence[Row], metric: str) -> list[Row]:
         rows: as `tidy` returns them.
         metric: the name of the clients' score.
     """
+    groups = []
+    for own in _groups(rows, ("variant",)):
+        groups += _groups(own, KEYS)
     lines = []
-    for group in _groups(rows, KEYS):
+    for group in groups:
         done = [row for row in group if row["status"] == "done"]
         some = (done or group)[0]
         line = {name: some[name] for name in SUMMED}

@@ -11,16 +11,19 @@ from typing import Any, NamedTuple
 from securecluster.app.number_format import printable
 from securecluster.app.plots.curves import bounded, labelled
 from securecluster.app.plots.figure import figure
+from securecluster.app.sweep_tables import HOLDS
 from securecluster.core import atomic_files
 
 Row = dict[str, Any]  # of the summary
 BASELINES = ("fedavg", "finetune", "local")  # which do not cluster
 GREY_LINES = ("--", ":", "-.")
+GREY_MARKERS = "x+1"
 MARKERS = "osD^vP*X<>"
 # of the files: no dates, the same names inside, and text that stays text
 STYLE = {"svg.hashsalt": "securecluster", "svg.fonttype": "none", "pdf.fonttype": 42}
 METADATA = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 PALEST = 0.25  # opacity of the level with the most noise
+MOST_TICKS = 8
 MARGIN = 2.0  # factor between the outermost level and the place of 0 or infinity
 
 
@@ -79,7 +82,8 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
         protocol = label.partition(":")[0]
         if protocol in BASELINES:
             line = GREY_LINES[grey % len(GREY_LINES)]
-            found[label] = Look("0.55", ".", line, 1.2, 1)
+            marker = GREY_MARKERS[grey % len(GREY_MARKERS)]
+            found[label] = Look("0.5", marker, line, 1.2, 1)
             grey += 1
         else:
             marker = MARKERS[colored % len(MARKERS)]
@@ -116,7 +120,7 @@ def _over(
             else:
                 _draw_curve(panel, [place(row[column]) for row in own], own, score, look, label)
         _finish(panel, text, labels[score], score)
-        _ticks(panel, ends)
+        _ticks(panel, [row[column] for row in rows], ends)
     return _with_legend(picture, panels)
 
 
@@ -191,25 +195,29 @@ def _scale(values: Sequence[float]) -> tuple[Callable[[float], float], dict[floa
     return place, ends
 
 
-def _ticks(panel: Any, ends: dict[float, str]) -> None:
-    """Make an axis logarithmic, with ticks at the places of 0 and infinity.
+def _ticks(panel: Any, values: Sequence[float], ends: dict[float, str]) -> None:
+    """Make an axis logarithmic, with ticks at the levels, and at the places of 0 and infinity.
 
     Args:
         panel: matplotlib axes.
-        ends: the text at each such place.
+        values: of all points.
+        ends: the text at each place of 0 or infinity.
     """
-    from matplotlib.ticker import LogFormatterSciNotation
+    from matplotlib.ticker import NullLocator
 
     panel.set_xscale("log")
     low, high = panel.get_xlim()
-    numbers = LogFormatterSciNotation()
-    numbers.set_axis(panel.xaxis)
-    ticks = []
-    for tick in panel.get_xticks():
-        if low <= tick <= high and all(not 0.7 < tick / end < 1.4 for end in ends):
-            ticks.append(tick)
-    texts = [numbers(tick) for tick in ticks]
-    panel.set_xticks([*ticks, *ends], [*texts, *ends.values()])
+    numbers = sorted({value for value in values if 0 < value < math.inf})
+    texts = [f"{number:g}" for number in numbers]
+    # too many, as of a noise that was found for each variant
+    if len(numbers) > MOST_TICKS:
+        least, greatest = math.log10(numbers[0]), math.log10(numbers[-1])
+        exponents = range(math.ceil(least), math.floor(greatest) + 1)
+        numbers = [10.0**exponent for exponent in exponents]
+        texts = [f"$10^{{{exponent}}}$" for exponent in exponents]
+    panel.set_xticks([*numbers, *ends], [*texts, *ends.values()])
+    # between a level and 0 or infinity there is no scale
+    panel.xaxis.set_minor_locator(NullLocator())
     panel.set_xlim(low, high)
 
 
@@ -229,7 +237,7 @@ def _draw_curve(
     means = [row[score] for row in rows]
     options = {"color": look.color, "zorder": look.order}
     panel.plot(
-        places, means, look.line, marker=look.marker, markersize=4.5, linewidth=look.width,
+        places, means, linestyle=look.line, marker=look.marker, markersize=4.5, linewidth=look.width,
         label=label, **options,
     )  # fmt: skip
     below, above = _spread(rows, score)
@@ -292,6 +300,7 @@ def _finish(panel: Any, xlabel: str, ylabel: str, score: str) -> None:
     panel.set_ylabel(f"{ylabel}, mean over seeds")
     panel.grid(alpha=0.25)
     if score == "ari":
+        panel.axhline(HOLDS, color="0.8", linewidth=0.8, zorder=0)
         low, _ = panel.get_ylim()
         panel.set_ylim(min(-0.05, max(low, -0.6)), 1.03)
     else:
