@@ -433,10 +433,7 @@ def load(folder: Path) -> tuple[RunPlan, dict[str, Any]]:
             folder contains.
     """
     config = config_of(folder)
-    if "sweep" in config:
-        raise UsageError(
-            f"{folder} holds a sweep, whose runs have no folders: its numbers are in runs.csv"
-        )
+    check_run(folder, config)
     params = dict(config.get("protocol", {}))
     # config.json has a description in place of an object, such as a network
     names = [name for name, value in params.items() if isinstance(value, dict)]
@@ -458,6 +455,22 @@ def load(folder: Path) -> tuple[RunPlan, dict[str, Any]]:
             f"{folder / CONFIG} does not parse ({type(error).__name__}): start the run anew"
         ) from None
     return RunPlan(protocol, simulation, settings), config
+
+
+def check_run(folder: Path, config: Mapping[str, Any]) -> None:
+    """Check that a folder does not contain a sweep.
+
+    Args:
+        folder: of a run or a sweep.
+        config: content of its config.json.
+
+    Raises:
+        UsageError: it contains a sweep.
+    """
+    if "sweep" in config:
+        raise UsageError(
+            f"{folder} holds a sweep, whose runs have no folders: its numbers are in runs.csv"
+        )
 
 
 def check_same(folder: Path, recorded: Mapping[str, Any], planned: Mapping[str, Any]) -> None:

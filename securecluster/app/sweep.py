@@ -10,7 +10,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -322,26 +321,43 @@ def _checked(plan: Plan) -> Federation:
     refusals = []
     accepted = 0
     for variant in plan.variants:
-        own = [_refusal(variant, plan, level, federation) for level in plan.levels]
+        own = [
+            _refusal(variant, plan.by, level, plan.settings, federation) for level in plan.levels
+        ]
         accepted += own.count(None)
-        refusals += [reason for reason in own if reason is not None]
-        if None in own:
-            continue
-        with _named(variant, plan):
-            _check(variant.at(sweep_plan.NOISE, 0.0), plan.settings, federation)
+        refusals += [_named(variant, plan, reason) for reason in own if reason is not None]
+        # where the noise is not the reason, no noise is no remedy
+        without = _refusal(variant, sweep_plan.NOISE, 0.0, plan.settings, federation)
+        if without is not None and set(own) == {without}:
+            raise UsageError(_named(variant, plan, without))
     if not accepted:
-        raise refusals[0]
+        raise UsageError(refusals[0])
     return federation
 
 
+def _named(variant: Variant, plan: Plan, reason: str) -> str:
+    """Return the sentence of a refusal, after the variant's label where there are several."""
+    if len(plan.variants) == 1:
+        return reason
+    return f"{variant.label}: {reason}"
+
+
 def _refusal(
-    variant: Variant, plan: Plan, level: float, federation: Federation
-) -> UsageError | None:
-    """Return why a variant cannot run at a level; None if it can."""
+    variant: Variant, by: str, level: float, settings: Settings, federation: Federation
+) -> str | None:
+    """Return why a variant cannot run at a level; None if it can.
+
+    Args:
+        variant: the protocol.
+        by: "noise" or "epsilon".
+        level: of either.
+        settings: of the run.
+        federation: the clients.
+    """
     try:
-        _check(variant.at(plan.by, level), plan.settings, federation)
+        _check(variant.at(by, level), settings, federation)
     except UsageError as error:
-        return error
+        return str(error)
     return None
 
 
@@ -361,22 +377,6 @@ def _check(protocol: Any, settings: Settings, federation: Federation) -> None:
         raise unknown("model", protocol.model, (AUTO, *names()))
     check_settings(settings, federation)
     protocol.config(federation, settings.dtype)
-
-
-@contextmanager
-def _named(variant: Variant, plan: Plan) -> Iterator[None]:
-    """Begin the sentence of a refusal with the variant's label, where there are several.
-
-    Args:
-        variant: the one that is checked in this context.
-        plan: of the sweep.
-    """
-    try:
-        yield
-    except UsageError as error:
-        if len(plan.variants) == 1:
-            raise
-        raise UsageError(f"{variant.label}: {error}") from None
 
 
 def _check_data(folder: Path, federation: Federation) -> None:

@@ -8,10 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import run_folder, sweep_tables
+from securecluster.app import sweep_tables
 from securecluster.app.number_format import printable, shown
 from securecluster.app.plots import sweep as plots
-from securecluster.core import manifest
 from securecluster.data import Federation
 
 Row = dict[str, Any]
@@ -19,7 +18,7 @@ NONE = "–"
 
 
 def write(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
-    """Write the tables and pictures, and the manifest last.
+    """Write the tables and pictures.
 
     Parquet files are left out where pyarrow is not installed.
 
@@ -38,7 +37,6 @@ def write(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
         sweep_tables.write_parquet(folder / "runs.parquet", runs)
         sweep_tables.write_parquet(folder / "summary.parquet", means)
     plots.draw(folder, means, _title(federation, runs), metric, federation.objective.unit)
-    manifest.write(folder, [run_folder.CONFIG, run_folder.SWEEP_RUNS])
 
 
 def _title(federation: Federation, rows: Sequence[Row]) -> str:

@@ -236,10 +236,8 @@ def _draw_curve(
     """
     means = [row[score] for row in rows]
     options = {"color": look.color, "zorder": look.order}
-    panel.plot(
-        places, means, linestyle=look.line, marker=look.marker, markersize=4.5, linewidth=look.width,
-        label=label, **options,
-    )  # fmt: skip
+    line = {"linestyle": look.line, "linewidth": look.width, "marker": look.marker}
+    panel.plot(places, means, markersize=4.5, label=label, **line, **options)
     below, above = _spread(rows, score)
     low = [mean - part for mean, part in zip(means, below, strict=True)]
     high = [mean + part for mean, part in zip(means, above, strict=True)]
