@@ -19,7 +19,7 @@ from scipy import stats
 
 import securecluster
 from securecluster import CFL, FLHC, FedAvg, Federation, LabelSwap
-from securecluster.app import sweep_plan, sweep_tables, worker_pool
+from securecluster.app import run_folder, sweep_plan, sweep_tables, worker_pool
 from securecluster.app.cli import main
 from securecluster.app.plots import sweep as plots
 from securecluster.app.registry import protocol_class
@@ -27,6 +27,7 @@ from securecluster.app.sweep import _Clock
 from securecluster.errors import RunFolderError, SecureClusterError, UpdateError, UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Settings
+from securecluster.protocols.common.averaging import AveragingState
 
 DEALT = {"clients": 6, "clusters": 2, "samples": 40}
 SHARED = {"model": "linear", "rounds": 2, "clip": 1.0}
@@ -57,10 +58,12 @@ def _timeless(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep that nobody disturbed, with its pictures: 2 variants, 2 levels and 2 seeds."""
+    """A sweep that nobody disturbed, without pictures: 2 variants, 2 levels and 2 seeds."""
     out = tmp_path_factory.mktemp("whole") / "out"
     arguments = ["fedavg", "local", *SMALL, "--clip", "1", "--noise", "0.5", "0", "--seeds", "2"]
-    assert main(["sweep", *arguments, "--seed", "3", "--quiet", "--out", str(out)]) == 0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(plots, "draw", lambda *_: [])
+        assert main(["sweep", *arguments, "--seed", "3", "--quiet", "--out", str(out)]) == 0
     return out
 
 
@@ -83,8 +86,8 @@ def test_each_run_is_the_one_that_fit_makes(whole: Path) -> None:
     assert float(line["epsilon"]) == pytest.approx(gaussian_epsilon(math.sqrt(2) / 0.5, 1e-5))
     assert (line["mechanism"], line["clip"], line["rounds"]) == ("local", "1.0", "2")
     assert (line["status"], line["reason"], line["ari"]) == ("done", "", "0.0")
-    epsilons = {line["epsilon"] for line in lines if line["noise"] == "0.0"}
-    assert epsilons == {"inf", "0"} or epsilons == {"inf", "0.0"}
+    epsilons = {float(line["epsilon"]) for line in lines if line["noise"] == "0.0"}
+    assert epsilons == {math.inf, 0}
 
 
 def test_csv_and_parquet_hold_the_same_numbers(whole: Path) -> None:
@@ -105,14 +108,25 @@ def test_csv_and_parquet_hold_the_same_numbers(whole: Path) -> None:
     assert (types["seed"], types["noise"], types["variant"]) == ("int64", "double", "string")
 
 
-def test_pictures_are_png_pdf_and_svg_without_a_date(whole: Path, tmp_path: Path) -> None:
-    for name in ("noise", "epsilon", "bytes"):
-        assert (whole / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert (whole / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-        svg = (whole / f"{name}.svg").read_text()
-        assert "<svg" in svg and "<dc:date>" not in svg
-        assert "fedavg" in svg, "text stays text, which can be searched and edited"
-    assert not list(whole.rglob("*.tmp"))
+def test_pictures_are_png_pdf_and_svg_without_a_date(tmp_path: Path) -> None:
+    rows = _grid({0: (1, 0.9), 0.1: (0.5, 0.2)})
+    for row in rows:
+        row |= {"up": 1000, "down": 10, "accuracy": 0.5}
+    baseline = [row | {"variant": "local", "epsilon": 0.0, "ari": 0.0} for row in rows]
+    means = sweep_tables.summary(rows + baseline, "accuracy")
+    paths = plots.draw(tmp_path, means, "a title", "accuracy", "")
+    names = ("noise", "epsilon", "bytes")
+    wanted = [tmp_path / f"{name}.{form}" for name in names for form in ("png", "pdf", "svg")]
+    assert paths == wanted
+    assert {path.name for path in tmp_path.iterdir()} == set(run_folder.SWEEP_PICTURES)
+    for png, pdf, svg in (wanted[:3], wanted[3:6], wanted[6:]):
+        assert png.read_bytes().startswith(b"\x89PNG")
+        assert pdf.read_bytes().startswith(b"%PDF") and b"CreationDate" not in pdf.read_bytes()
+        text = svg.read_text()
+        assert "<dc:date>" not in text
+        assert ">cfl</text>" in text, "text stays text, which can be searched and edited"
+    assert ">∞</text>" in (tmp_path / "epsilon.svg").read_text()
+    assert plots.draw(tmp_path, [], "a title", "accuracy", "") == []
 
 
 def test_baselines_are_grey_and_nobody_else() -> None:
@@ -227,13 +241,13 @@ def test_epsilon_is_a_target_for_the_whole_run(
 def test_what_takes_no_such_noise_is_recorded_with_the_reason(tmp_path: Path) -> None:
     arguments = ["oneshot", "oneshot:gram-mechanism=naive", *SMALL, "--tasks", "2", "--clip", "1"]
     out = tmp_path / "r"
-    levels = ["--epsilon", "8", "--seeds", "1"]
+    levels = ["--epsilon", "8", "--seeds", "1", "--dp-unit", "client"]
     assert main(["sweep", *arguments, *levels, "--quiet", "--out", str(out)]) == 0
     done, refused = _table(out / "runs.csv")
-    assert (done["status"], done["mechanism"]) == ("done", "dp-sgd+gram")
+    assert (done["status"], done["mechanism"]) == ("done", "local+gram")
     assert (refused["status"], refused["epsilon"]) == ("refused", "")
     assert "no noise reaches a --target-epsilon" in refused["reason"]
-    assert refused["mechanism"] == "dp-sgd+naive"
+    assert refused["mechanism"] == "local+naive"
     assert _table(out / "summary.csv")[1]["refused"] == "1"
 
 
@@ -259,7 +273,7 @@ def test_the_multiplier_is_that_of_all_releases() -> None:
 def test_a_run_that_fails_loses_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def diverge(*_: object) -> None:
+    def diverge(*_: object) -> AveragingState:
         raise UpdateError("round 1: not finite")
 
     monkeypatch.setattr(FedAvg, "run_server", diverge)
@@ -458,6 +472,7 @@ def test_a_sweep_is_replaced_by_force_alone_and_is_no_run(
     out.mkdir()
     for path in whole.iterdir():
         (out / path.name).write_bytes(path.read_bytes())
+    (out / "noise.png").write_bytes(b"a picture")
     arguments = ["local", *SMALL, "--noise", "0", "--seeds", "1", "--quiet", "--out", str(out)]
     assert main(["sweep", *arguments]) == 2
     assert "exists and is not empty" in capsys.readouterr().err
@@ -466,7 +481,7 @@ def test_a_sweep_is_replaced_by_force_alone_and_is_no_run(
         assert "holds a sweep, whose runs have no folders" in capsys.readouterr().err
     assert main(["sweep", *arguments, "--force"]) == 0
     assert [line["variant"] for line in _table(out / "runs.csv")] == ["local"]
-    assert not (out / "noise.png").exists()
+    assert not (out / "noise.png").exists(), "pictures of the other sweep are gone"
     (out / "thesis.tex").write_text("years of work")
     assert main(["sweep", *arguments, "--force"]) == 2
 

@@ -331,6 +331,8 @@ def _save(folder: Path, name: str, picture: Any) -> list[Path]:
         buffer = io.BytesIO()
         with rc_context(STYLE):
             picture.savefig(buffer, format=form, dpi=120, metadata=metadata)
+        # the places of the first format are those of all, and take a while to find
+        picture.set_layout_engine("none")
         path = folder / f"{name}.{form}"
         atomic_files.write_atomic(path, buffer.getvalue())
         paths.append(path)
