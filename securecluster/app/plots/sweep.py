@@ -20,8 +20,8 @@ GREY_LINES = ("--", ":", "-.")
 GREY_MARKERS = "x+1"
 MARKERS = "osD^vP*X<>"
 # of the files: no dates, the same names inside, and text that stays text
-STYLE = {"svg.hashsalt": "securecluster", "svg.fonttype": "none", "pdf.fonttype": 42}
-METADATA = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+STYLE: Any = {"svg.hashsalt": "securecluster", "svg.fonttype": "none", "pdf.fonttype": 42}
+METADATA: dict[str, Any] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 PALEST = 0.25  # opacity of the level with the most noise
 MOST_TICKS = 8
 MARGIN = 2.0  # factor between the outermost level and the place of 0 or infinity
