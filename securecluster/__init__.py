@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from securecluster.app.loading import load
+    from securecluster.app.sweep import sweep
     from securecluster.data import (
         Dirichlet,
         Federation,
@@ -94,6 +95,7 @@ __all__ = [
     "Tasks",
     "__version__",
     "load",
+    "sweep",
 ]
 
 
@@ -111,6 +113,8 @@ def __getattr__(name: str) -> Any:
         module = "securecluster.errors"
     elif name == "load":
         module = "securecluster.app.loading"
+    elif name == "sweep":
+        module = "securecluster.app.sweep"
     elif name in _PROTOCOLS:
         module = "securecluster.protocols"
     return getattr(importlib.import_module(module), name)

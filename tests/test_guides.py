@@ -277,3 +277,11 @@ def test_the_notebook_goes_from_a_run_folder_to_the_page(
     assert "attacks by the server" in capsys.readouterr().out
     assert names["verdicts"]["label-counts"] == ("at chance", "better than chance")
     assert (tmp_path / "audit.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_the_page_on_sweeps_makes_a_line_per_run(page: Page) -> None:
+    pytest.importorskip("pandas")
+    runs = page("sweep").runs
+    label = "cfl:rounds=2,model=linear,clip=1.0,sketch=64"
+    assert list(runs.variant) == ["fedavg", label] * 4
+    assert set(runs.status) == {"done"}

@@ -1,4 +1,4 @@
-"""`securecluster run | compare | resume | replay | report | audit | list`."""
+"""`securecluster run | compare | sweep | resume | replay | report | audit | list`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import compare, execution, report_command
+from securecluster.app import compare, execution, report_command, sweep
 from securecluster.app.options import as_typed, options_class
 from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.app.stops import NO_READER, Stopped, output
@@ -18,7 +18,8 @@ USAGE = """usage: securecluster COMMAND
 
   run PROTOCOL [options]         run a protocol on simulated clients and leave a run folder
   compare PROTOCOLS [options]    run several protocols on the same clients and set them side by side
-  resume DIR [--quiet]           go on with a run or a comparison that was stopped
+  sweep PROTOCOLS [options]      run protocols at many levels of noise or ε, with several seeds
+  resume DIR [--quiet]           go on with a run, a comparison or a sweep that was stopped
   replay DIR                     run the server alone against a full transcript, bit for bit
   report DIR [--html]            show a finished run again, also as a page of its own
   audit DIR [options]            attack a finished run and its unprotected twin
@@ -27,7 +28,7 @@ USAGE = """usage: securecluster COMMAND
 
 protocols: {protocols}
 `securecluster run PROTOCOL --help` shows every option with its default, and so does \
-`compare PROTOCOLS --help`.
+`compare PROTOCOLS --help` and `sweep PROTOCOLS --help`.
 """
 INTERRUPTED = 130  # exit code after Ctrl-C: 128 + SIGINT
 
@@ -105,6 +106,7 @@ def _dispatch(argv: list[str]) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "run": _run,
         "compare": _compare,
+        "sweep": _sweep,
         "resume": _resume,
         "replay": _replay,
         "report": report_command.report,
@@ -182,8 +184,19 @@ def _compare(argv: list[str]) -> int:
     return compare.start(argv)
 
 
+def _sweep(argv: list[str]) -> int:
+    """Run protocols at levels of noise or ε.
+
+    Args:
+        argv: the protocols, then the options.
+    """
+    if _asks_for_usage(argv):
+        return _print_usage(argv)
+    return sweep.start(argv)
+
+
 def _resume(argv: list[str]) -> int:
-    """Go on with a run or a comparison, or show one that has ended.
+    """Go on with a run, a comparison or a sweep, or show one that has ended.
 
     Args:
         argv: the folder, then the options.
@@ -200,6 +213,8 @@ def _resume(argv: list[str]) -> int:
 
     if run_folder.compared(folder) is not None:
         return compare.resume(folder, quiet)
+    if run_folder.swept(folder) is not None:
+        return sweep.resume(folder, quiet)
     if run_folder.finished(folder):
         return _show_finished(folder, quiet)
     with run_folder.locked(folder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import MISSING, Field, field, fields, make_dataclass
 from functools import reduce
 from typing import Annotated, Any, get_type_hints
@@ -42,18 +42,21 @@ def check_chosen(names: Sequence[str]) -> None:
             )
 
 
-def check_owned(names: Sequence[str], arguments: Sequence[str]) -> None:
+def check_owned(
+    names: Sequence[str], arguments: Sequence[str], others: Collection[str] = ()
+) -> None:
     """Check that each option belongs to a protocol that is compared, or to every run.
 
     Args:
         names: of the protocols that are compared.
         arguments: of the command line, after the protocols.
+        others: names of the command's own options.
 
     Raises:
         UsageError: an option that only other protocols have. Unknown options are left to the
             parser.
     """
-    valid = set(_owners(names))
+    valid = {*_owners(names), *others}
     for options in (Simulation, Settings, Output):
         valid.update(option.name for option in fields(options))
     owners = _owners(list(dict.fromkeys([*PROTOCOLS, *names])))
@@ -69,15 +72,26 @@ def check_owned(names: Sequence[str], arguments: Sequence[str]) -> None:
             )
 
 
-def comparison_class(names: Sequence[str]) -> type:
+def option_names(names: Sequence[str]) -> set[str]:
+    """Return the names of all options of some protocols.
+
+    Args:
+        names: of the protocols.
+    """
+    return set(_owners(names))
+
+
+def comparison_class(names: Sequence[str], without: Collection[str] = ()) -> type:
     """Return one flat dataclass of all options of `compare NAMES`.
 
     Args:
         names: of the protocols that are compared.
+        without: names of the protocols' options that the command sets itself.
     """
     options = []
     for name, owners in _owners(names).items():
-        options.append(_field(name, owners, names))
+        if name not in without:
+            options.append(_field(name, owners, names))
     union: Any = make_dataclass("Protocols", options)
     union.__doc__ = (
         "The protocols. A value goes to every protocol that has the option; None is each one's own "
@@ -95,6 +109,22 @@ def chosen(names: Sequence[str], options: Any, clusters: int | None = None) -> l
         clusters: number of true clusters, where the user says it. Protocols that are given a
             number k of clusters get this one, unless k is given.
     """
+    protocols = []
+    for name, params in zip(names, given_params(names, options, clusters), strict=True):
+        protocols.append(protocol_class(name)(**params))
+    return protocols
+
+
+def given_params(
+    names: Sequence[str], options: Any, clusters: int | None = None
+) -> list[dict[str, Any]]:
+    """Return for each protocol the given values of its own options.
+
+    Args:
+        names: of the protocols.
+        options: with the options as attributes; None leaves each protocol's own default.
+        clusters: number of true clusters, where the user says it; k where none is given.
+    """
     owners = _owners(names)
     values = {}
     for name, value in vars(options).items():
@@ -102,14 +132,14 @@ def chosen(names: Sequence[str], options: Any, clusters: int | None = None) -> l
             values[name] = value
     if clusters is not None and "k" in owners:
         values.setdefault("k", clusters)
-    protocols = []
+    given = []
     for protocol in names:
         params = {}
         for name, value in values.items():
             if protocol in owners[name]:
                 params[name] = value
-        protocols.append(protocol_class(protocol)(**params))
-    return protocols
+        given.append(params)
+    return given
 
 
 def _owners(names: Sequence[str]) -> dict[str, list[str]]:

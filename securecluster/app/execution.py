@@ -43,7 +43,7 @@ def prepare(protocols: Sequence[Any], options: Any) -> tuple[list[RunPlan], Fede
     """
     simulation = options.simulation.made_for(protocol.scenario for protocol in protocols)
     options = replace(options, simulation=simulation)
-    _check_names(protocols, options)
+    check_names(protocols, options)
     from securecluster.app import run_folder
 
     run_folder.check_free(options.output.out, options.output.force)
@@ -100,7 +100,7 @@ def _named(protocol: Any, protocols: Sequence[Any]) -> Iterator[None]:
         raise UsageError(f"{protocol.name}: {error}") from None
 
 
-def _check_names(protocols: Sequence[Any], options: Any) -> None:
+def check_names(protocols: Sequence[Any], options: Any) -> None:
     """Raise UsageError for an unknown name, without loading anything heavy.
 
     Args:
@@ -140,7 +140,7 @@ def _plan(protocol: Any, options: Any, federation: Federation) -> RunPlan:
     protocol.check(len(federation))
     check_threads(options.settings.threads)
     transcript = _transcript_mode(protocol, options.settings, federation)
-    settings = _resolved(replace(options.settings, transcript=transcript))
+    settings = resolved(replace(options.settings, transcript=transcript))
     _check_name("model", protocol.model, (AUTO, *names()))
     check_settings(settings, federation)
     protocol.config(federation, settings.dtype)  # refuses a mask that cannot work on this model
@@ -308,7 +308,7 @@ def fit(
         return
     if run_folder.used(folder):
         raise UsageError(f"{folder} exists and is not empty, and holds no run: give another folder")
-    plan = run_folder.RunPlan(protocol, simulation, _resolved(settings))
+    plan = run_folder.RunPlan(protocol, simulation, resolved(settings))
     texts = {run_folder.CONFIG: plan.as_json(federation)}
     with run_folder.claimed(folder, False, "", texts):
         _record(plan, federation, folder, say)
@@ -356,7 +356,7 @@ def _fit_again(
         remove_checkpoints(folder)  # which a kill at the very end may have left
 
 
-def _resolved(settings: Settings) -> Settings:
+def resolved(settings: Settings) -> Settings:
     """Return settings with the device and the number of threads filled in.
 
     Args:

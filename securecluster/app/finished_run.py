@@ -67,7 +67,7 @@ def open_run(folder: Path, command: str) -> FinishedRun:
 
     Raises:
         RunFolderError: no run folder, or a damaged one.
-        UsageError: a comparison, or a run that has not ended.
+        UsageError: a comparison, a sweep, or a run that has not ended.
     """
     config = run_folder.config_of(folder)
     names = run_folder.compared(folder)
@@ -76,6 +76,7 @@ def open_run(folder: Path, command: str) -> FinishedRun:
             f"{folder} holds a comparison: {command} takes one of its runs, such as "
             f"{folder / names[0]}"
         )
+    run_folder.check_run(folder, config)
     if not run_folder.finished(folder):
         raise UsageError(
             f"the run in {folder} has not ended: go on with it first, with: securecluster resume "

@@ -37,6 +37,7 @@ MARKER = ".securecluster"
 LOCK = ".lock"
 TRANSCRIPT = "transcript"
 COMPARISON = "compare.json"
+ENDINGS = ("png", "pdf", "svg")  # of a sweep's pictures
 PICTURES = (
     "accuracy.png", "perplexity.png", "position_error.png", "cost.png", "dendrogram.png",
     "graph.png", "relevance.png", "separation.png", "similarity.png", "similarity-pairs.png",
@@ -48,6 +49,14 @@ READ_BACK = {
     "models.safetensors", "server.safetensors", "start.safetensors",
 }  # fmt: skip
 PAGES = ("report.html", "audit.html", "audit.json")  # of `report` and `audit`
+SWEEP_RUNS = "runs.jsonl"  # a line per finished run of a sweep
+SWEEP_TABLES = (
+    "runs.csv", "runs.parquet", "summary.csv", "summary.parquet", "thresholds.csv",
+)  # fmt: skip
+SWEEP_PICTURES = tuple(
+    f"{name}.{ending}" for name in ("noise", "epsilon", "bytes") for ending in ENDINGS
+)
+SWEPT = {SWEEP_RUNS, *SWEEP_TABLES, *SWEEP_PICTURES}
 WRITTEN = {*READ_BACK, *PICTURES, *PAGES, RESULT, manifest.NAME, MARKER, newcomers.NAME}
 # files in a transcript's folder, and in a checkpoint's
 FRAMES = re.compile(rf"{re.escape(INDEX)}|\d+\.safetensors")
@@ -198,6 +207,8 @@ def foreign(folder: Path) -> list[Path]:
     written = WRITTEN | {LOCK}
     if names:
         written.add(COMPARISON)
+    if _is_sweep(folder):
+        written |= SWEPT
     foreign_paths: list[Path] = []
     for path in sorted(folder.iterdir()):
         if path.is_symlink():
@@ -216,6 +227,14 @@ def _names_compared(folder: Path) -> list[str]:
         return compared(folder) or []
     except RunFolderError:
         return []
+
+
+def _is_sweep(folder: Path) -> bool:
+    """Return whether a folder holds a sweep; False where it is damaged."""
+    try:
+        return swept(folder) is not None
+    except RunFolderError:
+        return False
 
 
 def _foreign_below(folder: Path, runs: Collection[str]) -> list[Path]:
@@ -410,9 +429,11 @@ def load(folder: Path) -> tuple[RunPlan, dict[str, Any]]:
 
     Raises:
         RunFolderError: no such folder, or not one this version can read.
-        UsageError: objects of the user's own took part, which a folder does not contain.
+        UsageError: the folder contains a sweep, or a run with objects of the user's own, which no
+            folder contains.
     """
     config = config_of(folder)
+    check_run(folder, config)
     params = dict(config.get("protocol", {}))
     # config.json has a description in place of an object, such as a network
     names = [name for name, value in params.items() if isinstance(value, dict)]
@@ -434,6 +455,22 @@ def load(folder: Path) -> tuple[RunPlan, dict[str, Any]]:
             f"{folder / CONFIG} does not parse ({type(error).__name__}): start the run anew"
         ) from None
     return RunPlan(protocol, simulation, settings), config
+
+
+def check_run(folder: Path, config: Mapping[str, Any]) -> None:
+    """Check that a folder does not contain a sweep.
+
+    Args:
+        folder: of a run or a sweep.
+        config: content of its config.json.
+
+    Raises:
+        UsageError: it contains a sweep.
+    """
+    if "sweep" in config:
+        raise UsageError(
+            f"{folder} holds a sweep, whose runs have no folders: its numbers are in runs.csv"
+        )
 
 
 def check_same(folder: Path, recorded: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
@@ -577,6 +614,37 @@ def compared(folder: Path) -> list[str] | None:
     if not isinstance(names, list):
         return None
     return [str(name) for name in names]
+
+
+def sweep_json(plan: Mapping[str, Any], data_digest: str) -> str:
+    """Return the text of a sweep's config.json.
+
+    Args:
+        plan: as JSON values.
+        data_digest: of the clients of the first seed.
+    """
+    content = {
+        "schema": SCHEMA,
+        "version": securecluster.__version__,
+        "sweep": plan,
+        "data_digest": data_digest,
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def swept(folder: Path) -> dict[str, Any] | None:
+    """Return the plan of the sweep that a folder contains; None where it contains no sweep.
+
+    Args:
+        folder: of a run, a comparison or a sweep.
+
+    Raises:
+        RunFolderError: no run folder, or a damaged one.
+    """
+    plan = config_of(folder).get("sweep")
+    if not isinstance(plan, dict):
+        return None
+    return plan
 
 
 @contextmanager

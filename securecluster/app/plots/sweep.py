@@ -1,0 +1,339 @@
+"""A sweep's pictures: ARI and the clients' score over noise, over ε and over bytes."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from securecluster.app.number_format import printable
+from securecluster.app.plots.curves import bounded, labelled
+from securecluster.app.plots.figure import figure
+from securecluster.app.sweep_tables import HOLDS
+from securecluster.core import atomic_files
+
+Row = dict[str, Any]  # of the summary
+BASELINES = ("fedavg", "finetune", "local")  # which do not cluster
+GREY_LINES = ("--", ":", "-.")
+GREY_MARKERS = "x+1"
+MARKERS = "osD^vP*X<>"
+# of the files: no dates, the same names inside, and text that stays text
+STYLE: Any = {"svg.hashsalt": "securecluster", "svg.fonttype": "none", "pdf.fonttype": 42}
+METADATA: dict[str, Any] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+PALEST = 0.25  # opacity of the level with the most noise
+MOST_TICKS = 8
+MARGIN = 2.0  # factor between the outermost level and the place of 0 or infinity
+
+
+class Look(NamedTuple):
+    """How a variant is drawn in all pictures."""
+
+    color: str
+    marker: str
+    line: str
+    width: float
+    order: float
+
+
+def draw(folder: Path, rows: Sequence[Row], title: str, metric: str, unit: str) -> list[Path]:
+    """Write the pictures of a sweep, each as PNG, PDF and SVG.
+
+    Args:
+        folder: of the sweep.
+        rows: the summary, a line per variant and level.
+        title: of the pictures.
+        metric: the clients' score.
+        unit: of the metric; empty where it has none.
+
+    Returns:
+        The paths of the files.
+    """
+    done = [row for row in rows if row["runs"]]
+    if not done:
+        return []
+    scores = [name for name in ("ari", metric) if any(row[name] is not None for row in done)]
+    if not scores:
+        return []
+    labels = {"ari": "ARI", metric: labelled(metric, unit)}
+    pictures = {
+        "noise": _over(done, "noise", scores, labels, "noise multiplier"),
+        "epsilon": _over(done, "epsilon", scores, labels, "ε of the run"),
+        "bytes": _over_bytes(done, scores, labels),
+    }
+    paths = []
+    for name, picture in pictures.items():
+        picture.suptitle(printable(title), fontsize=10)
+        paths += _save(folder, name, picture)
+    return paths
+
+
+def looks(variants: Sequence[str]) -> dict[str, Look]:
+    """Return how each variant is drawn: baselines in grey, all others in colours.
+
+    Args:
+        variants: their labels, which begin with a protocol's name.
+    """
+    found = {}
+    grey = 0
+    colored = 0
+    for label in variants:
+        protocol = label.partition(":")[0]
+        if protocol in BASELINES:
+            line = GREY_LINES[grey % len(GREY_LINES)]
+            marker = GREY_MARKERS[grey % len(GREY_MARKERS)]
+            found[label] = Look("0.5", marker, line, 1.2, 1)
+            grey += 1
+        else:
+            marker = MARKERS[colored % len(MARKERS)]
+            found[label] = Look(f"C{_color(colored)}", marker, "-", 1.6, 2)
+            colored += 1
+    return found
+
+
+def _color(position: int) -> int:
+    """Return the number of a colour; C7 is grey, which belongs to baselines."""
+    return [0, 1, 2, 3, 4, 5, 6, 8, 9][position % 9]
+
+
+def _over(
+    rows: Sequence[Row], column: str, scores: Sequence[str], labels: dict[str, str], text: str
+) -> Any:
+    """Return a figure of the scores over the noise or ε.
+
+    Args:
+        rows: of the summary, with runs.
+        column: "noise" or "epsilon".
+        scores: columns, one for each panel.
+        labels: of the scores.
+        text: of the horizontal axis.
+    """
+    picture, panels = _panels(len(scores))
+    place, ends = _scale([row[column] for row in rows])
+    for panel, score in zip(panels, scores, strict=True):
+        for label, look in looks(_variants(rows)).items():
+            own = [row for row in rows if row["variant"] == label and row[score] is not None]
+            own.sort(key=lambda row: float(row[column]))
+            if column == "epsilon" and all(row[column] == 0 for row in own):
+                _draw_level_line(panel, own, score, look, label)
+            else:
+                _draw_curve(panel, [place(row[column]) for row in own], own, score, look, label)
+        _finish(panel, text, labels[score], score)
+        _ticks(panel, [row[column] for row in rows], ends)
+    return _with_legend(picture, panels)
+
+
+def _over_bytes(rows: Sequence[Row], scores: Sequence[str], labels: dict[str, str]) -> Any:
+    """Return a figure of the scores over the bytes of a run, paler with more noise.
+
+    Args:
+        rows: of the summary, with runs.
+        scores: columns, one for each panel.
+        labels: of the scores.
+    """
+    picture, panels = _panels(len(scores))
+    levels = sorted({float(row["noise"]) for row in rows})
+    for panel, score in zip(panels, scores, strict=True):
+        for label, look in looks(_variants(rows)).items():
+            own = [row for row in rows if row["variant"] == label and row[score] is not None]
+            own.sort(key=lambda row: float(row["noise"]))
+            places = [max(1.0, row["up"] + row["down"]) for row in own]
+            values = [row[score] for row in own]
+            options = {"color": look.color, "zorder": look.order}
+            panel.plot(places, values, linewidth=0.6, alpha=0.4, **options)
+            for place, row in zip(places, own, strict=True):
+                share = levels.index(float(row["noise"])) / max(1, len(levels) - 1)
+                opacity = 1 - (1 - PALEST) * share
+                spread = _spread([row], score)
+                panel.errorbar(
+                    [place], [row[score]], yerr=spread, fmt=look.marker, alpha=opacity,
+                    elinewidth=0.8, markersize=6, **options,
+                )  # fmt: skip
+            # for the legend, in full colour
+            panel.plot([], [], look.marker, color=look.color, label=label)
+        panel.set_xscale("log")
+        text = "bytes of a run, up and down (paler: more noise)"
+        _finish(panel, text, labels[score], score)
+    return _with_legend(picture, panels)
+
+
+def _panels(count: int) -> tuple[Any, list[Any]]:
+    """Return a figure with some panels beside each other."""
+    picture, axes = figure(4.6 * count + 0.4, 4.4, columns=count)
+    if count == 1:
+        return picture, [axes]
+    return picture, list(axes)
+
+
+def _variants(rows: Sequence[Row]) -> list[str]:
+    """Return the labels of the variants, in their order."""
+    return list(dict.fromkeys(row["variant"] for row in rows))
+
+
+def _scale(values: Sequence[float]) -> tuple[Callable[[float], float], dict[float, str]]:
+    """Return places on a logarithmic axis that has room for 0 and for infinity.
+
+    Args:
+        values: of all points.
+
+    Returns:
+        A function from a value to its place, and the text at each place that is no number.
+    """
+    positive = [value for value in values if 0 < value < math.inf]
+    least = min(positive, default=1.0) / MARGIN
+    greatest = max(positive, default=1.0) * MARGIN
+    ends = {}
+    if any(value == 0 for value in values):
+        ends[least] = "0"
+    if any(math.isinf(value) for value in values):
+        ends[greatest] = "∞"
+
+    def place(value: float) -> float:
+        return min(max(value, least), greatest)
+
+    return place, ends
+
+
+def _ticks(panel: Any, values: Sequence[float], ends: dict[float, str]) -> None:
+    """Make an axis logarithmic, with ticks at the levels, and at the places of 0 and infinity.
+
+    Args:
+        panel: matplotlib axes.
+        values: of all points.
+        ends: the text at each place of 0 or infinity.
+    """
+    from matplotlib.ticker import NullLocator
+
+    panel.set_xscale("log")
+    low, high = panel.get_xlim()
+    numbers = sorted({value for value in values if 0 < value < math.inf})
+    texts = [f"{number:g}" for number in numbers]
+    # too many, as of a noise that was found for each variant
+    if len(numbers) > MOST_TICKS:
+        least, greatest = math.log10(numbers[0]), math.log10(numbers[-1])
+        exponents = range(math.ceil(least), math.floor(greatest) + 1)
+        numbers = [10.0**exponent for exponent in exponents]
+        texts = [f"$10^{{{exponent}}}$" for exponent in exponents]
+    panel.set_xticks([*numbers, *ends], [*texts, *ends.values()])
+    # between a level and 0 or infinity there is no scale
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.set_xlim(low, high)
+
+
+def _draw_curve(
+    panel: Any, places: list[float], rows: Sequence[Row], score: str, look: Look, label: str
+) -> None:
+    """Draw a variant's means with a band for their interval.
+
+    Args:
+        panel: matplotlib axes.
+        places: of the levels.
+        rows: of the levels.
+        score: the column.
+        look: of the variant.
+        label: of the legend.
+    """
+    means = [row[score] for row in rows]
+    options = {"color": look.color, "zorder": look.order}
+    line = {"linestyle": look.line, "linewidth": look.width, "marker": look.marker}
+    panel.plot(places, means, markersize=4.5, label=label, **line, **options)
+    below, above = _spread(rows, score)
+    low = [mean - part for mean, part in zip(means, below, strict=True)]
+    high = [mean + part for mean, part in zip(means, above, strict=True)]
+    panel.fill_between(places, low, high, alpha=0.15, linewidth=0, **options)
+
+
+def _draw_level_line(panel: Any, rows: Sequence[Row], score: str, look: Look, label: str) -> None:
+    """Draw a variant that releases nothing, whatever the noise, as a horizontal line.
+
+    Args:
+        panel: matplotlib axes.
+        rows: of the levels.
+        score: the column.
+        look: of the variant.
+        label: of the legend.
+    """
+    mean = math.fsum(row[score] for row in rows) / len(rows)
+    text = f"{label} (ε = 0)"
+    panel.axhline(mean, color=look.color, linestyle=look.line, linewidth=look.width, label=text)
+
+
+def _spread(rows: Sequence[Row], score: str) -> tuple[list[float], list[float]]:
+    """Return how far the interval of each level reaches below and above its mean.
+
+    It ends where the ARI and the accuracy end, at 1, and the accuracy at 0.
+
+    Args:
+        rows: of the levels.
+        score: the column.
+    """
+    below = []
+    above = []
+    for row in rows:
+        mean = row[score]
+        low = row[f"{score}_low"]
+        high = row[f"{score}_high"]
+        if low is None:
+            low = high = mean
+        if score in ("ari", "accuracy"):
+            high = min(high, max(1.0, mean))
+        if score == "accuracy":
+            low = max(low, 0.0)
+        below.append(max(mean - low, 0.0))
+        above.append(max(high - mean, 0.0))
+    return below, above
+
+
+def _finish(panel: Any, xlabel: str, ylabel: str, score: str) -> None:
+    """Label a panel, and bound its vertical axis.
+
+    Args:
+        panel: matplotlib axes.
+        xlabel: of the horizontal axis.
+        ylabel: of the vertical axis.
+        score: the column.
+    """
+    panel.set_xlabel(xlabel)
+    panel.set_ylabel(f"{ylabel}, mean over seeds")
+    panel.grid(alpha=0.25)
+    if score == "ari":
+        panel.axhline(HOLDS, color="0.8", linewidth=0.8, zorder=0)
+        low, _ = panel.get_ylim()
+        panel.set_ylim(min(-0.05, max(low, -0.6)), 1.03)
+    else:
+        bounded(panel, score)
+
+
+def _with_legend(picture: Any, panels: Sequence[Any]) -> Any:
+    """Return the figure with one legend below its panels."""
+    handles, labels = panels[0].get_legend_handles_labels()
+    columns = min(len(labels), 4)
+    picture.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
+    return picture
+
+
+def _save(folder: Path, name: str, picture: Any) -> list[Path]:
+    """Write a figure in all formats, and return the paths.
+
+    Args:
+        folder: of the files.
+        name: without ending.
+        picture: a matplotlib figure.
+
+    Raises:
+        RunFolderError: a file cannot be written.
+    """
+    from matplotlib import rc_context
+
+    paths = []
+    for form, metadata in METADATA.items():
+        buffer = io.BytesIO()
+        with rc_context(STYLE):
+            picture.savefig(buffer, format=form, dpi=120, metadata=metadata)
+        # the places of the first format are those of all, and take a while to find
+        picture.set_layout_engine("none")
+        path = folder / f"{name}.{form}"
+        atomic_files.write_atomic(path, buffer.getvalue())
+        paths.append(path)
+    return paths

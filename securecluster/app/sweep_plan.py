@@ -1,0 +1,487 @@
+"""The plan of a sweep: which protocols run at which levels of noise, and with which seeds."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+from securecluster.app.comparison_options import given_params
+from securecluster.app.options import Simulation, as_typed
+from securecluster.app.registry import protocol_class, protocol_names
+from securecluster.errors import (
+    RunFolderError,
+    SecureClusterError,
+    SecureClusterWarning,
+    UsageError,
+    unknown,
+)
+from securecluster.runtime.settings import Settings
+
+NOISE = "noise"
+EPSILON = "epsilon"
+VARIED = frozenset({"noise", "target_epsilon"})  # options of protocols that a sweep sets
+MOST_SEEDS = 10_000
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A protocol with options of its own.
+
+    Args:
+        label: as the user typed it, or the protocol and its options.
+        protocol: its name.
+        options: values by name, as JSON has them.
+    """
+
+    label: str
+    protocol: str
+    options: Mapping[str, Any]
+
+    def at(self, by: str, level: float) -> Any:
+        """Return the protocol at a level.
+
+        Noise of multiplier Z is put on all that the protocol releases: it is the value of `noise`
+        and of each option whose name ends in `_noise`. Options that the variant sets itself stay.
+        Without a clip norm nothing but fields with a bound of their own, such as Gram matrices,
+        can have noise, so `noise` is left out where there are such fields.
+
+        Args:
+            by: "noise" or "epsilon".
+            level: the noise multiplier Z, or the target ε; infinite is a run without noise.
+
+        Raises:
+            UsageError: the protocol has no such option.
+        """
+        kind = protocol_class(self.protocol)
+        params = dict(self.options)
+        if by == EPSILON:
+            if math.isfinite(level):
+                _check_option(kind, "target_epsilon")
+                params["target_epsilon"] = level
+        elif level > 0:
+            others = [name for name in noise_options(kind) if name not in params]
+            if others and params.get("clip") is None:
+                params.update(dict.fromkeys(others, level))
+            else:
+                _check_option(kind, "noise")
+                params.update(dict.fromkeys(["noise", *others], level))
+        return kind(**params)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that config.json needs to repeat a sweep.
+
+    Args:
+        variants: the protocols.
+        by: "noise" or "epsilon".
+        levels: ascending, of either.
+        seeds: of the federations, one for each run of a variant at a level.
+        simulation: options that make the clients, whatever their seed.
+        settings: of every run.
+    """
+
+    variants: tuple[Variant, ...]
+    by: str
+    levels: tuple[float, ...]
+    seeds: tuple[int, ...]
+    simulation: Simulation
+    settings: Settings
+
+    def content(self) -> dict[str, Any]:
+        """Return the plan as JSON values; an infinite ε is null."""
+        content = asdict(self)
+        content["levels"] = [_as_json(level) for level in self.levels]
+        as_read: dict[str, Any] = json.loads(json.dumps(content))
+        return as_read
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Plan:
+        """Return the plan that `content` describes.
+
+        Raises:
+            RunFolderError: it does not parse.
+        """
+        try:
+            levels = [_level(value) for value in content["levels"]]
+            return cls(
+                tuple(Variant(**variant) for variant in content["variants"]),
+                content["by"],
+                tuple(levels),
+                tuple(content["seeds"]),
+                Simulation(**content["simulation"]),
+                Settings(**content["settings"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunFolderError(
+                f"the plan of the sweep does not parse ({type(error).__name__}): start it anew"
+            ) from None
+
+    def cells(self) -> Iterator[Cell]:
+        """Yield the runs, numbered from 0, all of one seed before those of the next."""
+        number = 0
+        for seed in self.seeds:
+            simulation = replace(self.simulation, seed=seed)
+            for level in self.levels:
+                for variant in self.variants:
+                    yield Cell(number, variant, self.by, level, simulation, self.settings)
+                    number += 1
+
+
+def _as_json(level: float) -> float | None:
+    """Return a level as JSON has it: null for an infinite ε."""
+    if math.isinf(level):
+        return None
+    return level
+
+
+def _level(value: float | None) -> float:
+    """Return the level that `_as_json` wrote."""
+    if value is None:
+        return math.inf
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep.
+
+    Args:
+        number: from 0.
+        variant: the protocol.
+        by: "noise" or "epsilon".
+        level: of either.
+        simulation: with the run's seed.
+        settings: of the run.
+    """
+
+    number: int
+    variant: Variant
+    by: str
+    level: float
+    simulation: Simulation
+    settings: Settings
+
+    def row(self) -> Row:
+        """Carry out the run and return its row.
+
+        Returns:
+            Values by column. `status` is "done", "refused" where the protocol takes no such noise,
+            or "failed" where the run ended in an error; `reason` then says why.
+        """
+        row = self._described()
+        try:
+            return row | self._measured()
+        except UsageError as error:
+            return row | {"status": "refused", "reason": as_typed(str(error))}
+        except RunFolderError:
+            raise
+        except SecureClusterError as error:
+            return row | {"status": "failed", "reason": as_typed(str(error))}
+
+    def _described(self) -> Row:
+        """Return what is known before the run, by column."""
+        row: Row = {
+            "run": self.number,
+            "protocol": self.variant.protocol,
+            "variant": self.variant.label,
+            "data": self.simulation.data,
+            "scenario": self.simulation.scenario,
+            "seed": self.simulation.seed,
+            "noise": None,
+            "target_epsilon": None,
+            "status": "done",
+            "reason": None,
+        }
+        if self.by == NOISE:
+            row["noise"] = self.level
+        else:
+            row["target_epsilon"] = self.level
+        # with some noise also at the level without: the mechanism is the variant's
+        noisy = self.variant.at(self.by, 1.0)
+        row["mechanism"] = mechanism(noisy)
+        for name in ("dp_unit", "clip", "delta"):
+            row[name] = getattr(noisy, name)
+        return row
+
+    def _measured(self) -> Row:
+        """Return what the run measured, by column."""
+        federation = dealt(self.simulation)
+        protocol = self.variant.at(self.by, self.level)
+        with warnings.catch_warnings():
+            # of runs whose models learned nothing, as many do at the highest noise
+            warnings.simplefilter("ignore", SecureClusterWarning)
+            protocol.fit(federation, self.settings)
+        config = protocol.kept_.learned.config
+        price = protocol.ledger_.price(protocol.delta)
+        agreement = protocol.agreement_ or {"ari": None}
+        worst = min
+        if not federation.objective.higher:
+            worst = max
+        measured = {
+            "data": federation.data,
+            "scenario": federation.scenario,
+            "clients": len(federation),
+            "epsilon": price.epsilon,
+            "clusters": len(set(protocol.labels_.tolist())),
+            "ari": agreement["ari"],
+            protocol.metric_: _finite(protocol.scores_.mean()),
+            f"worst_{protocol.metric_}": _finite(worst(protocol.scores_)),
+            "up": protocol.bytes_["up"],
+            "down": protocol.bytes_["down"],
+            "servers": protocol.bytes_["servers"],
+            "rounds": len(protocol.history_),
+            "seconds": round(protocol.seconds_, 3),
+        }
+        if self.by == EPSILON:
+            measured["noise"] = float(config["noise"])
+        return measured
+
+
+def run_cell(cell: Cell) -> Row:
+    """Carry out a run; what worker processes do."""
+    return cell.row()
+
+
+@lru_cache(maxsize=2)
+def dealt(simulation: Simulation) -> Any:
+    """Return the federation of a seed, which the runs of this process share."""
+    return simulation.noted_federation()
+
+
+def _finite(value: Any) -> float | None:
+    """Return a number, or None where it is not finite, as of clients without test samples."""
+    number = float(value)
+    if math.isfinite(number):
+        return number
+    return None
+
+
+def mechanism(protocol: Any) -> str:
+    """Return in a few words which noise a protocol's options put where.
+
+    Args:
+        protocol: with its hyper-parameters.
+    """
+    phrases = []
+    if protocol.clip is not None and protocol.per_example:
+        phrases.append("dp-sgd")
+    elif protocol.clip is not None:
+        phrases.append(protocol.placement)
+    if getattr(protocol, "gram_noise", 0) or (
+        hasattr(protocol, "gram_noise") and protocol.target_epsilon is not None
+    ):
+        phrases.append(getattr(protocol, "gram_mechanism", "gram"))
+    return "+".join(phrases) or "none"
+
+
+def noise_options(kind: type) -> list[str]:
+    """Return a protocol's options, besides `noise`, that are noise multipliers.
+
+    Args:
+        kind: class of the protocol.
+    """
+    names = [option.name for option in fields(kind)]
+    return [name for name in names if name.endswith("_noise")]
+
+
+def _check_option(kind: Any, name: str) -> None:
+    """Raise UsageError if a protocol's class has no such option."""
+    if name not in {option.name for option in fields(kind)}:
+        raise UsageError(f"{kind.name} has no option {name}, so that it takes no such noise")
+
+
+def levels_of(noise: Sequence[float], epsilon: Sequence[float]) -> tuple[str, tuple[float, ...]]:
+    """Return what a sweep varies, and its levels in ascending order.
+
+    Args:
+        noise: noise multipliers; empty where the sweep is over ε.
+        epsilon: targets of ε, of which infinite is a run without noise; empty where the sweep is
+            over noise.
+
+    Raises:
+        UsageError: none or both are given, or a level is impossible or given twice.
+    """
+    if noise and epsilon:
+        raise UsageError(
+            "noise and epsilon both say how much noise there is: sweep over one of them"
+        )
+    if not noise and not epsilon:
+        raise UsageError(
+            "a sweep takes levels of noise: --noise 0 0.1 0.5, or --epsilon 1 2 4 8 for targets"
+        )
+    by = NOISE
+    given = noise
+    if epsilon:
+        by = EPSILON
+        given = epsilon
+    for level in given:
+        _check_level(by, level)
+        if list(given).count(level) > 1:
+            raise UsageError(f"{by} = {level:g} is given twice: give each level once")
+    return by, tuple(sorted(float(level) for level in given))
+
+
+def _check_level(by: str, level: float) -> None:
+    """Raise UsageError for a noise multiplier or a target that no run can have.
+
+    Args:
+        by: "noise" or "epsilon".
+        level: of either.
+    """
+    if by == EPSILON and not level > 0:
+        raise UsageError(f"epsilon = {level:g} is not possible: a target is above 0")
+    if by == NOISE and not 0 <= level < math.inf:
+        raise UsageError(f"noise = {level:g} is not possible: it is 0, for none, or more")
+
+
+def seeds_of(first: int, count: int) -> tuple[int, ...]:
+    """Return the seeds of a sweep.
+
+    Args:
+        first: seed.
+        count: number of seeds.
+
+    Raises:
+        UsageError: no such number.
+    """
+    if not 1 <= count <= MOST_SEEDS:
+        raise UsageError(f"seeds = {count} is not possible: it is a number from 1 to {MOST_SEEDS}")
+    return tuple(range(first, first + count))
+
+
+def names_of(labels: Sequence[str]) -> list[str]:
+    """Return the protocols that labels name, each once, in their order.
+
+    Args:
+        labels: a protocol each, `cfl`, or one with options of its own, `cfl:sketch=64`.
+
+    Raises:
+        UsageError: an unknown protocol.
+    """
+    names = []
+    for label in labels:
+        name, _, _ = label.partition(":")
+        if name not in protocol_names():
+            raise unknown("protocol", name, protocol_names())
+        names.append(name)
+    return list(dict.fromkeys(names))
+
+
+def variants_of(
+    labels: Sequence[str], options: Any, clusters: int | None = None
+) -> tuple[Variant, ...]:
+    """Return the variants that labels name.
+
+    Args:
+        labels: a protocol each, `cfl`, or one with options of its own,
+            `cfl:placement=central,sketch=64`.
+        options: of all protocols that have them, as attributes; None is each one's own default.
+        clusters: number of true clusters, where the user says it; k where none is given.
+
+    Raises:
+        UsageError: an unknown protocol or option, an impossible value, or a label given twice.
+    """
+    names = names_of(labels)
+    shared = dict(zip(names, given_params(names, options, clusters), strict=True))
+    variants = []
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UsageError(f"{label} is named twice, and both would run the same: name it once")
+        name, _, text = label.partition(":")
+        own = _own_options(name, text)
+        variants.append(Variant(label, name, shared[name] | own))
+    return tuple(variants)
+
+
+def _own_options(name: str, text: str) -> Row:
+    """Return the options in the label of a variant.
+
+    Args:
+        name: of the protocol.
+        text: "placement=central,sketch=64"; empty without options.
+
+    Raises:
+        UsageError: an unknown option, or a value that it does not take.
+    """
+    kind = protocol_class(name)
+    known = {option.name for option in fields(kind)} - VARIED
+    options = {}
+    for entry in filter(None, text.split(",")):
+        typed, sign, value = entry.partition("=")
+        option = typed.replace("-", "_")
+        if option in VARIED:
+            raise UsageError(f"{name}:{entry}: {typed} is what the sweep varies: leave it out")
+        if not sign:
+            raise UsageError(f"{name}:{entry} has no value: write {name}:OPTION=VALUE")
+        if option not in known:
+            raise unknown(f"option of {name}", typed, known)
+        options[option] = _parsed(name, option, value)
+    return options
+
+
+def _parsed(name: str, option: str, value: str) -> Any:
+    """Return the value of an option, as `run` would parse it.
+
+    Args:
+        name: of the protocol.
+        option: its field.
+        value: as typed.
+
+    Raises:
+        UsageError: the option takes no such value.
+    """
+    import tyro
+
+    typed = f"--{option.replace('_', '-')}"
+    arguments = [typed, value]
+    # switches
+    if value.lower() == "true":
+        arguments = [typed]
+    elif value.lower() == "false":
+        arguments = [f"--no-{typed[2:]}"]
+    try:
+        # which prints a text of its own
+        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            parsed = tyro.cli(protocol_class(name), args=arguments)
+    except SystemExit:
+        raise UsageError(f"{name}:{option}={value} is not a value that {typed} takes") from None
+    return getattr(parsed, option)
+
+
+def variant_of(protocol: Any) -> Variant:
+    """Return the variant of a protocol's object, with the options that are not its defaults.
+
+    Args:
+        protocol: with its hyper-parameters.
+
+    Raises:
+        UsageError: it has noise already, or an object as an option.
+    """
+    defaults = type(protocol)().get_params()
+    options = {}
+    for name, value in protocol.get_params().items():
+        if value == defaults[name]:
+            continue
+        if name in VARIED:
+            raise UsageError(f"{name} of {protocol.name} is what the sweep varies: leave it out")
+        try:
+            options[name] = json.loads(json.dumps(value))
+        except TypeError:
+            raise UsageError(
+                f"{name} of {protocol.name} is an object, which a sweep cannot write down: give a "
+                "name, such as 'mlp'"
+            ) from None
+    texts = [f"{name}={value}" for name, value in options.items()]
+    label = protocol.name
+    if texts:
+        label += ":" + ",".join(texts)
+    return Variant(label, protocol.name, options)

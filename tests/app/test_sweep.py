@@ -1,0 +1,501 @@
+"""`securecluster sweep` and `securecluster.sweep` as a user meets them, and breaks them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+import securecluster
+from securecluster import CFL, FLHC, FedAvg, Federation, LabelSwap
+from securecluster.app import run_folder, sweep_plan, sweep_tables, worker_pool
+from securecluster.app.cli import main
+from securecluster.app.plots import sweep as plots
+from securecluster.app.registry import protocol_class
+from securecluster.app.sweep import _Clock
+from securecluster.errors import RunFolderError, SecureClusterError, UpdateError, UsageError
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.protocols import Settings
+from securecluster.protocols.common.averaging import AveragingState
+
+DEALT = {"clients": 6, "clusters": 2, "samples": 40}
+SHARED = {"model": "linear", "rounds": 2, "clip": 1.0}
+SMALL = [
+    "--clients", "6", "--clusters", "2", "--samples", "40", "--model", "linear",
+    "--rounds", "2", "--jobs", "1",
+]  # fmt: skip
+
+
+@pytest.fixture
+def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders hold no pictures: drawing them takes longer than the runs."""
+    monkeypatch.setattr(plots, "draw", lambda *_: [])
+
+
+def _table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def _timeless(path: Path) -> list[dict[str, str]]:
+    """Return the lines of runs.csv without their clocks."""
+    lines = _table(path)
+    for line in lines:
+        del line["seconds"]
+    return lines
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep that nobody disturbed, without pictures: 2 variants, 2 levels and 2 seeds."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    arguments = ["fedavg", "local", *SMALL, "--clip", "1", "--noise", "0.5", "0", "--seeds", "2"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(plots, "draw", lambda *_: [])
+        assert main(["sweep", *arguments, "--seed", "3", "--quiet", "--out", str(out)]) == 0
+    return out
+
+
+def test_each_run_is_the_one_that_fit_makes(whole: Path) -> None:
+    lines = _table(whole / "runs.csv")
+    cells = [(line["seed"], line["noise"], line["variant"]) for line in lines]
+    assert cells == [
+        (seed, noise, name)
+        for seed in ("3", "4")
+        for noise in ("0.0", "0.5")
+        for name in ("fedavg", "local")
+    ]
+    federation = Federation.simulate("digits", scenario=LabelSwap(2), clients=6, samples=40, seed=4)
+    settings = Settings(transcript="none", threads=1)
+    fitted = FedAvg(model="linear", rounds=2, clip=1.0, noise=0.5).fit(federation, settings)
+    (line,) = [x for x in lines if (x["seed"], x["noise"], x["variant"]) == ("4", "0.5", "fedavg")]
+    assert float(line["accuracy"]) == fitted.scores_.mean()
+    assert float(line["worst_accuracy"]) == fitted.scores_.min() < fitted.scores_.mean()
+    assert (int(line["up"]), int(line["down"])) == (fitted.bytes_["up"], fitted.bytes_["down"])
+    assert float(line["epsilon"]) == pytest.approx(gaussian_epsilon(math.sqrt(2) / 0.5, 1e-5))
+    assert (line["mechanism"], line["clip"], line["rounds"]) == ("local", "1.0", "2")
+    assert (line["status"], line["reason"], line["ari"]) == ("done", "", "0.0")
+    epsilons = {float(line["epsilon"]) for line in lines if line["noise"] == "0.0"}
+    assert epsilons == {math.inf, 0}
+
+
+def test_csv_and_parquet_hold_the_same_numbers(whole: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for name in ("runs", "summary"):
+        table = parquet.read_table(whole / f"{name}.parquet")
+        lines = _table(whole / f"{name}.csv")
+        assert table.column_names == list(lines[0])
+        for column in table.column_names:
+            for value, text in zip(table[column].to_pylist(), lines, strict=True):
+                if value is None:
+                    assert text[column] == ""
+                elif isinstance(value, str):
+                    assert text[column] == value
+                else:
+                    assert float(text[column]) == value
+    types = {field.name: str(field.type) for field in parquet.read_schema(whole / "runs.parquet")}
+    assert (types["seed"], types["noise"], types["variant"]) == ("int64", "double", "string")
+
+
+def test_pictures_are_png_pdf_and_svg_without_a_date(tmp_path: Path) -> None:
+    rows = _grid({0: (1, 0.9), 0.1: (0.5, 0.2)})
+    for row in rows:
+        row |= {"up": 1000, "down": 10, "accuracy": 0.5}
+    baseline = [row | {"variant": "local", "epsilon": 0.0, "ari": 0.0} for row in rows]
+    means = sweep_tables.summary(rows + baseline, "accuracy")
+    paths = plots.draw(tmp_path, means, "a title", "accuracy", "")
+    names = ("noise", "epsilon", "bytes")
+    wanted = [tmp_path / f"{name}.{form}" for name in names for form in ("png", "pdf", "svg")]
+    assert paths == wanted
+    assert {path.name for path in tmp_path.iterdir()} == set(run_folder.SWEEP_PICTURES)
+    for png, pdf, svg in (wanted[:3], wanted[3:6], wanted[6:]):
+        assert png.read_bytes().startswith(b"\x89PNG")
+        assert pdf.read_bytes().startswith(b"%PDF") and b"CreationDate" not in pdf.read_bytes()
+        text = svg.read_text()
+        assert "<dc:date>" not in text
+        assert ">cfl</text>" in text, "text stays text, which can be searched and edited"
+    assert ">∞</text>" in (tmp_path / "epsilon.svg").read_text()
+    assert plots.draw(tmp_path, [], "a title", "accuracy", "") == []
+
+
+def test_baselines_are_grey_and_nobody_else() -> None:
+    found = plots.looks(["cfl", "fedavg", "cfl:sketch=64", "local", "finetune"])
+    grey = [label for label, look in found.items() if look.color == "0.5"]
+    assert grey == ["fedavg", "local", "finetune"]
+    assert len({(look.line, look.marker, look.color) for look in found.values()}) == 5
+    assert "C7" not in {look.color for look in plots.looks([f"x{n}" for n in range(20)]).values()}
+
+
+def test_the_summary_has_means_and_students_interval() -> None:
+    rows = [_row(seed=seed, ari=ari) for seed, ari in enumerate((0.2, 0.5, 0.8))]
+    rows.append(_row(seed=3, status="failed", ari=None))
+    (line,) = sweep_tables.summary(rows, "accuracy")
+    low, high = stats.t.interval(0.95, 2, loc=0.5, scale=stats.sem([0.2, 0.5, 0.8]))
+    assert line["ari"] == pytest.approx(0.5)
+    assert (line["ari_low"], line["ari_high"]) == pytest.approx((low, high))
+    assert (line["runs"], line["failed"], line["refused"]) == (3, 1, 0)
+    (alone,) = sweep_tables.summary(rows[:1], "accuracy")
+    assert (alone["ari"], alone["ari_low"], alone["ari_high"]) == (0.2, None, None)
+
+
+def _row(**values: Any) -> dict[str, Any]:
+    """Return a row of a run."""
+    row: dict[str, Any] = dict.fromkeys(sweep_tables.columns("accuracy"))
+    row |= {"run": 0, "protocol": "cfl", "variant": "cfl", "seed": 0, "noise": 0.1}
+    return row | {"epsilon": 5.0, "status": "done", "ari": 1.0, **values}
+
+
+def _grid(aris: dict[float, Sequence[float]]) -> list[dict[str, Any]]:
+    """Return rows of one variant, ARIs by noise and seed, with ε = 1 / noise."""
+    rows = []
+    for noise, values in aris.items():
+        epsilon = 1 / noise if noise else math.inf
+        for seed, ari in enumerate(values):
+            rows.append(_row(noise=noise, epsilon=epsilon, seed=seed, ari=ari))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("aris", "star", "kind"),
+    [
+        # halfway from 1 to 0.8 on a logarithmic axis from 0.01 to 1
+        ({0.01: (1, 1), 1: (0.8, 0.8), 10: (0, 0)}, 0.1, "interpolated"),
+        ({0.01: (1, 1), 1: (1, 0.6), 10: (0, 0)}, 0.1, "interpolated"),
+        # the first fall counts, whatever comes after it
+        ({0.01: (1, 1), 1: (0.8, 0.8), 10: (1, 1)}, 0.1, "interpolated"),
+        ({0: (1, 1), 1: (0.8, 0.8)}, 0, "grid"),
+        ({0.01: (1, 1), 1: (0.95, 0.9)}, 1, "beyond"),
+        ({0.01: (0.89, 0.89), 1: (1, 1)}, None, "none"),
+    ],
+)
+def test_sigma_star_and_epsilon_star_are_where_the_mean_ari_falls_below_nine_tenths(
+    aris: dict[float, Sequence[float]], star: float | None, kind: str
+) -> None:
+    (line,) = sweep_tables.thresholds(_grid(aris))
+    assert (line["sigma_star_kind"], line["epsilon_star_kind"]) == (kind, kind)
+    if star is None:
+        assert line["sigma_star"] is line["epsilon_star"] is line["sigma_star_low"] is None
+        return
+    assert line["sigma_star"] == pytest.approx(star)
+    assert line["epsilon_star"] == pytest.approx(1 / star if star else math.inf)
+    assert line["sigma_star_low"] <= line["sigma_star"] <= line["sigma_star_high"]
+    assert line["epsilon_star_low"] <= line["epsilon_star"] <= line["epsilon_star_high"]
+
+
+def test_the_interval_of_sigma_star_is_that_of_resampled_seeds() -> None:
+    aris = {0.01: (1, 1, 1, 1), 1: (1, 1, 0.4, 0.4)}
+    (line,) = sweep_tables.thresholds(_grid(aris))
+    # with all four of two good seeds every level holds, with all four of the others it falls
+    # within a sixth of two decades
+    assert line["sigma_star_high"] == 1
+    assert line["sigma_star_low"] == pytest.approx(0.01 * 100 ** (0.1 / 0.6))
+    (alone,) = sweep_tables.thresholds(_grid({0.01: (1,), 1: (0.8,)}))
+    assert (alone["sigma_star_low"], alone["sigma_star_high"]) == (None, None)
+
+
+def test_a_failed_run_has_lost_its_clusters_and_a_refused_level_is_left_out() -> None:
+    rows = _grid({0.01: (1, 1), 1: (1, 1)})
+    rows[-1] |= {"status": "failed", "ari": None}
+    (line,) = sweep_tables.thresholds(rows)
+    assert line["sigma_star"] == pytest.approx(0.01 * 100**0.2)
+    rows = _grid({0.01: (1, 1), 1: (1, 1)})
+    rows[-1] |= {"status": "refused", "ari": None, "epsilon": None}
+    (line,) = sweep_tables.thresholds(rows)
+    assert (line["sigma_star"], line["sigma_star_kind"]) == (0.01, "beyond")
+    rows = [_row(ari=None)]
+    assert sweep_tables.thresholds(rows)[0]["sigma_star_kind"] == "unknown"
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_epsilon_is_a_target_for_the_whole_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["fedavg", "fedavg:placement=central", *SMALL, "--clip", "1", "--seeds", "1"]
+    out = tmp_path / "r"
+    assert main(["sweep", *arguments, "--epsilon", "inf", "8", "--out", str(out)]) == 0
+    lines = _table(out / "runs.csv")
+    assert [line["mechanism"] for line in lines] == ["local", "central"] * 2
+    for line in lines[:2]:
+        assert line["target_epsilon"] == "8.0"
+        assert 7.9 < float(line["epsilon"]) <= 8
+        exact = gaussian_epsilon(math.sqrt(2) / float(line["noise"]), 1e-5)
+        assert float(line["epsilon"]) == pytest.approx(exact, rel=1e-3)
+    for line in lines[2:]:
+        assert (line["target_epsilon"], line["noise"], line["epsilon"]) == ("inf", "0.0", "inf")
+    printed = capsys.readouterr().out
+    assert "run 4/4" in printed and "s left" in printed and str(out) in printed
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_what_takes_no_such_noise_is_recorded_with_the_reason(tmp_path: Path) -> None:
+    arguments = ["oneshot", "oneshot:gram-mechanism=naive", *SMALL, "--tasks", "2", "--clip", "1"]
+    out = tmp_path / "r"
+    levels = ["--epsilon", "8", "--seeds", "1", "--dp-unit", "client"]
+    assert main(["sweep", *arguments, *levels, "--quiet", "--out", str(out)]) == 0
+    done, refused = _table(out / "runs.csv")
+    assert (done["status"], done["mechanism"]) == ("done", "local+gram")
+    assert (refused["status"], refused["epsilon"]) == ("refused", "")
+    assert "no noise reaches a --target-epsilon" in refused["reason"]
+    assert refused["mechanism"] == "local+naive"
+    assert _table(out / "summary.csv")[1]["refused"] == "1"
+
+
+def test_the_multiplier_is_that_of_all_releases() -> None:
+    (gram, both, own, naive) = sweep_plan.variants_of(
+        [
+            "oneshot",
+            "oneshot:clip=1",
+            "oneshot:clip=1,gram-noise=2",
+            "oneshot:gram-mechanism=naive",
+        ],
+        object.__new__(type("Nothing", (), {})),
+    )
+    noise = [(v.at("noise", 0.5).noise, v.at("noise", 0.5).gram_noise) for v in (gram, both, own)]
+    assert noise == [(0.0, 0.5), (0.5, 0.5), (0.5, 2.0)]
+    assert sweep_plan.mechanism(naive.at("noise", 0.5)) == "naive"
+    assert sweep_plan.mechanism(gram.at("noise", 0.5)) == "gram"
+    assert both.at("noise", 0.0).gram_noise == both.at("epsilon", math.inf).gram_noise == 0
+    assert both.at("epsilon", 4.0).target_epsilon == 4
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_a_run_that_fails_loses_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diverge(*_: object) -> AveragingState:
+        raise UpdateError("round 1: not finite")
+
+    monkeypatch.setattr(FedAvg, "run_server", diverge)
+    arguments = ["fedavg", "local", *SMALL, "--clip", "1", "--noise", "0.1", "--seeds", "1"]
+    assert main(["sweep", *arguments, "--quiet", "--out", str(tmp_path / "r")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "1 of 2 runs failed, the first of them fedavg with seed 0: round 1: not finite" in said
+    lines = _table(tmp_path / "r" / "runs.csv")
+    assert [line["status"] for line in lines] == ["failed", "done"]
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_a_stopped_sweep_goes_on_and_does_no_run_twice(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "r"
+    out.mkdir()
+    for name in (".securecluster", "config.json"):
+        (out / name).write_bytes((whole / name).read_bytes())
+    lines = (whole / "runs.jsonl").read_text().splitlines(keepends=True)
+    # a kill in the middle of the fourth line
+    (out / "runs.jsonl").write_text("".join(lines[:3]) + lines[3][:40])
+    begun: list[int] = []
+    row = sweep_plan.Cell.row
+    monkeypatch.setattr(sweep_plan.Cell, "row", lambda self: begun.append(self.number) or row(self))
+    monkeypatch.setattr("securecluster.app.sweep._processes", lambda *_: 1)
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert begun == [3, 4, 5, 6, 7]
+    assert _timeless(out / "runs.csv") == _timeless(whole / "runs.csv")
+    assert (out / "runs.csv").read_text().splitlines()[:4] == (
+        (whole / "runs.csv").read_text().splitlines()[:4]
+    )
+    assert main(["resume", str(out), "--quiet"]) == 0, "a complete sweep is shown"
+    assert begun == [3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("damage", ["line", "config", "data"])
+def test_a_damaged_sweep_is_refused_in_one_sentence(
+    damage: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r"
+    out.mkdir()
+    for name in (".securecluster", "config.json", "runs.jsonl"):
+        (out / name).write_bytes((whole / name).read_bytes())
+    sentence = "differs from what was written there"
+    if damage == "line":
+        (out / "runs.jsonl").write_text('{"run": 0, "ari": \n')
+    elif damage == "config":
+        (out / "config.json").write_text("{}")
+    else:
+        text = (out / "config.json").read_text().replace('"data_digest": "', '"data_digest": "0')
+        sentence = "was run on other data"
+        _sealed(out, text)
+    assert main(["resume", str(out), "--quiet"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and sentence in said
+
+
+def _sealed(folder: Path, config: str) -> None:
+    """Write a config.json whose digest the marker has."""
+    from securecluster.core import manifest
+
+    marker = manifest.encode({"config.json": manifest.Mark.of(config.encode())})
+    (folder / "config.json").write_text(config)
+    (folder / ".securecluster").write_bytes(marker)
+
+
+@pytest.mark.exhaustive
+def test_a_killed_sweep_of_two_processes_ends_as_if_it_never_had_been(
+    whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "r"
+    arguments = ["fedavg", "local", *SMALL[:-1], "2", "--clip", "1", "--noise", "0.5", "0"]
+    command = [sys.executable, "-m", "securecluster", "sweep", *arguments, "--seeds", "2"]
+    process = subprocess.Popen([*command, "--seed", "3", "--quiet", "--out", str(out)])
+    record = out / "runs.jsonl"
+    deadline = time.monotonic() + 120
+    while not record.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (out / "runs.csv").exists()
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert _timeless(out / "runs.csv") == _timeless(whole / "runs.csv")
+    numbers = [json.loads(line)["run"] for line in record.read_text().splitlines()]
+    assert sorted(numbers) == list(range(8))
+
+
+def test_workers_give_every_result_and_their_errors() -> None:
+    # functions of modules that load at once
+    found = sorted(worker_pool.results(math.factorial, [1, 2, 3, 4, 5], 2))
+    assert found == [1, 2, 6, 24, 120]
+    with pytest.raises(UsageError, match="did you mean 'cfl'"):
+        list(worker_pool.results(protocol_class, ["cffl"], 2))
+    with pytest.raises(RuntimeError, match="ValueError"):
+        list(worker_pool.results(math.factorial, [-1], 2))
+    with pytest.raises(SecureClusterError, match=r"has died \(exit code 3\).*fewer --jobs"):
+        list(worker_pool.results(os._exit, [3], 2))
+
+
+def test_the_time_that_is_left_is_that_of_the_runs_ahead() -> None:
+    plan = sweep_plan.Plan(
+        (sweep_plan.Variant("a", "cfl", {}), sweep_plan.Variant("b", "cfl", {})),
+        "noise", (0.0, 1.0), (0, 1), sweep_plan.Simulation(), Settings(),
+    )  # fmt: skip
+    clock = _Clock(list(plan.cells()), processes=2)
+    # four runs of each: 3 · 10 s and, as nothing is known of b, 4 · 10 s
+    assert clock.left({"run": 0, "seconds": 10.0}) == pytest.approx(70 / 2)
+    assert clock.left({"run": 1, "seconds": 2.0}) == pytest.approx((3 * 10 + 3 * 2) / 2)
+
+
+def test_python_returns_the_same_as_a_frame(whole: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = securecluster.sweep(
+        ["fedavg", FedAvg(**SHARED, placement="central")], noise=(0, 0.5), seeds=1, seed=3,
+        **DEALT, **SHARED,
+    )  # fmt: skip
+    read = pandas.read_csv(whole / "runs.csv")
+    assert list(frame.columns) == list(read.columns)
+    ours = frame[frame.variant == "fedavg"].reset_index(drop=True)
+    theirs = read[(read.variant == "fedavg") & (read.seed == 3)].reset_index(drop=True)
+    names = ["noise", "epsilon", "ari", "accuracy", "worst_accuracy", "up", "down", "rounds"]
+    pandas.testing.assert_frame_equal(ours[names], theirs[names], check_dtype=False)
+    central = frame[frame.mechanism == "central"]
+    label = "fedavg:rounds=2,model=linear,clip=1.0,placement=central"
+    assert list(central.variant) == [label] * 2
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_python_goes_on_in_a_folder_and_refuses_another_sweep(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    out = tmp_path / "r"
+    options: dict[str, Any] = {**DEALT, **SHARED, "seeds": 1, "folder": out}
+    first = securecluster.sweep(["local"], noise=[0.1], **options)
+    again = securecluster.sweep(["local"], noise=[0.1], **options)
+    assert first.seconds.tolist() == again.seconds.tolist()
+    with pytest.raises(RunFolderError, match="holds another sweep"):
+        securecluster.sweep(["local"], noise=[0.2], **options)
+    with pytest.raises(UsageError, match=r"unknown option 'ronds'.*'rounds'"):
+        securecluster.sweep(["local"], noise=[0.1], ronds=2)
+    with pytest.raises(UsageError, match="noise of flhc is what the sweep varies"):
+        securecluster.sweep([FLHC(clip=1.0, noise=1.0)], noise=[0.1])
+    with pytest.raises(UsageError, match="takes a list of protocols"):
+        securecluster.sweep("cfl", noise=[0.1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["cfll", "--noise", "1"], "did you mean 'cfl'"),
+        (["--noise", "1"], "the protocols first"),
+        (["cfl"], "a sweep takes levels of noise"),
+        (["cfl", "--noise", "1", "--epsilon", "1"], "sweep over one of them"),
+        (["cfl", "--clip", "1", "--noise", "-0.1"], "noise = -0.1 is not possible"),
+        (["cfl", "--clip", "1", "--noise", "nan"], "noise = nan is not possible"),
+        (["cfl", "--clip", "1", "--epsilon", "0"], "epsilon = 0 is not possible"),
+        (["cfl", "--clip", "1", "--noise", "1", "1"], "noise = 1 is given twice"),
+        (["cfl", "--clip", "1", "--noise", "1", "--seeds", "0"], "seeds = 0 is not possible"),
+        (["cfl", "--clip", "1", "--noise", "1", "--jobs", "-1"], "jobs = -1 is not possible"),
+        (["cfl", "cfl", "--clip", "1", "--noise", "1"], "cfl is named twice"),
+        (["cfl", "--noise", "0.1"], "noise without a clip bounds nothing"),
+        (["cfl:foo=1", "--noise", "1"], "unknown option of cfl 'foo'"),
+        (["cfl:sketch", "--noise", "1"], "has no value: write cfl:OPTION=VALUE"),
+        (["cfl:sketch=many", "--noise", "1"], "is not a value that --sketch takes"),
+        (["cfl:noise=1", "--noise", "1"], "noise is what the sweep varies"),
+        (["cfl", "--clip", "1", "--noise", "0", "--eps1", "-1"], "eps1 = -1.0 is not possible"),
+        (["cfl", "--noise", "0", "--gram-noise", "1"], "--gram-noise is an option of oneshot only"),
+        (["cfl", "--noise", "0", "--transcript", "full"], "a sweep keeps no frames"),
+        (["cfl", "--noise", "0", "--mask", "permutatoin"], "did you mean 'permutation'"),
+        (["cfl", "--noise", "0", "--data", "digit"], "did you mean 'digits'"),
+        (["cfl", "--noise", "0", "--model", "mpl"], "did you mean 'mlp'"),
+        (["cfl", "local", "--noise", "0", "--clients", "3"], "4 clusters among 3 clients"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_leave_nothing(
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_a_sweep_is_replaced_by_force_alone_and_is_no_run(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r"
+    out.mkdir()
+    for path in whole.iterdir():
+        (out / path.name).write_bytes(path.read_bytes())
+    (out / "noise.png").write_bytes(b"a picture")
+    arguments = ["local", *SMALL, "--noise", "0", "--seeds", "1", "--quiet", "--out", str(out)]
+    assert main(["sweep", *arguments]) == 2
+    assert "exists and is not empty" in capsys.readouterr().err
+    for command in ("replay", "report"):
+        assert main([command, str(out)]) == 2
+        assert "holds a sweep, whose runs have no folders" in capsys.readouterr().err
+    assert main(["sweep", *arguments, "--force"]) == 0
+    assert [line["variant"] for line in _table(out / "runs.csv")] == ["local"]
+    assert not (out / "noise.png").exists(), "pictures of the other sweep are gone"
+    (out / "thesis.tex").write_text("years of work")
+    assert main(["sweep", *arguments, "--force"]) == 2
+
+
+def test_help_begins_with_the_sweeps_own_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "cfl", "fedavg", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.index("--epsilon") < text.index("--rounds")
+    assert "--target-epsilon" not in text
+    assert main(["sweep", "--help"]) == 0
+
+
+def test_objects_of_ones_own_are_refused() -> None:
+    from torch import nn
+
+    with pytest.raises(UsageError, match="model of cfl is an object"):
+        sweep_plan.variant_of(CFL(model=nn.Linear(2, 2)))
