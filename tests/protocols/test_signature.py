@@ -129,6 +129,7 @@ def test_all_releases_together_cost_what_one_does(
     assert squared_mu == pytest.approx(2.0**-2)
 
 
+@pytest.mark.exhaustive
 def test_with_noise_on_training_too_epsilon_is_finite_and_more_than_the_signatures(
     clients: Federation,
 ) -> None:
