@@ -212,9 +212,10 @@ class SecureSums:
             # Numbers beside updates are few, and are decoded in full.
             dtype = self._dtype if bits == 32 else torch.float64
             members = len(found.context.members)
-            if self._ranges.noise is not None and bits == 32:
-                plan = self._ranges.noise.plan(total.numel(), members)
-                decoded = self._ranges.noise.decode(total, plan, dtype)
+            noise = self._ranges.noise_of(name)
+            if noise is not None and bits == 32:
+                plan = noise.plan(total.numel(), members)
+                decoded = noise.decode(total, plan, dtype)
             else:
                 codec = self._ranges.fixed_point(name, bits, members)
                 decoded = codec.decode(total, len(found.survivors), dtype)
