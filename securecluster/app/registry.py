@@ -26,6 +26,7 @@ PROTOCOLS = {  # module and class
     "oneshot": "oneshot:OneShot",
     "nsim": "nsim:NSIM",
     "ifca": "ifca:IFCA",
+    "hidden": "hidden:Hidden",
     "local-kmeans": "local_kmeans:LocalKMeans",
     "random": "random_clusters:RandomClusters",
     "fedavg": "fedavg:FedAvg",

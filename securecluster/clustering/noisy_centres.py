@@ -33,6 +33,8 @@ CELL_RADIUS = 0.8  # norm of the code book's centres, in the unit ball that all 
 # A cell is used, and a centre moves, if its count is this many standard deviations of its noise.
 CELL_DEVIATIONS = math.sqrt(2)
 STEP_DEVIATIONS = 1.5 * math.sqrt(2)
+SURE_DEVIATIONS = 3.0
+COUNT_ROUNDING = 0.1  # counts of sums without noise are whole numbers up to rounding
 STARTS = 20  # random initializations of k-means on the cells
 SPREAD_POINTS = 4000  # random directions whose clusters are the code book's
 
@@ -209,6 +211,23 @@ def moved_centres(total: Array, centres: Array, deviation: float) -> Array:
     clear = counts_of(total) > STEP_DEVIATIONS * noise_of_count
     steps = _mean_displacements(total, STEP_REACH)
     return np.asarray(centres + np.where(clear[:, None], steps, 0.0))
+
+
+def large_enough(counts: Array, deviation: float, minimum: int) -> Array:
+    """Return which centres are kept, (k',) ascending; the one with the highest count always is.
+
+    A centre is left out if its count is surely below a minimum: noise alone must not dissolve a
+    small cluster.
+
+    Args:
+        counts: (k,) of the clients at each centre, with noise where sums have some.
+        deviation: standard deviation of the noise in each number of the sum.
+        minimum: smallest size of a cluster.
+    """
+    sure = SURE_DEVIATIONS * math.sqrt(2) * deviation
+    kept = counts + sure >= minimum - COUNT_ROUNDING
+    kept[counts.argmax()] = True
+    return np.flatnonzero(kept)
 
 
 def _k_means(points: Array, weights: Array, k: int, starts: int, seed: int) -> Array:
