@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ def share_right(labels: Sequence[int], truth: Sequence[int]) -> float:
     return float(pairs[rows, columns].sum() / len(truth))
 
 
-@lru_cache(maxsize=None)
+@cache
 def noise_of(epsilon: float) -> float:
     """Return the noise multiplier of the whole clustering."""
     return float(find_noise(lambda z: [(z, 1.0, 1)], epsilon, DELTA))
