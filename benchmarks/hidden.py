@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from securecluster import Dirichlet, Federation, Iid, LabelSwap, Rotation
-from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, summarise
 from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import Array
 from securecluster.clustering.metrics import agreement
@@ -213,7 +213,37 @@ def main(argv: Sequence[str] | None = None) -> Path:
     rows = sheet.fill(cells(chosen.seeds), measure, chosen.minutes)
     by = ["clients", "labels", "scenario", "minority", "epsilon"]
     summarise(rows, by, ["ari", "right", "bound"])
+    sheet.save(drawn(rows), chosen.scale)
     return sheet.path
+
+
+def drawn(rows: Sequence[Row]) -> Any:
+    """Return a figure of right labels over ε of a replaced client, and the bound as a line.
+
+    Args:
+        rows: of the sheet; those that were not run are left out.
+    """
+    picture, axes = figure(7.0, 3.2, columns=len(TRANSFORMS))
+    line = np.linspace(0, 10, 101)
+    for axis, scenario in zip(axes[0], TRANSFORMS, strict=True):
+        for clients in CLIENTS:
+            right: dict[float, list[float]] = {}
+            for row in rows:
+                wanted = (str(clients), "even", scenario)
+                if (row["clients"], row["labels"], row["scenario"]) == wanted and row["right"]:
+                    right.setdefault(float(row["replaced"]), []).append(float(row["right"]))
+            epsilons = sorted(right)
+            means = [float(np.mean(right[epsilon])) for epsilon in epsilons]
+            axis.plot(epsilons, means, marker="o", label=f"{clients} clients, hidden")
+        limit = [bound(epsilon, CLUSTERS) for epsilon in line]
+        axis.plot(line, limit, color="black", linestyle="--", label="labels at a server, at most")
+        axis.set_xlim(0, 10)
+        axis.set_ylim(0.2, 1.02)
+        axis.set_title(scenario)
+        axis.set_xlabel("ε, for a replaced client")
+        axis.set_ylabel("right labels")
+    axes[0][0].legend(fontsize="small")
+    return picture
 
 
 if __name__ == "__main__":
