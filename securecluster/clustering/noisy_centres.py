@@ -213,7 +213,7 @@ def moved_centres(total: Array, centres: Array, deviation: float) -> Array:
     return np.asarray(centres + np.where(clear[:, None], steps, 0.0))
 
 
-def large_enough(counts: Array, deviation: float, minimum: int) -> Array:
+def large_enough(counts: Array, deviation: float, minimum: int) -> list[int]:
     """Return which centres are kept, (k',) ascending; the one with the highest count always is.
 
     A centre is left out if its count is surely below a minimum: noise alone must not dissolve a
@@ -227,7 +227,7 @@ def large_enough(counts: Array, deviation: float, minimum: int) -> Array:
     sure = SURE_DEVIATIONS * math.sqrt(2) * deviation
     kept = counts + sure >= minimum - COUNT_ROUNDING
     kept[counts.argmax()] = True
-    return np.flatnonzero(kept)
+    return [int(c) for c in np.flatnonzero(kept)]
 
 
 def _k_means(points: Array, weights: Array, k: int, starts: int, seed: int) -> Array:

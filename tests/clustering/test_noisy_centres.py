@@ -70,9 +70,9 @@ def test_the_code_book_is_spread_over_the_ball(r: int, count: int) -> None:
 
 def test_small_clusters_go_only_where_no_noise_explains_them() -> None:
     counts = np.array([5.0, 1.0, 4.0])
-    assert centres.large_enough(counts, 0.0, 2).tolist() == [0, 2]
-    assert centres.large_enough(counts, 0.5, 2).tolist() == [0, 1, 2]
-    assert centres.large_enough(np.array([0.0, 1.0]), 0.0, 9).tolist() == [1]
+    assert centres.large_enough(counts, 0.0, 2) == [0, 2]
+    assert centres.large_enough(counts, 0.5, 2) == [0, 1, 2]
+    assert centres.large_enough(np.array([0.0, 1.0]), 0.0, 9) == [1]
 
 
 @pytest.mark.parametrize("k", [2, 4])
