@@ -15,6 +15,7 @@ import numpy as np
 
 from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import Array
+from securecluster.core.floating_point import margin
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError
 from securecluster.messaging.bounds import Real, Upto, Whole
@@ -259,7 +260,7 @@ class HiddenClient(TrainingClient):
         """Return the clients' points (b, q) of norm 1, which follow from their data alone."""
         for k in context.positions:
             if k not in self._points:
-                labels = self.cohort.training_samples.targets([k])
+                labels = self.cohort.training_samples.targets([k]).tolist()
                 self._points[k] = self._map.point(self.cohort.inputs(k), labels)
         return noisy_centres.unit(np.stack([self._points[k] for k in context.positions]))
 
@@ -280,6 +281,11 @@ class HiddenClient(TrainingClient):
         return noisy_centres.displacement_rows(points, centres, reach)
 
     def _rows_of(self, rows: Array) -> Rows:
-        """Return rows in the type of the models."""
+        """Return rows in the type of the models, slightly shorter than 1.
+
+        The clip leaves them as they are then: by which factor it rounds longer ones depends on the
+        number of clients in a batch, and noise follows the bits of a row.
+        """
         start = self.cohort.start
-        return Rows(torch.as_tensor(rows).to(start.device, start.dtype))
+        scale = 1 - 2 * margin(start.dtype)
+        return Rows(torch.as_tensor(rows * scale).to(start.device, start.dtype))

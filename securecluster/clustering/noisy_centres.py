@@ -97,7 +97,8 @@ def leading_directions(packed: Array, count: int) -> Array:
 
 def projections(directions: Array, basis: Array) -> Array:
     """Return the coordinates (b, r) of unit vectors (b, q) along a basis (q, r)."""
-    coordinates = directions @ basis
+    # A matrix product may round a row by the other rows of its batch, and noise follows the bits.
+    coordinates = (directions[:, :, None] * basis[None]).sum(1)
     return within(coordinates, 1.0)
 
 

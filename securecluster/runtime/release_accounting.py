@@ -265,9 +265,9 @@ class ReleaseAccounting:
         curator = self._curator(name)
         if curator:
             return curator.multiplier, REPLACE
-        noise = self._sum_noise(name)
-        if noise is not None and self._noised_in_sums(release, name):
-            return noise.multiplier, REPLACE
+        shares = self._sum_noise(name)
+        if shares is not None and self._noised_in_sums(release, name):
+            return shares.multiplier, REPLACE
         return self.pipeline.of(name).multiplier, REPLACE
 
 
