@@ -284,8 +284,10 @@ class HiddenClient(TrainingClient):
         """Return rows in the type of the models, slightly shorter than 1.
 
         The clip leaves them as they are then: by which factor it rounds longer ones depends on the
-        number of clients in a batch, and noise follows the bits of a row.
+        number of clients in a batch, and noise follows the bits of a row. Sums of rows depend on
+        their order in memory, too.
         """
         start = self.cohort.start
         scale = 1 - 2 * margin(start.dtype)
-        return Rows(torch.as_tensor(rows * scale).to(start.device, start.dtype))
+        contiguous = np.ascontiguousarray(rows * scale)
+        return Rows(torch.as_tensor(contiguous).to(start.device, start.dtype))
