@@ -149,11 +149,11 @@ class Hidden(ClusteringProtocol):
     def _find_centres(self, net: ServerChannel) -> Centres:
         """Return centres from four sums over all clients."""
         points = self._summed(net, HiddenClient.send_point, Empty())
-        mean = points.rows.point.table[0] / points.counts[0]
+        mean = points.rows.point.table[0].cpu() / points.counts[0]
         moments = self._summed(net, HiddenClient.send_moments, PublicMean(Shared(mean)))
         r = self._subspace
         basis = noisy_centres.leading_directions(_array(moments.rows.moments), r)
-        public = Centres(mean.cpu(), torch.as_tensor(basis).to(mean.cpu()))
+        public = Centres(mean, torch.as_tensor(basis).to(mean))
 
         cells = noisy_centres.code_book(r, CELLS_PER_CLUSTER * self.k)
         public.centres = torch.as_tensor(cells).to(public.mean)
