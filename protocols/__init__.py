@@ -5,6 +5,7 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.fedavg import FedAvg
 from securecluster.protocols.finetune import FineTune
 from securecluster.protocols.flhc import FLHC
+from securecluster.protocols.hidden.protocol import Hidden
 from securecluster.protocols.ifca.protocol import IFCA
 from securecluster.protocols.local import Local
 from securecluster.protocols.local_kmeans import LocalKMeans
@@ -24,6 +25,7 @@ __all__ = [
     "ClusteringProtocol",
     "FedAvg",
     "FineTune",
+    "Hidden",
     "Local",
     "LocalKMeans",
     "OneShot",

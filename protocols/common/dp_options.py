@@ -23,7 +23,12 @@ from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCura
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, least_release
 from securecluster.privacy.pipeline import Pipeline, Stage
-from securecluster.protocols.common.privacy_spec import FOLLOWS, PrivacySpec, ReleaseCounts
+from securecluster.protocols.common.privacy_spec import (
+    FOLLOWS,
+    PrivacySpec,
+    ReleaseCounts,
+    RowNoise,
+)
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.training.config import FULL_GRADIENT
@@ -195,6 +200,45 @@ class DPOptions(ABC):
             return None
         return SkellamMechanism(config["clip"], config["noise"], MINIMUM, draws)
 
+    def row_noises(self, config: Mapping[str, Any]) -> dict[str, RowNoise]:
+        """Return the clip norm and noise of fields whose rows are not updates, by field.
+
+        The party that adds the noise of updates adds this noise as well. It is empty in runs
+        without noise.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        return {}
+
+    def row_stages(self, noise: RowNoise, config: Mapping[str, Any]) -> tuple[Stage, ...]:
+        """Return the stages of a field's rows at their client.
+
+        Args:
+            noise: the field's clip norm and noise.
+            config: what clients and server agreed on.
+        """
+        clip = Clip(noise.norm, nonfinite_as_zeros=True)
+        if config["placement"] == "local":
+            return (clip, Noise(noise.norm, noise.multiplier))
+        return (clip,)
+
+    def sum_noises(
+        self, config: Mapping[str, Any], draws: NoiseStreams | None = None
+    ) -> dict[str, SkellamMechanism]:
+        """Return the noise of `row_noises` that clients add to secure sums in shares, by field.
+
+        Args:
+            config: what clients and server agreed on.
+            draws: the clients' streams of noise; None at the server.
+        """
+        if self.sum_noise(config, draws) is None:
+            return {}
+        mechanisms = {}
+        for name, noise in self.row_noises(config).items():
+            mechanisms[name] = SkellamMechanism(noise.norm, noise.multiplier, MINIMUM, draws)
+        return mechanisms
+
     def private_training(self, plan: LocalTraining, config: Mapping[str, Any]) -> LocalTraining:
         """Return hyper-parameters of local training, with DP-SGD where the run uses it.
 
@@ -258,8 +302,11 @@ class DPOptions(ABC):
         if self.per_example and config["noise"]:
             private_trainings = self.trainings(self.training(config), config)
         curator = None
+        curators: dict[str, TrustedCurator] = {}
         if self.per_client and config["noise"] and config["placement"] == "central":
             curator = TrustedCurator(config["clip"], config["noise"], draws)
+            for name, row_noise in self.row_noises(config).items():
+                curators[name] = TrustedCurator(row_noise.norm, row_noise.multiplier, draws)
         # Mean variance of DP-SGD's noise in an update; it depends on a client's number of steps.
         variances = {}
         for name, plan in private_trainings.items():
@@ -272,6 +319,8 @@ class DPOptions(ABC):
             curator,
             variances,
             self.sum_noise(config),
+            curators,
+            self.sum_noises(config),
         )
 
     def history(self, z: float, samples: int, usual: LocalTraining) -> History:
@@ -317,7 +366,16 @@ class DPOptions(ABC):
             (1.0, 1.0, counts.signatures),
         ]
         released = tuple(release for release in others if release[2])
-        return _smallest_sum_noise(counts.updates, released, target, float(self.delta))
+        sums = ((1.0, counts.updates), *self.other_sums())
+        return _smallest_sum_noise(sums, released, target, float(self.delta))
+
+    def other_sums(self) -> tuple[tuple[float, int], ...]:
+        """Return a client's releases in sums that are not of updates, for `target_epsilon`.
+
+        Returns:
+            (noise multiplier over that of updates, number of releases)
+        """
+        return ()
 
     def resolve_noise(
         self, federation: Federation, lr: float, validation_share: float
@@ -358,12 +416,15 @@ class DPOptions(ABC):
 
 @lru_cache(maxsize=64)
 def _smallest_sum_noise(
-    updates: int, others: tuple[Releases, ...], target: float, delta: float
+    sums: tuple[tuple[float, int], ...],
+    others: tuple[Releases, ...],
+    target: float,
+    delta: float,
 ) -> float:
     """Return the smallest z with which sums with Skellam noise, and more, cost at most the target.
 
     Args:
-        updates: number of sums that a client's rows are in.
+        sums: the sums that a client's rows are in: their noise multiplier over z, and their number.
         others: its other releases at z = 1.
         target: ε.
         delta: δ.
@@ -371,8 +432,8 @@ def _smallest_sum_noise(
     from securecluster.privacy.dp.accounting import find_skellam_noise, skellam_epsilon
 
     def cost(z: float) -> float:
-        sums = [(least_release(z), updates)]
-        return skellam_epsilon(_scaled(others, z), sums, delta).epsilon
+        releases = [(least_release(z * factor), count) for factor, count in sums]
+        return skellam_epsilon(_scaled(others, z), releases, delta).epsilon
 
     return float(find_skellam_noise(cost, target, delta))
 

@@ -33,6 +33,19 @@ class ReleaseCounts:
     """gradients over all samples, for DP-SGD"""
 
 
+@dataclass(frozen=True)
+class RowNoise:
+    """Clip norm and noise of a field whose rows are not updates.
+
+    Args:
+        norm: S, to which each client's row is clipped.
+        multiplier: z, the standard deviation of the noise over S.
+    """
+
+    norm: float
+    multiplier: float
+
+
 FOLLOWS = FieldNoise(math.inf)
 """A field that costs nothing: it follows from other releases, or is public."""
 

@@ -312,6 +312,7 @@ class SumOptions(DPOptions):
             saturate=config["noise"] > 0,
             clamped=frozenset({"loss"}),
             noise=self.sum_noise(config, draws),
+            noises=self.sum_noises(config, draws),
         )
 
     def secure_sum_service(

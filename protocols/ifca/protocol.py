@@ -35,6 +35,7 @@ from securecluster.messaging.replies import Replies
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import total_weights
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.blocks import BlockStage
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import ModelChoice
@@ -43,7 +44,7 @@ from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.protocols.common.sum_options import LARGEST_LOSS, PLAIN
 from securecluster.protocols.ifca.client import IFCAClient, hidden_view, server_view
-from securecluster.protocols.ifca.hidden_client import BlockStage, HiddenChoiceClient
+from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient
 from securecluster.protocols.ifca.hidden_server import (
     FinalCounts,
     average_unseen,

@@ -27,6 +27,7 @@ PROTOCOLS = {  # module and class
     "nsim": "nsim:NSIM",
     "ifca": "ifca:IFCA",
     "signature": "signature:Signature",
+    "hidden": "hidden:Hidden",
     "local-kmeans": "local_kmeans:LocalKMeans",
     "random": "random_clusters:RandomClusters",
     "fedavg": "fedavg:FedAvg",

@@ -33,12 +33,22 @@ class SumRanges:
             be a release.
         clamped: fields whose numbers are clamped in every run, such as losses that overflow.
         noise: noise of fields with 32 bits, of which each client adds a share; None adds none.
+        noises: noise by field, where it is not `noise`.
     """
 
     bounds: Mapping[str, float]
     saturate: bool = False
     clamped: frozenset[str] = frozenset()
     noise: SkellamMechanism | None = None
+    noises: Mapping[str, SkellamMechanism] = dataclasses.field(default_factory=dict)
+
+    def noise_of(self, name: str) -> SkellamMechanism | None:
+        """Return the noise of which each client adds a share to a field; None without any.
+
+        Args:
+            name: name of the field.
+        """
+        return self.noises.get(name, self.noise)
 
     def least_members(self, minimum: int, members: int) -> int:
         """Return the smallest number of members and of survivors of a sum over some clients.

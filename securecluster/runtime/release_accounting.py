@@ -47,6 +47,8 @@ class ReleaseAccounting:
         trained: by kind of training, the variance that DP-SGD's noise adds to each coordinate of a
             client's update, on average over clients.
         sum_noise: noise of which clients add shares in secure sums, or None.
+        curators: the noise of a trusted server by field, where it is not `curator`'s.
+        sum_noises: noise in shares by field, where it is not `sum_noise`.
     """
 
     pipeline: Pipeline
@@ -55,6 +57,8 @@ class ReleaseAccounting:
     curator: TrustedCurator | None = None
     trained: Mapping[str, float] = field(default_factory=dict)
     sum_noise: SkellamMechanism | None = None
+    curators: Mapping[str, TrustedCurator] = field(default_factory=dict)
+    sum_noises: Mapping[str, SkellamMechanism] = field(default_factory=dict)
 
     def noise(self, name: str, d: int, trains: str = "usual") -> float:
         """Return the expected squared norm of the noise in one row of a field, whoever added it.
@@ -179,19 +183,21 @@ class ReleaseAccounting:
             event = self._field_event(release, call, name)
             if self._noised_in_sums(release, name):
                 d = getattr(reply, name).table[0].numel()
-                event = self._sum_event(event, d, members)
+                event = self._sum_event(event, name, d, members)
             yield event
 
-    def _sum_event(self, event: Event, d: int, members: int) -> Event:
+    def _sum_event(self, event: Event, name: str, d: int, members: int) -> Event:
         """Return the event of a field with the noise of a secure sum.
 
         Args:
             event: the field's event; its clients are the survivors.
+            name: name of the field.
             d: numbers in a row.
             members: clients that were asked for a row.
         """
-        assert self.sum_noise is not None
-        plan = self.sum_noise.plan(d, members)
+        noise = self._sum_noise(name)
+        assert noise is not None
+        plan = noise.plan(d, members)
         released = plan.release(event.clients)
         return replace(
             event,
@@ -204,6 +210,10 @@ class ReleaseAccounting:
         if self.sum_noise is None or release.derived or name not in release.through:
             return False
         return self.pipeline.of(name).clips and name not in self.fields
+
+    def _sum_noise(self, name: str) -> SkellamMechanism | None:
+        """Return the noise of which clients add shares to a field, if any."""
+        return self.sum_noises.get(name, self.sum_noise)
 
     def _field_event(self, release: ReleasePolicy, call: Event, name: str) -> Event:
         """Return the event of one field of a reply."""
@@ -242,7 +252,7 @@ class ReleaseAccounting:
         pipeline = self.pipeline.of(name)
         if not pipeline.clips or name in self.fields:
             return None
-        return self.curator
+        return self.curators.get(name, self.curator)
 
     def _server_cannot_read(self, release: ReleasePolicy, name: str) -> bool:
         """Return True if a field is sealed for other clients."""
@@ -263,8 +273,9 @@ class ReleaseAccounting:
         curator = self._curator(name)
         if curator:
             return curator.multiplier, REPLACE
-        if self.sum_noise is not None and self._noised_in_sums(release, name):
-            return self.sum_noise.multiplier, REPLACE
+        shares = self._sum_noise(name)
+        if shares is not None and self._noised_in_sums(release, name):
+            return shares.multiplier, REPLACE
         return self.pipeline.of(name).multiplier, REPLACE
 
 

@@ -262,7 +262,7 @@ class SecureSumService:
         step: int,
     ) -> torch.Tensor:
         """Return a field's rows (b, …) as integers, each with its client's share of the noise."""
-        noise = self._ranges.noise
+        noise = self._ranges.noise_of(name)
         assert noise is not None
         table = torch.empty(rows.shape, dtype=torch.int32)
         for k, (client, members) in enumerate(groups):

@@ -240,9 +240,10 @@ class SecureSums:
             # Numbers beside updates are few, and are decoded in full.
             dtype = self._dtype if bits == 32 else torch.float64
             members = len(group_sum.context.members)
-            if self._ranges.noise is not None and bits == 32:
-                plan = self._ranges.noise.plan(unmasked.numel(), members)
-                decoded = self._ranges.noise.decode(unmasked, plan, dtype)
+            noise = self._ranges.noise_of(name)
+            if noise is not None and bits == 32:
+                plan = noise.plan(unmasked.numel(), members)
+                decoded = noise.decode(unmasked, plan, dtype)
             else:
                 codec = self._ranges.fixed_point(name, bits, members)
                 decoded = codec.decode(unmasked, len(group_sum.survivors), dtype)

@@ -39,6 +39,7 @@ from securecluster.protocols import (
     ClusteringProtocol,
     FedAvg,
     FineTune,
+    Hidden,
     LocalKMeans,
     OneShot,
     Settings,
@@ -132,7 +133,19 @@ def test_large_finite_numbers_are_no_infinity() -> None:
     check(message(rows=Picks(torch.full((2, 4), 3e38), ((0, 1),))), LIMITS)
 
 
-PROTOCOLS = (CFL, FLHC, IFCA, NSIM, SRFCA, FedAvg, FineTune, LocalKMeans, OneShot, Signature)
+PROTOCOLS = (
+    CFL,
+    FLHC,
+    Hidden,
+    IFCA,
+    NSIM,
+    SRFCA,
+    FedAvg,
+    FineTune,
+    LocalKMeans,
+    OneShot,
+    Signature,
+)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -24,6 +24,7 @@ from securecluster.protocols import (
     ClusteringProtocol,
     FedAvg,
     FineTune,
+    Hidden,
     Local,
     LocalKMeans,
     OneShot,
@@ -79,6 +80,7 @@ SMALL: dict[Protocol, Parameters] = {
     FLHC: {"pre_rounds": 1},
     FedAvg: {},
     FineTune: {"tune_rounds": 1},
+    Hidden: {"k": 2, "aggregation": "plain"},
     IFCA: {"k": 2, "starts": 2, "start_rounds": 1},
     Local: {},
     LocalKMeans: {"k": 2, "local_rounds": 1},
@@ -126,6 +128,7 @@ VARIANTS: dict[str, tuple[Protocol, Parameters]] = {
     "nsim": (NSIM, {}),
     "nsim apart": (NSIM, {"eps": 0.0}),  # leaves every client alone
     "nsim independent": (NSIM, {"init": "independent"}),
+    "hidden": (Hidden, {}),
     "ifca": (IFCA, {}),
     "local-kmeans": (LocalKMeans, {}),
     "random": (RandomClusters, {}),

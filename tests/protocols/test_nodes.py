@@ -68,6 +68,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "flhc",
         "flhc apart",
         "flhc 4bit",
+        "hidden",
         "ifca",
         "local-kmeans",
         "nsim",

@@ -40,6 +40,7 @@ NAMES = (
     "signature noise",
     "signature blocks",
     "nsim",
+    "hidden",
     "ifca",
     "local-kmeans",
     "random",
@@ -53,11 +54,13 @@ OWN_NOISE: dict[str, dict[str, Any]] = {
     "signature blocks": {"signature_noise": 0.0},
 }
 EVERY = [(name, way) for name in NAMES for way in WAYS]
+EVERY.remove(("hidden", "example"))  # whose sums protect whole clients
 # Every variant under noise, each way under one protocol whose updates are read one by one, one
 # that needs sums alone, and one that clusters by losses
-COVERED = [(name, "client") for name in NAMES if name not in ("flhc", "random", "ifca")]
+COVERED = [(name, "client") for name in NAMES if name not in ("flhc", "random", "ifca", "hidden")]
 COVERED += [("signature noise", "example")]
 COVERED += [("flhc", "central"), ("random", "central"), ("ifca", "example")]
+COVERED += [("hidden", "central")]
 COVERED += [(name, way) for name in ("cfl", "fedavg", "srfca") for way in ("central", "example")]
 SHARED = pytest.mark.parametrize(("name", "way"), cases.covering(EVERY, COVERED), scope="module")
 SOME = pytest.mark.parametrize(("name", "way"), cases.covering(EVERY, COVERED))
@@ -159,7 +162,10 @@ def test_nodes_with_one_client_each_draw_as_they_do_together(
     made = private(name, way)
     state, nodes = cases.serve_nodes(made, small)
     together = made.fit(small, DOUBLE)
-    assert list(state.labels) == list(together.labels_)
+    labels = [made.known_labels(node.client, state)[0] for node in nodes]
+    if name != "hidden":  # whose server knows no labels
+        labels = list(state.labels)
+    assert labels == list(together.labels_)
     finals = (
         torch.cat([made.final_models(node.client, state).values for node in nodes])
         if name != "ifca"

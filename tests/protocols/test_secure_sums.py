@@ -53,6 +53,7 @@ ACCEPTED = (
     "oneshot",
     "nsim",
     "nsim apart",
+    "hidden",
     "ifca",
     "local-kmeans",
     "random",

@@ -1,0 +1,99 @@
+"""A client's point: the means of its samples by class, sketched to a few numbers.
+
+Clients whose labels mean other things, or whose samples look different, have other class means,
+with whatever frequencies the classes occur. Nothing here is learned from data: the lowest
+frequencies of images and the sketch are public. At the unit of a whole client, a mean over its
+samples costs no more than their sum, since the point is scaled to norm 1 before it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from securecluster.clustering.labels import Array
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
+
+# A class of n samples counts n/(n + PRIOR) of its mean: few samples say little about a class.
+PRIOR = 5.0
+# Frequencies of an image in each direction; further ones are mostly noise. Chosen by trial.
+FREQUENCIES = 7
+
+
+@dataclass(frozen=True)
+class ClassMeans:
+    """A public map from a client's samples to q numbers.
+
+    Args:
+        shape: of a sample.
+        classes: number of classes.
+        size: q.
+        seed: of the run, which determines the sketch.
+    """
+
+    shape: tuple[int, ...]
+    classes: int
+    size: int
+    seed: int
+
+    def point(self, inputs: torch.Tensor, labels: Sequence[int]) -> Array:
+        """Return a client's point, (q,) float64, of any norm.
+
+        It has no number of samples in it, but that rare classes count less.
+
+        Args:
+            inputs: (n, ...) samples.
+            labels: (n,) their classes.
+        """
+        flat = inputs.flatten(1).cpu().double()
+        numbers = torch.as_tensor(np.asarray(labels), dtype=torch.int64)
+        sums = torch.zeros(self.classes, flat.shape[1], dtype=torch.float64)
+        sums.index_add_(0, numbers, flat)
+        counts = torch.bincount(numbers, minlength=self.classes).double().numpy()
+        return self.point_of(sums.numpy(), counts)
+
+    def point_of(self, sums: Array, counts: Array) -> Array:
+        """Return the point of a client, (q,), from the sums of its samples by class.
+
+        Args:
+            sums: (c, D).
+            counts: (c,) numbers of samples.
+        """
+        means = self._smooth(sums / np.maximum(counts, 1.0)[:, None])
+        weights = counts / (counts + PRIOR)
+        # What all of a client's classes have in common tells nothing about its labels, and with
+        # few samples it varies more than anything else.
+        centre = weights @ means / max(weights.sum(), np.finfo(np.float64).tiny)
+        centred = weights[:, None] * (means - centre)
+        return np.asarray(centred.ravel() @ self._sketch)
+
+    def _smooth(self, means: Array) -> Array:
+        """Return the lowest frequencies of images, (c, f); other samples as they are, (c, D)."""
+        if len(self.shape) != 3:
+            return means
+        channels, height, width = self.shape
+        images = means.reshape(len(means), channels, height, width)
+        spectra = _waves(height) @ images @ _waves(width).T
+        return np.asarray(spectra.reshape(len(means), -1))
+
+    @cached_property
+    def _sketch(self) -> Array:
+        """Return the public sketch, (c·f, q)."""
+        numbers = self._smooth(np.zeros((self.classes, math.prod(self.shape)))).size
+        generator = Randomness(self.seed).generator("hidden", "sketch")
+        return generator.standard_normal((numbers, self.size))
+
+
+def _waves(length: int) -> Array:
+    """Return the lowest frequencies of the orthonormal DCT-II, (f, length)."""
+    count = min(FREQUENCIES, length)
+    frequencies = np.arange(count)[:, None]
+    positions = np.arange(length)[None] + 0.5
+    waves = np.cos(math.pi * frequencies * positions / length) * math.sqrt(2 / length)
+    waves[0] *= math.sqrt(0.5)
+    return np.asarray(waves)

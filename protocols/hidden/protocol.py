@@ -1,0 +1,536 @@
+"""Hidden assignment: clusters that clients find by noisy sums, and assign themselves to.
+
+The server holds no update, no point and no label of a client. In four sums it learns the mean of
+all clients' points, their leading directions, a small set of cells that describes them there, and
+one step of Lloyd's algorithm (`clustering.noisy_centres`). Each client then takes the nearest
+centre, and tells nobody. In every round it adds k blocks of d numbers to a sum: its update in the
+block of its cluster, and zeros in the others. All clients receive all k averages, of which each
+applies its own.
+
+Noise that each of these sums has covers what a server could learn from it about one client, also
+by subtracting two sums. No other number depends on data: points have norm 1, so that no clip norm
+is to be chosen, and they are functions of the data and of a public sketch, without any training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from securecluster.clustering import noisy_centres
+from securecluster.clustering.labels import Array, check_number
+from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import check_number as check_range
+from securecluster.core.validation import check_whole
+from securecluster.data import Federation
+from securecluster.errors import UsageError
+from securecluster.messaging.messages import Empty, Rows, Shared
+from securecluster.messaging.replies import Sums
+from securecluster.models.objectives import Classification
+from securecluster.privacy.dp.gaussian_mechanism import Clip
+from securecluster.privacy.pipeline import Kind, Pipeline, Stage
+from securecluster.protocols.common.averaging import visible_sample_counts
+from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.blocks import BlockStage
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.dp_options import History
+from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.common.privacy_spec import Disclosures, OfPlainSums, RowNoise
+from securecluster.protocols.common.sampling import TRIES, sample_clients
+from securecluster.protocols.common.sum_options import DEVIATIONS, ROUNDING, SECAGG
+from securecluster.protocols.hidden.class_means import ClassMeans
+from securecluster.protocols.hidden.client import (
+    BlockAverages,
+    ClusterBlocks,
+    HiddenClient,
+    PublicCentres,
+    PublicMean,
+)
+from securecluster.runtime.endpoint import MINIMUM
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+
+# fields of the four sums of clustering, in their order, with their shares of its budget
+CLUSTERING = dict(zip(("point", "moments", "cells", "steps"), noisy_centres.SHARES, strict=True))
+CELLS_PER_CLUSTER = 2  # of the code book
+
+
+def empty() -> torch.Tensor:
+    """Return an empty placeholder tensor."""
+    return torch.zeros(0)
+
+
+@dataclass
+class Centres:
+    """What the server tells all clients about the clusters."""
+
+    mean: torch.Tensor = field(default_factory=empty)  # (q,)
+    basis: torch.Tensor = field(default_factory=empty)  # (q, r)
+    centres: torch.Tensor = field(default_factory=empty)  # (k', r)
+    # (k',) about how many of all clients are in each cluster, from 1
+    sizes: list[float] = field(default_factory=list)
+
+    def message(self) -> PublicCentres:
+        """Return the message to clients."""
+        return PublicCentres(Shared(self.mean), Shared(self.basis), Shared(self.centres))
+
+
+@dataclass
+class Assigned:
+    """The clients that have assigned themselves."""
+
+    ids: list[int] = field(default_factory=list)
+
+
+@dataclass
+class HiddenState:
+    """The state of the server's loop, as checkpoints store it."""
+
+    labels: list[int]  # (m,) zeros: the server knows one cluster of all clients
+    outbox: PendingUpdates
+    centres: Centres
+    assigned: Assigned
+
+
+@protocol
+class Hidden(ClusteringProtocol):
+    """Clients find clusters by noisy sums, and assign themselves without telling anybody."""
+
+    mask: str = "permutation"
+    """map of updates that the server does not know, a fresh one each round: none, permutation,
+    signed-permutation, rotation or haar
+    """
+    aggregation: str = SECAGG
+    """how sums are formed: secagg (the server reads sums over two or more clients only) or plain
+    (the server reads every reply and adds them, which hides no assignment from it: for trusted
+    servers, and simulations)
+    """
+    k: int = 4
+    """number of clusters"""
+    signature_size: int | None = None
+    """numbers of a client's point; None is twice the number of clusters and two more"""
+    cluster_share: float = 0.2
+    """share of the run's privacy budget, as the sum of 1/z² over its releases, for the four sums
+    that find the clusters
+    """
+    minimum_size: int = 2
+    """clusters that are surely smaller are dissolved; without noise, a sum over one client would be
+    its update
+    """
+
+    name: ClassVar[str] = "hidden"
+    client: ClassVar[type[TrainingClient]] = HiddenClient
+
+    def run_server(self, net: ServerChannel, run: Run) -> HiddenState:
+        """Find the centres, let clients assign themselves, and average k models.
+
+        Args:
+            net: client ids and the verbs by which the server calls clients.
+            run: gives the numbers of rounds, and stores checkpoints and history.
+        """
+        m = len(net.clients)
+        centres = run.once("cluster", partial(self._find_centres, net), Centres)
+        assigned = run.once("assign", partial(self._assign, net, centres), Assigned)
+        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
+        state = HiddenState([0] * m, outbox, centres, assigned)
+        for t in run.rounds("train", state, self.rounds):
+            self._average(net, state, t)
+        state.outbox = run.once("deliver", partial(self._deliver, net, state), PendingUpdates)
+        return state
+
+    def _find_centres(self, net: ServerChannel) -> Centres:
+        """Return centres from four sums over all clients."""
+        points = self._summed(net, HiddenClient.send_point, Empty())
+        mean = points.rows.point.table[0].cpu() / points.counts[0]
+        moments = self._summed(net, HiddenClient.send_moments, PublicMean(Shared(mean)))
+        r = self._subspace
+        basis = noisy_centres.leading_directions(_array(moments.rows.moments), r)
+        public = Centres(mean, torch.as_tensor(basis).to(mean))
+
+        cells = noisy_centres.code_book(r, CELLS_PER_CLUSTER * self.k)
+        public.centres = torch.as_tensor(cells).to(public.mean)
+        counted = self._summed(net, HiddenClient.send_cell, public.message())
+        found = noisy_centres.centres_from_cells(
+            _array(counted.rows.cells),
+            cells,
+            self.k,
+            self._deviation(net, "cells", counted),
+            net.randomness.integer("server", "clusterer"),
+        )
+
+        public.centres = torch.as_tensor(found).to(public.mean)
+        stepped = self._summed(net, HiddenClient.send_step, public.message())
+        total = _array(stepped.rows.steps)
+        deviation = self._deviation(net, "steps", stepped)
+        found = noisy_centres.moved_centres(total, found, deviation)
+        counts = noisy_centres.counts_of(total)
+        kept = noisy_centres.large_enough(counts, deviation, self.minimum_size)
+        public.centres = torch.as_tensor(found[kept]).to(public.mean)
+        # Clients that were lost are in some cluster as well.
+        share = len(net.clients) / stepped.counts[0]
+        public.sizes = (np.maximum(counts[kept], self.minimum_size) * share).tolist()
+        return public
+
+    def _summed(self, net: ServerChannel, method: Any, query: Any) -> Sums[Any]:
+        """Return a sum over all clients.
+
+        Raises:
+            UsageError: no sum of several tries has enough clients.
+        """
+        for _ in range(TRIES):
+            sums = net.sum(method, query, to=net.clients)
+            if sums.ids:
+                return sums
+        raise UsageError(
+            "too few clients reply for a sum, and clusters are found by sums: run it anew, with "
+            "another seed"
+        )
+
+    def _deviation(self, net: ServerChannel, name: str, sums: Sums[Any]) -> float:
+        """Return the standard deviation of the noise in each number of a sum.
+
+        Args:
+            net: has the configuration.
+            name: of the field.
+            sums: says how many clients are in the sum.
+        """
+        noise = self.row_noises(net.agreed).get(name)
+        if noise is None:
+            return 0.0
+        deviation = noise.norm * noise.multiplier
+        if self.placement == "local":
+            deviation *= math.sqrt(sums.counts[0])
+        return deviation
+
+    def _assign(self, net: ServerChannel, centres: Centres) -> Assigned:
+        """Tell all clients the centres, and return those that have assigned themselves."""
+        silent = tuple(net.clients)
+        for _ in range(TRIES):
+            if silent:
+                silent = net.gather(HiddenClient.assign, centres.message(), to=silent).lost
+        return Assigned([i for i in net.clients if i not in silent])
+
+    def _average(self, net: ServerChannel, state: HiddenState, t: int) -> None:
+        """Make a round of averaging in all clusters by one sum of blocks.
+
+        Args:
+            net: the server's channel.
+            state: of the loop.
+            t: the round's number.
+        """
+        to = sample_clients(net, state.assigned.ids, self.participation, t, minimum=MINIMUM)
+        query = BlockAverages.of(state.outbox.message_for(to))
+        sums = net.sum(HiddenClient.contribute_block, query, to=to)
+        state.outbox.acknowledge(sums.ids)
+        if not sums.ids:
+            return
+        weights = self._weights(net, state, sums)
+        blocks = sums.rows.blocks.table[0]
+        # No client is in a block of weight 0.
+        divisor = torch.where(weights > 0, weights, torch.ones_like(weights))
+        means = blocks / divisor.to(blocks)[:, None]
+        state.outbox.post(sums.step, means[None], state.labels)
+
+    def _weights(
+        self, net: ServerChannel, state: HiddenState, sums: Sums[ClusterBlocks]
+    ) -> torch.Tensor:
+        """Return what each block of a sum is divided by, (k,).
+
+        Clipped updates count the same, and nobody tells how many are in a block: it is the number
+        of clients in the sum, divided in proportion to the sizes that clustering has found.
+        """
+        if sums.rows.weight is not None:
+            return sums.rows.weight.table[0]
+        weights = torch.zeros(self.k, dtype=torch.float64)
+        sizes = np.array(state.centres.sizes)
+        expected = sums.counts[0] * sizes / sizes.sum()
+        weights[: len(sizes)] = torch.as_tensor(np.maximum(expected, 1.0))
+        return weights
+
+    def _deliver(self, net: ServerChannel, state: HiddenState, tries: int = 5) -> PendingUpdates:
+        """Send the last averages to all clients that have a cluster."""
+        outbox = state.outbox
+        for _ in range(tries):
+            waiting = set(outbox.lagging_clients())
+            lagging = [i for i in state.assigned.ids if i in waiting]
+            if not lagging:
+                break
+            query = BlockAverages.of(outbox.message_for(lagging))
+            replies = net.gather(HiddenClient.receive_blocks, query, to=lagging)
+            outbox.acknowledge(replies.ids)
+        return outbox
+
+    def assign_newcomers(
+        self, net: ServerChannel, state: HiddenState, to: Sequence[int]
+    ) -> list[int]:
+        """Tell newcomers the centres, to one of which each assigns itself.
+
+        Args:
+            net: a channel to the newcomers.
+            state: the final state of the run.
+            to: the newcomers' numbers.
+
+        Raises:
+            UpdateError: a newcomer does not reply.
+        """
+        replies = net.gather(HiddenClient.assign, state.centres.message(), to=to)
+        check_newcomers(to, replies.ids)
+        return [0] * len(to)
+
+    @property
+    def server_knows_labels(self) -> bool:
+        """Return False: clients assign themselves."""
+        return False
+
+    def known_labels(self, client: Any, state: HiddenState) -> list[int]:
+        """Return each client's cluster, which only the clients know.
+
+        Clients that did not learn the centres count as members of the first cluster.
+
+        Args:
+            client: a `HiddenClient`.
+            state: the server's state.
+        """
+        return [max(label, 0) for label in client.labels]
+
+    def newcomer_labels(self, client: Any, state: HiddenState, labels: list[int]) -> list[int]:
+        """Return the newcomers' clusters, which only they know.
+
+        Args:
+            client: the newcomers' `HiddenClient`.
+            state: the server's state.
+            labels: what the server knows.
+        """
+        return list(client.labels)
+
+    def models_after_round(self, client: Any, state: HiddenState) -> Rows:
+        """Return the model each client would use after this round, (m, d).
+
+        Args:
+            client: a `HiddenClient`.
+            state: the server's state.
+        """
+        positions = [k for k, label in enumerate(client.labels) if label >= 0]
+        to = [client.cohort.ids[k] for k in positions]
+        query = BlockAverages.of(state.outbox.message_for(to))
+        models: Rows = client.advanced(positions, client.own_averages(query, positions))
+        return models
+
+    @property
+    def size(self) -> int:
+        """Return q, the numbers of a client's point."""
+        if self.signature_size is None:
+            return 2 * self.k + 2
+        return self.signature_size
+
+    @property
+    def _subspace(self) -> int:
+        """Return r, the dimensions in which k centres differ from their mean."""
+        return self.k - 1
+
+    @property
+    def vectors_per_round(self) -> int:
+        """Return the vectors of d numbers that a client exchanges: k blocks and k averages."""
+        return 2 * self.k
+
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Add the sizes of points, their moments, the code book and the blocks.
+
+        Args:
+            config: the run's configuration.
+        """
+        q = int(self.size)
+        r = int(self._subspace)
+        return {
+            **super().frame_sizes(config),
+            "signature": q,
+            "moments": q * (q + 1) // 2,
+            "subspace": r,
+            "displacement": 1 + r,
+            "cells": CELLS_PER_CLUSTER * int(self.k) if r > 1 else 2,
+            "clusters": int(self.k),
+        }
+
+    def make_client(
+        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
+    ) -> TrainingClient:
+        """Return the client object, which has the public map of samples to points.
+
+        Args:
+            cohort: the clients' data and local training.
+            pipeline: stages between a row and the wire.
+            config: what clients and server agreed on.
+        """
+        point = ClassMeans(
+            tuple(config["shape"]), int(config["classes"]), int(self.size), int(config["seed"])
+        )
+        return HiddenClient(cohort, self.training(config), pipeline, point, int(self.k))
+
+    def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
+        """Refuse data without labels, of which there are no class means.
+
+        Args:
+            federation: the clients and their data.
+        """
+        if federation.objective.kind != Classification.kind:
+            raise UsageError(
+                "hidden clusters clients by the means of their classes, and these data have none: "
+                "take ifca, with aggregation secagg"
+            )
+        return super().resolve_defaults(federation)
+
+    def check(self, clients: int) -> None:
+        """Add checks of the number of clusters and of the sums' options.
+
+        Args:
+            clients: m.
+
+        Raises:
+            UsageError: a hyper-parameter is out of range.
+        """
+        super().check(clients)
+        check_number(self.k, clients)
+        check_whole(self, k=2, minimum_size=1)
+        check_range(self, "cluster_share", 0, 1, low_in=False)
+        if self.signature_size is not None:
+            check_whole(self, signature_size=max(1, self._subspace))
+        if self.per_example and self.noisy:
+            raise UsageError(
+                "the sums of hidden protect whole clients, and not their single samples: take "
+                "dp_unit client"
+            )
+
+    def secure_sums_refusal(self) -> str | None:
+        """Return that sums are encrypted, which hold no rows of blocks."""
+        if self.sums_encrypted:
+            return "the rows of hidden are long for encrypted sums: take aggregation secagg"
+        return None
+
+    def privacy_factor(self, name: str) -> float:
+        """Return the noise multiplier of one of the four sums of clustering over that of updates.
+
+        The four have `cluster_share` of the run's budget, by shares of 1/z².
+
+        Args:
+            name: of the field.
+        """
+        others = (1 - self.cluster_share) / (self.cluster_share * self.rounds)
+        return math.sqrt(others / CLUSTERING[name])
+
+    def row_noises(self, config: Mapping[str, Any]) -> dict[str, RowNoise]:
+        """Return the noise of the four sums of clustering, whose rows have norm 1.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        if not (self.per_client and config["noise"]):
+            return {}
+        noise = float(config["noise"])
+        return {name: RowNoise(1.0, noise * self.privacy_factor(name)) for name in CLUSTERING}
+
+    def history(self, z: float, samples: int, usual: LocalTraining) -> History:
+        """Add the four sums of clustering.
+
+        Args:
+            z: noise multiplier of updates.
+            samples: number of samples that the client trains on.
+            usual: hyper-parameters of its training in a round.
+        """
+        clustering = [(z * self.privacy_factor(name), 1.0, 1) for name in CLUSTERING]
+        return [*super().history(z, samples, usual), *clustering]
+
+    def other_sums(self) -> tuple[tuple[float, int], ...]:
+        """Return the four sums of clustering, for `target_epsilon`."""
+        return tuple((self.privacy_factor(name), 1) for name in CLUSTERING)
+
+    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
+        """Return the stages of updates, of their blocks, and of the rows of clustering.
+
+        No mask covers the latter, since the server computes with their sums.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        pipeline = super().pipeline(config)
+        noises = self.row_noises(config)
+        for name in CLUSTERING:
+            stages: tuple[Stage, ...] = ()
+            if name in noises:
+                stages = self.row_stages(noises[name], config)
+            elif self.per_client:
+                stages = (Clip(1.0),)
+            pipeline.fields[name] = Pipeline(stages)
+        by_block: list[Stage] = []
+        for stage in pipeline.stages:
+            # Noise is on all blocks; clips and masks are of one block each.
+            by_block.append(stage if stage.kind is Kind.NOISE else BlockStage(stage))
+        pipeline.fields["blocks"] = Pipeline(by_block)
+        return pipeline
+
+    def check_sum_noise(self, config: Mapping[str, Any], pipeline: Pipeline) -> None:
+        """Check that every sum has room for its noise.
+
+        Args:
+            config: what clients and server agreed on.
+            pipeline: stages of clients' replies.
+        """
+        noise = self.sum_noise(config)
+        if noise is not None:
+            width = pipeline.of("blocks").stages
+            d = int(config["dimension"])
+            for stage in width:
+                if isinstance(stage, BlockStage):
+                    d = stage.width(d)
+            noise.plan(int(self.k) * d, config["clients"])
+
+    def sum_fields(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Add the rows of clustering, and the blocks with their weights.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        fields = super().sum_fields(config)
+        noises = self.row_noises(config)
+        for name in CLUSTERING:
+            fields[name] = ROUNDING
+            if name in noises and self.placement == "local":
+                fields[name] += DEVIATIONS * noises[name].multiplier
+        return {**fields, "blocks": fields["delta"], "weight": fields["size"]}
+
+    def disclosures(self) -> Disclosures:
+        """Return what the server sees of all clients together, under every mask."""
+        noisy = ", with noise" if self.noisy else ""
+        server = [
+            f"sums over all clients{noisy}: of their points, of these points' second moments, and "
+            "of how many clients are in each cell of a public code book and near each centre",
+            f"the sum of updates of each of the {self.k} clusters{noisy}, and never who is in one: "
+            "the labels of the results are the clients' own, and no server saw them",
+            OfPlainSums(
+                "each client's point, nearest centre and block (the plain sum reads every reply), "
+                "and thereby its cluster"
+            ),
+            *visible_sample_counts(weighted=not self.per_client),
+        ]
+        if not self.noisy:
+            server.append(
+                "without noise, by the difference of two sums, what one client added that is in "
+                "one of them only: its cluster and its update; and a block over one client is its "
+                "update"
+            )
+        return Disclosures(
+            server=server,
+            clients=["the averages of all clusters, and about how many clients are in each"],
+        )
+
+
+def _array(rows: Rows) -> Array:
+    """Return the one row of a sum, in float64."""
+    return np.asarray(rows.table[0].double().cpu().numpy())

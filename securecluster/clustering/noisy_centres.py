@@ -1,0 +1,244 @@
+"""Centres of clusters from noisy sums of points, where nobody sees a point.
+
+Each point stays with its owner. The server learns four sums of rows of norm 1 at most, and after
+each of them it tells everyone a public summary, by which the owners make their next row:
+
+1. the sum of unit vectors x_i: the mean
+2. the sum of v_i v_iᵀ, v_i the direction of x_i from the mean: the leading directions
+3. the sum of rows that say which cell of a public code book the projection of v_i is in, and where
+   in the cell: a small weighted set of points, on which k-means finds centres
+4. the sum of rows that say which centre is the nearest, and the displacement from it, clipped: one
+   step of Lloyd's algorithm
+
+In the end each owner takes the centre that is nearest to its own point. Noise is the caller's: it
+adds it to the sums, and every function of the server is post-processing of them.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+
+from securecluster.clustering.k_means import SEEDS
+from securecluster.clustering.labels import Array
+
+# Shares of the inverse squared noise multiplier, by sum; chosen by trial.
+SHARES = (0.2, 0.4, 0.3, 0.1)
+# Largest displacement of a point from its cell, and from its centre.
+CELL_REACH = 1.0
+STEP_REACH = 0.5
+CELL_RADIUS = 0.8  # norm of the code book's centres, in the unit ball that all points lie in
+# A cell is used, and a centre moves, if its count is this many standard deviations of its noise.
+CELL_DEVIATIONS = math.sqrt(2)
+STEP_DEVIATIONS = 1.5 * math.sqrt(2)
+SURE_DEVIATIONS = 3.0
+COUNT_ROUNDING = 0.1  # counts of sums without noise are whole numbers up to rounding
+STARTS = 20  # random initializations of k-means on the cells
+SPREAD_POINTS = 4000  # random directions whose clusters are the code book's
+
+
+def unit(rows: Array) -> Array:
+    """Return rows (b, q) of norm 1.
+
+    Zeros stay zeros, and a row that is not finite becomes zeros: an error would tell of the data.
+    """
+    wide = np.asarray(rows, dtype=np.float64)
+    finite = np.isfinite(wide).all(-1, keepdims=True)
+    wide = np.where(finite, wide, 0.0)
+    # Divided by the largest number first, since squares may overflow.
+    largest = np.abs(wide).max(-1, keepdims=True, initial=0.0)
+    wide = wide / np.where(largest > 0, largest, 1.0)
+    norms = np.linalg.norm(wide, axis=-1, keepdims=True)
+    return np.asarray(wide / np.where(norms > 0, norms, 1.0))
+
+
+def directions_from(points: Array, mean: Array) -> Array:
+    """Return the unit directions of points (b, q) from the mean (q,)."""
+    return unit(points - mean)
+
+
+def second_moments(directions: Array) -> Array:
+    """Return v vᵀ of each unit vector, packed to a vector of the same norm.
+
+    Args:
+        directions: (b, q).
+
+    Returns:
+        (b, q(q + 1)/2) the numbers v_i², and √2·v_i·v_j for i < j, whose norm is ‖v‖².
+    """
+    i, j = np.triu_indices(directions.shape[-1])
+    factors = np.where(i == j, 1.0, math.sqrt(2))
+    return np.asarray(factors * directions[:, i] * directions[:, j])
+
+
+def leading_directions(packed: Array, count: int) -> Array:
+    """Return the eigenvectors of the largest eigenvalues of a packed symmetric matrix.
+
+    Args:
+        packed: (q(q + 1)/2,) sum of `second_moments`.
+        count: r, number of eigenvectors.
+
+    Returns:
+        (q, r) orthonormal columns, each with a positive largest number.
+    """
+    q = math.isqrt(2 * len(packed))
+    i, j = np.triu_indices(q)
+    matrix = np.zeros((q, q))
+    matrix[i, j] = np.where(i == j, 1.0, math.sqrt(0.5)) * packed
+    matrix[j, i] = matrix[i, j]
+    _, vectors = np.linalg.eigh(matrix)
+    leading = vectors[:, ::-1][:, :count]
+    largest = np.abs(leading).argmax(0)
+    signs = np.sign(leading[largest, np.arange(leading.shape[1])])
+    return np.asarray(leading * signs)
+
+
+def projections(directions: Array, basis: Array) -> Array:
+    """Return the coordinates (b, r) of unit vectors (b, q) along a basis (q, r)."""
+    # A matrix product may round a row by the other rows of its batch, and noise follows the bits.
+    coordinates = (directions[:, :, None] * basis[None]).sum(1)
+    return within(coordinates, 1.0)
+
+
+def within(rows: Array, radius: float) -> Array:
+    """Return rows (b, r) scaled down to a norm of at most `radius`."""
+    norms = np.linalg.norm(rows, axis=-1, keepdims=True)
+    factors = np.minimum(1.0, radius / np.maximum(norms, np.finfo(np.float64).tiny))
+    return np.asarray(rows * factors)
+
+
+def nearest_centres(points: Array, centres: Array) -> Array:
+    """Return the number of the nearest centre of each point, (b,); the first of equal ones.
+
+    Args:
+        points: (b, r).
+        centres: (c, r).
+    """
+    differences = points[:, None] - centres[None]
+    return np.asarray((differences**2).sum(-1).argmin(1))
+
+
+def displacement_rows(points: Array, centres: Array, reach: float) -> Array:
+    """Return for each point a one at its nearest centre, and its displacement from it.
+
+    Args:
+        points: (b, r).
+        centres: (c, r).
+        reach: norm that displacements are clipped to.
+
+    Returns:
+        (b, c, 1 + r): zeros but for the block of the nearest centre, which is (1, δ/reach)/√2, of
+        norm 1 at most.
+    """
+    nearest = nearest_centres(points, centres)
+    displacements = within(points - centres[nearest], reach)
+    count, r = points.shape
+    rows = np.zeros((count, len(centres), 1 + r))
+    positions = np.arange(count)
+    rows[positions, nearest, 0] = 1.0
+    rows[positions, nearest, 1:] = displacements / reach
+    return np.asarray(rows * math.sqrt(0.5))
+
+
+def counts_of(total: Array) -> Array:
+    """Return the number of points at each centre, (c,), with noise where the sum has some.
+
+    Args:
+        total: (c, 1 + r) sum of `displacement_rows`.
+    """
+    return np.asarray(total[:, 0] * math.sqrt(2))
+
+
+def _mean_displacements(total: Array, reach: float) -> Array:
+    """Return the mean displacement of the points at each centre, (c, r), at most `reach` long."""
+    sums = total[:, 1:] * (math.sqrt(2) * reach)
+    counts = np.maximum(counts_of(total), 1.0)
+    return within(sums / counts[:, None], reach)
+
+
+def code_book(r: int, count: int) -> Array:
+    """Return the centres of a public code book of the unit ball, (c, r), spread evenly.
+
+    Args:
+        r: dimensions, positive.
+        count: number of centres; with one dimension there are two at most.
+    """
+    if r == 1:
+        return np.array([[-CELL_RADIUS], [CELL_RADIUS]])
+    draws = np.random.default_rng(11).standard_normal((SPREAD_POINTS, r))
+    spread = _k_means(unit(draws), np.ones(len(draws)), count, starts=1, seed=11)
+    return CELL_RADIUS * unit(spread)
+
+
+def centres_from_cells(total: Array, cells: Array, k: int, deviation: float, seed: int) -> Array:
+    """Return k centres of the points that a sum describes by cells.
+
+    Cells whose count may be noise alone are left out, as long as k others remain.
+
+    Args:
+        total: (c, 1 + r) sum of `displacement_rows` from the cells.
+        cells: (c, r) the code book, k centres or more.
+        k: number of clusters.
+        deviation: standard deviation of the noise in each number of the sum.
+        seed: of the random starts.
+
+    Returns:
+        (k, r)
+    """
+    counts = counts_of(total)
+    noise_of_count = math.sqrt(2) * deviation
+    used = np.flatnonzero(counts > CELL_DEVIATIONS * noise_of_count)
+    if len(used) < k:
+        used = np.argsort(-counts, kind="stable")[:k]
+    means = cells + _mean_displacements(total, CELL_REACH)
+    points = within(means[used], 1.0)
+    weights = np.maximum(counts[used], 1.0)
+    return _k_means(points, weights, k, STARTS, seed)
+
+
+def moved_centres(total: Array, centres: Array, deviation: float) -> Array:
+    """Return the centres (k, r) after a step of Lloyd's algorithm.
+
+    A centre whose count may be noise alone stays where it is.
+
+    Args:
+        total: (k, 1 + r) sum of `displacement_rows` from the centres.
+        centres: (k, r).
+        deviation: standard deviation of the noise in each number of the sum.
+    """
+    noise_of_count = math.sqrt(2) * deviation
+    clear = counts_of(total) > STEP_DEVIATIONS * noise_of_count
+    steps = _mean_displacements(total, STEP_REACH)
+    return np.asarray(centres + np.where(clear[:, None], steps, 0.0))
+
+
+def large_enough(counts: Array, deviation: float, minimum: int) -> list[int]:
+    """Return which centres are kept, (k',) ascending; the one with the highest count always is.
+
+    A centre is left out if its count is surely below a minimum: noise alone must not dissolve a
+    small cluster.
+
+    Args:
+        counts: (k,) of the clients at each centre, with noise where sums have some.
+        deviation: standard deviation of the noise in each number of the sum.
+        minimum: smallest size of a cluster.
+    """
+    sure = SURE_DEVIATIONS * math.sqrt(2) * deviation
+    kept = counts + sure >= minimum - COUNT_ROUNDING
+    kept[counts.argmax()] = True
+    return [int(c) for c in np.flatnonzero(kept)]
+
+
+def _k_means(points: Array, weights: Array, k: int, starts: int, seed: int) -> Array:
+    """Return the k centres of weighted points."""
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    estimator = KMeans(k, n_init=starts, random_state=seed % SEEDS)
+    with warnings.catch_warnings():
+        # Points that coincide give equal centres, which scikit-learn warns of.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        estimator.fit(points, sample_weight=weights)
+    return np.asarray(estimator.cluster_centers_)

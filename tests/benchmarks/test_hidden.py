@@ -1,0 +1,55 @@
+"""The bound on labels that follow from a private reply, and the benchmark's cells."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from securecluster.benchmarks import hidden
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 8.0])
+@pytest.mark.parametrize("k", [2, 4, 7])
+def test_randomised_response_reaches_the_bound(epsilon: float, k: int) -> None:
+    # the reply is the true label with e^ε times the probability of each other one
+    weights = np.ones((k, k)) + (math.exp(epsilon) - 1) * np.eye(k)
+    reply = weights / weights.sum(1, keepdims=True)
+    ratios = reply[:, None] / reply[None]
+    assert ratios.max() == pytest.approx(math.exp(epsilon))
+    assert np.diag(reply).mean() == pytest.approx(hidden.bound(epsilon, k))
+
+
+def test_no_reply_within_epsilon_beats_the_bound() -> None:
+    draw = np.random.default_rng(0)
+    k, epsilon = 4, 1.0
+    for _ in range(200):
+        # replies of 6 values, whose likelihood ratios between clusters are at most e^ε
+        base = draw.dirichlet(np.ones(6))
+        tilted = base * np.exp(draw.uniform(0, epsilon / 2, (k, 6)))
+        reply = tilted / tilted.sum(1, keepdims=True)
+        worst = math.log((reply[:, None] / reply[None]).max())
+        right = reply.max(0).sum() / k  # the most likely cluster of each value
+        assert right <= hidden.bound(worst, k) + 1e-12
+
+
+def test_the_best_matching_counts_right_labels() -> None:
+    assert hidden.share_right([2, 2, 0, 1], [0, 0, 1, 1]) == 0.75
+
+
+def test_noise_hides_clusters_only_where_it_is_large() -> None:
+    draw = np.random.default_rng(1)
+    truth = np.repeat(np.arange(4), 50)
+    points = np.eye(6)[truth] + 0.1 * draw.standard_normal((200, 6))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    shares = []
+    for noise in (0.0, 1000.0):
+        labels = hidden.assigned(points, 4, noise, np.random.default_rng(0))
+        shares.append(hidden.share_right(labels, truth.tolist()))
+    assert shares[0] == 1.0 and shares[1] < 0.8
+
+
+def test_every_cell_stands_once() -> None:
+    cells = [tuple(cell.values()) for cell in hidden.cells(3)]
+    assert len(cells) == len(set(cells)) == 150

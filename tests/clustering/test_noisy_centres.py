@@ -1,0 +1,98 @@
+"""Centres from sums of points: each function against its definition, and together k-means."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.metrics import adjusted_rand_score
+
+from securecluster.clustering import noisy_centres as centres
+from securecluster.clustering.labels import Array
+
+
+def points(count: int, q: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal((count, q))
+
+
+def test_unit_rows_are_directions_and_what_has_none_is_zero() -> None:
+    rows = np.array([[3.0, 4.0], [0.0, 0.0], [1e300, 0.0], [np.nan, 1.0], [np.inf, 1.0]])
+    expected = [[0.6, 0.8], [0, 0], [1, 0], [0, 0], [0, 0]]
+    np.testing.assert_allclose(centres.unit(rows), expected, atol=1e-15)
+
+
+def test_packed_moments_have_the_norm_of_the_matrix_and_give_its_eigenvectors() -> None:
+    rows = points(30, 5) * np.array([5.0, 1.0, 4.0, 1.0, 1.0])
+    packed = centres.second_moments(rows)
+    np.testing.assert_allclose(np.linalg.norm(packed, axis=1), (rows**2).sum(1))
+    found = centres.leading_directions(packed.sum(0), 2)
+    _, vectors = np.linalg.eigh(rows.T @ rows)
+    cosines = np.abs((found * vectors[:, ::-1][:, :2]).sum(0))
+    np.testing.assert_allclose(cosines, 1.0)
+    np.testing.assert_allclose(found.T @ found, np.eye(2), atol=1e-12)
+    assert all(found[np.abs(column).argmax(), n] > 0 for n, column in enumerate(found.T))
+
+
+def test_no_row_is_longer_than_one_whatever_the_point() -> None:
+    wild = np.concatenate([points(50, 3), 1e6 * points(50, 3), np.zeros((1, 3))])
+    book = centres.code_book(3, 8)
+    for reach in (centres.CELL_REACH, centres.STEP_REACH):
+        rows = centres.displacement_rows(wild, book, reach)
+        norms = np.linalg.norm(rows.reshape(len(rows), -1), axis=1)
+        assert norms.max() <= 1 + 1e-12
+        assert norms.max() > 0.99  # the bound is reached
+
+
+def test_counts_and_mean_displacements_are_read_from_the_sum() -> None:
+    book = np.array([[0.5, 0.0], [-0.5, 0.0]])
+    at = np.array([[0.6, 0.1], [0.4, 0.1], [-0.5, 0.2]])
+    total = centres.displacement_rows(at, book, 0.5).sum(0)
+    np.testing.assert_allclose(centres.counts_of(total), [2, 1])
+    moved = centres.moved_centres(total, book, deviation=0.0)
+    np.testing.assert_allclose(moved, [[0.5, 0.1], [-0.5, 0.2]])
+
+
+def test_a_centre_whose_count_may_be_noise_stays() -> None:
+    book = np.array([[0.5, 0.0], [-0.5, 0.0]])
+    at = np.array([[0.5, 0.2]] * 9 + [[-0.5, 0.2]])
+    total = centres.displacement_rows(at, book, 0.5).sum(0)
+    moved = centres.moved_centres(total, book, deviation=1.0)  # 3 clients of noise in a count
+    np.testing.assert_allclose(moved, [[0.5, 0.2], [-0.5, 0.0]])
+
+
+@pytest.mark.parametrize(("r", "count"), [(1, 2), (2, 6), (3, 8)])
+def test_the_code_book_is_spread_over_the_ball(r: int, count: int) -> None:
+    book = centres.code_book(r, count)
+    assert book.shape == (count, r)
+    np.testing.assert_allclose(np.linalg.norm(book, axis=1), centres.CELL_RADIUS)
+    np.testing.assert_allclose(book.mean(0), 0, atol=0.1)
+    assert np.array_equal(book, centres.code_book(r, count))
+
+
+def test_small_clusters_go_only_where_no_noise_explains_them() -> None:
+    counts = np.array([5.0, 1.0, 4.0])
+    assert centres.large_enough(counts, 0.0, 2) == [0, 2]
+    assert centres.large_enough(counts, 0.5, 2) == [0, 1, 2]
+    assert centres.large_enough(np.array([0.0, 1.0]), 0.0, 9) == [1]
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_clusters_are_found_from_the_sums_alone(k: int) -> None:
+    draw = np.random.default_rng(3)
+    truth = np.repeat(np.arange(k), 20)
+    where = 3 * np.eye(6)[:k] + 5.0
+    rows = centres.unit(where[truth] + 0.3 * draw.standard_normal((len(truth), 6)))
+    mean = rows.sum(0) / len(rows)
+    directions = centres.directions_from(rows, mean)
+    basis = centres.leading_directions(centres.second_moments(directions).sum(0), k - 1)
+    places = centres.projections(directions, basis)
+    book = centres.code_book(k - 1, 2 * k)
+    cells = centres.displacement_rows(places, book, centres.CELL_REACH).sum(0)
+    found = centres.centres_from_cells(cells, book, k, deviation=0.0, seed=0)
+    steps = centres.displacement_rows(places, found, centres.STEP_REACH).sum(0)
+    moved = centres.moved_centres(steps, found, deviation=0.0)
+    labels = centres.nearest_centres(places, moved)
+    assert adjusted_rand_score(truth, labels) == 1.0
+    # one step of Lloyd's algorithm, from centres that are right already
+    for label in range(k):
+        members = places[labels == label]
+        np.testing.assert_allclose(moved[label], members.mean(0), atol=1e-9)

@@ -1,0 +1,268 @@
+"""Hidden assignment: what the server reads, what it costs, and which models follow."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import DOUBLE, FULL, serve, serve_nodes, two_clusters
+from conformance import check_resume, example
+
+from securecluster import Federation
+from securecluster.app.cli import main
+from securecluster.benchmarks.hidden import assigned
+from securecluster.clustering.noisy_centres import SHARES, unit
+from securecluster.core.randomness import Randomness
+from securecluster.errors import PolicyError, UsageError
+from securecluster.messaging.messages import Shared
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.protocols import Hidden
+from securecluster.protocols.hidden.client import HiddenClient
+from securecluster.runtime.endpoint import CallContext
+
+CENTRAL: dict[str, Any] = {"clip": 1.0, "placement": "central", "aggregation": "plain"}
+SPREAD: dict[str, Any] = {"clip": 1.0, "placement": "distributed", "aggregation": "secagg"}
+SUMS = ("send_point", "send_moments", "send_cell", "send_step")
+
+
+@pytest.fixture(scope="module")
+def federation() -> Federation:
+    return two_clusters(6, 30)
+
+
+def make(**params: Any) -> Any:
+    """Hidden with two clusters, two rounds and plain sums."""
+    small: dict[str, Any] = {"k": 2, "rounds": 2, "epochs": 1, "model": "linear", "mask": "none"}
+    return Hidden(**{**small, "aggregation": "plain", **params})
+
+
+# --- the clusters ---
+
+
+def test_clients_take_the_clusters_that_the_same_sums_give_in_one_place() -> None:
+    federation = two_clusters(20, 60, seed=1)
+    served = serve(make(rounds=1), federation)
+    client = served.endpoint.client
+    context = CallContext(tuple(range(20)), tuple(range(20)), 1, 1)
+    points = client._unit_points(context)
+    np.testing.assert_allclose(points, unit(points), atol=1e-12)
+    expected = assigned(points, 2, 0.0, Randomness(0).generator())
+    match = np.array(client.labels) == np.array(expected)
+    assert match.all() or not match.any()
+    assert len(set(client.labels)) == 2
+    truth = np.array(federation.truth)
+    right = (np.array(client.labels) == truth).mean()
+    assert max(right, 1 - right) == 1.0
+
+
+def test_the_server_knows_no_label(federation: Federation) -> None:
+    fitted = make().fit(federation, FULL)
+    assert set(fitted.labels_) == {0, 1}
+    assert list(fitted.state_.labels) == [0] * 6
+    replies = {event.method: event.verb for event in fitted.ledger_.events}
+    assert replies == dict.fromkeys((*SUMS, "contribute_block"), "sum")
+
+
+def test_secure_sums_give_the_models_of_plain_ones(federation: Federation) -> None:
+    plain = make().fit(federation, DOUBLE)
+    secure = make(aggregation="secagg").fit(federation, DOUBLE)
+    assert list(plain.labels_) == list(secure.labels_)
+    torch.testing.assert_close(
+        plain.client_models_.values, secure.client_models_.values, rtol=0, atol=1e-6
+    )
+    assert secure.transcript_.entries != plain.transcript_.entries
+
+
+def test_a_cluster_of_one_is_dissolved_where_no_noise_covers_it(federation: Federation) -> None:
+    found = Counter(make(minimum_size=2).fit(federation).labels_)
+    smallest = min(found.values())
+    assert smallest >= 2
+    alone = make(minimum_size=smallest + 1).fit(federation)
+    assert set(alone.labels_) == {0} and len(alone.state_.centres.sizes) == 1
+
+
+# --- training ---
+
+
+def test_each_update_is_in_the_block_of_its_cluster_and_each_client_applies_its_own(
+    federation: Federation,
+) -> None:
+    served = serve(make(rounds=1), federation)
+    client = served.endpoint.client
+    (place,) = [
+        k for k, e in enumerate(served.transcript.entries) if e.method == "contribute_block"
+    ]
+    _, response = served.transcript.content(place)
+    blocks = response.reply.blocks.values
+    weight = response.reply.weight.values
+    start = client.cohort.start
+    for i, label in enumerate(client.labels):
+        assert blocks[i, label].any() and not blocks[i, 1 - label].any()
+        assert weight[i].tolist() == [client.cohort.sizes[i] * (c == label) for c in (0, 1)]
+        mean = blocks[:, label].sum(0) / weight[:, label].sum()
+        torch.testing.assert_close(client.models.row(i), start + mean, rtol=0, atol=1e-12)
+
+
+def test_clipped_sums_are_divided_by_what_clustering_found(federation: Federation) -> None:
+    served = serve(make(rounds=1, clip=1e6), federation)
+    client = served.endpoint.client
+    plain = serve(make(rounds=1), federation).endpoint.client
+    assert client.labels == plain.labels
+    # all clients have as many samples, so weights change nothing
+    assert len(set(client.cohort.sizes)) == 1
+    for label in (0, 1):
+        i = client.labels.index(label)
+        members = client.labels.count(label)
+        found = client.models.row(i) - client.cohort.start
+        exact = plain.models.row(i) - client.cohort.start
+        ratio = served.state.centres.sizes[label] / members
+        torch.testing.assert_close(found * ratio, exact, rtol=1e-5, atol=1e-9)
+
+
+# --- the price ---
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6])
+def test_clustering_costs_its_share_and_all_is_in_the_ledger(
+    share: float, federation: Federation
+) -> None:
+    z = 3.0
+    fitted = make(**CENTRAL, noise=z, cluster_share=share).fit(federation)
+    budget = {"clustering": 0.0, "training": 0.0}
+    for event in fitted.ledger_.events:
+        kind = "training" if event.method == "contribute_block" else "clustering"
+        budget[kind] += event.noise_multiplier**-2
+        assert event.mechanism == "gaussian" and len(event.ids) == 6
+    assert budget["training"] == pytest.approx(2 / z**2)
+    total = sum(budget.values())
+    assert budget["clustering"] == pytest.approx(share * total)
+    by_field = {e.method: e.noise_multiplier**-2 for e in fitted.ledger_.events}
+    for name, part in zip(SUMS, SHARES, strict=True):
+        assert by_field[name] == pytest.approx(part * share * total)
+    exact = gaussian_epsilon(math.sqrt(total), 1e-5)
+    assert fitted.ledger_.price(1e-5).epsilon == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize("way", [CENTRAL, SPREAD])
+def test_the_target_is_what_the_whole_run_costs(way: Any, federation: Federation) -> None:
+    fitted = make(**way, target_epsilon=4.0).fit(federation)
+    assert 3.9 < fitted.ledger_.price(1e-5).epsilon <= 4.0
+    assert fitted.ledger_.exact() == []
+
+
+@pytest.mark.parametrize("way", [CENTRAL, SPREAD])
+def test_the_noise_of_each_sum_is_that_of_its_price(way: Any, federation: Federation) -> None:
+    fitted = make(**way, noise=50.0, rounds=1, signature_size=40).fit(federation, FULL)
+    priced = {e.method: e.noise_multiplier for e in fitted.ledger_.events}
+    moments = next(o for o in fitted.verb_outcomes() if o.method == "send_moments")
+    noise = moments.content.moments.table[0].double()
+    # The sum itself has a norm of at most 6; there are 820 numbers of noise. Shares are planned for
+    # 4 survivors of 6, and all 6 survive.
+    spare = math.sqrt(6 / 4) if way is SPREAD else 1.0
+    assert float(noise.std()) == pytest.approx(priced["send_moments"] * spare, rel=0.1)
+
+
+def test_shares_of_noise_are_of_rows_of_norm_one(federation: Federation) -> None:
+    made = make(**SPREAD, noise=3.0)
+    config = made.config(federation, "float64")
+    mechanisms = made.sum_noises(config)
+    for name, part in zip(("point", "moments", "cells", "steps"), SHARES, strict=True):
+        mechanism = mechanisms[name]
+        assert mechanism.norm == 1.0
+        assert mechanism.multiplier**-2 == pytest.approx(part * 0.25 * 2 / 3.0**2)
+    fitted = made.fit(federation, DOUBLE)
+    for event in fitted.ledger_.events:
+        assert event.mechanism == "skellam"
+    assert math.isfinite(fitted.ledger_.price(1e-5).epsilon)
+
+
+# --- clients do not trust the server ---
+
+
+@pytest.fixture(scope="module")
+def asked(federation: Federation) -> tuple[HiddenClient, Any, CallContext]:
+    served = serve(make(), federation)
+    context = CallContext(tuple(range(6)), tuple(range(6)), 1, 99)
+    return served.endpoint.client, served.state.centres.message(), context
+
+
+def test_a_client_assigns_itself_once(asked: Any) -> None:
+    client, centres, context = asked
+    client.assign(context, centres)  # the same again
+    other = dataclasses.replace(centres, centres=Shared(centres.centres.value.flip(0)))
+    with pytest.raises(PolicyError, match="assigned itself before"):
+        client.assign(context, other)
+
+
+def test_a_client_refuses_more_centres_than_clusters(asked: Any) -> None:
+    client, centres, context = asked
+    many = dataclasses.replace(centres, centres=Shared(torch.zeros(3, 1)))
+    with pytest.raises(PolicyError, match="are not those of 2 clusters"):
+        client.assign(context, many)
+
+
+def test_a_client_without_a_cluster_sends_no_update(federation: Federation) -> None:
+    made = make()
+    served = serve(made, federation)
+    place = [e.method for e in served.transcript.entries].index("contribute_block")
+    call, _ = served.transcript.content(place)
+    fresh = made.build_client(federation, DOUBLE)
+    with pytest.raises(PolicyError, match="assign comes first"):
+        fresh.answer(call)
+
+
+# --- whole runs ---
+
+
+def test_a_stopped_run_with_losses_ends_as_if_it_never_had_been(
+    federation: Federation, tmp_path: Path
+) -> None:
+    run = example(partial(make, mask="permutation", **CENTRAL, noise=0.5), federation)
+    check_resume(run, tmp_path / "run")
+
+
+def test_a_run_folder_is_replayed_up_to_the_labels_that_the_server_never_learns(
+    federation: Federation, tmp_path: Path
+) -> None:
+    make(aggregation="secagg").fit(federation, FULL, folder=tmp_path)
+    assert main(["replay", str(tmp_path)]) == 0
+
+
+def test_nodes_assign_themselves_as_clients_in_one_batch_do(federation: Federation) -> None:
+    made = make(mask="permutation")
+    state, nodes = serve_nodes(made, federation)
+    apart = torch.cat([made.final_models(node.client, state).values for node in nodes])
+    together = made.fit(federation, DOUBLE)
+    torch.testing.assert_close(apart, together.client_models_.values, rtol=0, atol=1e-9)
+    assert [node.client.labels[0] for node in nodes] == list(together.labels_)
+
+
+def test_newcomers_assign_themselves_and_release_nothing(federation: Federation) -> None:
+    fitted = make(**CENTRAL, noise=0.5).fit(federation)
+    labels = fitted.predict(federation)  # the same data, so the same clusters
+    assert list(labels) == list(fitted.labels_)
+    assert fitted.joined_.ledger.events == []
+
+
+REFUSED = {
+    "examples": ({"clip": 1.0, "noise": 1.0, "dp_unit": "example"}, "dp_unit client"),
+    "ciphertexts": ({"aggregation": "bfv"}, "take aggregation secagg"),
+    "trust": ({**CENTRAL, "noise": 1.0, "aggregation": "secagg"}, "aggregation plain"),
+    "one cluster": ({"k": 1}, "k = 1"),
+    "a small point": ({"k": 4, "signature_size": 2}, "signature_size"),
+    "all for clusters": ({"cluster_share": 1.0}, "cluster_share"),
+}
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_what_cannot_work_is_refused(case: str, federation: Federation) -> None:
+    params, words = REFUSED[case]
+    with pytest.raises(UsageError, match=words):
+        make(**params).fit(federation)
