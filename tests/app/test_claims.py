@@ -132,6 +132,9 @@ def test_a_claim_without_its_protection_does_not_hold() -> None:
 
 # sentences with words of hiding that promise nothing to test, or whose test is elsewhere
 ELSEWHERE = {
+    "`hidden`": "the name of a protocol",
+    "#hidden-assignment": "the name of a section",
+    "evidence/hidden.md": "the name of a page",
     "it hides nothing from a client": "says what is not hidden",
     "nothing is hidden from it": "says what is not hidden",
     "leaves almost nothing hidden": "docs/evidence/nsim_masks.md measures it",

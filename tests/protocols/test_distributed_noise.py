@@ -26,7 +26,7 @@ from securecluster.runtime.endpoint import GATHER, SUM, ReleasePolicy
 
 CLIP = 0.5
 Z = 2.0
-ACCEPTED = ("fedavg", "finetune", "random", "nsim", "local")
+ACCEPTED = ("fedavg", "finetune", "random", "nsim", "local", "hidden")
 WEIGHTED = ("cfl compress",)
 
 
