@@ -426,6 +426,7 @@ def check_same_comparison(out: Path, whole: Path) -> None:
 
 # tests/app/test_kill.py and tests/app/test_stops.py stop processes by default
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize(("how", "running"), [(signal.SIGKILL, "cfl"), (signal.SIGINT, "fedavg")])
 def test_a_stopped_process_resumes_to_the_same_comparison(
     how: signal.Signals, running: str, whole: Path, tmp_path: Path
@@ -454,6 +455,7 @@ def test_a_stopped_process_resumes_to_the_same_comparison(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("running", ["cfl", "fedavg"])
 def test_a_stopped_comparison_resumes_to_the_same_one(
     running: str,
