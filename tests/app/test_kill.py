@@ -51,6 +51,11 @@ def _result(out: Path) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
+def no_pictures() -> None:
+    """Runs draw their pictures here, which are compared."""
+
+
+@pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nothing stops."""
     out = tmp_path_factory.mktemp("runs") / "whole"

@@ -147,6 +147,7 @@ def test_long_lists_are_shortened(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("pictures")
 def test_a_run_with_a_fallback_says_whose_model_each_cluster_got(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
