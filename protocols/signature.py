@@ -295,13 +295,15 @@ class Signature(ClusterOnce):
         z = self._signature_multiplier(noise)
         if not z:
             return spec
-        whole = FieldNoise(z)
-        half = whole
+        field_noise = FieldNoise(z)
+        half = field_noise
         if self.signature_releases > 1 and self.dp_unit == "example":
             half = FieldNoise(z * 2**0.5)
         spec = replace(spec, keeps_local_models=True)
         # Projections and shares are one vector with one noise, which `projections` counts.
-        return spec.with_fields(signature=half, coordinates=half, projections=whole, shares=FOLLOWS)
+        return spec.with_fields(
+            signature=half, coordinates=half, projections=field_noise, shares=FOLLOWS
+        )
 
     def disclosures(self) -> Disclosures:
         """Return what the server sees of all signatures together, and what ε assumes."""

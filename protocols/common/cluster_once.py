@@ -183,12 +183,12 @@ class ClusterOnce(ClusteringProtocol):
         Raises:
             UpdateError: a newcomer does not reply.
         """
-        known = state.signatures
-        assert known is not None
-        collected = self.collect_signatures(net, to, known)
+        signatures = state.signatures
+        assert signatures is not None
+        collected = self.collect_signatures(net, to, signatures)
         rows = collected.rows
-        labels = [known.labels[i] for i in known.ids]
-        assigned = self.assign_signatures(rows, known.rows, labels)
+        labels = [signatures.labels[i] for i in signatures.ids]
+        assigned = self.assign_signatures(rows, signatures.rows, labels)
         name = f"{type(self).__name__}.assign_signatures"
         # No newcomer founds a cluster: it would have no model.
         clusters = checked_labels(name, assigned, len(rows), existing=max(labels) + 1)

@@ -329,8 +329,8 @@ class SignaturePlan:
         if not self.sizes:
             return np.full(len(ids), float(TYPICAL_EXAMPLES))
         mean = float(np.mean(self.sizes))
-        known = dict(enumerate(self.sizes))
-        return np.array([float(known.get(i, mean)) for i in ids])
+        sizes = dict(enumerate(self.sizes))
+        return np.array([float(sizes.get(i, mean)) for i in ids])
 
 
 def blocks_by_rule(noise: float, classes: int, sizes: Sequence[int], per_client: bool) -> bool:
@@ -405,20 +405,20 @@ def resolved_signature(protocol: Any, federation: Federation, noise: float) -> d
     sizes: list[int] = []
     if not per_client:
         sizes = [len(shard.y) for shard in federation.shards]
-    kind = str(protocol.signature_blocks)
-    if kind == "auto":
+    blocks = str(protocol.signature_blocks)
+    if blocks == "auto":
         by_rule = blocks_by_rule(noise, federation.classes, sizes, per_client)
-        kind = "plain"
+        blocks = "plain"
         if by_rule:
-            kind = "blocks"
+            blocks = "blocks"
     size = protocol.signature_size
     if size is None:
-        size = DEFAULT_SIZES[kind]
+        size = DEFAULT_SIZES[blocks]
     if not noise:
         sizes = []  # the server has no use for them
     return {
         "signature_noise": noise,
-        "signature_kind": kind,
+        "signature_kind": blocks,
         "signature_size": int(size),
         "signature_sizes": sizes,
     }
@@ -478,9 +478,9 @@ class SketchSignatures:
         ratio = SECOND_CLIP / CLIP
         second = self.second
         coordinates = self.first @ directions.T
-        both = weighted_mean(coordinates, 1.0, second, ratio**2)
+        combined = weighted_mean(coordinates, 1.0, second, ratio**2)
         sampling = SAMPLING * SECOND_CLIP**2 / (AXES * self.examples)
-        return NoisyRows(both, ratio * self.deviations, sampling, AXES, second)
+        return NoisyRows(combined, ratio * self.deviations, sampling, AXES, second)
 
 
 @dataclass(frozen=True)

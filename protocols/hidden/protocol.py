@@ -158,7 +158,7 @@ class Hidden(ClusteringProtocol):
         cells = noisy_centres.code_book(r, CELLS_PER_CLUSTER * self.k)
         public.centres = torch.as_tensor(cells).to(public.mean)
         counted = self._summed(net, HiddenClient.send_cell, public.message())
-        found = noisy_centres.centres_from_cells(
+        started = noisy_centres.centres_from_cells(
             _array(counted.rows.cells),
             cells,
             self.k,
@@ -166,17 +166,17 @@ class Hidden(ClusteringProtocol):
             net.randomness.integer("server", "clusterer"),
         )
 
-        public.centres = torch.as_tensor(found).to(public.mean)
+        public.centres = torch.as_tensor(started).to(public.mean)
         stepped = self._summed(net, HiddenClient.send_step, public.message())
-        total = _array(stepped.rows.steps)
+        steps = _array(stepped.rows.steps)
         deviation = self._deviation(net, "steps", stepped)
-        found = noisy_centres.moved_centres(total, found, deviation)
-        counts = noisy_centres.counts_of(total)
-        kept = noisy_centres.large_enough(counts, deviation, self.minimum_size)
-        public.centres = torch.as_tensor(found[kept]).to(public.mean)
+        started = noisy_centres.moved_centres(steps, started, deviation)
+        counts = noisy_centres.counts_of(steps)
+        large = noisy_centres.large_enough(counts, deviation, self.minimum_size)
+        public.centres = torch.as_tensor(started[large]).to(public.mean)
         # Clients that were lost are in some cluster as well.
         share = len(net.clients) / stepped.counts[0]
-        public.sizes = (np.maximum(counts[kept], self.minimum_size) * share).tolist()
+        public.sizes = (np.maximum(counts[large], self.minimum_size) * share).tolist()
         return public
 
     def _summed(self, net: ServerChannel, method: Any, query: Any) -> Sums[Any]:

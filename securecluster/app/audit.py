@@ -189,12 +189,12 @@ def adversary_of(names: Sequence[str], party: str, helpers: str | None = None) -
     clients = []
     words = []
     for text in texts:
-        kind, _, name = text.strip().partition(":")
-        if kind in SINGLE and not name:
-            parties.append(kind)
-            words.append(SINGLE[kind])
+        party_kind, _, name = text.strip().partition(":")
+        if party_kind in SINGLE and not name:
+            parties.append(party_kind)
+            words.append(SINGLE[party_kind])
             continue
-        if kind != "client" or not name:
+        if party_kind != "client" or not name:
             raise UsageError(
                 f"there is no party {text.strip()!r}: give server, authority, wire or "
                 f"client:NAME, such as client:{names[0]}"
@@ -235,11 +235,11 @@ def protections_of(protocol: ClusteringProtocol) -> dict[str, Any]:
         protocol: with the run's hyper-parameters.
     """
     plain = twin_of(protocol).get_params()
-    found = {}
+    protections = {}
     for name, value in protocol.get_params().items():
         if value != plain[name]:
-            found[name] = value
-    return found
+            protections[name] = value
+    return protections
 
 
 def audited(
@@ -329,7 +329,7 @@ def _column(
     except _OutOfTime:
         reason = f"skipped: repeating the run did not fit into {clock.budget:.0f} s of the budget"
         return [Finding(attack.name, None, reason, 0.0) for attack in attacks]
-    found = []
+    findings = []
     # one repetition with canaries serves all audits of the same releases
     repetitions: dict[Any, Planted] = {}
     for position, attack in enumerate(attacks):
@@ -338,10 +338,10 @@ def _column(
         if position < len(attacks) - 1:
             share /= 2
         if isinstance(attack, CanaryAudit):
-            found.append(_bounded(attack, target, column, _Clock(share), repetitions))
+            findings.append(_bounded(attack, target, column, _Clock(share), repetitions))
             continue
-        found.append(_attacked(attack, target, fitted, taps, _Clock(share)))
-    return found
+        findings.append(_attacked(attack, target, fitted, taps, _Clock(share)))
+    return findings
 
 
 def _without_authority(adversary: Adversary) -> Adversary:
@@ -359,8 +359,8 @@ def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProt
         _OutOfTime: it does not fit into the time that is left.
     """
     run = target.run
-    kept = column == RUN and _holds_the_view(target)
-    if kept:
+    in_folder = column == RUN and _holds_the_view(target)
+    if in_folder:
         restored = type(run.protocol)(**run.protocol.get_params()).restore_from(run.folder)
         # only some attacks are compared with replies before protection
         if run.result["seconds"] > clock.left / 2:
@@ -374,7 +374,7 @@ def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProt
     settings = replace(Settings(**run.config["settings"]), transcript="full")
     with clock.limit():
         repeated, taps = experiments.tapped(protocol, target.federation, settings)
-    if kept:
+    if in_folder:
         return restored, taps
     if column == TWIN:
         target.say("The unprotected twin was run from config.json.")
@@ -561,8 +561,8 @@ def asks_about_candidates(attack: Attack) -> bool:
     Args:
         attack: one of the registered ones.
     """
-    asked = isinstance(attack.scorer, SampleMembership | OwnersFound)
-    return asked or "membership" in attack.name
+    by_scorer = isinstance(attack.scorer, SampleMembership | OwnersFound)
+    return by_scorer or "membership" in attack.name
 
 
 def known_samples(
@@ -585,10 +585,10 @@ def known_samples(
         if candidates:
             inputs.append(shard.x[:count])
             targets.append(shard.y[:count])
-    known = np.concatenate(inputs)
-    if not len(known):
+    samples = np.concatenate(inputs)
+    if not len(samples):
         return None
-    return known, np.concatenate(targets)
+    return samples, np.concatenate(targets)
 
 
 def federation_of(run: FinishedRun) -> Federation:

@@ -118,7 +118,7 @@ def results(audit: Audit) -> str:
         for result in (finding, twin):
             cells += [score_text(result), result.verdict if result.score else "–"]
         kinds = ["", "", "", _kind(finding), "", ""]
-        rows.append([(text, kind) for text, kind in zip(cells, kinds, strict=True)])
+        rows.append([(text, style) for text, style in zip(cells, kinds, strict=True)])
         attack = attack_named(finding.attack)
         needs.append(f"{finding.attack}: needs {attack.needs}. Source: {attack.source}.")
     headings = ["attack", "score"]
@@ -130,14 +130,14 @@ def results(audit: Audit) -> str:
         without = f"The unprotected run is the same run without: {protections}."
     time = f"{audit.seconds:.0f} s of a budget of {audit.budget:g} s"
     reasons = [f"{', '.join(names)}: {reason}" for reason, names in unscored.items()]
-    parts = [html.table(headings, rows)] if rows else []
+    blocks = [html.table(headings, rows)] if rows else []
     if reasons:
-        parts.append(html.subsection("Attacks without a score", html.items(reasons)))
+        blocks.append(html.subsection("Attacks without a score", html.items(reasons)))
     return html.section(
         "Attacks",
         html.paragraph(_outcome(audit)),
         html.paragraph(f"The adversary is {audit.adversary.text}. {READING}"),
-        *parts,
+        *blocks,
         html.paragraph(LIMITS),
         html.paragraph(without),
         html.items(audit.notes),
@@ -177,7 +177,7 @@ def pictures(audit: Audit, with_truth: bool) -> str:
         audit: the results.
         with_truth: False leaves out clients' data.
     """
-    parts = []
+    blocks = []
     for position, finding in enumerate(audit.findings[RUN]):
         shown = []
         columns = {COLUMNS[RUN]: finding, COLUMNS[TWIN]: audit.findings[TWIN][position]}
@@ -187,8 +187,8 @@ def pictures(audit: Audit, with_truth: bool) -> str:
             shown += list(_pictures_of(result, column, with_truth))
         shown += list(_roc(columns))
         if shown:
-            parts.append(html.subsection(finding.attack, *shown))
-    return html.section("What the attacks saw", *parts)
+            blocks.append(html.subsection(finding.attack, *shown))
+    return html.section("What the attacks saw", *blocks)
 
 
 def _pictures_of(finding: Finding, column: str, with_truth: bool) -> Iterator[str]:
@@ -301,9 +301,9 @@ def _roc(columns: Mapping[str, Finding]) -> Iterator[str]:
     """
     series = []
     for column, finding in columns.items():
-        given = _given(finding)
-        if given is not None:
-            series.append((column, roc(*given)))
+        scores = _given(finding)
+        if scores is not None:
+            series.append((column, roc(*scores)))
     if series:
         names = ", ".join(name for name, _ in series)
         yield html.curves(f"True positives over false positives: {names}", series)
@@ -323,9 +323,11 @@ def _given(finding: Finding) -> tuple[NDArray[Any], NDArray[Any]] | None:
     given = []
     is_member = []
     for client, values in guess.values.items():
-        own = {sample.tobytes() for sample in np.asarray(finding.truth.federation.shards[client].x)}
+        client_samples = {
+            sample.tobytes() for sample in np.asarray(finding.truth.federation.shards[client].x)
+        }
         given.append(np.asarray(values))
-        is_member.append([sample.tobytes() in own for sample in candidates])
+        is_member.append([sample.tobytes() in client_samples for sample in candidates])
     flags = np.concatenate(is_member)
     scores = np.concatenate(given)
     return scores[flags], scores[~flags]
@@ -356,14 +358,14 @@ def advice(audit: Audit) -> str:
     Args:
         audit: the results.
     """
-    parts = []
+    blocks = []
     for finding in audit.findings[RUN]:
         if finding.verdict == BETTER:
             advised = _advised(finding.attack, audit.protections)
-            parts.append(html.subsection(finding.attack, html.items(advised)))
-    if not parts:
-        parts.append(html.paragraph("No attack of this audit is better than chance on the run."))
-    return html.section("Settings that would lower the scores", *parts)
+            blocks.append(html.subsection(finding.attack, html.items(advised)))
+    if not blocks:
+        blocks.append(html.paragraph("No attack of this audit is better than chance on the run."))
+    return html.section("Settings that would lower the scores", *blocks)
 
 
 def _advised(attack: str, protections: Mapping[str, Any]) -> Iterable[str]:
@@ -374,11 +376,11 @@ def _advised(attack: str, protections: Mapping[str, Any]) -> Iterable[str]:
         protections: options of the run that protect.
     """
     in_use = {"mask": MASK, "aggregation": SECURE_SUMS}
-    used = {in_use[name] for name in protections if name in in_use}
+    options = {in_use[name] for name in protections if name in in_use}
     advised = []
     for setting in LOWERED_BY.get(attack, GENERAL):
         if setting == NOISE and protections.get("clip"):
             setting = "more noise: raise --noise, or lower --target-epsilon"
-        if setting not in used:
+        if setting not in options:
             advised.append(setting)
     return advised

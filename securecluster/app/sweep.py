@@ -80,8 +80,8 @@ def start(argv: Sequence[str]) -> int:
         )
     names = sweep_plan.names_of(labels)
     arguments = list(argv[len(labels) :])
-    own = [option.name for option in fields(Levels)]
-    comparison_options.check_owned(names, arguments, own)
+    level_names = [option.name for option in fields(Levels)]
+    comparison_options.check_owned(names, arguments, level_names)
     import tyro
 
     with output():  # of --help
@@ -211,15 +211,15 @@ def _split(options: Row) -> tuple[Simulation, Settings, Row]:
         options: by name.
     """
     groups: list[Row] = []
-    left = dict(options)
+    remaining = dict(options)
     kinds: list[Any] = [Simulation, Settings]
-    for kind in kinds:
+    for protocol_type in kinds:
         group = {}
-        for option in fields(kind):
-            if option.name in left:
-                group[option.name] = left.pop(option.name)
+        for option in fields(protocol_type):
+            if option.name in remaining:
+                group[option.name] = remaining.pop(option.name)
         groups.append(group)
-    return Simulation(**groups[0]), Settings(**groups[1]), left
+    return Simulation(**groups[0]), Settings(**groups[1]), remaining
 
 
 def _variants(protocols: Sequence[Any], options: Row, clusters: int | None) -> tuple[Variant, ...]:
@@ -237,20 +237,20 @@ def _variants(protocols: Sequence[Any], options: Row, clusters: int | None) -> t
 
     if isinstance(protocols, str) or not protocols:
         raise UsageError('sweep takes a list of protocols: ["cfl", "fedavg"]')
-    labels = [given for given in protocols if isinstance(given, str)]
-    known = comparison_options.option_names(sweep_plan.names_of(labels)) - sweep_plan.VARIED
+    labels = [item for item in protocols if isinstance(item, str)]
+    option_names = comparison_options.option_names(sweep_plan.names_of(labels)) - sweep_plan.VARIED
     for name in options:
-        if name not in known:
-            raise unknown("option", name, known | _own_names())
+        if name not in option_names:
+            raise unknown("option", name, option_names | _own_names())
     named = {}
     for variant in sweep_plan.variants_of(labels, SimpleNamespace(**options), clusters):
         named[variant.label] = variant
     variants = []
-    for given in protocols:
-        if isinstance(given, str):
-            variants.append(named[given])
+    for item in protocols:
+        if isinstance(item, str):
+            variants.append(named[item])
         else:
-            variants.append(sweep_plan.variant_of(given))
+            variants.append(sweep_plan.variant_of(item))
     return tuple(variants)
 
 
@@ -258,8 +258,8 @@ def _own_names() -> set[str]:
     """Return the names of the options of the data and the settings."""
     names: set[str] = set()
     kinds: list[Any] = [Simulation, Settings]
-    for kind in kinds:
-        names.update(option.name for option in fields(kind))
+    for protocol_type in kinds:
+        names.update(option.name for option in fields(protocol_type))
     return names
 
 
@@ -321,14 +321,14 @@ def _checked(plan: Plan) -> Federation:
     refusals = []
     accepted = 0
     for variant in plan.variants:
-        own = [
+        variants = [
             _refusal(variant, plan.by, level, plan.settings, federation) for level in plan.levels
         ]
-        accepted += own.count(None)
-        refusals += [_named(variant, plan, reason) for reason in own if reason is not None]
+        accepted += variants.count(None)
+        refusals += [_named(variant, plan, reason) for reason in variants if reason is not None]
         # where the noise is not the reason, no noise is no remedy
         without = _refusal(variant, sweep_plan.NOISE, 0.0, plan.settings, federation)
-        if without is not None and set(own) == {without}:
+        if without is not None and set(variants) == {without}:
             raise UsageError(_named(variant, plan, without))
     if not accepted:
         raise UsageError(refusals[0])
@@ -541,9 +541,9 @@ class _Clock:
         """
         label = self._waiting.pop(row["run"])
         self._seconds.setdefault(label, []).append(row.get("seconds") or 0.0)
-        known = {name: sum(some) / len(some) for name, some in self._seconds.items()}
-        usual = sum(known.values()) / len(known)
-        ahead = sum(known.get(name, usual) for name in self._waiting.values())
+        seconds = {name: sum(some) / len(some) for name, some in self._seconds.items()}
+        usual = sum(seconds.values()) / len(seconds)
+        ahead = sum(seconds.get(name, usual) for name in self._waiting.values())
         return ahead / self._processes
 
 
@@ -581,11 +581,11 @@ def _recorded(path: Path) -> list[Row]:
     if not path.exists():
         return []
     data = atomic_files.read(path)
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) != len(data):
-        atomic_files.write_atomic(path, whole)
+    complete = data[: data.rfind(b"\n") + 1]
+    if len(complete) != len(data):
+        atomic_files.write_atomic(path, complete)
     rows: dict[int, Row] = {}
-    for line in whole.splitlines():
+    for line in complete.splitlines():
         try:
             row = json.loads(line)
             number = int(row["run"])

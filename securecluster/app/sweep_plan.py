@@ -60,20 +60,20 @@ class Variant:
         Raises:
             UsageError: the protocol has no such option.
         """
-        kind = protocol_class(self.protocol)
+        protocol_type = protocol_class(self.protocol)
         params = dict(self.options)
         if by == EPSILON:
             if math.isfinite(level):
-                _check_option(kind, "target_epsilon")
+                _check_option(protocol_type, "target_epsilon")
                 params["target_epsilon"] = level
         elif level > 0:
-            others = [name for name in noise_options(kind) if name not in params]
+            others = [name for name in noise_options(protocol_type) if name not in params]
             if others and params.get("clip") is None:
                 params.update(dict.fromkeys(others, level))
             else:
-                _check_option(kind, "noise")
+                _check_option(protocol_type, "noise")
                 params.update(dict.fromkeys(["noise", *others], level))
-        return kind(**params)
+        return protocol_type(**params)
 
 
 @dataclass(frozen=True)
@@ -319,15 +319,15 @@ def levels_of(noise: Sequence[float], epsilon: Sequence[float]) -> tuple[str, tu
             "a sweep takes levels of noise: --noise 0 0.1 0.5, or --epsilon 1 2 4 8 for targets"
         )
     by = NOISE
-    given = noise
+    levels = noise
     if epsilon:
         by = EPSILON
-        given = epsilon
-    for level in given:
+        levels = epsilon
+    for level in levels:
         _check_level(by, level)
-        if list(given).count(level) > 1:
+        if list(levels).count(level) > 1:
             raise UsageError(f"{by} = {level:g} is given twice: give each level once")
-    return by, tuple(sorted(float(level) for level in given))
+    return by, tuple(sorted(float(level) for level in levels))
 
 
 def _check_level(by: str, level: float) -> None:
@@ -397,8 +397,8 @@ def variants_of(
         if labels.count(label) > 1:
             raise UsageError(f"{label} is named twice, and both would run the same: name it once")
         name, _, text = label.partition(":")
-        own = _own_options(name, text)
-        variants.append(Variant(label, name, shared[name] | own))
+        params = _own_options(name, text)
+        variants.append(Variant(label, name, shared[name] | params))
     return tuple(variants)
 
 
@@ -412,8 +412,8 @@ def _own_options(name: str, text: str) -> Row:
     Raises:
         UsageError: an unknown option, or a value that it does not take.
     """
-    kind = protocol_class(name)
-    known = {option.name for option in fields(kind)} - VARIED
+    protocol_type = protocol_class(name)
+    names = {option.name for option in fields(protocol_type)} - VARIED
     options = {}
     for entry in filter(None, text.split(",")):
         typed, sign, value = entry.partition("=")
@@ -422,8 +422,8 @@ def _own_options(name: str, text: str) -> Row:
             raise UsageError(f"{name}:{entry}: {typed} is what the sweep varies: leave it out")
         if not sign:
             raise UsageError(f"{name}:{entry} has no value: write {name}:OPTION=VALUE")
-        if option not in known:
-            raise unknown(f"option of {name}", typed, known)
+        if option not in names:
+            raise unknown(f"option of {name}", typed, names)
         options[option] = _parsed(name, option, value)
     return options
 

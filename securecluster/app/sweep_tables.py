@@ -88,8 +88,8 @@ def summary(rows: Sequence[Row], metric: str) -> list[Row]:
         metric: the name of the clients' score.
     """
     groups = []
-    for own in _groups(rows, ("variant",)):
-        groups += _groups(own, KEYS)
+    for variant_rows in _groups(rows, ("variant",)):
+        groups += _groups(variant_rows, KEYS)
     lines = []
     for group in groups:
         done = [row for row in group if row["status"] == "done"]
@@ -134,11 +134,11 @@ def thresholds(rows: Sequence[Row]) -> list[Row]:
         some = (done or group)[0]
         line = {name: some[name] for name in ("protocol", "variant", "mechanism", "dp_unit")}
         for name, column, falls in (("sigma", "noise", False), ("epsilon", "epsilon", True)):
-            found = _threshold_of(group, column, falls)
-            line[f"{name}_star"] = found.value
-            line[f"{name}_star_low"] = found.low
-            line[f"{name}_star_high"] = found.high
-            line[f"{name}_star_kind"] = found.kind
+            crossing = _threshold_of(group, column, falls)
+            line[f"{name}_star"] = crossing.value
+            line[f"{name}_star_low"] = crossing.low
+            line[f"{name}_star_high"] = crossing.high
+            line[f"{name}_star_kind"] = crossing.kind
         lines.append(line)
     return lines
 
@@ -156,8 +156,8 @@ def _groups(rows: Sequence[Row], names: Sequence[str]) -> list[list[Row]]:
     for row in rows:
         key = []
         for name in names:
-            found = name == "noise" and row["target_epsilon"] is not None
-            key.append(None if found else row[name])
+            has_target = name == "noise" and row["target_epsilon"] is not None
+            key.append(None if has_target else row[name])
         groups.setdefault(tuple(key), []).append(row)
     return list(groups.values())
 
@@ -232,10 +232,10 @@ def threshold(places: Sequence[float], aris: NDArray[np.float64]) -> Threshold:
         places: noise, or ε, of each level, from the least noise on.
         aris: of each level and seed, (levels, seeds).
     """
-    value, kind = _crossing(places, aris.mean(axis=1))
+    value, how = _crossing(places, aris.mean(axis=1))
     seeds = aris.shape[1]
     if value is None or seeds < 2:
-        return Threshold(value, None, None, kind)
+        return Threshold(value, None, None, how)
     draws = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
     means = aris[:, draws].mean(axis=2)
     # where a resample holds nowhere, its threshold is beyond the least noise
@@ -249,7 +249,7 @@ def threshold(places: Sequence[float], aris: NDArray[np.float64]) -> Threshold:
     tails = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
     # one of the resamples, since infinite ones cannot be averaged
     low, high = np.quantile(resampled, tails, method="closest_observation")
-    return Threshold(value, float(low), float(high), kind)
+    return Threshold(value, float(low), float(high), how)
 
 
 def _crossing(places: Sequence[float], means: Iterable[float]) -> tuple[float | None, str]:
@@ -260,17 +260,17 @@ def _crossing(places: Sequence[float], means: Iterable[float]) -> tuple[float | 
         means: the mean ARI of each level.
     """
     last: tuple[float, float] | None = None
-    for place, mean in zip(places, means, strict=True):
+    for level, mean in zip(places, means, strict=True):
         if mean >= HOLDS:
-            last = (place, mean)
+            last = (level, mean)
             continue
         if last is None:
             return None, "none"
         held, held_mean = last
-        if not all(0 < end < math.inf for end in (held, place)):
+        if not all(0 < end < math.inf for end in (held, level)):
             return held, "grid"
         share = (held_mean - HOLDS) / (held_mean - mean)
-        logarithm = math.log(held) + share * (math.log(place) - math.log(held))
+        logarithm = math.log(held) + share * (math.log(level) - math.log(held))
         return math.exp(logarithm), "interpolated"
     return places[-1], "beyond"
 
@@ -302,9 +302,9 @@ def write_parquet(path: Path, rows: Sequence[Row]) -> None:
     schema = []
     arrays = []
     for name in rows[0]:
-        kind, convert = _column_kind(name, rows)
+        column_type, convert = _column_kind(name, rows)
         values = [None if row[name] is None else convert(row[name]) for row in rows]
-        arrays.append(pyarrow.array(values, type=getattr(pyarrow, kind)()))
+        arrays.append(pyarrow.array(values, type=getattr(pyarrow, column_type)()))
         schema.append(name)
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.Table.from_arrays(arrays, names=schema), buffer)

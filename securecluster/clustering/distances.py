@@ -108,7 +108,7 @@ def euclidean(rows: torch.Tensor, noise: float | torch.Tensor = 0.0) -> torch.Te
     squared_norms = inner.diagonal()
     scale = squared_norms[:, None] + squared_norms[None, :]
     # ‖x‖² + ‖y‖² − 2⟨x, y⟩, with the mean of both triangles.
-    squares = (scale - inner - inner.T).clamp_min(0)
+    squares = (scale - (inner + inner.T)).clamp_min(0)
     cancelled = squares <= CLOSE * scale
     first, second = torch.triu(cancelled, 1).nonzero().T
     if len(first):

@@ -189,12 +189,12 @@ def centres_from_cells(total: Array, cells: Array, k: int, deviation: float, see
     """
     counts = counts_of(total)
     noise_of_count = math.sqrt(2) * deviation
-    used = np.flatnonzero(counts > CELL_DEVIATIONS * noise_of_count)
-    if len(used) < k:
-        used = np.argsort(-counts, kind="stable")[:k]
+    occupied = np.flatnonzero(counts > CELL_DEVIATIONS * noise_of_count)
+    if len(occupied) < k:
+        occupied = np.argsort(-counts, kind="stable")[:k]
     means = cells + _mean_displacements(total, CELL_REACH)
-    points = within(means[used], 1.0)
-    weights = np.maximum(counts[used], 1.0)
+    points = within(means[occupied], 1.0)
+    weights = np.maximum(counts[occupied], 1.0)
     return _k_means(points, weights, k, STARTS, seed)
 
 
@@ -226,9 +226,9 @@ def large_enough(counts: Array, deviation: float, minimum: int) -> list[int]:
         minimum: smallest size of a cluster.
     """
     sure = SURE_DEVIATIONS * math.sqrt(2) * deviation
-    kept = counts + sure >= minimum - COUNT_ROUNDING
-    kept[counts.argmax()] = True
-    return [int(c) for c in np.flatnonzero(kept)]
+    enough = counts + sure >= minimum - COUNT_ROUNDING
+    enough[counts.argmax()] = True
+    return [int(c) for c in np.flatnonzero(enough)]
 
 
 def _k_means(points: Array, weights: Array, k: int, starts: int, seed: int) -> Array:

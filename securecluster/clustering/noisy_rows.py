@@ -109,8 +109,8 @@ def weighted_mean(first: Array, first_noise: float, second: Array, second_noise:
     """
     first_weight = 1 / first_noise
     second_weight = 1 / second_noise
-    total = first_weight + second_weight
-    return np.asarray((first_weight * first + second_weight * second) / total)
+    weight = first_weight + second_weight
+    return np.asarray((first_weight * first + second_weight * second) / weight)
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class NoisyBlocks:
         difference = means[:, None] - other_means[None]
         excess = np.square(difference).sum(3) - self.width * joint
         precision = 1 / joint
-        total = (precision * excess).sum(2)
-        distance = total / precision.sum(2)
-        score = total / math.sqrt(2 * self.width * means.shape[1])
+        squared = (precision * excess).sum(2)
+        distance = squared / precision.sum(2)
+        score = squared / math.sqrt(2 * self.width * means.shape[1])
         return BlockDistances(distance, score)
 
     def clusters(self, k: int | None, seed: int) -> list[int]:
@@ -177,8 +177,8 @@ class NoisyBlocks:
     def _class_means(self) -> tuple[Array, Array]:
         """Return the means of classes (m, C, r), and the variance of a number in each, (m, C)."""
         noise = self.deviations[:, None] ** 2
-        least = np.maximum(LEAST_COUNT * self.deviations, 1e-6)[:, None]
-        shares = np.maximum(self.blocks[:, :, -1], least)
+        floor = np.maximum(LEAST_COUNT * self.deviations, 1e-6)[:, None]
+        shares = np.maximum(self.blocks[:, :, -1], floor)
         means = self.blocks[:, :, :-1] / shares[:, :, None]
         # the noise of a ratio, of the sum and of the share, and what sampling adds
         squared_mean = np.square(means).sum(2) / self.width

@@ -155,10 +155,10 @@ class GradientSketch:
 
     def _mean_map(self) -> torch.Tensor:
         """Return the mean (D + 1, q) of all classes' maps."""
-        total = torch.zeros(self.features + 1, self.size)
+        summed = torch.zeros(self.features + 1, self.size)
         for label in range(self.classes):
-            total += self.class_map(label)
-        return total / self.classes
+            summed += self.class_map(label)
+        return summed / self.classes
 
 
 @dataclass(frozen=True)
@@ -266,11 +266,11 @@ def signature_mean(
         (width,) float64, of norm S at most; zeros without examples.
     """
     flat = inputs.flatten(1)
-    total = torch.zeros(examples.width, dtype=torch.float64, device=inputs.device)
+    summed = torch.zeros(examples.width, dtype=torch.float64, device=inputs.device)
     for start in range(0, len(flat), BLOCK):
-        part = slice(start, start + BLOCK)
-        total += examples.sums(flat[part], labels[part], clip)
-    return total / max(1, len(flat))
+        block = slice(start, start + BLOCK)
+        summed += examples.sums(flat[block], labels[block], clip)
+    return summed / max(1, len(flat))
 
 
 def example_sensitivity(clip: float, examples: int) -> float:

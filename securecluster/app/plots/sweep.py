@@ -75,7 +75,7 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
     Args:
         variants: their labels, which begin with a protocol's name.
     """
-    found = {}
+    styles = {}
     grey = 0
     colored = 0
     for label in variants:
@@ -83,13 +83,13 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
         if protocol in BASELINES:
             line = GREY_LINES[grey % len(GREY_LINES)]
             marker = GREY_MARKERS[grey % len(GREY_MARKERS)]
-            found[label] = Look("0.5", marker, line, 1.2, 1)
+            styles[label] = Look("0.5", marker, line, 1.2, 1)
             grey += 1
         else:
             marker = MARKERS[colored % len(MARKERS)]
-            found[label] = Look(f"C{_color(colored)}", marker, "-", 1.6, 2)
+            styles[label] = Look(f"C{_color(colored)}", marker, "-", 1.6, 2)
             colored += 1
-    return found
+    return styles
 
 
 def _color(position: int) -> int:
@@ -110,15 +110,17 @@ def _over(
         text: of the horizontal axis.
     """
     picture, panels = _panels(len(scores))
-    place, ends = _scale([row[column] for row in rows])
+    scale, ends = _scale([row[column] for row in rows])
     for panel, score in zip(panels, scores, strict=True):
         for label, look in looks(_variants(rows)).items():
-            own = [row for row in rows if row["variant"] == label and row[score] is not None]
-            own.sort(key=lambda row: float(row[column]))
-            if column == "epsilon" and all(row[column] == 0 for row in own):
-                _draw_level_line(panel, own, score, look, label)
+            points = [row for row in rows if row["variant"] == label and row[score] is not None]
+            points.sort(key=lambda row: float(row[column]))
+            if column == "epsilon" and all(row[column] == 0 for row in points):
+                _draw_level_line(panel, points, score, look, label)
             else:
-                _draw_curve(panel, [place(row[column]) for row in own], own, score, look, label)
+                _draw_curve(
+                    panel, [scale(row[column]) for row in points], points, score, look, label
+                )
         _finish(panel, text, labels[score], score)
         _ticks(panel, [row[column] for row in rows], ends)
     return _with_legend(picture, panels)
@@ -136,18 +138,18 @@ def _over_bytes(rows: Sequence[Row], scores: Sequence[str], labels: dict[str, st
     levels = sorted({float(row["noise"]) for row in rows})
     for panel, score in zip(panels, scores, strict=True):
         for label, look in looks(_variants(rows)).items():
-            own = [row for row in rows if row["variant"] == label and row[score] is not None]
-            own.sort(key=lambda row: float(row["noise"]))
-            places = [max(1.0, row["up"] + row["down"]) for row in own]
-            values = [row[score] for row in own]
+            points = [row for row in rows if row["variant"] == label and row[score] is not None]
+            points.sort(key=lambda row: float(row["noise"]))
+            places = [max(1.0, row["up"] + row["down"]) for row in points]
+            values = [row[score] for row in points]
             options = {"color": look.color, "zorder": look.order}
             panel.plot(places, values, linewidth=0.6, alpha=0.4, **options)
-            for place, row in zip(places, own, strict=True):
+            for position, row in zip(places, points, strict=True):
                 share = levels.index(float(row["noise"])) / max(1, len(levels) - 1)
                 opacity = 1 - (1 - PALEST) * share
                 spread = _spread([row], score)
                 panel.errorbar(
-                    [place], [row[score]], yerr=spread, fmt=look.marker, alpha=opacity,
+                    [position], [row[score]], yerr=spread, fmt=look.marker, alpha=opacity,
                     elinewidth=0.8, markersize=6, **options,
                 )  # fmt: skip
             # for the legend, in full colour
@@ -181,16 +183,16 @@ def _scale(values: Sequence[float]) -> tuple[Callable[[float], float], dict[floa
         A function from a value to its place, and the text at each place that is no number.
     """
     positive = [value for value in values if 0 < value < math.inf]
-    least = min(positive, default=1.0) / MARGIN
+    smallest = min(positive, default=1.0) / MARGIN
     greatest = max(positive, default=1.0) * MARGIN
     ends = {}
     if any(value == 0 for value in values):
-        ends[least] = "0"
+        ends[smallest] = "0"
     if any(math.isinf(value) for value in values):
         ends[greatest] = "∞"
 
     def place(value: float) -> float:
-        return min(max(value, least), greatest)
+        return min(max(value, smallest), greatest)
 
     return place, ends
 
@@ -211,8 +213,8 @@ def _ticks(panel: Any, values: Sequence[float], ends: dict[float, str]) -> None:
     texts = [f"{number:g}" for number in numbers]
     # too many, as of a noise that was found for each variant
     if len(numbers) > MOST_TICKS:
-        least, greatest = math.log10(numbers[0]), math.log10(numbers[-1])
-        exponents = range(math.ceil(least), math.floor(greatest) + 1)
+        smallest, greatest = math.log10(numbers[0]), math.log10(numbers[-1])
+        exponents = range(math.ceil(smallest), math.floor(greatest) + 1)
         numbers = [10.0**exponent for exponent in exponents]
         texts = [f"$10^{{{exponent}}}$" for exponent in exponents]
     panel.set_xticks([*numbers, *ends], [*texts, *ends.values()])
@@ -239,8 +241,8 @@ def _draw_curve(
     line = {"linestyle": look.line, "linewidth": look.width, "marker": look.marker}
     panel.plot(places, means, markersize=4.5, label=label, **line, **options)
     below, above = _spread(rows, score)
-    low = [mean - part for mean, part in zip(means, below, strict=True)]
-    high = [mean + part for mean, part in zip(means, above, strict=True)]
+    low = [mean - length for mean, length in zip(means, below, strict=True)]
+    high = [mean + length for mean, length in zip(means, above, strict=True)]
     panel.fill_between(places, low, high, alpha=0.15, linewidth=0, **options)
 
 

@@ -187,7 +187,7 @@ def test_noise_that_drowns_whole_updates_leaves_sketches_clusters() -> None:
     params: dict[str, Any] = {
         "rounds": 11,
         "clip": 1.0,
-        "noise": 0.125,
+        "noise": 0.1,
         "clusterer": "kmeans",
         "placement": "central",
     }
