@@ -40,6 +40,7 @@ from securecluster.protocols import (
     CFL,
     FLHC,
     IFCA,
+    MRMTL,
     NSIM,
     SRFCA,
     FedAvg,
@@ -165,6 +166,7 @@ CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "local-kmeans": (LocalKMeans, {"k": 2, "local_rounds": 1}),
     "random": (RandomClusters, {"k": 3, "mask": "signed-permutation"}),
     "local": (Local, {}),
+    "mrmtl": (MRMTL, {}),
 }
 
 

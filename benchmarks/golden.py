@@ -38,6 +38,7 @@ from securecluster.protocols import (
     CFL,
     FLHC,
     IFCA,
+    MRMTL,
     NSIM,
     SRFCA,
     FedAvg,
@@ -68,6 +69,7 @@ PROTOCOLS: dict[str, tuple[type, dict[str, Any]]] = {
     "fedavg": (FedAvg, {"participation": 0.6}),
     "finetune": (FineTune, {"tune_rounds": 1}),
     "local": (Local, {}),
+    "mrmtl": (MRMTL, {}),
 }
 NOISE: dict[str, Any] = {"clip": 1.0, "noise": 0.7}
 NOISED_CLIENTS: dict[str, Any] = {"mask": "permutation", **NOISE, "dp_unit": "client"}

@@ -9,6 +9,7 @@ from securecluster.protocols.hidden.protocol import Hidden
 from securecluster.protocols.ifca.protocol import IFCA
 from securecluster.protocols.local import Local
 from securecluster.protocols.local_kmeans import LocalKMeans
+from securecluster.protocols.mrmtl import MRMTL
 from securecluster.protocols.nsim.protocol import NSIM
 from securecluster.protocols.oneshot.protocol import OneShot
 from securecluster.protocols.random_clusters import RandomClusters
@@ -20,6 +21,7 @@ __all__ = [
     "CFL",
     "FLHC",
     "IFCA",
+    "MRMTL",
     "NSIM",
     "SRFCA",
     "ClusteringProtocol",

@@ -22,6 +22,7 @@ from securecluster.protocols import (
     CFL,
     FLHC,
     IFCA,
+    MRMTL,
     NSIM,
     SRFCA,
     ClusteringProtocol,
@@ -137,6 +138,7 @@ PROTOCOLS = {
     "fedavg": Case(FedAvg, "rotation"),
     "finetune": Case(FineTune, "rotation", {"tune_rounds": 1}),
     "local": Case(Local),
+    "mrmtl": Case(MRMTL, "rotation"),
 }
 PRIVATE = {"clip": 1.0, "noise": 0.5}
 MECHANISMS = {

@@ -32,6 +32,7 @@ PROTOCOLS = {  # module and class
     "random": "random_clusters:RandomClusters",
     "fedavg": "fedavg:FedAvg",
     "finetune": "finetune:FineTune",
+    "mrmtl": "mrmtl:MRMTL",
     "local": "local:Local",
 }
 

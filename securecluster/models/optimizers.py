@@ -153,6 +153,55 @@ class Adam:
         self.value(name, torch.bmm(lhs, rhs))
 
 
+class MeanRegularized:
+    """An optimizer of the loss plus λ/2 ‖θ − θ̄‖², whose gradient is λ(θ − θ̄).
+
+    Args:
+        optimizer: makes the steps.
+        params: θ by name, which the optimizer changes in place.
+        means: θ̄ by name, shaped as the parameters.
+        strength: λ.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        params: Mapping[str, torch.Tensor],
+        means: Mapping[str, torch.Tensor],
+        strength: float,
+    ) -> None:
+        self._optimizer = optimizer
+        self._params = params
+        self._means = means
+        self._strength = strength
+
+    def begin(self) -> None:
+        """Begin a new step."""
+        self._optimizer.begin()
+
+    def value(self, name: str, gradient: torch.Tensor) -> None:
+        """Step θ by the gradient plus λ(θ − θ̄).
+
+        Args:
+            name: the parameter, (b, …).
+            gradient: its gradient, (k, …).
+        """
+        k = len(gradient)
+        offset = self._params[name][:k] - self._means[name][:k]
+        regularized = gradient.add(offset, alpha=self._strength)
+        self._optimizer.value(name, regularized)
+
+    def product(self, name: str, lhs: torch.Tensor, rhs: torch.Tensor) -> None:
+        """Step θ by the product's values plus λ(θ − θ̄).
+
+        Args:
+            name: the parameter, (b, o, i).
+            lhs: (k, o, n).
+            rhs: (k, n, i).
+        """
+        self.value(name, torch.bmm(lhs, rhs))
+
+
 OPTIMIZERS = ("sgd", "adam")
 
 

@@ -6,6 +6,7 @@ do not depend on the other clients in the batch (to float tolerance).
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from securecluster.core.randomness import Part, Randomness
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
-from securecluster.models.optimizers import Momenta, Optimizer
+from securecluster.models.optimizers import MeanRegularized, Momenta, Optimizer
 from securecluster.models.optimizers import build as build_optimizer
 from securecluster.training.batches import Chunk, Minibatches, packed
 from securecluster.training.config import LocalTraining, Secret, check_training
@@ -58,6 +59,30 @@ class _Worker:
 
 
 @dataclass(frozen=True)
+class MeanRegularizer:
+    """The term λ/2 ‖θ_i − θ̄_i‖² of clients' losses.
+
+    Attributes:
+        means: θ̄_i of each client of a call.
+        strength: λ.
+    """
+
+    means: Rows
+    strength: float
+
+    def rows(self, entries: Sequence[int]) -> torch.Tensor:
+        """Return θ̄ of some clients, (b, d).
+
+        Args:
+            entries: positions of the clients in the call.
+        """
+        index = list(entries)
+        if self.means.index is not None:
+            index = [self.means.index[entry] for entry in entries]
+        return self.means.table[index]
+
+
+@dataclass(frozen=True)
 class _Task:
     """Arguments and result of one call of `LocalTrainer.train`.
 
@@ -71,6 +96,7 @@ class _Task:
         largest: clients of the largest chunk.
         jobs: chunks, as entries of `clients`, and then a None for each worker: it is therefore
             empty only if all workers are to stop.
+        regularizer: a term that is added to the loss, or None.
     """
 
     start: Rows
@@ -81,6 +107,7 @@ class _Task:
     out: torch.Tensor
     largest: int
     jobs: deque[list[int] | None]
+    regularizer: MeanRegularizer | None = None
 
 
 class LocalTrainer:
@@ -178,6 +205,7 @@ class LocalTrainer:
         step: int,
         row_width: int = 0,
         scale: Sequence[float] | None = None,
+        regularizer: MeanRegularizer | None = None,
     ) -> torch.Tensor:
         """Return the updates SGD_n(θ_i, D_i) − θ_i of some clients (Sattler et al. 2019, eq. 1).
 
@@ -193,6 +221,8 @@ class LocalTrainer:
             row_width: numbers in a row of the result, if more than d; those after the first d are
                 0. Masks that lengthen a row then work in place.
             scale: factor of each update; 1 by default. Clients weight what they send to a sum.
+            regularizer: a term that is added to each client's loss. DP-SGD adds its gradient after
+                clipping and noise, since it does not depend on samples.
 
         Returns:
             Updates, (len(clients), max(row_width, d)).
@@ -230,6 +260,7 @@ class LocalTrainer:
             out=out[:, :d],
             largest=max(map(len, chunks), default=0),
             jobs=deque([*chunks, *end]),
+            regularizer=regularizer,
         )
         if len(workers) == 1:
             self._work(workers[0], task)
@@ -278,7 +309,10 @@ class LocalTrainer:
             index = torch.as_tensor(start_rows, device=self.device)
             torch.index_select(models, 0, index, out=weights)
             clients = [task.clients[entry] for entry in entries]
-            self._train(worker.model, weights, clients, task)
+            means = None
+            if task.regularizer is not None:
+                means = task.regularizer.rows(entries)
+            self._train(worker.model, weights, clients, task, means)
             for row, entry, start_row in zip(weights, entries, start_rows, strict=True):
                 # row by row and in place, without a second matrix of the chunk's size
                 start = models[start_row]
@@ -293,6 +327,7 @@ class LocalTrainer:
         weights: torch.Tensor,
         clients: Sequence[int],
         task: _Task,
+        means: torch.Tensor | None,
     ) -> None:
         """Make all steps of a chunk.
 
@@ -301,9 +336,10 @@ class LocalTrainer:
             weights: initial weights of the clients, (b, d), changed in place.
             clients: positions of the clients, most steps first.
             task: the call.
+            means: θ̄ of the clients, (b, d), where their loss has a term for it.
         """
         plan = task.plan
-        private = self._private(clients, task, weights)
+        private = self._private(clients, task, weights, means)
         chunk = self._schedule(clients, plan, task.step, private)
         params = model.views(weights)
         momenta = None
@@ -314,6 +350,9 @@ class LocalTrainer:
             buffers = momenta.start(clients)
             velocity = model.views(buffers)
         optimizer = build_optimizer(plan.optimizer, params, plan.lr, plan.momentum, velocity)
+        if task.regularizer is not None and means is not None:
+            strength = task.regularizer.strength
+            optimizer = MeanRegularized(optimizer, params, model.views(means), strength)
         for step, active in enumerate(chunk.active):
             if not task.jobs:  # cleared after an error in another thread
                 return
@@ -387,6 +426,7 @@ class LocalTrainer:
         clients: Sequence[int],
         task: _Task,
         weights: torch.Tensor,
+        means: torch.Tensor | None,
     ) -> DPSGDState | None:
         """Return the state of DP-SGD from initial weights (b, d); None for plain training."""
         if not task.plan.private or self.secret is None:
@@ -396,6 +436,9 @@ class LocalTrainer:
         ids = [self.ids[client] for client in clients]
         sizes = [self.sizes[client] for client in clients]
         digests = [self._train_on.digest(client) for client in clients]
+        if means is not None and task.regularizer is not None:
+            # A request with other means makes other draws.
+            digests = _with_means(digests, means, task.regularizer.strength)
         block = 1  # a module that vmap refuses takes one example at a time
         if self.model.together:
             block = self._models_in_chunk()
@@ -634,6 +677,21 @@ class LocalTrainer:
         if not columns:
             return np.zeros((len(clients), 0))
         return np.stack(columns, 1)
+
+
+def _with_means(digests: Sequence[bytes], means: torch.Tensor, strength: float) -> list[bytes]:
+    """Return the clients' digests, extended by what their loss is regularized towards.
+
+    Args:
+        digests: of each client's examples.
+        means: θ̄ of the clients, (b, d).
+        strength: λ.
+    """
+    extended = []
+    for digest, row in zip(digests, means, strict=True):
+        contents = row.cpu().numpy().tobytes() + repr(float(strength)).encode()
+        extended.append(digest + hashlib.blake2b(contents, digest_size=32).digest())
+    return extended
 
 
 def _first_clients(params: Params, number: int) -> Params:

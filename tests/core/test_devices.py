@@ -43,6 +43,7 @@ from securecluster.protocols import (
     CFL,
     FLHC,
     IFCA,
+    MRMTL,
     NSIM,
     SRFCA,
     FedAvg,
@@ -267,6 +268,7 @@ RUNS: list[tuple[Protocol, str, dict[str, Any]]] = [
     (FineTune, "rotation", {}),
     (FedAvg, "none", {"clip": 1.0, "noise": 0.5, "dp_unit": "example"}),
     (Local, "none", {}),
+    (MRMTL, "rotation", {}),
 ]
 
 

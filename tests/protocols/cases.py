@@ -19,6 +19,7 @@ from securecluster.protocols import (
     CFL,
     FLHC,
     IFCA,
+    MRMTL,
     NSIM,
     SRFCA,
     ClusteringProtocol,
@@ -84,6 +85,7 @@ SMALL: dict[Protocol, Parameters] = {
     IFCA: {"k": 2, "starts": 2, "start_rounds": 1},
     Local: {},
     LocalKMeans: {"k": 2, "local_rounds": 1},
+    MRMTL: {},
     NSIM: {
         "synthetic": SYNTHETIC_USERS,
         "walks": digit_users,
@@ -134,6 +136,7 @@ VARIANTS: dict[str, tuple[Protocol, Parameters]] = {
     "random": (RandomClusters, {}),
     "fedavg": (FedAvg, {}),
     "finetune": (FineTune, {}),
+    "mrmtl": (MRMTL, {}),
     "local": (Local, {}),
 }
 

@@ -21,6 +21,7 @@ from securecluster.protocols import (
     CFL,
     FLHC,
     IFCA,
+    MRMTL,
     NSIM,
     SRFCA,
     ClusteringProtocol,
@@ -104,7 +105,7 @@ def test_one_masked_round_equals_a_plain_one(
 
 
 # FedAvg and RandomClusters do what FineTune does; for IFCA see its own tests
-AT_NODES = (CFL, FLHC, FineTune, LocalKMeans, NSIM, OneShot, SRFCA, Signature)
+AT_NODES = (CFL, FLHC, FineTune, LocalKMeans, MRMTL, NSIM, OneShot, SRFCA, Signature)
 
 
 @pytest.mark.few(2)
@@ -397,7 +398,19 @@ CHANGES: list[dict[str, Any]] = [
     {"model": "linear"},
     {"model": torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))},
 ]
-RESUMED = (CFL, FedAvg, FineTune, Hidden, IFCA, Local, LocalKMeans, OneShot, RandomClusters, SRFCA)
+RESUMED = (
+    CFL,
+    FedAvg,
+    FineTune,
+    Hidden,
+    IFCA,
+    Local,
+    LocalKMeans,
+    MRMTL,
+    OneShot,
+    RandomClusters,
+    SRFCA,
+)
 
 
 @pytest.mark.few(4)

@@ -26,7 +26,7 @@ from securecluster.runtime.endpoint import GATHER, SUM, ReleasePolicy
 
 CLIP = 0.5
 Z = 2.0
-ACCEPTED = ("fedavg", "finetune", "random", "nsim", "local", "hidden")
+ACCEPTED = ("fedavg", "finetune", "random", "nsim", "local", "hidden", "mrmtl")
 WEIGHTED = ("cfl compress",)
 
 

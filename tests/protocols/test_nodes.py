@@ -80,6 +80,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "srfca l2",
         "local",
         "finetune",
+        "mrmtl",
     )
 }
 NOISY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -90,6 +91,7 @@ NOISY: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg, examples": ("fedavg", EXAMPLE),
     "cfl sketch, examples": ("cfl sketch", EXAMPLE),
     "finetune, examples": ("finetune", {**LONGER["finetune"], **EXAMPLE}),
+    "mrmtl, examples": ("mrmtl", EXAMPLE),
     "oneshot, examples": ("oneshot", {"gram_noise": 0.05}),
     "signature, examples": ("signature noise", {"signature_noise": 0.05, "dp_unit": "example"}),
     "signature, blocks": ("signature blocks", {"signature_noise": 0.05}),
@@ -171,6 +173,7 @@ REBORN = [
     ("nsim apart", "permutation"),
     ("srfca l2", "permutation"),
     ("finetune, examples", "permutation"),
+    ("mrmtl, examples", "permutation"),
     ("ifca, clients", "permutation"),
     ("signature, examples", "permutation"),
     ("srfca", "none"),
@@ -513,7 +516,9 @@ ONCE = (
 )
 
 
-UNLIKE = ("local", "finetune", "finetune, examples")  # every client ends with a model of its own
+TRAINED_ALONE = ("local", "finetune", "finetune, examples")
+# every client ends with a model of its own
+UNLIKE = (*TRAINED_ALONE, "mrmtl", "mrmtl, examples")
 
 
 @pytest.mark.few(1)
@@ -538,7 +543,8 @@ def test_a_lost_reply_ends_as_a_lost_request_does(
         assert found[what].ledger == found["request"].ledger, what
 
 
-WITH_LONE = ("flhc apart", "local-kmeans", "nsim", "nsim apart", "random", "srfca l2", *UNLIKE)
+ALONE = ("flhc apart", "local-kmeans", "nsim", "nsim apart", "random", "srfca l2")
+WITH_LONE = (*ALONE, *TRAINED_ALONE)
 LONE = [(name, mask) for name, mask in ALL if name in WITH_LONE]
 
 

@@ -46,6 +46,7 @@ NAMES = (
     "random",
     "fedavg",
     "finetune",
+    "mrmtl",
 )
 # hyper-parameters by which a variant has no noise of its own
 OWN_NOISE: dict[str, dict[str, Any]] = {

@@ -59,6 +59,7 @@ ACCEPTED = (
     "random",
     "fedavg",
     "finetune",
+    "mrmtl",
     "local",
 )
 REFUSED = {

@@ -1,0 +1,299 @@
+"""MR-MTL: mean-regularized multi-task learning, one model per client near the mean of all.
+
+Liu, Hu, Wu, Smith, "On Privacy and Personalization in Cross-Silo Federated Learning", NeurIPS 2022.
+Each client minimises F_k(w) + λ/2 ‖w − w̄‖², where w̄ is the mean of all clients' models. With
+λ = 0 every client trains alone; the larger λ, the nearer all models stay to one. The steps and the
+mean are those of the authors' code (kenziyuliu/private-cross-silo-fl, trainers/mrmtl.py), but for
+the place of the regularizer: it is outside the clip and the noise here.
+
+w_k: the model of client k, which never leaves it; w̄: the mean, which server and clients update by
+the mean of the clients' updates. The server needs sums of updates only.
+
+In the paper's setting ("silo-specific example-level privacy", dp_unit example) each client trains
+by DP-SGD, so its updates protect its own examples, and every other party may read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import check_number
+from securecluster.data import Federation
+from securecluster.errors import PolicyError, UsageError
+from securecluster.messaging.bounds import Whole
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.averaging import weighted_means
+from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.client import TrainingClient, late_request_error
+from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.messages import AverageDeltas, Update
+from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.sampling import sample_clients
+from securecluster.runtime.endpoint import MINIMUM, SUM, CallContext, answers
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer
+
+
+@dataclass(frozen=True, eq=False)
+class MeanUpdates(AverageDeltas):
+    """Server to client: the updates of the mean that the client lacks, and its last reply."""
+
+    # (b,) int64, the call of the last update that arrived from each client; 0 before the first
+    received: Annotated[Rows | None, Whole(maximum="steps")] = None
+
+
+class PersonalClient(TrainingClient):
+    """Clients that hold a model of their own, and train it near the mean of all models.
+
+    `models` holds the mean w̄, which averages move. A client's own model has two versions, before
+    and after its last training: a training whose update did not arrive is undone, so that nothing
+    that was not counted as a release is behind a later one (not in the paper).
+
+    Args:
+        cohort: the clients' data and local training.
+        training: local training between two averages.
+        pipeline: stages between an update and the wire.
+        weighted: clients send |D_i|; they do not.
+        regularization: λ.
+    """
+
+    def __init__(
+        self,
+        cohort: LocalTrainer,
+        training: LocalTraining,
+        pipeline: Pipeline,
+        weighted: bool,
+        regularization: float,
+    ) -> None:
+        super().__init__(cohort, training, pipeline, weighted)
+        self._regularization = regularization
+        clients = len(cohort.ids)
+        self._before = self._start.repeat(clients, 1)  # (m, d)
+        self._after = self._start.repeat(clients, 1)  # (m, d)
+        self._calls = [0] * clients  # the call of each client's last training
+
+    @answers(SUM, through=("delta",), fresh=True, trains="usual")
+    def contribute(self, context: CallContext, query: MeanUpdates) -> Update:
+        """Train each client's own model near the mean, and return its update.
+
+        w̄ ← w̄ + P⁻¹Δ; w_k ← SGD_n(w_k) on F_k(w) + λ/2 ‖w − w̄‖²; the reply is P(the change of w_k).
+
+        Args:
+            query: the updates of w̄ that each client lacks.
+
+        Raises:
+            PolicyError: the request comes too late, or does not say which update arrived.
+        """
+        if query.received is None:
+            raise PolicyError("contribute needs the call of each client's last update")
+        late = []
+        for i, k in zip(context.ids, context.positions, strict=True):
+            if self._calls[k] > context.step:
+                late.append(i)
+        if late:
+            raise late_request_error(late)
+        self.catch_up(context, query)
+        self._begin(context, query.received.values.tolist())
+
+        positions = list(context.positions)
+        regularizer = None
+        # Without the term clients draw the batches and the noise of local training.
+        if self._regularization:
+            means = self.models.select(positions)
+            regularizer = MeanRegularizer(means, self._regularization)
+        delta = self.cohort.train(
+            Rows(self._before[positions]),
+            positions,
+            self.training,
+            context.step,
+            self._pipeline.room(self.cohort.model.dimension),
+            regularizer=regularizer,
+        )
+        updates = delta[:, : self.cohort.model.dimension]
+        # An update that is not finite is refused, or counts as zeros under noise.
+        finite = updates.isfinite().all(1, keepdim=True)
+        trained = self._before[positions] + updates
+        self._after[positions] = torch.where(finite, trained, self._before[positions])
+        return Update(Rows(delta), None)
+
+    def _begin(self, context: CallContext, received: Sequence[int]) -> None:
+        """Choose the models to train from: after the last training if its update arrived.
+
+        Args:
+            context: the clients.
+            received: (b,) the call of the last update that arrived from each client.
+        """
+        for k, call in zip(context.positions, received, strict=True):
+            # A repeated call trains from the same model again.
+            if self._calls[k] == context.step:
+                continue
+            if self._calls[k] == call:
+                self._before[k] = self._after[k]
+            self._calls[k] = context.step
+
+    @property
+    def own_models(self) -> Rows:
+        """Return each client's own model, (m, d)."""
+        return Rows(self._after, tuple(range(len(self._after))))
+
+    @property
+    def unshared(self) -> frozenset[int]:
+        """Return the positions of clients that have trained their own model."""
+        return frozenset(k for k, call in enumerate(self._calls) if call)
+
+    def memory(self) -> dict[str, torch.Tensor]:
+        """Add the clients' own models."""
+        return {
+            **super().memory(),
+            "before": self._before,
+            "after": self._after,
+            "calls": torch.as_tensor(self._calls),
+        }
+
+    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
+        """Restore what `memory` returned."""
+        super().recall(memory)
+        # Copies, since training changes the models in place.
+        self._before = memory["before"].to(self._before, copy=True)
+        self._after = memory["after"].to(self._after, copy=True)
+        self._calls = memory["calls"].tolist()
+
+
+@dataclass
+class MRMTLState:
+    """State of the server's loop: one cluster, pending updates of the mean, and last replies."""
+
+    labels: list[int]
+    outbox: PendingUpdates
+    received: list[int]  # (m,) the call of the last update that arrived from each client
+
+    def message_for(self, to: Sequence[int]) -> MeanUpdates:
+        """Return the updates of the mean that each recipient lacks, and its last reply.
+
+        Args:
+            to: numbers of the recipients.
+        """
+        averages = self.outbox.message_for(to)
+        received = torch.as_tensor([self.received[i] for i in to], dtype=torch.int64)
+        return MeanUpdates(
+            averages.means,
+            averages.steps,
+            averages.absolute,
+            averages.count,
+            averages.restart,
+            Rows(received),
+        )
+
+
+@protocol
+class MRMTL(ClusteringProtocol):
+    """One model per client, regularized towards the mean of all models; no clusters."""
+
+    regularization: float = 0.1
+    """λ of λ/2 ‖w − w̄‖², from 0, with which every client trains alone, to 1/lr, with which each
+    step of SGD ends a gradient's step from the mean
+    """
+
+    name: ClassVar[str] = "mrmtl"
+    client: ClassVar[type[TrainingClient]] = PersonalClient
+
+    def run_server(self, net: ServerChannel, run: Run) -> MRMTLState:
+        """Add the mean of the clients' updates to the mean model in every round."""
+        m = len(net.clients)
+        outbox = PendingUpdates.start(m, fresh=self.mask != "none")
+        state = MRMTLState([0] * m, outbox, [0] * m)
+        for t in run.rounds("train", state, self.rounds):
+            sampled = sample_clients(net, net.clients, self.participation, t, minimum=MINIMUM)
+            sums = net.sum(PersonalClient.contribute, state.message_for(sampled), to=sampled)
+            state.outbox.acknowledge(sums.ids)
+            for i in sums.ids:
+                state.received[i] = sums.step
+            if sums.ids:
+                state.outbox.post(sums.step, weighted_means(sums), state.labels)
+        flush(net, run, state)
+        return state
+
+    def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
+        """Return cluster 0 for every newcomer, which starts from the mean."""
+        return [0] * len(to)
+
+    def make_client(
+        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
+    ) -> TrainingClient:
+        """Return the client object, with λ.
+
+        Args:
+            cohort: the clients' data and local training.
+            pipeline: stages between an update and the wire.
+            config: what clients and server agreed on.
+        """
+        training = self.training(config)
+        return PersonalClient(cohort, training, pipeline, self.weighted, float(self.regularization))
+
+    def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
+        """Check λ against the learning rate, too.
+
+        Args:
+            federation: the clients and their data.
+
+        Raises:
+            UsageError: steps along the regularizer's gradient would go beyond the mean.
+        """
+        resolved = super().resolve_defaults(federation)
+        lr = float(resolved["lr"])
+        if self.optimizer == "sgd" and self.regularization * lr > 1:
+            raise UsageError(
+                f"regularization {self.regularization:g} at learning rate {lr:g} steps beyond the "
+                f"mean: give at most 1/lr = {1 / lr:g}"
+            )
+        return resolved
+
+    def check(self, clients: int) -> None:
+        """Check λ, too.
+
+        Args:
+            clients: m.
+
+        Raises:
+            UsageError: a hyper-parameter is out of range.
+        """
+        super().check(clients)
+        check_number(self, "regularization", 0, 1e9, high_in=True)
+
+    @property
+    def weights_updates(self) -> bool:
+        """Return False: the mean is over clients, as in the paper's objective."""
+        return False
+
+    def shared_models(self, client: Any) -> Any:
+        """Return the mean of the clients' models, (1, d).
+
+        Args:
+            client: a `PersonalClient`.
+        """
+        return client.models.row(0)[None]
+
+    def models_after_round(self, client: Any, state: Any) -> Rows:
+        """Return each client's own model.
+
+        Args:
+            client: a `PersonalClient`.
+            state: the server's state after the round.
+        """
+        models: Rows = client.own_models
+        return models
+
+    def final_models(self, client: Any, state: Any) -> Rows:
+        """Return each client's own model.
+
+        Args:
+            client: a `PersonalClient`.
+            state: the server's final state.
+        """
+        models: Rows = client.own_models
+        return models

@@ -1,0 +1,225 @@
+"""MR-MTL, against a plain loop in numpy, local training and FedAvg, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from securecluster import Federation
+from securecluster.errors import PolicyError, UsageError
+from securecluster.messaging.messages import Call
+from securecluster.models.optimizers import MeanRegularized, Sgd, build
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.protocols import MRMTL, FedAvg, Local, Settings
+from securecluster.runtime.endpoint import CallContext
+from tests.protocols.cases import serve
+
+EXACT = Settings(dtype="float64")
+FEATURES, CLASSES, SAMPLES, LR = 5, 3, 8, 0.3
+EXAMPLE: dict[str, Any] = {"dp_unit": "example", "clip": 1.0}
+Array = NDArray[np.float64]
+
+
+def arrays(clients: int = 3) -> dict[str, Any]:
+    draw = np.random.default_rng(0)
+    data = {}
+    for k in range(clients):
+        x = draw.normal(size=(SAMPLES, FEATURES)).astype(np.float32)
+        data[f"c{k}"] = (x, draw.integers(0, CLASSES, SAMPLES))
+    return data
+
+
+def federation(clients: int = 3) -> Federation:
+    data = arrays(clients)
+    return Federation.from_arrays(data, test=data, classes=CLASSES, seed=0)
+
+
+def linear() -> torch.nn.Module:
+    """Return a softmax regression at fixed weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return torch.nn.Linear(FEATURES, CLASSES)
+
+
+def gradient(weights: Array, x: Array, y: Any) -> Array:
+    """Return the gradient (3, 6) of the mean cross-entropy; the bias is the last column."""
+    samples = np.hstack([x, np.ones((len(x), 1))]).astype(np.float64)
+    scores = np.exp(samples @ weights.T)
+    errors = scores / scores.sum(1, keepdims=True) - np.eye(CLASSES)[y]
+    return np.asarray(errors.T @ samples / len(x))
+
+
+def plain_loop(
+    strength: float, rounds: int, steps: int, absent: dict[int, set[int]] | None = None
+) -> tuple[list[Array], Array]:
+    """Return every client's weights and the mean, by full gradients.
+
+    Args:
+        absent: by round, the clients whose update is lost.
+    """
+    module = linear()
+    state = module.state_dict()
+    start = np.hstack([state["weight"].numpy(), state["bias"].numpy()[:, None]]).astype(float)
+    own = [start.copy() for _ in arrays()]
+    mean = start.copy()
+    for t in range(1, rounds + 1):
+        changes = []
+        for k, (x, y) in enumerate(arrays().values()):
+            if k in (absent or {}).get(t, set()):
+                continue
+            before = own[k].copy()
+            for _ in range(steps):
+                own[k] -= LR * (gradient(own[k], x, y) + strength * (own[k] - mean))
+            changes.append(own[k] - before)
+        mean = mean + np.mean(changes, 0)
+    return own, mean
+
+
+def weights_of(state: Any) -> Array:
+    return np.hstack([state["weight"].numpy(), state["bias"].numpy()[:, None]])
+
+
+@pytest.mark.parametrize("mask", ["none", "permutation", "rotation"])
+@pytest.mark.parametrize("strength", [0.0, 0.5, 1 / LR])
+def test_it_is_gradient_descent_on_the_regularized_losses(strength: float, mask: str) -> None:
+    made = MRMTL(
+        regularization=strength,
+        model=linear(),
+        rounds=3,
+        epochs=2,
+        batch_size=SAMPLES,
+        lr=LR,
+        mask=mask,
+    )
+    fitted = made.fit(federation(), EXACT)
+    own, mean = plain_loop(strength, rounds=3, steps=2)
+    for k, expected in enumerate(own):
+        np.testing.assert_allclose(weights_of(fitted.model_of(k)), expected, atol=1e-7)
+    np.testing.assert_allclose(weights_of(fitted.models_[0]), mean, atol=1e-7)
+    np.testing.assert_allclose(mean, np.mean(own, 0), atol=1e-12)
+    assert list(fitted.labels_) == [0, 0, 0]
+
+
+def test_without_regularization_it_is_local_training(small: Federation) -> None:
+    one = MRMTL(regularization=0.0, rounds=3).fit(small)
+    other = Local(rounds=3).fit(small)
+    torch.testing.assert_close(
+        one.client_models_.values, other.client_models_.values, rtol=0, atol=1e-6
+    )
+
+
+def test_the_stronger_the_regularization_the_nearer_are_models_to_the_mean(
+    small: Federation,
+) -> None:
+    distances = []
+    for strength in (0.0, 0.5, 5.0):
+        fitted = MRMTL(regularization=strength, rounds=3, lr=0.2).fit(small, EXACT)
+        models = fitted.client_models_.values
+        distances.append(float((models - models.mean(0)).norm()))
+    assert distances[0] > 1.5 * distances[1] > 3 * distances[2] > 0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_regularizer_is_added_to_gradients_and_products(optimizer: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    start = torch.randn(2, 3, 4, generator=draw, dtype=torch.float64)
+    mean = torch.randn(2, 3, 4, generator=draw, dtype=torch.float64)
+    left = torch.randn(2, 3, 5, generator=draw, dtype=torch.float64)
+    right = torch.randn(2, 5, 4, generator=draw, dtype=torch.float64)
+    expected = {"w": start.clone()}
+    plain = build(optimizer, expected, 0.1)
+    given = {"w": start.clone()}
+    inner = build(optimizer, given, 0.1)
+    regularized = MeanRegularized(inner, given, {"w": mean}, 0.7)
+    for _ in range(2):
+        plain.begin()
+        plain.value("w", left @ right + 0.7 * (expected["w"] - mean))
+        regularized.begin()
+        regularized.product("w", left, right)
+    torch.testing.assert_close(given["w"], expected["w"], rtol=0, atol=1e-12)
+
+
+def test_only_clients_that_still_train_are_regularized() -> None:
+    given = {"w": torch.ones(2, 1)}
+    optimizer = MeanRegularized(Sgd(given, 0.5), given, {"w": torch.zeros(2, 1)}, 1.0)
+    optimizer.value("w", torch.zeros(1, 1))
+    assert given["w"].tolist() == [[0.5], [1.0]]
+
+
+@pytest.mark.parametrize("z", [0.7, 3.0])
+def test_it_costs_what_dp_sgd_of_the_same_steps_costs(z: float) -> None:
+    """With all examples in each batch it is a Gaussian mechanism a step."""
+    options: dict[str, Any] = {"rounds": 3, "epochs": 2, "batch_size": SAMPLES, "noise": z}
+    fitted = MRMTL(model="linear", **EXAMPLE, **options).fit(federation())
+    same = FedAvg(model="linear", **EXAMPLE, **options).fit(federation())
+    assert fitted.ledger_.exact() == []
+    assert fitted.ledger_.epsilon == same.ledger_.epsilon < math.inf
+    expected = gaussian_epsilon(math.sqrt(3 * 2) / z, 1e-5)
+    assert fitted.ledger_.epsilon == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_target_is_met(small: Federation) -> None:
+    options: dict[str, Any] = {"rounds": 3, "epochs": 1, "target_epsilon": 4.0}
+    fitted = MRMTL(model="linear", **EXAMPLE, **options).fit(small)
+    assert 3.9 < fitted.ledger_.epsilon <= 4.0
+
+
+def test_the_regularizer_is_outside_the_clip_and_the_noise() -> None:
+    """One step with a clip far below all gradients ends where the regularizer alone leads."""
+    options: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch_size": SAMPLES, "lr": LR}
+    made = MRMTL(model=linear(), regularization=1.0, dp_unit="example", clip=1e-12, **options)
+    client: Any = made.build_client(federation(), EXACT).client
+    client._after += 1.0
+    client._before += 1.0
+    state = serve_once(made, client)
+    expected = -LR * np.ones(FEATURES * CLASSES + CLASSES)
+    np.testing.assert_allclose(state.delta.values[0].numpy(), expected, atol=1e-9)
+
+
+def serve_once(made: MRMTL, client: Any) -> Any:
+    """Return the reply of the first client to the first call."""
+    from securecluster.protocols.common.pending_updates import PendingUpdates
+    from securecluster.protocols.mrmtl import MRMTLState
+
+    state = MRMTLState([0], PendingUpdates.start(1, fresh=False), [0])
+    return client.contribute(CallContext((0,), (0,), 1, 1), state.message_for([0]))
+
+
+def test_a_training_whose_update_is_lost_is_undone() -> None:
+    """Else a later update would follow from a training that the ledger does not count."""
+    made = MRMTL(regularization=0.5, model=linear(), rounds=4, epochs=2, batch_size=SAMPLES, lr=LR)
+    absent = {2: {1}, 3: {0, 1}}
+
+    def lost(call: Call) -> set[int]:
+        return absent.get(call.round, set()) if call.method == "contribute" else set()
+
+    served = serve(made, federation(), lost)
+    client: Any = served.endpoint.client
+    own, _ = plain_loop(0.5, 4, 2, absent)
+    for k, expected in enumerate(own):
+        row = client.own_models.row(k).numpy()
+        weights = np.hstack([row[:15].reshape(3, 5), row[15:, None]])
+        np.testing.assert_allclose(weights, expected, atol=1e-7)
+
+
+def test_a_repeated_call_has_the_same_answer_and_a_late_one_is_refused() -> None:
+    made = MRMTL(model=linear(), rounds=2, epochs=1, lr=LR)
+    client: Any = made.build_client(federation(), EXACT).client
+    first = serve_once(made, client).delta.values
+    assert torch.equal(serve_once(made, client).delta.values, first)
+    client._calls[0] = 5
+    with pytest.raises(PolicyError, match="moved on"):
+        serve_once(made, client)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"), [(-1.0, "regularization"), (5.1, "beyond the mean")]
+)
+def test_regularizations_that_cannot_work_are_refused(wrong: float, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        MRMTL(regularization=wrong, lr=0.2, rounds=1, model="linear").fit(federation())
