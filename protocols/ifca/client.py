@@ -66,6 +66,14 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, eq=False)
+class ModelAssignment:
+    """Server to client: the model to train, which need not be the client's own choice."""
+
+    model: Annotated[Rows, Whole(below="models")]  # (b,) int64
+    start: Annotated[int, Between(below="starts")]
+
+
+@dataclass(frozen=True, eq=False)
 class LowestLoss:
     """Client to server: the training loss of the client's best model."""
 
@@ -159,20 +167,48 @@ class IFCAClient(TrainingClient):
         """
         self._refuse_if_hidden("contribute")
         self._check_chosen(context)
-        # clients of one call may have chosen different models, which train in one batch
-        picks = []
+        chosen = []
         for k in context.positions:
             start, j, _ = self._chosen[k]
-            model = self.model_sets[start][j]
-            picks.append((model.models, k))
-        models = selected_rows(picks)
+            chosen.append((start, j))
+        return self._contribution(context, chosen)
+
+    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
+    def contribute_to(self, context: CallContext, query: ModelAssignment) -> Update:
+        """Return n_i·Δ_i and n_i, from the model that the server assigned (RR-Cluster).
+
+        Raises:
+            PolicyError: a client has not chosen a model of this start, or has gone on since; or
+                choices are hidden.
+        """
+        self._refuse_if_hidden("contribute_to")
+        self._check_chosen(context)
+        for k in context.positions:
+            start, _, _ = self._chosen[k]
+            if start != query.start:
+                raise PolicyError("a client trains models of the start that it has chosen from")
+        assigned = [(query.start, j) for j in query.model.values.tolist()]
+        return self._contribution(context, assigned)
+
+    def _contribution(self, context: CallContext, models: Sequence[tuple[int, int]]) -> Update:
+        """Train, and return the updates with their weights.
+
+        Args:
+            context: the clients.
+            models: (b,) start and number of the model of each client.
+        """
+        # clients of one call may train different models, in one batch
+        picks = []
+        for k, (start, j) in zip(context.positions, models, strict=True):
+            picks.append((self.model_sets[start][j].models, k))
+        rows = selected_rows(picks)
         # clipped updates count the same, so the numbers of samples stay at the clients
         weighted = not self._pipeline.clips
         sizes = None
         if weighted:
             sizes = [self.cohort.sizes[k] for k in context.positions]
         delta = self.cohort.train(
-            models,
+            rows,
             context.positions,
             self.training,
             context.step,

@@ -12,6 +12,12 @@ s_ij   1 where client i chooses model j: it sends its choice, and its update is 
 Where sums are secure, neither leaves a client: a secure sum counts the choices of each model, and
 another one has a block of d numbers for each (not in the paper; `hidden_client`).
 
+Rebalancing ("RR-Cluster": Yang, Hu, Kim, Li, "Differentially Private Federated Clustering with
+Random Rebalancing", 2025; by its abstract): before clients train, the server moves clients at
+random from models that many of them chose to models that fewer than B chose. The mean of B noisy
+updates has at most the noise of one over √B. It follows from choices that were released, so it
+costs no ε. The next choice, and the result, are the clients' own.
+
 Restarts: a start whose initial models are poor may keep two clusters in one model, so the paper
 starts several times from random models. Not in the paper: all starts are short, and only the one
 with the lowest training loss is continued. Nor is the weighting of a model's mean by |D_i|: the
@@ -26,24 +32,30 @@ from functools import partial
 from typing import Any, ClassVar
 
 from securecluster.clustering.labels import check_number
+from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.core.validation import check_whole
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty, Rows
-from securecluster.messaging.replies import Replies
+from securecluster.messaging.replies import Replies, Sums
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import total_weights
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.blocks import BlockStage
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.messages import ModelChoice
+from securecluster.protocols.common.messages import ModelChoice, Update
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.protocols.common.sum_options import LARGEST_LOSS, PLAIN
-from securecluster.protocols.ifca.client import IFCAClient, hidden_view, server_view
+from securecluster.protocols.ifca.client import (
+    IFCAClient,
+    ModelAssignment,
+    hidden_view,
+    server_view,
+)
 from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient
 from securecluster.protocols.ifca.hidden_server import (
     FinalCounts,
@@ -51,7 +63,12 @@ from securecluster.protocols.ifca.hidden_server import (
     count_at_end,
     deliver_unseen,
 )
-from securecluster.protocols.ifca.server import OfferedModels, Restart, collect_models
+from securecluster.protocols.ifca.server import (
+    OfferedModels,
+    Restart,
+    collect_models,
+    rebalanced,
+)
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
@@ -112,6 +129,10 @@ class IFCA(ClusteringProtocol):
     """
     start_rounds: int = 5
     """rounds of a short start, at most all; those of the best start count towards rounds"""
+    rebalance: int = 0
+    """least number B of clients that train each model in a round: the server moves random clients
+    of other models there (RR-Cluster); 0 leaves all clients with their choices
+    """
 
     name: ClassVar[str] = "ifca"
     client: ClassVar[type[TrainingClient]] = HiddenChoiceClient
@@ -301,17 +322,37 @@ class IFCA(ClusteringProtocol):
         if not chosen.ids:
             return
         # lines 8–9: local training of the chosen model, and a sum for each model
-        sums = net.sum(
-            IFCAClient.contribute,
-            Empty(),
-            to=chosen.ids,
-            by=[state.running.choice[i] for i in chosen.ids],
-            groups=self.k,
-        )
+        choices = [state.running.choice[i] for i in chosen.ids]
+        if self.rebalance:
+            sums = self._rebalanced_sums(net, state, chosen.ids, choices, t)
+        else:
+            sums = net.sum(IFCAClient.contribute, Empty(), to=chosen.ids, by=choices, groups=self.k)
         # line 11: model averaging
         if sums.ids:
             weights = total_weights(sums)
             state.running.post(sums.step, sums.rows.delta.table, weights)
+
+    def _rebalanced_sums(
+        self,
+        net: ServerChannel,
+        state: IFCAState,
+        ids: Sequence[int],
+        choices: Sequence[int],
+        t: int,
+    ) -> Sums[Update]:
+        """Return the sum of each model's updates, where each has at least B clients.
+
+        Args:
+            net: the server's channel.
+            state: the server's state.
+            ids: clients that have chosen.
+            choices: their models.
+            t: the round.
+        """
+        draw = net.randomness.generator("server", "rebalance", t)
+        models = rebalanced(choices, self.k, self.rebalance, draw)
+        assignment = ModelAssignment(Rows(torch.as_tensor(models)), state.running.number)
+        return net.sum(IFCAClient.contribute_to, assignment, to=ids, by=models, groups=self.k)
 
     def _choose(
         self,
@@ -392,7 +433,24 @@ class IFCA(ClusteringProtocol):
         """
         super().check(clients)
         check_number(self.k, clients)
-        check_whole(self, starts=1, start_rounds=1)
+        check_whole(self, starts=1, start_rounds=1, rebalance=0)
+        self._check_rebalance(clients)
+
+    def _check_rebalance(self, clients: int) -> None:
+        """Raise UsageError where there are too few clients to rebalance, or none may be moved."""
+        if not self.rebalance:
+            return
+        if self.sums_securely:
+            raise UsageError(
+                "rebalance moves clients by their choices, which secure sums hide: take "
+                "aggregation plain, or leave rebalance out"
+            )
+        sampled = max(1, round(self.participation * clients))
+        if self.k * self.rebalance > sampled:
+            raise UsageError(
+                f"{sampled} clients a round do not suffice for {self.rebalance} of each of "
+                f"{self.k} models: lower rebalance to {sampled // self.k} or less"
+            )
 
     def secure_sums_refusal(self) -> str | None:
         """Return that counts of choosers have no noise, or that sums are encrypted."""
@@ -514,6 +572,7 @@ class IFCA(ClusteringProtocol):
         """Return what stays visible to the server under every mask."""
         if self.sums_securely:
             return Disclosures(server=hidden_view(self.k))
+        # Which clients the server moves follows from their choices, and shows nothing new.
         return Disclosures(server=server_view(self.noisy, self.per_client))
 
     def models_after_round(self, client: Any, state: Any) -> Rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import cases
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,6 @@ from securecluster.models.optimizers import MeanRegularized, Sgd, build
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import MRMTL, FedAvg, Local, Settings
 from securecluster.runtime.endpoint import CallContext
-from tests.protocols.cases import serve
 
 EXACT = Settings(dtype="float64")
 FEATURES, CLASSES, SAMPLES, LR = 5, 3, 8, 0.3
@@ -198,7 +198,7 @@ def test_a_training_whose_update_is_lost_is_undone() -> None:
     def lost(call: Call) -> set[int]:
         return absent.get(call.round, set()) if call.method == "contribute" else set()
 
-    served = serve(made, federation(), lost)
+    served = cases.serve(made, federation(), lost)
     client: Any = served.endpoint.client
     own, _ = plain_loop(0.5, 4, 2, absent)
     for k, expected in enumerate(own):
