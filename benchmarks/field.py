@@ -1,0 +1,489 @@
+"""Compare private clustering with the field at equal ε of whole runs: ARI, accuracy, bytes.
+
+python -m securecluster.benchmarks.field --tune [--minutes 15]      settings, on seeds 100 and 101
+python -m securecluster.benchmarks.field [--seeds 3] [--minutes 10] the comparison, on seeds 0 to 2
+
+21 clients with 300 MNIST images each, in four clusters of 3, 6, 6 and 6 clients whose labels are
+swapped or whose images are turned. The model is softmax regression, trained by DP-SGD: every
+example of a client is protected from everyone else. ε is that of clustering and training together,
+for an example that is added or removed, δ = 1e-5. Protocols that ask for the number of clusters are
+told it. Local training is MR-MTL without regularization, whose models are released.
+
+Every method has the same grid: four learning rates by two values of one option of its own. The
+setting of the largest mean accuracy over both shifts is taken, at ε = 1 for 1 and 2, and at ε = 4
+for 4 and 8; `field_settings.csv` has them. The clip norm is 1, and each step takes all examples.
+
+The second comparison is R-DPCFL's own setting but for its size: turned images, batches of 32,
+δ = 1e-4, 1000 images a client and 10 rounds in place of about 6,400 and 200, since clients of 6,400
+images share images. MNIST is read from SECURECLUSTER_DATA or the hub.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from securecluster import Federation, Iid, LabelSwap, Rotation
+from securecluster.benchmarks.papers.sheet import (
+    Cell,
+    Row,
+    Sheet,
+    figure,
+    parser_of,
+    read_options,
+    summarise,
+)
+from securecluster.benchmarks.table import write
+from securecluster.privacy.dp.accounting import find_noise
+from securecluster.privacy.dp.ledger import Ledger
+from securecluster.protocols import IFCA, MRMTL, FedAvg, FineTune, OneShot, Signature
+
+CLUSTERS = 4
+PER_CLUSTER = 6
+SMALLEST = 3  # clients of the smallest cluster
+SAMPLES = 300
+STEPS = 20  # of DP-SGD that are released
+CLIP = 1.0
+DELTA = 1e-5
+EPSILONS = (1.0, 2.0, 4.0, 8.0)
+TUNED_AT = {1.0: 1.0, 2.0: 1.0, 4.0: 4.0, 8.0: 4.0}
+TUNING_SEEDS = (100, 101)
+RATES = (0.5, 1.0, 2.0, 4.0)
+SHIFTS: dict[str, Any] = {
+    "swap": LabelSwap(clusters=CLUSTERS),
+    "rotation": Rotation(clusters=CLUSTERS),
+}
+# R-DPCFL's setting
+OWN_SAMPLES = 1000
+OWN_BATCH = 32
+OWN_ROUNDS = 10
+OWN_DELTA = 1e-4
+OWN_EPSILONS = (3.0, 15.0)
+OWN_RATE = 0.5
+ENOUGH = 0.9  # ARI of which the table of needed ε is
+
+TWENTY_ROUNDS = {"rounds": STEPS, "epochs": 1}
+TEN_ROUNDS = {"rounds": STEPS // 2, "epochs": 2}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A protocol, its options in all runs, and the two values of its own that are tuned.
+
+    Attributes:
+        protocol: the class.
+        fixed: options of all runs.
+        own: two dicts of options. "share" is the share of the privacy budget (of 1/z²) that
+            clustering gets, and "pull" λ times the learning rate.
+        clustering: the option that is the noise multiplier of clustering; None where all noise is
+            of one multiplier, which `target_epsilon` finds.
+    """
+
+    protocol: Any
+    own: tuple[dict[str, Any], dict[str, Any]]
+    fixed: dict[str, Any] = field(default_factory=dict)
+    clustering: str | None = None
+
+
+SHARES: tuple[dict[str, Any], dict[str, Any]] = ({"share": 0.2}, {"share": 0.6})
+METHODS: dict[str, Method] = {
+    "signature": Method(Signature, SHARES, {"k": CLUSTERS}, "signature_noise"),
+    "oneshot": Method(
+        OneShot,
+        SHARES,
+        {"tasks": CLUSTERS, "features": "dct", "vectors": 1, "common": "none"},
+        "gram_noise",
+    ),
+    "ifca": Method(IFCA, (TWENTY_ROUNDS, TEN_ROUNDS), {"k": CLUSTERS, "starts": 1}),
+    "mrmtl": Method(MRMTL, ({"pull": 0.1}, {"pull": 0.3})),
+    "fedavg": Method(FedAvg, (TWENTY_ROUNDS, TEN_ROUNDS)),
+    "finetune": Method(
+        FineTune,
+        ({"rounds": STEPS + 5, "tune_rounds": 5}, {"rounds": 2 * STEPS, "tune_rounds": STEPS}),
+    ),
+    "local": Method(
+        MRMTL,
+        (TWENTY_ROUNDS, {"rounds": STEPS // 2, "epochs": 1}),
+        {"regularization": 0.0},
+    ),
+}
+# methods without clusters, whose ARI says nothing
+ONE_CLUSTER = ("mrmtl", "fedavg", "finetune", "local")
+
+
+def tuning_cells() -> list[Cell]:
+    """Return method by ε by learning rate by option by shift by seed."""
+    grid: list[Cell] = []
+    levels = sorted(set(TUNED_AT.values()))
+    settings = product(METHODS, levels, RATES, range(2), SHIFTS, TUNING_SEEDS)
+    for method, epsilon, rate, own, shift, seed in settings:
+        grid.append(
+            {
+                "method": method,
+                "target": epsilon,
+                "lr": rate,
+                "own": own,
+                "shift": shift,
+                "seed": seed,
+            }
+        )
+    return grid
+
+
+def cells(seeds: int) -> list[Cell]:
+    """Return seed by method by shift by ε, and R-DPCFL's setting.
+
+    Args:
+        seeds: how many.
+    """
+    grid: list[Cell] = []
+    for seed in range(seeds):
+        for method, shift, epsilon in product(METHODS, SHIFTS, EPSILONS):
+            grid.append(
+                {
+                    "setting": "field",
+                    "method": method,
+                    "shift": shift,
+                    "target": epsilon,
+                    "seed": seed,
+                }
+            )
+    for seed in range(seeds):
+        for method, epsilon in product(METHODS, OWN_EPSILONS):
+            grid.append(
+                {
+                    "setting": "rdpcfl",
+                    "method": method,
+                    "shift": "rotation",
+                    "target": epsilon,
+                    "seed": seed,
+                }
+            )
+    return grid
+
+
+@lru_cache(maxsize=4)
+def clients_of(shift: str, samples: int, seed: int) -> Federation:
+    """Return 21 clients of MNIST in clusters of 3, 6, 6 and 6.
+
+    Args:
+        shift: a name of `SHIFTS`.
+        samples: of each client.
+        seed: of the federation.
+    """
+    everyone = Federation.simulate(
+        "mnist",
+        scenario=Iid() + SHIFTS[shift],
+        clients=CLUSTERS * PER_CLUSTER,
+        samples=samples,
+        seed=seed,
+    )
+    assert everyone.truth is not None
+    smallest = [i for i, cluster in enumerate(everyone.truth) if cluster == 0]
+    left_out = smallest[SMALLEST:]
+    return everyone.select([i for i in range(len(everyone)) if i not in left_out])
+
+
+def options_of(method: str, epsilon: float, rate: float, own: int) -> dict[str, Any]:
+    """Return a method's options for a total ε.
+
+    Args:
+        method: a name of `METHODS`.
+        epsilon: the target, at `DELTA`.
+        rate: learning rate.
+        own: 0 or 1, the value of its own option.
+    """
+    description = METHODS[method]
+    options: dict[str, Any] = {
+        **TWENTY_ROUNDS,
+        "batch_size": SAMPLES,
+        "lr": rate,
+        **_common_options(DELTA),
+        **description.fixed,
+        **description.own[own],
+    }
+    share = options.pop("share", None)
+    pull = options.pop("pull", None)
+    if pull is not None:
+        options["regularization"] = pull / rate
+    if share is None or description.clustering is None:
+        return {**options, "target_epsilon": epsilon}
+    steps = options["rounds"] * options["epochs"]
+    clustering, training = noises_for(epsilon, share, steps)
+    return {**options, description.clustering: clustering, "noise": training}
+
+
+def _common_options(delta: float) -> dict[str, Any]:
+    """Return what all runs have in common."""
+    return {
+        "model": "linear",
+        "clip": CLIP,
+        "dp_unit": "example",
+        "mask": "none",
+        "delta": delta,
+    }
+
+
+def noises_for(epsilon: float, share: float, steps: int) -> tuple[float, float]:
+    """Return the noise multipliers of clustering and of each step over all examples.
+
+    Gaussian mechanisms compose as Σ 1/z², of which clustering gets a share.
+
+    Args:
+        epsilon: of both together, at `DELTA`.
+        share: of clustering, in (0, 1).
+        steps: of training.
+    """
+    whole = find_noise(lambda z: [(z, 1.0, 1)], epsilon, DELTA)
+    return whole / math.sqrt(share), whole * math.sqrt(steps / (1 - share))
+
+
+def own_setting(method: str, epsilon: float) -> dict[str, Any]:
+    """Return a method's options in R-DPCFL's setting, where all noise is of one multiplier.
+
+    Args:
+        method: a name of `METHODS`.
+        epsilon: the target, at `OWN_DELTA`.
+    """
+    description = METHODS[method]
+    options = {
+        **_common_options(OWN_DELTA),
+        **description.fixed,
+        "rounds": OWN_ROUNDS,
+        "epochs": 1,
+        "batch_size": OWN_BATCH,
+        "lr": OWN_RATE,
+        "target_epsilon": epsilon,
+    }
+    if method == "mrmtl":
+        options["regularization"] = 0.1
+    if method == "finetune":
+        options |= {"rounds": OWN_ROUNDS + 3, "tune_rounds": 3}
+    return options
+
+
+def outcome(federation: Federation, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a method, and return what is compared.
+
+    Args:
+        federation: the clients.
+        method: a name of `METHODS`.
+        options: of the protocol.
+
+    Returns:
+        Mean accuracy over clients, adjusted Rand index, ε of the run, releases of a client, and
+        bytes of a client.
+    """
+    fitted = METHODS[method].protocol(**options).fit(federation)
+    assert fitted.ledger_.exact() == []
+    clients = len(federation)
+    return {
+        "accuracy": float(np.nanmean(fitted.scores_)),
+        "ari": fitted.agreement_["ari"],
+        "epsilon": fitted.ledger_.price(options["delta"]).epsilon,
+        "releases": releases(fitted.ledger_),
+        "bytes": (fitted.bytes_["up"] + fitted.bytes_["down"]) / clients,
+    }
+
+
+def releases(ledger: Ledger) -> int:
+    """Return the releases of the client that has most: noisy replies, and trainings by DP-SGD.
+
+    Args:
+        ledger: of a run.
+    """
+    counts: dict[int, int] = {}
+    for event in ledger.events:
+        if event.mechanism == "free":
+            continue
+        for client in event.ids:
+            counts[client] = counts.get(client, 0) + 1
+    return max(counts.values())
+
+
+def tuning_outcome(cell: Cell) -> dict[str, Any]:
+    """Run one setting on a tuning seed.
+
+    Args:
+        cell: one of `tuning_cells`.
+    """
+    options = options_of(cell["method"], cell["target"], cell["lr"], cell["own"])
+    federation = clients_of(cell["shift"], SAMPLES, cell["seed"])
+    return outcome(federation, cell["method"], options)
+
+
+def measure(cell: Cell, settings: Mapping[tuple[str, float], tuple[float, int]]) -> dict[str, Any]:
+    """Run one cell of the comparison.
+
+    Args:
+        cell: one of `cells`.
+        settings: learning rate and option by method and ε, as `chosen` returns them.
+    """
+    method = cell["method"]
+    if cell["setting"] == "rdpcfl":
+        federation = clients_of("rotation", OWN_SAMPLES, cell["seed"])
+        return outcome(federation, method, own_setting(method, cell["target"]))
+    rate, own = settings[method, TUNED_AT[cell["target"]]]
+    federation = clients_of(cell["shift"], SAMPLES, cell["seed"])
+    return outcome(federation, method, options_of(method, cell["target"], rate, own))
+
+
+def chosen(rows: Sequence[Row]) -> dict[tuple[str, float], tuple[float, int]]:
+    """Return the learning rate and option of the largest mean accuracy, by method and ε.
+
+    Args:
+        rows: of the tuning sheet; settings that were not run on all seeds and shifts do not count.
+    """
+    accuracies: dict[tuple[str, float, float, int], list[float]] = {}
+    for row in rows:
+        if row["status"] != "done":
+            continue
+        key = (row["method"], float(row["target"]), float(row["lr"]), int(row["own"]))
+        accuracies.setdefault(key, []).append(float(row["accuracy"]))
+    best: dict[tuple[str, float], tuple[float, int]] = {}
+    largest: dict[tuple[str, float], float] = {}
+    for (method, epsilon, rate, own), values in accuracies.items():
+        if len(values) < len(SHIFTS) * len(TUNING_SEEDS):
+            continue
+        mean = float(np.mean(values))
+        if mean > largest.get((method, epsilon), -1.0):
+            largest[method, epsilon] = mean
+            best[method, epsilon] = (rate, own)
+    return best
+
+
+def write_settings(settings: Mapping[tuple[str, float], tuple[float, int]]) -> Path:
+    """Write the chosen settings to a table.
+
+    Args:
+        settings: as `chosen` returns them.
+    """
+    rows = []
+    for (method, epsilon), (rate, own) in settings.items():
+        values = METHODS[method].own[own]
+        text = ", ".join(f"{name} {value:g}" for name, value in values.items())
+        rows.append({"method": method, "target": epsilon, "lr": rate, "own": text})
+    return write("field_settings", rows)
+
+
+def write_needed(rows: Sequence[Row]) -> Path:
+    """Write the smallest ε of the grid at which a method's mean ARI is `ENOUGH` or more.
+
+    Args:
+        rows: of the comparison.
+    """
+    table = []
+    for method, shift in product(METHODS, SHIFTS):
+        if method in ONE_CLUSTER:
+            continue
+        needed = f"above {max(EPSILONS):g}"
+        # from the largest down, until the first level that does not suffice
+        for epsilon in sorted(EPSILONS, reverse=True):
+            values = _values(rows, method, shift, epsilon, "ari")
+            if not values or np.mean(values) < ENOUGH:
+                break
+            needed = f"{epsilon:g}"
+        table.append({"method": method, "shift": shift, "needed": needed})
+    return write("field_needed", table)
+
+
+def _values(rows: Sequence[Row], method: str, shift: str, epsilon: float, name: str) -> list[float]:
+    """Return a column of the comparison for one method, shift and ε."""
+    values = []
+    for row in rows:
+        of_field = row["setting"] == "field" and row["status"] == "done"
+        key = (row["method"], row["shift"], float(row["target"]))
+        if of_field and key == (method, shift, epsilon):
+            values.append(float(row[name]))
+    return values
+
+
+def draw(sheet: Sheet, rows: Sequence[Row]) -> Path:
+    """Draw ARI (above) and accuracy (below) over ε, for each shift.
+
+    Args:
+        sheet: the table, which saves the figure.
+        rows: of the comparison.
+    """
+    canvas, axes = figure(9, 7, 2, 2)
+    for column, shift in enumerate(SHIFTS):
+        for line, name in enumerate(("ari", "accuracy")):
+            ax = axes[line, column]
+            _draw_panel(ax, rows, shift, name)
+        axes[0, column].set_title(f"{shift}: 21 clients with {SAMPLES} images")
+        axes[1, column].set_xlabel("ε of the whole run (δ = 1e-5, an example)")
+    handles, labels = axes[1, 0].get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=9)
+    return sheet.save(canvas, "cpu")
+
+
+def _draw_panel(ax: Any, rows: Sequence[Row], shift: str, name: str) -> None:
+    """Draw a line of means with their range for each method.
+
+    Args:
+        ax: the panel's axes.
+        rows: of the comparison.
+        shift: a name of `SHIFTS`.
+        name: "ari" or "accuracy".
+    """
+    for number, method in enumerate(METHODS):
+        if name == "ari" and method in ONE_CLUSTER:
+            continue
+        levels, means, lows, highs = [], [], [], []
+        for epsilon in EPSILONS:
+            values = _values(rows, method, shift, epsilon, name)
+            if values:
+                levels.append(epsilon)
+                means.append(float(np.mean(values)))
+                lows.append(min(values))
+                highs.append(max(values))
+        style = "--"
+        width = 1.2
+        if method not in ONE_CLUSTER:
+            style = "-"
+        if method == "signature":
+            width = 2.6
+        line = {"color": f"C{number}", "marker": "osv^D*PhxX"[number], "ls": style, "lw": width}
+        ax.plot(levels, means, label=method, **line)
+        ax.fill_between(levels, lows, highs, color=f"C{number}", alpha=0.1)
+    ax.set_xscale("log")
+    ax.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+    ax.minorticks_off()
+    ax.set_ylim(0, 1.02)
+    if name == "ari":
+        ax.set_ylim(-0.1, 1.05)
+    ax.set_ylabel({"ari": "ARI", "accuracy": "accuracy"}[name])
+    ax.grid(alpha=0.3)
+
+
+def main(argv: Sequence[str] | None = None) -> Path:
+    """Measure what is missing, print, and draw."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--tune", action="store_true", help="choose settings on seeds 100 and 101")
+    given = read_options(parser, argv)
+    tuning = Sheet("field_tuning")
+    if given.tune:
+        rows = tuning.fill(tuning_cells(), tuning_outcome, given.minutes)
+        return write_settings(chosen(rows))
+    settings = chosen(tuning.expect(tuning_cells()))
+    ready = [
+        cell
+        for cell in cells(given.seeds)
+        if cell["setting"] == "rdpcfl" or (cell["method"], TUNED_AT[cell["target"]]) in settings
+    ]
+    sheet = Sheet("field")
+    rows = sheet.fill(ready, lambda cell: measure(cell, settings), given.minutes)
+    write_needed(rows)
+    summarise(rows, ["setting", "method", "shift", "target"], ["accuracy", "ari"])
+    return draw(sheet, rows)
+
+
+if __name__ == "__main__":
+    print(main())
