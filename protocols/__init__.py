@@ -11,6 +11,7 @@ from securecluster.protocols.local import Local
 from securecluster.protocols.local_kmeans import LocalKMeans
 from securecluster.protocols.nsim.protocol import NSIM
 from securecluster.protocols.oneshot.protocol import OneShot
+from securecluster.protocols.pacfl import PACFL
 from securecluster.protocols.random_clusters import RandomClusters
 from securecluster.protocols.signature import Signature
 from securecluster.protocols.srfca.protocol import SRFCA
@@ -21,6 +22,7 @@ __all__ = [
     "FLHC",
     "IFCA",
     "NSIM",
+    "PACFL",
     "SRFCA",
     "ClusteringProtocol",
     "FedAvg",

@@ -22,6 +22,7 @@ from securecluster.protocols import (
     FLHC,
     IFCA,
     NSIM,
+    PACFL,
     SRFCA,
     ClusteringProtocol,
     FedAvg,
@@ -104,7 +105,7 @@ def test_one_masked_round_equals_a_plain_one(
 
 
 # FedAvg and RandomClusters do what FineTune does; for IFCA see its own tests
-AT_NODES = (CFL, FLHC, FineTune, LocalKMeans, NSIM, OneShot, SRFCA, Signature)
+AT_NODES = (CFL, FLHC, FineTune, LocalKMeans, NSIM, OneShot, PACFL, SRFCA, Signature)
 
 
 @pytest.mark.few(2)

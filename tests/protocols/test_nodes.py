@@ -74,6 +74,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "nsim",
         "nsim apart",
         "oneshot",
+        "pacfl",
         "random",
         "signature",
         "srfca",
@@ -91,6 +92,7 @@ NOISY: dict[str, tuple[str, dict[str, Any]]] = {
     "cfl sketch, examples": ("cfl sketch", EXAMPLE),
     "finetune, examples": ("finetune", {**LONGER["finetune"], **EXAMPLE}),
     "oneshot, examples": ("oneshot", {"gram_noise": 0.05}),
+    "pacfl, examples": ("pacfl noise", {"gram_noise": 0.05}),
     "signature, examples": ("signature noise", {"signature_noise": 0.05, "dp_unit": "example"}),
     "signature, blocks": ("signature blocks", {"signature_noise": 0.05}),
 }
