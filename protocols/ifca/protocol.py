@@ -41,6 +41,7 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import ModelChoice
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
+from securecluster.protocols.common.restarts import OfferedModels, Restart, collect_models
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.protocols.common.sum_options import LARGEST_LOSS, PLAIN
 from securecluster.protocols.ifca.client import IFCAClient, hidden_view, server_view
@@ -51,7 +52,6 @@ from securecluster.protocols.ifca.hidden_server import (
     count_at_end,
     deliver_unseen,
 )
-from securecluster.protocols.ifca.server import OfferedModels, Restart, collect_models
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
@@ -229,7 +229,7 @@ class IFCA(ClusteringProtocol):
             **sizes,
             "models": k,
             "starts": int(self.starts),
-            "ifca_averages": k * sizes["averages"],
+            "model_averages": k * sizes["averages"],
         }
 
     @property

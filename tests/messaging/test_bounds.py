@@ -47,7 +47,7 @@ from securecluster.protocols import (
     Signature,
 )
 from securecluster.protocols.common.messages import AverageDeltas, Update
-from securecluster.protocols.ifca.client import ModelAverages
+from securecluster.protocols.common.model_sets import ModelAverages
 from securecluster.protocols.srfca.client import RelayedModels
 from securecluster.runtime.endpoint import SERVICE_METHODS, Endpoint, message_types
 

@@ -31,7 +31,7 @@ from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.ifca.server import Restart
+from securecluster.protocols.common.restarts import Restart
 from securecluster.runtime.endpoint import CallContext, Endpoint, config_hash
 from securecluster.runtime.run import CheckpointPart, Run
 from securecluster.runtime.server_channel import ChannelState, ServerChannel

@@ -1,4 +1,7 @@
-"""IFCA's server: restarts, the models that they offer, and the clients' choices."""
+"""Queues of averages of k models, as IFCA's and CLoVE's servers have them.
+
+Also the models that a finished run offers to newcomers.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,13 @@ from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Picks, Rows
 from securecluster.messaging.replies import Replies, Sums
 from securecluster.protocols.common.messages import ModelChoice
+from securecluster.protocols.common.model_sets import (
+    LowestLoss,
+    ModelAverages,
+    ModelRequest,
+    ModelSetClient,
+)
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.ifca.client import IFCAClient, LowestLoss, ModelAverages, ModelRequest
 from securecluster.runtime.server_channel import ServerChannel
 
 
@@ -233,7 +241,7 @@ def _request_models(
             break
         models = torch.as_tensor(list(model_of.values()))
         request = ModelRequest(Rows(models), start.number)
-        replies = net.post(IFCAClient.send_model, request, to=list(model_of))
+        replies = net.post(ModelSetClient.send_model, request, to=list(model_of))
         for k, i in enumerate(replies.ids):
             delta = replies.rows.delta.row(k).cpu()
             collected[model_of[i]] = (replies.step, delta)
