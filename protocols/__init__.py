@@ -12,6 +12,7 @@ from securecluster.protocols.local_kmeans import LocalKMeans
 from securecluster.protocols.mrmtl import MRMTL
 from securecluster.protocols.nsim.protocol import NSIM
 from securecluster.protocols.oneshot.protocol import OneShot
+from securecluster.protocols.pacfl import PACFL
 from securecluster.protocols.random_clusters import RandomClusters
 from securecluster.protocols.signature import Signature
 from securecluster.protocols.srfca.protocol import SRFCA
@@ -23,6 +24,7 @@ __all__ = [
     "IFCA",
     "MRMTL",
     "NSIM",
+    "PACFL",
     "SRFCA",
     "ClusteringProtocol",
     "FedAvg",

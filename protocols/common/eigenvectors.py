@@ -167,8 +167,19 @@ class EigenvectorClient(SumClient):
         Raises:
             PolicyError: the matrix differs from the one that was used before.
         """
+        return self._checked(k, noise.matrix(features, self.cohort.ids[k]))
+
+    def _checked(self, k: int, matrix: torch.Tensor) -> torch.Tensor:
+        """Return what was released of the client at position k, if it is what was used before.
+
+        Args:
+            k: the client's position.
+            matrix: its noisy Gram matrix, or several of them.
+
+        Raises:
+            PolicyError: it differs from the one that was used before.
+        """
         client = self.cohort.ids[k]
-        matrix = noise.matrix(features, client)
         # The noise depends on every bit of the exact matrix. If that is rounded differently, the
         # noisy matrix is a new one, and everything computed from it is a second release.
         current = digest(matrix)

@@ -18,6 +18,7 @@ tends to s·√(2D) instead of s·√(4D).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from securecluster.clustering.eigenvectors import leading
@@ -164,9 +165,33 @@ class GramNoise:
         Returns:
             (D, D) float64.
         """
-        row = packed(gram(features, self.per_client))
-        noisy = self.draws.noised(client, "gram", 0, row, self.multiplier, 1.0)
-        return unpacked(noisy, features.shape[1])
+        return self.matrices([features], client)[0]
+
+    def matrices(self, parts: Sequence[torch.Tensor], client: int) -> torch.Tensor:
+        """Return noisy Gram matrices of disjoint parts of a client's samples, as one release.
+
+        A sample is in one part, so all matrices together move no further than a single one does:
+        by 1 where a sample is added or removed, and by at most √2 where it is replaced, also by a
+        sample of another part. For the unit "client" each is divided by the number n of all
+        samples, so their norms add up to at most 1.
+
+        Args:
+            parts: (n_c, D) features of each part.
+            client: the client's number.
+
+        Returns:
+            (parts, D, D) float64.
+        """
+        total = sum(len(features) for features in parts)
+        rows = []
+        for features in parts:
+            matrix = gram(features, self.per_client)
+            if self.per_client:
+                matrix *= len(features) / max(total, 1)
+            rows.append(packed(matrix))
+        noisy = self.draws.noised(client, "gram", 0, torch.cat(rows), self.multiplier, 1.0)
+        d = parts[0].shape[1]
+        return torch.stack([unpacked(row, d) for row in noisy.chunk(len(parts))])
 
     def spectrum(self, matrix: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the largest eigenvalues of a noisy A, and their eigenvectors.

@@ -1,17 +1,12 @@
 """The clients of IFCA, which average several models at once.
 
-Each client chooses the model that fits its own samples best. An `IFCAClient` holds k models for
-each start that is still in use, and sends its choice. The server's counterpart is `Restart`, which
-has a queue of averages for each of its k models: under fresh masks, a client must receive all
-averages of all models.
+Each client chooses the model that fits its own samples best, and sends its choice.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Annotated
 
 import numpy as np
@@ -19,50 +14,15 @@ from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError
-from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
-from securecluster.messaging.messages import Empty, Picks, Rows
-from securecluster.privacy.dp.loss_mechanism import loss_clip, noised
-from securecluster.privacy.masking.key_agreement import Secrets
+from securecluster.messaging.bounds import Between, Whole
+from securecluster.messaging.messages import Empty, Rows
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.client import (
-    ClientState,
-    TrainingClient,
-    UpdateClient,
-    late_request_error,
-)
-from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice, Update
+from securecluster.protocols.common.client import late_request_error
+from securecluster.protocols.common.messages import ModelChoice, Update
+from securecluster.protocols.common.model_sets import LowestLoss, ModelAverages, ModelSetClient
 from securecluster.protocols.common.sum_options import LARGEST_LOSS
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
-
-AVERAGES = Upto("moved", "ifca_averages")  # averages of all models in one frame
-
-
-@dataclass(frozen=True, eq=False)
-class ModelAverages:
-    """Server to client: the averages of each of the k models that it lacks, oldest first."""
-
-    means: Annotated[Picks, Real((AVERAGES, "dimension"), sent="delta")]  # (r, d)
-    # (r,) int64, the call whose updates each row averages: it names the mask
-    steps: Annotated[Picks, Whole((AVERAGES,), maximum="steps")]
-    # (r,) int64, the model that each average moves
-    models: Annotated[Picks, Whole((AVERAGES,), below="models")]
-    k: Annotated[int, Exactly("models")]
-    # the start of these models; their initial weights follow from the public configuration
-    start: Annotated[int, Between(below="starts")]
-    # another start whose models are still in use, or the same
-    best: Annotated[int, Between(below="starts")]
-    absolute: bool  # one row a model at most: its delta since the start began
-    # (b, k) int64, the averages of each model that a client will have applied in all
-    count: Annotated[Rows, Whole(("models",), maximum="averages")]
-
-
-@dataclass(frozen=True, eq=False)
-class ModelRequest:
-    """Server to client: the model to send."""
-
-    model: Annotated[Rows, Whole(below="models")]  # (b,) int64
-    start: Annotated[int, Between(below="starts")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,20 +33,7 @@ class ModelAssignment:
     start: Annotated[int, Between(below="starts")]
 
 
-@dataclass(frozen=True, eq=False)
-class LowestLoss:
-    """Client to server: the training loss of the client's best model."""
-
-    # (b,) |D_i| times the lowest mean loss, float64, nats; without sizes the lowest mean loss
-    loss: Annotated[Rows, Real()]
-    # (b,) |D_i|, only where means are over samples
-    size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)]
-
-
-ModelSet = list[UpdateClient]  # the k models of a start, each as all clients of a cohort hold it
-
-
-class IFCAClient(TrainingClient):
+class IFCAClient(ModelSetClient):
     """Clients that choose the best of k models (Ghosh et al. 2020, Algorithm 1, lines 5 to 8).
 
     Args:
@@ -109,11 +56,8 @@ class IFCAClient(TrainingClient):
         weighted: bool,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
-        self.model_sets: dict[int, ModelSet] = {}  # by start
         # by position: start and model of the last choice, and its call
         self._chosen: dict[int, tuple[int, int, int]] = {}
-        # by position: the last call that contained averages, and their start
-        self._last_call: dict[int, tuple[int, int]] = {}
 
     @answers(GATHER)
     def choose(self, context: CallContext, query: ModelAverages) -> ModelChoice:
@@ -142,17 +86,7 @@ class IFCAClient(TrainingClient):
 
     def _choose_offered(self, context: CallContext, query: ModelAverages) -> ModelChoice:
         """Store and return a newcomer's choice among the models of the query."""
-        offered = sorted(set(query.models.table.tolist()))
-        if not offered:
-            raise PolicyError("join needs models to choose from, and this request has none")
-        exact = self._losses(context, query)
-        shape = (len(context.positions), query.k)
-        losses = np.full(shape, math.inf)
-        losses[:, offered] = self._released(
-            "join",
-            context,
-            exact[:, offered],
-        )
+        losses = self._offered_losses(context, query)
         return self._take(context, query.start, losses)
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
@@ -169,9 +103,9 @@ class IFCAClient(TrainingClient):
         self._check_chosen(context)
         chosen = []
         for k in context.positions:
-            start, j, _ = self._chosen[k]
-            chosen.append((start, j))
-        return self._contribution(context, chosen)
+            start, model, _ = self._chosen[k]
+            chosen.append((start, model))
+        return self._train_chosen(context, chosen)
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute_to(self, context: CallContext, query: ModelAssignment) -> Update:
@@ -187,35 +121,8 @@ class IFCAClient(TrainingClient):
             start, _, _ = self._chosen[k]
             if start != query.start:
                 raise PolicyError("a client trains models of the start that it has chosen from")
-        assigned = [(query.start, j) for j in query.model.values.tolist()]
-        return self._contribution(context, assigned)
-
-    def _contribution(self, context: CallContext, models: Sequence[tuple[int, int]]) -> Update:
-        """Train, and return the updates with their weights.
-
-        Args:
-            context: the clients.
-            models: (b,) start and number of the model of each client.
-        """
-        # clients of one call may train different models, in one batch
-        picks = []
-        for k, (start, j) in zip(context.positions, models, strict=True):
-            picks.append((self.model_sets[start][j].models, k))
-        rows = selected_rows(picks)
-        # clipped updates count the same, so the numbers of samples stay at the clients
-        weighted = not self._pipeline.clips
-        sizes = None
-        if weighted:
-            sizes = [self.cohort.sizes[k] for k in context.positions]
-        delta = self.cohort.train(
-            rows,
-            context.positions,
-            self.training,
-            context.step,
-            self._pipeline.room(self.cohort.model.dimension),
-            sizes,
-        )
-        return Update(Rows(delta), self._sizes(context) if weighted else None)
+        assigned = [(query.start, model) for model in query.model.values.tolist()]
+        return self._train_chosen(context, assigned)
 
     @answers(SUM, unmasked=("loss", "size"))
     def lowest_loss(self, context: CallContext, query: ModelAverages) -> LowestLoss:
@@ -234,51 +141,6 @@ class IFCAClient(TrainingClient):
         sizes = [self.cohort.sizes[k] for k in context.positions]
         sums = torch.as_tensor(means * np.array(sizes))
         return LowestLoss(Rows(sums), self._sizes(context))
-
-    @answers(GATHER, through=("delta",), fresh=True, derived=True)
-    def send_model(self, context: CallContext, query: ModelRequest) -> Update:
-        """Return a model's delta since its start began, which newcomers receive.
-
-        It is masked on the way out (not in the paper).
-        """
-        requested = query.model.values.tolist()
-        models = self.model_sets.get(query.start)
-        if not models:
-            # a client that was never asked has no models of this start yet
-            models = self._first(query.start, 1 + max(requested))
-        deltas = []
-        for j, i, k in zip(requested, context.ids, context.positions, strict=True):
-            single = CallContext(
-                (i,),
-                (k,),
-                context.round,
-                context.step,
-            )
-            reply = models[j].post(single, Empty())
-            deltas.append(reply.delta.values)
-        return Update(Rows(torch.cat(deltas)), None)
-
-    def taken(
-        self,
-        query: ModelAverages,
-        positions: Sequence[int],
-        choice: Sequence[int],
-    ) -> Rows:
-        """Return every client's chosen model after the query's averages; nothing is stored.
-
-        Args:
-            query: the averages.
-            positions: of the clients that receive them.
-            choice: (m,) the model of each client.
-        """
-        models = self.model_sets.get(query.start)
-        if not models:
-            models = self._first(query.start, query.k)
-        advanced = []
-        for model, averages in zip(models, averages_by_model(query), strict=True):
-            advanced.append(model.advanced(positions, averages))
-        picks = [(advanced[model], k) for k, model in enumerate(choice)]
-        return selected_rows(picks)
 
     def _take(
         self,
@@ -332,186 +194,20 @@ class IFCAClient(TrainingClient):
         if late:
             raise late_request_error(late)
 
-    def _check_start(self, context: CallContext, query: ModelAverages) -> None:
-        """Raise PolicyError for a late request about an earlier start, whose models are dropped."""
-        late = []
-        for i, k in zip(context.ids, context.positions, strict=True):
-            step, start = self._last_call.get(k, (0, query.start))
-            if context.step < step and query.start != start:
-                late.append(i)
-        if late:
-            raise late_request_error(late)
-
-    def _losses(self, context: CallContext, query: ModelAverages) -> NDArray[np.float64]:
-        """Apply the query's averages, and return F_i(θ_j) of each client and model.
-
-        Returns:
-            (b, k) in nats; inf for a loss that is not finite.
-        """
-        self._check_start(context, query)
-        models = self._open_start(query)
-        for j, averages in enumerate(averages_by_model(query)):
-            self._catch_up(context, query.start, j, averages)
-        for k in context.positions:
-            last = self._last_call.get(k, (0, query.start))
-            self._last_call[k] = max((context.step, query.start), last)
-
-        clip = loss_clip(self._pipeline.guard)
-        columns = []
-        for j in range(len(models)):
-            rows = self._rows_to_try(query.start, j, context.positions)
-            columns.append(self.cohort.loss(rows, context.positions, clip))
-        return np.nan_to_num(
-            np.stack(columns, 1),
-            nan=math.inf,
-            posinf=math.inf,
-        )
-
-    def _catch_up(self, context: CallContext, start: int, j: int, averages: AverageDeltas) -> None:
-        """Apply the averages of one model.
-
-        Args:
-            context: the clients.
-            start: the start of the model.
-            j: the model's number.
-            averages: those that each client lacks.
-        """
-        self.model_sets[start][j].catch_up(context, averages)
-
-    def _rows_to_try(self, start: int, j: int, positions: Sequence[int]) -> Rows:
-        """Return a model as clients evaluate it, (b, d).
-
-        Args:
-            start: the start of the model.
-            j: the model's number.
-            positions: of the clients.
-        """
-        return self.model_sets[start][j].models.select(positions)
-
-    def _open_start(self, query: ModelAverages) -> ModelSet:
-        """Return the models of the query's start, and drop those of starts no longer in use."""
-        model_sets = {}
-        for start, models in self.model_sets.items():
-            if start in (query.start, query.best):
-                model_sets[start] = models
-        if query.start not in model_sets:
-            # never received: every client draws the initial models from the seed
-            model_sets = {query.start: self._first(query.start, query.k), **model_sets}
-        self.model_sets = model_sets
-        return model_sets[query.start]
-
-    def _released(
-        self,
-        purpose: str,
-        context: CallContext,
-        losses: NDArray[np.float64],
-    ) -> NDArray[np.float64]:
-        """Return losses as they may leave their clients.
-
-        Args:
-            purpose: names the draw of the noise.
-            context: the clients.
-            losses: (b, k) mean losses in nats.
-        """
-        sizes = [self.cohort.sizes[k] for k in context.positions]
-        return noised(
-            self._pipeline.guard,
-            purpose,
-            context.ids,
-            context.step,
-            losses,
-            sizes,
-        )
-
-    def _first(self, start: int, k: int) -> ModelSet:
-        """Return the initial models of a start.
-
-        The first model of all is θ_0; the others are drawn from the same distribution.
-
-        Args:
-            start: the start's number.
-            k: number of models.
-        """
-        models = []
-        for j in range(k):
-            if start == 0 and j == 0:
-                theta = self.cohort.start
-            else:
-                theta = self.cohort.drawn("start", start, j)
-            models.append(
-                UpdateClient(self.cohort, self.training, self._pipeline, self._weighted, theta)
-            )
-        return models
-
-    def state(self, secrets: Secrets) -> ClientState:
-        """Return the clients' state for a checkpoint."""
-        models = [model.models for model in self._all_models()]
-        if not models:
-            return super().state(secrets)
-        index: list[int] = []
-        offset = 0
-        for rows in models:
-            assert rows.index is not None
-            index += [offset + row for row in rows.index]
-            offset += len(rows.table)
-        table = torch.cat([rows.table for rows in models])
-        return ClientState(
-            table,
-            index,
-            secrets,
-            list(self.model_sets),
-            self.memory(),
-        )
-
-    def _all_models(self) -> list[UpdateClient]:
-        """Return the k models of every start in use, start by start."""
-        return list(chain.from_iterable(self.model_sets.values()))
-
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add the counts of averages by model, and each client's last choice and call."""
-        counts = [model.memory()["had"] for model in self._all_models()]
-        applied = torch.zeros(0, 0, dtype=torch.int64)
-        if counts:
-            applied = torch.stack(counts)
+        """Add each client's last choice."""
         chosen = [(k, *choice) for k, choice in self._chosen.items()]
-        calls = [(k, *last) for k, last in self._last_call.items()]
         return {
             **super().memory(),
-            "model_sets": applied,
             "chosen": torch.tensor(chosen, dtype=torch.int64).view(-1, 4),
-            "last_call": torch.tensor(calls, dtype=torch.int64).view(-1, 3),
         }
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `memory` returned, except for the models and their counts of averages.
-
-        These are restored by `restore`.
-        """
+        """Restore what `memory` returned, except for the models and their counts of averages."""
         super().recall(memory)
         self._chosen = {}
         for k, start, model, step in memory["chosen"].tolist():
             self._chosen[k] = (start, model, step)
-        self._last_call = {}
-        for k, step, start in memory["last_call"].tolist():
-            self._last_call[k] = (step, start)
-
-    def restore(self, state: ClientState) -> None:
-        """Restore the clients' state from a checkpoint."""
-        self.model_sets = {}
-        if state.starts:
-            table = state.table.to(self.cohort.start.device)
-            rows = Rows(table, tuple(state.index))
-            # (starts, k, clients), as `state` stacks them
-            shape = (len(state.starts), -1, len(self.cohort.ids))
-            positions = np.arange(len(rows)).reshape(shape)
-            for start, models in zip(state.starts, positions.tolist(), strict=True):
-                self.model_sets[start] = self._first(start, len(models))
-                for model, clients in zip(self.model_sets[start], models, strict=True):
-                    model.models = rows.select(clients)
-        self.recall(state.extra)
-        applied = state.extra["model_sets"]
-        for model, counts in zip(self._all_models(), applied, strict=True):
-            TrainingClient.recall(model, {"had": counts})
 
 
 def server_view(noisy: bool, clipped: bool) -> list[str]:
@@ -558,45 +254,3 @@ def hidden_view(k: int) -> list[str]:
         "clients, and cannot check who else chose their model",
         "at the end how far each model has moved (masked where updates are)",
     ]
-
-
-def averages_by_model(query: ModelAverages) -> list[AverageDeltas]:
-    """Return the averages of each of the k models, in messages of their own."""
-    model_of_row = query.models.table.tolist()
-    counts = query.count.values
-    messages = []
-    for j in range(query.k):
-        rows = []
-        for picks in query.means.picks:
-            rows_of_model = [row for row in picks if model_of_row[row] == j]
-            rows.append(tuple(rows_of_model))
-        means = Picks(query.means.table, tuple(rows))
-        steps = Picks(query.steps.table, tuple(rows))
-        messages.append(
-            AverageDeltas(
-                means,
-                steps,
-                query.absolute,
-                Rows(counts[:, j]),
-            )
-        )
-    return messages
-
-
-def selected_rows(picks: Sequence[tuple[Rows, int]]) -> Rows:
-    """Return one row of several sets of models for each pick; equal rows are stored once.
-
-    Args:
-        picks: for each client, all clients' models and the client's position among them.
-    """
-    position: dict[tuple[int, int], int] = {}  # by table and row, the row of the result
-    rows: list[torch.Tensor] = []
-    index = []
-    for models, k in picks:
-        stored = k if models.index is None else models.index[k]
-        key = (id(models), stored)
-        if key not in position:
-            position[key] = len(rows)
-            rows.append(models.row(k))
-        index.append(position[key])
-    return Rows(torch.stack(rows), tuple(index))

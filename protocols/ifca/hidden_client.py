@@ -24,13 +24,13 @@ from securecluster.messaging.bounds import Real, Whole
 from securecluster.messaging.messages import Ack, Rows, Shared
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice
-from securecluster.protocols.ifca.client import (
-    IFCAClient,
+from securecluster.protocols.common.model_sets import (
     ModelAverages,
     ModelSet,
     averages_by_model,
     selected_rows,
 )
+from securecluster.protocols.ifca.client import IFCAClient
 from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, CallContext, answers
 from securecluster.runtime.secure_sum_client import FollowingSum
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Shared, format_ids
 from securecluster.messaging.replies import Sums
+from securecluster.protocols.common.restarts import Restart
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.ifca.hidden_client import (
     ChoiceCount,
@@ -15,7 +16,6 @@ from securecluster.protocols.ifca.hidden_client import (
     ModelCounts,
     least_survivors,
 )
-from securecluster.protocols.ifca.server import Restart
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.server_channel import ServerChannel
 

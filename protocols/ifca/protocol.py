@@ -13,7 +13,7 @@ Where sums are secure, neither leaves a client: a secure sum counts the choices 
 another one has a block of d numbers for each (not in the paper; `hidden_client`).
 
 Rebalancing ("RR-Cluster": Yang, Hu, Kim, Li, "Differentially Private Federated Clustering with
-Random Rebalancing", 2025; by its abstract): before clients train, the server moves clients at
+Random Rebalancing", 2025; `rebalancing`): before clients train, the server moves clients at
 random from models that many of them chose to models that fewer than B chose. The mean of B noisy
 updates has at most the noise of one over √B. It follows from choices that were released, so it
 costs no ε. The next choice, and the result, are the clients' own.
@@ -48,6 +48,7 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import ModelChoice, Update
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
+from securecluster.protocols.common.restarts import OfferedModels, Restart, collect_models
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.protocols.common.sum_options import LARGEST_LOSS, PLAIN
 from securecluster.protocols.ifca.client import (
@@ -63,12 +64,7 @@ from securecluster.protocols.ifca.hidden_server import (
     count_at_end,
     deliver_unseen,
 )
-from securecluster.protocols.ifca.server import (
-    OfferedModels,
-    Restart,
-    collect_models,
-    rebalanced,
-)
+from securecluster.protocols.ifca.rebalancing import rebalanced
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
@@ -250,7 +246,7 @@ class IFCA(ClusteringProtocol):
             **sizes,
             "models": k,
             "starts": int(self.starts),
-            "ifca_averages": k * sizes["averages"],
+            "model_averages": k * sizes["averages"],
         }
 
     @property

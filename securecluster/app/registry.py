@@ -3,7 +3,7 @@
 A package outside this project declares its protocols as entry points, in its pyproject.toml:
 
     [project.entry-points."securecluster.protocols"]
-    pacfl = "my_package.pacfl:PACFL"
+    mean-clusters = "my_package.mean_clusters:MeanClusters"
 
 They then run, compare and resume on the command line like any other.
 """
@@ -27,6 +27,7 @@ PROTOCOLS = {  # module and class
     "nsim": "nsim:NSIM",
     "ifca": "ifca:IFCA",
     "signature": "signature:Signature",
+    "pacfl": "pacfl:PACFL",
     "hidden": "hidden:Hidden",
     "local-kmeans": "local_kmeans:LocalKMeans",
     "random": "random_clusters:RandomClusters",

@@ -35,6 +35,7 @@ from securecluster.protocols import (
     FLHC,
     IFCA,
     NSIM,
+    PACFL,
     SRFCA,
     ClusteringProtocol,
     FedAvg,
@@ -46,7 +47,7 @@ from securecluster.protocols import (
     Signature,
 )
 from securecluster.protocols.common.messages import AverageDeltas, Update
-from securecluster.protocols.ifca.client import ModelAverages
+from securecluster.protocols.common.model_sets import ModelAverages
 from securecluster.protocols.srfca.client import RelayedModels
 from securecluster.runtime.endpoint import SERVICE_METHODS, Endpoint, message_types
 
@@ -139,6 +140,7 @@ PROTOCOLS = (
     Hidden,
     IFCA,
     NSIM,
+    PACFL,
     SRFCA,
     FedAvg,
     FineTune,

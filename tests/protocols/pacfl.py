@@ -56,7 +56,7 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
     k: int | None = None
     """number of clusters; None finds it"""
 
-    name: ClassVar[str] = "pacfl"
+    name: ClassVar[str] = "outside-pacfl"
     signature = EigenvectorClient.eigen
 
     def cluster(self, signatures: torch.Tensor, seed: int) -> list[int]:

@@ -23,6 +23,7 @@ from securecluster.protocols import (
     IFCA,
     MRMTL,
     NSIM,
+    PACFL,
     SRFCA,
     ClusteringProtocol,
     FedAvg,
@@ -105,7 +106,18 @@ def test_one_masked_round_equals_a_plain_one(
 
 
 # FedAvg and RandomClusters do what FineTune does; for IFCA see its own tests
-AT_NODES = (CFL, FLHC, FineTune, LocalKMeans, MRMTL, NSIM, OneShot, SRFCA, Signature)
+AT_NODES = (
+    CFL,
+    FLHC,
+    FineTune,
+    LocalKMeans,
+    MRMTL,
+    NSIM,
+    OneShot,
+    PACFL,
+    SRFCA,
+    Signature,
+)
 
 
 @pytest.mark.few(2)

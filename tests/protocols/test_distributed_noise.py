@@ -210,7 +210,7 @@ def test_every_other_method_is_refused_with_the_reply_that_has_no_share(
         if name.split()[0] in ACCEPTED or name in WEIGHTED:
             continue
         # eigenvectors and sketches have noise of their own
-        if name in ("oneshot noise", "signature noise", "signature blocks"):
+        if name in ("oneshot noise", "pacfl noise", "signature noise", "signature blocks"):
             make(name).check(6)
             continue
         with pytest.raises(UsageError, match="placement") as caught:

@@ -31,7 +31,7 @@ from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.ifca.server import Restart
+from securecluster.protocols.common.restarts import Restart
 from securecluster.runtime.endpoint import CallContext, Endpoint, config_hash
 from securecluster.runtime.run import CheckpointPart, Run
 from securecluster.runtime.server_channel import ChannelState, ServerChannel
@@ -74,6 +74,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "nsim",
         "nsim apart",
         "oneshot",
+        "pacfl",
         "random",
         "signature",
         "srfca",
@@ -93,6 +94,7 @@ NOISY: dict[str, tuple[str, dict[str, Any]]] = {
     "finetune, examples": ("finetune", {**LONGER["finetune"], **EXAMPLE}),
     "mrmtl, examples": ("mrmtl", EXAMPLE),
     "oneshot, examples": ("oneshot", {"gram_noise": 0.05}),
+    "pacfl, examples": ("pacfl noise", {"gram_noise": 0.05}),
     "signature, examples": ("signature noise", {"signature_noise": 0.05, "dp_unit": "example"}),
     "signature, blocks": ("signature blocks", {"signature_noise": 0.05}),
 }

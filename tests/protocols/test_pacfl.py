@@ -1,24 +1,31 @@
-"""PACFL against scipy's angles, what every protocol must keep, and recovery of known clusters."""
+"""PACFL: angles against scipy, subspaces against numpy, the price of its matrices, recovery."""
 
-from functools import partial
-from pathlib import Path
+from __future__ import annotations
 
-import conformance
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from pacfl import PACFL, angles
+from cases import serve
 from scipy.linalg import subspace_angles
 
-from securecluster import Federation, Rotation
+from securecluster import Federation, LabelSwap, Rotation
+from securecluster.privacy.dp.accounting import gaussian_epsilon
+from securecluster.protocols import PACFL
 from securecluster.protocols.authoring import UsageError
+from securecluster.protocols.common.gram_mechanism import REPLACE, gram
+from securecluster.protocols.pacfl import angles
 
 TWELVE = Federation.simulate("digits", scenario=Rotation(2), clients=12, samples=40, seed=1)
 RUN = TWELVE.select(range(8))
 NEWCOMERS = TWELVE.select(range(8, 12))
-NOISE = {"clip": 1.0, "noise": 1.0, "gram_noise": 0.05, "dp_unit": "client"}
 
-small = partial(PACFL, model="linear", epochs=1, rounds=2)
+
+def made(**params: Any) -> PACFL:
+    """Return a small protocol with two clusters."""
+    return PACFL(**{"k": 2, "rounds": 1, "epochs": 1, "model": "linear", **params})
 
 
 def bases(count: int, seed: int) -> torch.Tensor:
@@ -27,8 +34,16 @@ def bases(count: int, seed: int) -> torch.Tensor:
     return torch.linalg.qr(drawn).Q.mT
 
 
-def test_angles_are_those_of_scipy() -> None:
+def test_the_smallest_principal_angle_is_that_of_scipy() -> None:
     ours, theirs = bases(4, seed=0), bases(5, seed=1)
+    expected = [[np.degrees(subspace_angles(a.T, b.T).min()) for b in theirs] for a in ours]
+    np.testing.assert_allclose(angles(ours, theirs, "smallest"), expected, rtol=1e-9)
+
+
+def test_vectors_of_several_classes_need_not_be_orthogonal() -> None:
+    # two bases side by side span a space of six dimensions, in which they lie askew
+    ours = torch.cat([bases(3, seed=0), bases(3, seed=1)], 1)[:, :4]
+    theirs = torch.cat([bases(3, seed=2), bases(3, seed=3)], 1)[:, :4]
     expected = [[np.degrees(subspace_angles(a.T, b.T).min()) for b in theirs] for a in ours]
     np.testing.assert_allclose(angles(ours, theirs, "smallest"), expected, rtol=1e-9)
 
@@ -42,54 +57,159 @@ def test_the_sum_adds_the_angles_of_paired_vectors() -> None:
     np.testing.assert_allclose(angles(ours, -theirs, "sum"), expected, rtol=1e-9)
 
 
-def test_vectors_of_noise_are_at_right_angles_to_everything() -> None:
-    ours, nothing = bases(1, seed=0), torch.zeros(1, 3, 10)
-    assert angles(ours, nothing, "smallest").item() == pytest.approx(90)
-    assert angles(ours, nothing, "sum").item() == pytest.approx(270)
+def test_the_angle_of_vectors_is_the_smallest_of_all_pairs() -> None:
+    ours, theirs = bases(2, seed=0), bases(3, seed=1)
+    expected = np.full((2, 3), 90.0)
+    for i, j, k, other in np.ndindex(2, 3, 3, 3):
+        pair = subspace_angles(ours[i, k, :, None], theirs[j, other, :, None])
+        expected[i, j] = min(expected[i, j], np.degrees(pair[0]))
+    np.testing.assert_allclose(angles(ours, theirs, "vectors"), expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("cut", [{"k": 2}, {}, {"threshold": 8.5}], ids=str)
-def test_the_two_kinds_are_found_under_a_mask(cut: dict[str, float]) -> None:
-    fitted = small(mask="rotation", **cut).fit(RUN)
-    assert fitted.agreement_ is not None and fitted.agreement_["exact"]
+@pytest.mark.parametrize(("kind", "right"), [("smallest", 90), ("vectors", 90), ("sum", 270)])
+def test_vectors_of_noise_are_at_right_angles_to_everything(kind: str, right: float) -> None:
+    nothing = torch.zeros(1, 3, 10)
+    assert angles(bases(1, seed=0), nothing, kind).item() == pytest.approx(right)
+
+
+def test_clients_send_singular_vectors_of_each_class() -> None:
+    served = serve(made(mask="none", vectors=2), RUN)
+    received = served.state.signatures.rows.numpy()
+    assert received.shape == (8, 10 * 2, 64)
+    for rows, shard in zip(received, RUN.shards, strict=True):
+        for label in range(10):
+            samples = shard.x[shard.y == label].reshape(-1, 64).astype(np.float64)
+            own = rows[2 * label : 2 * label + 2]
+            left = np.linalg.svd(samples.T, full_matrices=False)[0]
+            count = min(2, len(samples))
+            cosines = np.abs(np.sum(own[:count] * left[:, :count].T, axis=1))
+            np.testing.assert_allclose(cosines, 1, atol=1e-9)
+            assert not own[count:].any()
+
+
+def test_all_samples_have_one_subspace_as_in_algorithm_1() -> None:
+    served = serve(made(mask="none", subspaces="samples"), RUN)
+    received = served.state.signatures.rows.numpy()
+    for rows, shard in zip(received, RUN.shards, strict=True):
+        samples = shard.x.reshape(-1, 64).astype(np.float64)
+        left = np.linalg.svd(samples.T, full_matrices=False)[0]
+        # of the three largest singular values, which are well apart
+        np.testing.assert_allclose(subspace_angles(rows.T, left[:, :3]), 0, atol=1e-6)
+
+
+# The spans of ten classes meet in so small images, and the order of the vectors of all samples is
+# hardly determined: these two are no way to find clusters of digits.
+WAYS = [("classes", "sum"), ("classes", "vectors"), ("samples", "smallest"), ("samples", "vectors")]
+
+
+@pytest.mark.parametrize(("subspaces", "angle"), WAYS)
+def test_turned_images_are_found_under_a_mask(subspaces: str, angle: str) -> None:
+    fitted = made(mask="rotation", subspaces=subspaces, angle=angle).fit(RUN)
+    assert fitted.agreement_["exact"]
+
+
+def test_sums_of_classes_see_swapped_labels() -> None:
+    federation = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=8, samples=60, seed=0
+    )
+    assert made().fit(federation).agreement_["exact"]
+    # without classes, samples of both kinds of client are the same
+    assert not made(subspaces="samples").fit(federation).agreement_["exact"]
 
 
 @pytest.mark.parametrize("linkage", ["average", "single", "complete"])
 def test_newcomers_join_their_kind(linkage: str) -> None:
-    fitted = small(k=2, linkage=linkage).fit(RUN)
-    assert RUN.truth is not None and NEWCOMERS.truth is not None
+    fitted = made(linkage=linkage).fit(RUN)
     kinds = dict(zip(RUN.truth, fitted.labels_, strict=True))
     assert [*fitted.predict(NEWCOMERS)] == [kinds[kind] for kind in NEWCOMERS.truth]
 
 
-def test_sums_of_angles_cluster_too() -> None:
-    fitted = small(angle="sum", threshold=0.0).fit(RUN)
-    assert sorted(fitted.labels_) == [*range(8)]
+@pytest.mark.parametrize(
+    "cut", [{"k": None, "threshold": 2000.0}, {"k": None, "threshold": 0.0}], ids=str
+)
+def test_a_threshold_cuts_between_one_cluster_and_clients_alone(cut: dict[str, Any]) -> None:
+    labels = made(**cut).fit(RUN).labels_
+    if cut["threshold"]:
+        # 30 pairs of vectors are at most 90° apart each, so less than 2,700° in all
+        assert len(set(labels)) == 1
+    else:
+        assert sorted(labels) == [*range(8)]
 
 
-def test_a_pacfl_run_keeps_what_every_protocol_must(tmp_path: Path) -> None:
-    make = partial(small, k=2)
-    conformance.check_protocol(make, RUN, NEWCOMERS, "permutation", tmp_path, **NOISE)
+def together(parts: list[torch.Tensor], divisor: float = 1.0) -> torch.Tensor:
+    """Return the exact Gram matrices of parts of a client's samples, in one tensor."""
+    return torch.stack([gram(part) for part in parts]) / divisor
 
 
-def test_noise_makes_epsilon_finite() -> None:
-    exact = small(k=2).fit(RUN)
-    noisy = small(k=2, **NOISE).fit(RUN)
-    assert exact.ledger_.epsilon == np.inf
-    assert noisy.ledger_.epsilon < np.inf
+def test_matrices_of_classes_together_move_no_further_than_one() -> None:
+    draw = torch.Generator().manual_seed(0)
+    parts = [torch.randn(5, 8, generator=draw) for _ in range(3)]
+    sample = torch.randn(1, 8, generator=draw)
+    base = together(parts)
+    added = together([torch.cat([parts[0], sample]), *parts[1:]])
+    assert float((added - base).norm()) <= 1 + 1e-9
+    # the first sample becomes another one, of another class
+    moved = together([parts[0][1:], torch.cat([parts[1], sample]), parts[2]])
+    distance = float((moved - base).norm())
+    assert distance <= REPLACE + 1e-9
+    assert distance > 1.2  # the bound is nearly reached: samples of norm above 1 are clipped to it
+    # one client's matrices against none, and against another client's
+    assert float((base / 15).norm()) <= 1
+    other = [torch.randn(5, 8, generator=draw) for _ in range(3)]
+    assert float((base / 15 - together(other, 15)).norm()) <= REPLACE
+
+
+@pytest.mark.parametrize("unit", ["example", "client"])
+def test_matrices_of_classes_have_the_noise_that_is_priced(unit: str) -> None:
+    z = 0.5
+    params = {"mask": "none", "gram_noise": z, "dp_unit": unit, "vectors": 1}
+    served = serve(made(**params), RUN)
+    client = served.endpoint.client
+    features = client._features(0)
+    labels = client.cohort.labels(0)
+    parts = [features[labels == c] for c in range(10)]
+    noisy = client._noise.matrices(parts, 0)
+    divisor = len(features) if unit == "client" else 1
+    noise = noisy - together(parts, divisor)
+    diagonals = noise.diagonal(dim1=1, dim2=2)
+    # 640 draws on the diagonals and 20,160 above them
+    assert float(diagonals.std()) == pytest.approx(z, rel=0.12)
+    upper = noise[:, *torch.triu_indices(64, 64, 1)]
+    assert float(upper.std()) == pytest.approx(z / math.sqrt(2), rel=0.03)
+
+
+def test_matrices_and_training_together_reach_the_target() -> None:
+    target = 8.0
+    fitted = made(clip=1.0, target_epsilon=target).fit(RUN)
+    config = fitted.kept_.learned.config
+    assert config["gram_noise"] == config["noise"] > 0
+    price = fitted.ledger_.price(1e-5).epsilon
+    assert 0.9 * target < price <= target
+    # one release of the matrices alone costs what the Gaussian mechanism costs
+    alone = gaussian_epsilon(REPLACE / config["gram_noise"], 1e-5)
+    assert alone < price
+
+
+def test_noise_of_matrices_alone_prices_the_clustering() -> None:
+    fitted = made(gram_noise=1.0, clip=1.0, noise=1.0).fit(RUN)
+    fields = {field for event in fitted.ledger_.events for field in event.fields}
+    assert "vectors" in fields
+    assert fitted.ledger_.price(1e-5).epsilon < math.inf
+    assert made().fit(RUN).ledger_.price(1e-5).epsilon == math.inf
 
 
 @pytest.mark.parametrize(
     ("params", "sentence"),
     [
-        ({"k": 2, "threshold": 20.0}, "threshold and k are two ways to cut; give one of them"),
-        ({"threshold": -1.0}, "threshold"),
+        ({"k": 2, "threshold": 20.0}, "threshold and k are two ways to cut: give one of them"),
+        ({"k": None, "threshold": -1.0}, "threshold"),
         ({"k": 9}, "k"),
         ({"angle": "largest"}, "angle"),
+        ({"subspaces": "labels"}, "subspaces"),
         ({"linkage": "ward"}, "linkage"),
     ],
     ids=str,
 )
-def test_cuts_that_cannot_work_are_refused(params: dict[str, object], sentence: str) -> None:
+def test_options_that_cannot_work_are_refused(params: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        small(**params).fit(RUN)
+        made(**params).fit(RUN)

@@ -41,6 +41,7 @@ NAMES = (
     "srfca l2",
     "srfca trim",
     "oneshot noise",
+    "pacfl noise",
     "signature noise",
     "signature blocks",
     "nsim",

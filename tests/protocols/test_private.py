@@ -37,6 +37,7 @@ NAMES = (
     "srfca",
     "srfca l2",
     "oneshot noise",
+    "pacfl noise",
     "signature noise",
     "signature blocks",
     "nsim",
@@ -51,6 +52,7 @@ NAMES = (
 # hyper-parameters by which a variant has no noise of its own
 OWN_NOISE: dict[str, dict[str, Any]] = {
     "oneshot noise": {"gram_noise": 0.0},
+    "pacfl noise": {"gram_noise": 0.0},
     "signature noise": {"signature_noise": 0.0},
     "signature blocks": {"signature_noise": 0.0},
 }

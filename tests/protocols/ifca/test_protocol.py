@@ -19,8 +19,8 @@ from securecluster.errors import UsageError
 from securecluster.messaging.messages import Call
 from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import FedAvg, Settings
+from securecluster.protocols.common.restarts import OfferedModels, Restart
 from securecluster.protocols.ifca.protocol import IFCA, IFCAState
-from securecluster.protocols.ifca.server import OfferedModels, Restart
 from securecluster.runtime.endpoint import CallContext, Endpoint
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess

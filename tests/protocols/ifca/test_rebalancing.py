@@ -17,7 +17,7 @@ from securecluster.messaging.messages import Rows
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import IFCA, Settings
 from securecluster.protocols.ifca.client import ModelAssignment
-from securecluster.protocols.ifca.server import rebalanced
+from securecluster.protocols.ifca.rebalancing import rebalanced
 from securecluster.runtime.endpoint import CallContext
 
 SMALL: dict[str, Any] = {"k": 3, "starts": 1, "rounds": 3, "model": "linear", "mask": "none"}

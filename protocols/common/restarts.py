@@ -1,4 +1,7 @@
-"""IFCA's server: restarts, the models that they offer, and the clients' choices."""
+"""Queues of averages of k models, as IFCA's and CLoVE's servers have them.
+
+Also the models that a finished run offers to newcomers.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Picks, Rows
 from securecluster.messaging.replies import Replies, Sums
 from securecluster.protocols.common.messages import ModelChoice
+from securecluster.protocols.common.model_sets import (
+    LowestLoss,
+    ModelAverages,
+    ModelRequest,
+    ModelSetClient,
+)
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.ifca.client import IFCAClient, LowestLoss, ModelAverages, ModelRequest
 from securecluster.runtime.server_channel import ServerChannel
 
 
@@ -235,7 +241,7 @@ def _request_models(
             break
         models = torch.as_tensor(list(model_of.values()))
         request = ModelRequest(Rows(models), start.number)
-        replies = net.post(IFCAClient.send_model, request, to=list(model_of))
+        replies = net.post(ModelSetClient.send_model, request, to=list(model_of))
         for k, i in enumerate(replies.ids):
             delta = replies.rows.delta.row(k).cpu()
             collected[model_of[i]] = (replies.step, delta)
@@ -268,36 +274,6 @@ def _lagging(start: Restart) -> set[int]:
     for queue in start.pending:
         lagging.update(queue.lagging_clients())
     return lagging
-
-
-def rebalanced(choices: Sequence[int], k: int, least: int, draw: np.random.Generator) -> list[int]:
-    """Return the model that each client trains, of which every one has at least B clients.
-
-    Random clients of models with more than B are moved to random places of those with fewer. No
-    more are moved than are missing, so no model is left with fewer than B.
-
-    Args:
-        choices: (b,) the model that each client chose.
-        k: number of models.
-        least: B; where clients do not suffice for all models, the largest number that they do.
-        draw: numpy generator.
-    """
-    least = min(least, len(choices) // k)
-    counts = np.bincount(choices, minlength=k)
-    spare: list[int] = []
-    missing: list[int] = []
-    for model in range(k):
-        members = np.flatnonzero(np.asarray(choices) == model)
-        surplus = max(0, int(counts[model]) - least)
-        spare += draw.choice(members, surplus, replace=False).tolist()
-        missing += [model] * max(0, least - int(counts[model]))
-    models = list(choices)
-    moved: list[int] = []
-    if missing:
-        moved = draw.choice(spare, len(missing), replace=False).tolist()
-    for client, model in zip(moved, missing, strict=True):
-        models[client] = model
-    return models
 
 
 def _stacked_picks(tables: Sequence[Picks]) -> tuple[tuple[int, ...], ...]:

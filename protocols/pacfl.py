@@ -1,0 +1,308 @@
+"""PACFL: clusters by principal angles between clients' data subspaces, then FedAvg in each cluster.
+
+Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin, "Efficient Distribution Similarity
+Identification in Clustered Federated Learning via Principal Angles Between Client Data Subspaces",
+AAAI 2023 (arXiv 2209.10526), Algorithm 1, equations 2 and 3.
+
+p: singular vectors of a subspace; C: number of classes; D: number of values in a sample;
+U_i (D, q): vectors that client i sends, here as rows. Algorithm 1 takes q = p of all samples; the
+authors' programs take p of the samples of each class that a client has, side by side. Both are
+options here. A client has C·p rows then, zeros for a class that it lacks, so that row k belongs to
+the same class at all clients.
+
+A_ij: angle between clients i and j, in degrees; β: largest angle at which clusters merge.
+
+Beyond the paper: noise. The left singular vectors of samples are eigenvectors of their Gram
+matrix, so the noise is that of one-shot clustering (`gram_mechanism`), in one matrix a client or in
+one for each class. k may be told in place of β.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from securecluster.clustering.agglomerative import linkage_clusters, nearest
+from securecluster.clustering.eigenvectors import top
+from securecluster.clustering.labels import check_number as check_clusters
+from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import check_choice, check_number
+from securecluster.data import Federation
+from securecluster.errors import UsageError
+from securecluster.models.objectives import Classification
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.cluster_once import ClusterOnce
+from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.eigenvectors import (
+    EigenvectorClient,
+    EigenvectorOptions,
+    EigenvectorProtocol,
+)
+from securecluster.protocols.common.privacy_spec import Disclosures
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+
+SUBSPACES = ("classes", "samples")
+ANGLES = ("sum", "smallest", "vectors")
+# singular values of unit vectors side by side, below which a direction is rounding
+RANK = 1e-4
+
+
+@dataclass(frozen=True)
+class SubspaceOptions(EigenvectorOptions):
+    """Options of the subspaces that clients share.
+
+    Args:
+        classes: C, if each class has a subspace of its own; 0 takes all samples together.
+    """
+
+    classes: int = 0
+
+
+class SubspaceClient(EigenvectorClient):
+    """Clients that share singular vectors of their samples, and then contribute to averages.
+
+    Args:
+        cohort: the clients' data and local training.
+        training: local training between two averages.
+        pipeline: the stages between a client's update and the wire.
+        weighted: whether averages are weighted by |D_i|.
+        options: of the subspaces.
+    """
+
+    def __init__(
+        self,
+        cohort: LocalTrainer,
+        training: LocalTraining,
+        pipeline: Pipeline,
+        weighted: bool,
+        options: SubspaceOptions,
+    ) -> None:
+        super().__init__(cohort, training, pipeline, weighted, options)
+        self._classes = options.classes
+
+    def _spectrum(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return eigenvalues and eigenvectors of each class, or of all samples.
+
+        Args:
+            k: the client's position.
+
+        Returns:
+            (q,) and (q, D), class by class.
+        """
+        if not self._classes:
+            return super()._spectrum(k)
+        if k not in self._spectra:
+            pairs = self._class_spectra(k)
+            values = torch.cat([own_values for own_values, _ in pairs])
+            vectors = torch.cat([own_vectors for _, own_vectors in pairs])
+            self._spectra[k] = values, vectors
+        return self._spectra[k]
+
+    def _class_spectra(self, k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return eigenvalues (p,) and eigenvectors (p, D) of each class of the client at k."""
+        features = self._features(k)
+        labels = self.cohort.labels(k)
+        parts = [features[labels == c] for c in range(self._classes)]
+        noise = self._gram_noise
+        if noise is None:
+            return [top(part, self._count) for part in parts]
+        matrices = self._checked(k, noise.matrices(parts, self.cohort.ids[k]))
+        return [noise.spectrum(matrix, self._count) for matrix in matrices]
+
+
+@protocol
+class PACFL(EigenvectorProtocol, ClusterOnce):
+    """Linkage of clients by angles between their data's subspaces, then FedAvg in each cluster."""
+
+    mask: str = "permutation"
+    """map of singular vectors and updates that the server does not know; it keeps angles"""
+    vectors: int = 3
+    """p, singular vectors of each subspace"""
+    subspaces: str = "classes"
+    """classes: one subspace for each class of a client's samples, as the authors' programs have;
+    samples: one for all samples, as Algorithm 1 has
+    """
+    angle: str = "sum"
+    """A_ij: smallest principal angle (equation 2); sum of the angles of paired vectors (equation
+    3), which sees what label a sample has; or vectors, the smallest angle of any two vectors, as
+    the authors' programs take it
+    """
+    linkage: str = "average"
+    """distance of two clusters: average, single or complete"""
+    threshold: float | None = None
+    """β, largest A_ij at which clusters merge, in degrees; None takes k, or the largest gap"""
+    k: int | None = None
+    """number of clusters; None takes the threshold, or the largest gap"""
+    gram_noise: float = 0.0
+    """noise multiplier of each client's Gram matrix, or of its classes' matrices together, whose
+    samples are clipped to norm 1, for its dp_unit
+    """
+
+    name: ClassVar[str] = "pacfl"
+    client: ClassVar[type[TrainingClient]] = SubspaceClient
+    signature: ClassVar[Any] = SubspaceClient.eigen
+
+    def cluster(self, signatures: torch.Tensor, seed: int) -> list[int]:
+        """Return the cluster of each client (Algorithm 1, the server's part before training).
+
+        Args:
+            signatures: (r, q, D) vectors of the clients.
+            seed: not used.
+        """
+        distance = angles(signatures, signatures, self.angle)
+        # a client is at angle 0 to itself; rounding makes it more
+        distance.fill_diagonal_(0)
+        symmetric = (distance + distance.T) / 2
+        return linkage_clusters(
+            symmetric.numpy(), self.linkage, count=self.k, height=self.threshold
+        )
+
+    def assign_signatures(
+        self, newcomers: torch.Tensor, signatures: torch.Tensor, labels: Sequence[int]
+    ) -> list[int]:
+        """Return the cluster that each newcomer would merge with first.
+
+        Args:
+            newcomers: (n, q, D) vectors of newcomers.
+            signatures: (r, q, D) of the run's clients.
+            labels: (r,) their clusters.
+        """
+        distance = angles(newcomers, signatures, self.angle)
+        return nearest(distance.numpy(), labels, self.linkage)
+
+    def shared_facts(self, federation: Federation) -> dict[str, Any]:
+        """Return the length of vectors.
+
+        Args:
+            federation: the clients and their data.
+
+        Raises:
+            UsageError: the data are text, or have no labels while each label has a subspace.
+        """
+        facts = super().shared_facts(federation)
+        labelled = isinstance(federation.objective, Classification)
+        if self.subspaces == "classes" and not labelled:
+            raise UsageError(
+                "subspaces classes needs samples with labels, and these have none: take subspaces "
+                "samples"
+            )
+        return facts
+
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Add the number of vectors that a client shares.
+
+        Args:
+            config: the run's configuration.
+        """
+        sizes = super().frame_sizes(config)
+        subspaces = self._classes(config) or 1
+        return {**sizes, "vectors": subspaces * sizes["vectors"]}
+
+    def eigenvector_options(
+        self, cohort: LocalTrainer, config: Mapping[str, Any]
+    ) -> SubspaceOptions:
+        """Return the clients' options.
+
+        Args:
+            cohort: the clients' data and local training.
+            config: the run's configuration.
+        """
+        options = super().eigenvector_options(cohort, config)
+        return SubspaceOptions(
+            options.features, options.count, options.noise, self._classes(config)
+        )
+
+    def _classes(self, config: Mapping[str, Any]) -> int:
+        """Return C, or 0 if all samples have one subspace."""
+        if self.subspaces == "classes":
+            return int(config["classes"])
+        return 0
+
+    def disclosures(self) -> Disclosures:
+        """Return what the server sees of all vectors together."""
+        shown = super().disclosures()
+        server = [*shown.server]
+        if self.subspaces == "classes":
+            sentence = "which classes each client has samples of"
+            if self.gram_noise or self.target_epsilon is not None:
+                sentence += ", as far as the noise shows it"
+            server.append(sentence)
+        return replace(shown, server=server)
+
+    def check(self, clients: int) -> None:
+        """Check the subspaces, the angle, the linkage and the cut, too.
+
+        Args:
+            clients: m.
+
+        Raises:
+            UsageError: an option is out of range, or the cut is given twice.
+        """
+        super().check(clients)
+        check_choice(
+            self,
+            subspaces=SUBSPACES,
+            angle=ANGLES,
+            linkage=("average", "single", "complete"),
+        )
+        if self.threshold is not None and self.k is not None:
+            raise UsageError("threshold and k are two ways to cut: give one of them")
+        if self.threshold is not None:
+            check_number(self, "threshold", 0)
+        if self.k is not None:
+            check_clusters(self.k, clients)
+
+
+def angles(ours: torch.Tensor, theirs: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return A_ij of clients' vectors (Vahidian et al. 2023, equations 2 and 3).
+
+    A row of zeros is at a right angle to everything.
+
+    Args:
+        ours: (a, q, D) rows of unit length, or zeros.
+        theirs: (b, q, D)
+        kind: "smallest" is the smallest principal angle of the two spans; "sum" is
+            Tr(arccos |U_iᵀU_j|), of the vectors of the same number; "vectors" is the smallest angle
+            of any two vectors. The sign of a singular vector is arbitrary, so an angle is at most a
+            right one (not in the paper).
+
+    Returns:
+        (a, b) float64, degrees.
+    """
+    rows, others = ours.double(), theirs.double()
+    if kind == "sum":
+        cosines = torch.einsum("ikd,jkd->ijk", rows, others)
+        return _degrees(cosines.abs()).sum(2)
+    if kind == "smallest":
+        rows, others = _orthonormal(rows), _orthonormal(others)
+    distance = rows.new_zeros(len(rows), len(others))
+    for n, row in enumerate(rows):
+        cosines = row @ others.mT  # U_iᵀU_j of all j, (b, q, q)
+        if kind == "smallest":
+            largest = torch.linalg.svdvals(cosines)[:, 0]
+        else:
+            largest = cosines.abs().amax((1, 2))
+        distance[n] = _degrees(largest)
+    return distance
+
+
+def _degrees(cosines: torch.Tensor) -> torch.Tensor:
+    """Return angles in degrees; rounding may make a cosine more than 1."""
+    return cosines.clamp(max=1).arccos().rad2deg()
+
+
+def _orthonormal(vectors: torch.Tensor) -> torch.Tensor:
+    """Return orthonormal rows with the span of each client's vectors, and zeros for the rest.
+
+    Args:
+        vectors: (m, q, D)
+
+    Returns:
+        (m, min(q, D), D)
+    """
+    _, values, basis = torch.linalg.svd(vectors, full_matrices=False)
+    within_rank = values > RANK
+    rows: torch.Tensor = basis * within_rank[..., None]
+    return rows
