@@ -20,6 +20,7 @@ images share images. MNIST is read from SECURECLUSTER_DATA or the hub.
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,8 +44,9 @@ from securecluster.benchmarks.papers.sheet import (
 from securecluster.benchmarks.table import write
 from securecluster.privacy.dp.accounting import find_noise
 from securecluster.privacy.dp.ledger import Ledger
-from securecluster.protocols import IFCA, MRMTL, FedAvg, FineTune, OneShot, Signature
+from securecluster.protocols import IFCA, MRMTL, PACFL, FedAvg, FineTune, OneShot, Signature
 
+DATA = "mnist"
 CLUSTERS = 4
 PER_CLUSTER = 6
 SMALLEST = 3  # clients of the smallest cluster
@@ -65,7 +67,7 @@ OWN_SAMPLES = 1000
 OWN_BATCH = 32
 OWN_ROUNDS = 10
 OWN_DELTA = 1e-4
-OWN_EPSILONS = (3.0, 15.0)
+OWN_EPSILONS = (3.0,)
 OWN_RATE = 0.5
 ENOUGH = 0.9  # ARI of which the table of needed ε is
 
@@ -99,6 +101,12 @@ METHODS: dict[str, Method] = {
         OneShot,
         SHARES,
         {"tasks": CLUSTERS, "features": "dct", "vectors": 1, "common": "none"},
+        "gram_noise",
+    ),
+    "pacfl": Method(
+        PACFL,
+        SHARES,
+        {"k": CLUSTERS, "subspaces": "samples", "vectors": 1},
         "gram_noise",
     ),
     "ifca": Method(IFCA, (TWENTY_ROUNDS, TEN_ROUNDS), {"k": CLUSTERS, "starts": 1}),
@@ -179,7 +187,7 @@ def clients_of(shift: str, samples: int, seed: int) -> Federation:
         seed: of the federation.
     """
     everyone = Federation.simulate(
-        "mnist",
+        DATA,
         scenario=Iid() + SHIFTS[shift],
         clients=CLUSTERS * PER_CLUSTER,
         samples=samples,
@@ -335,6 +343,17 @@ def measure(cell: Cell, settings: Mapping[tuple[str, float], tuple[float, int]])
     return outcome(federation, method, options_of(method, cell["target"], rate, own))
 
 
+def tuned_rows(path: Path) -> list[Row]:
+    """Return the rows of the tuning sheet, which another run may be filling.
+
+    Args:
+        path: of the sheet.
+    """
+    with path.open(newline="") as stream:
+        lines = (line for line in stream if not line.startswith("#"))
+        return list(csv.DictReader(lines))
+
+
 def chosen(rows: Sequence[Row]) -> dict[tuple[str, float], tuple[float, int]]:
     """Return the learning rate and option of the largest mean accuracy, by method and ε.
 
@@ -472,7 +491,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     if given.tune:
         rows = tuning.fill(tuning_cells(), tuning_outcome, given.minutes)
         return write_settings(chosen(rows))
-    settings = chosen(tuning.expect(tuning_cells()))
+    settings = chosen(tuned_rows(tuning.path))
     ready = [
         cell
         for cell in cells(given.seeds)
