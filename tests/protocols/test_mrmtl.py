@@ -17,6 +17,8 @@ from securecluster.messaging.messages import Call
 from securecluster.models.optimizers import MeanRegularized, Sgd, build
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import MRMTL, FedAvg, Local, Settings
+from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.mrmtl import MRMTLState
 from securecluster.runtime.endpoint import CallContext
 
 EXACT = Settings(dtype="float64")
@@ -176,22 +178,37 @@ def test_the_regularizer_is_outside_the_clip_and_the_noise() -> None:
     client: Any = made.build_client(federation(), EXACT).client
     client._after += 1.0
     client._before += 1.0
-    state = serve_once(made, client)
+    update = ask(made, client, step=1, received=0)
     expected = -LR * np.ones(FEATURES * CLASSES + CLASSES)
-    np.testing.assert_allclose(state.delta.values[0].numpy(), expected, atol=1e-9)
+    np.testing.assert_allclose(update.numpy(), expected, atol=1e-9)
 
 
-def serve_once(made: MRMTL, client: Any) -> Any:
-    """Return the reply of the first client to the first call."""
-    from securecluster.protocols.common.pending_updates import PendingUpdates
-    from securecluster.protocols.mrmtl import MRMTLState
+def ask(made: MRMTL, client: Any, step: int, received: int) -> torch.Tensor:
+    """Return the first client's update.
 
-    state = MRMTLState([0], PendingUpdates.start(1, fresh=False), [0])
-    return client.contribute(CallContext((0,), (0,), 1, 1), state.message_for([0]))
+    Args:
+        received: the call of its last update that arrived.
+    """
+    state = MRMTLState([0], PendingUpdates.start(1, fresh=False), [received])
+    context = CallContext((0,), (0,), step, step)
+    update: torch.Tensor = client.contribute(context, state.message_for([0])).delta.values[0]
+    return update
 
 
 def test_a_training_whose_update_is_lost_is_undone() -> None:
     """Else a later update would follow from a training that the ledger does not count."""
+    made = MRMTL(model=linear(), rounds=3, epochs=1, batch_size=SAMPLES, lr=LR)
+    client: Any = made.build_client(federation(), EXACT).client
+    first = ask(made, client, step=1, received=0)
+    assert torch.equal(ask(made, client, step=2, received=0), first)
+    second = ask(made, client, step=3, received=2)
+    assert not torch.equal(second, first)
+    torch.testing.assert_close(
+        client.own_models.row(0), client.cohort.start + first + second, rtol=0, atol=1e-12
+    )
+
+
+def test_clients_that_miss_rounds_go_on_from_their_own_models() -> None:
     made = MRMTL(regularization=0.5, model=linear(), rounds=4, epochs=2, batch_size=SAMPLES, lr=LR)
     absent = {2: {1}, 3: {0, 1}}
 
@@ -210,11 +227,11 @@ def test_a_training_whose_update_is_lost_is_undone() -> None:
 def test_a_repeated_call_has_the_same_answer_and_a_late_one_is_refused() -> None:
     made = MRMTL(model=linear(), rounds=2, epochs=1, lr=LR)
     client: Any = made.build_client(federation(), EXACT).client
-    first = serve_once(made, client).delta.values
-    assert torch.equal(serve_once(made, client).delta.values, first)
+    first = ask(made, client, step=1, received=0)
+    assert torch.equal(ask(made, client, step=1, received=0), first)
     client._calls[0] = 5
     with pytest.raises(PolicyError, match="moved on"):
-        serve_once(made, client)
+        ask(made, client, step=1, received=0)
 
 
 @pytest.mark.parametrize(
