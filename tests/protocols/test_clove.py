@@ -198,7 +198,7 @@ def test_clients_that_never_reply_join_most_others(digits: Federation) -> None:
     assert labels[0] == labels[3] == most
 
 
-def test_newcomers_take_the_model_of_lowest_loss(digits: Federation) -> None:
+def test_newcomers_take_the_model_of_lowest_loss() -> None:
     whole = Federation.simulate(
         "digits", scenario=LabelSwap(clusters=2), clients=14, samples=60, seed=0
     )
@@ -251,16 +251,9 @@ def test_the_noise_of_a_loss_vector_is_that_of_its_sensitivity(unit: str) -> Non
     client: Any = protocol.build_client(federation, DOUBLE).client
     ids = tuple(range(len(SIZES)))
     query = Restart.begin(0, k, len(SIZES), fresh=False).message_for(ids)
-    exact = np.stack(
-        [
-            client.cohort.loss(Rows(theta[None], (0,) * len(ids)), ids, bound)
-            for theta in [
-                client.cohort.start,
-                *(client.cohort.drawn("start", 0, j) for j in (1, 2, 3)),
-            ]
-        ],
-        1,
-    )
+    models = [client.cohort.start]
+    models += [client.cohort.drawn("start", 0, j) for j in range(1, k)]
+    exact = client.cohort.losses(torch.stack(models), ids, bound)
     draws = []
     for step in range(1, 151):
         reply = client.measure(CallContext(ids, ids, step, step), query)
