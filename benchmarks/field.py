@@ -44,7 +44,7 @@ from securecluster.benchmarks.papers.sheet import (
 from securecluster.benchmarks.table import write
 from securecluster.privacy.dp.accounting import find_noise
 from securecluster.privacy.dp.ledger import Ledger
-from securecluster.protocols import IFCA, MRMTL, PACFL, FedAvg, FineTune, OneShot, Signature
+from securecluster.protocols import IFCA, MRMTL, PACFL, CLoVE, FedAvg, FineTune, OneShot, Signature
 
 DATA = "mnist"
 CLUSTERS = 4
@@ -109,6 +109,7 @@ METHODS: dict[str, Method] = {
         {"k": CLUSTERS, "subspaces": "samples", "vectors": 1},
         "gram_noise",
     ),
+    "clove": Method(CLoVE, ({"cluster_rounds": 5}, {"cluster_rounds": STEPS}), {"k": CLUSTERS}),
     "ifca": Method(IFCA, (TWENTY_ROUNDS, TEN_ROUNDS), {"k": CLUSTERS, "starts": 1}),
     "mrmtl": Method(MRMTL, ({"pull": 0.1}, {"pull": 0.3})),
     "fedavg": Method(FedAvg, (TWENTY_ROUNDS, TEN_ROUNDS)),

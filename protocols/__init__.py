@@ -1,6 +1,7 @@
 """The published methods, one file or package each. They never import each other."""
 
 from securecluster.protocols.cfl.protocol import CFL
+from securecluster.protocols.clove import CLoVE
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.fedavg import FedAvg
 from securecluster.protocols.finetune import FineTune
@@ -26,6 +27,7 @@ __all__ = [
     "NSIM",
     "PACFL",
     "SRFCA",
+    "CLoVE",
     "ClusteringProtocol",
     "FedAvg",
     "FineTune",

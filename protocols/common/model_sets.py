@@ -208,14 +208,7 @@ class ModelSetClient(TrainingClient):
         Returns:
             (b, k) in nats; inf for a loss that is not finite.
         """
-        self._check_start(context, query)
-        models = self._open_start(query)
-        for j, averages in enumerate(averages_by_model(query)):
-            self._catch_up(context, query.start, j, averages)
-        for k in context.positions:
-            last = self._last_call.get(k, (0, query.start))
-            self._last_call[k] = max((context.step, query.start), last)
-
+        models = self._apply(context, query)
         clip = loss_clip(self._pipeline.guard)
         columns = []
         for j in range(len(models)):
@@ -226,6 +219,17 @@ class ModelSetClient(TrainingClient):
             nan=math.inf,
             posinf=math.inf,
         )
+
+    def _apply(self, context: CallContext, query: ModelAverages) -> ModelSet:
+        """Apply the query's averages, and return the models of its start."""
+        self._check_start(context, query)
+        models = self._open_start(query)
+        for j, averages in enumerate(averages_by_model(query)):
+            self._catch_up(context, query.start, j, averages)
+        for k in context.positions:
+            last = self._last_call.get(k, (0, query.start))
+            self._last_call[k] = max((context.step, query.start), last)
+        return models
 
     def _catch_up(self, context: CallContext, start: int, j: int, averages: AverageDeltas) -> None:
         """Apply the averages of one model.

@@ -250,7 +250,7 @@ def _request_models(
 
 def _holders(start: Restart, used: Sequence[int]) -> dict[int, list[int]]:
     """Return the clients that can post each model in use: they chose it and lack no average."""
-    lagging = _lagging(start)
+    lagging = lagging_clients_of(start)
     holders: dict[int, list[int]] = {j: [] for j in used}
     for i, j in enumerate(start.choice):
         if i not in lagging and j in holders:
@@ -260,7 +260,7 @@ def _holders(start: Restart, used: Sequence[int]) -> dict[int, list[int]]:
 
 def _holders_of_any(start: Restart, used: Sequence[int]) -> dict[int, list[int]]:
     """Return the clients that lack no average, for each model: every client holds all models."""
-    lagging = _lagging(start)
+    lagging = lagging_clients_of(start)
     current = [i for i in range(len(start.choice)) if i not in lagging]
     holders = {}
     for n, j in enumerate(used):
@@ -268,7 +268,7 @@ def _holders_of_any(start: Restart, used: Sequence[int]) -> dict[int, list[int]]
     return holders
 
 
-def _lagging(start: Restart) -> set[int]:
+def lagging_clients_of(start: Restart) -> set[int]:
     """Return the clients that lack an average of any model."""
     lagging: set[int] = set()
     for queue in start.pending:

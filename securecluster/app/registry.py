@@ -27,6 +27,7 @@ PROTOCOLS = {  # module and class
     "nsim": "nsim:NSIM",
     "ifca": "ifca:IFCA",
     "signature": "signature:Signature",
+    "clove": "clove:CLoVE",
     "pacfl": "pacfl:PACFL",
     "hidden": "hidden:Hidden",
     "local-kmeans": "local_kmeans:LocalKMeans",

@@ -37,6 +37,7 @@ from securecluster.protocols import (
     NSIM,
     PACFL,
     SRFCA,
+    CLoVE,
     ClusteringProtocol,
     FedAvg,
     FineTune,
@@ -136,6 +137,7 @@ def test_large_finite_numbers_are_no_infinity() -> None:
 
 PROTOCOLS = (
     CFL,
+    CLoVE,
     FLHC,
     Hidden,
     IFCA,

@@ -23,6 +23,7 @@ from securecluster.protocols import (
     NSIM,
     PACFL,
     SRFCA,
+    CLoVE,
     ClusteringProtocol,
     FedAvg,
     FineTune,
@@ -79,6 +80,7 @@ def digit_users(form: Format, users: int, draw: np.random.Generator) -> list[Any
 SYNTHETIC_USERS = 8
 SMALL: dict[Protocol, Parameters] = {
     CFL: {},
+    CLoVE: {"k": 2},
     FLHC: {"pre_rounds": 1},
     FedAvg: {},
     FineTune: {"tune_rounds": 1},
@@ -103,7 +105,7 @@ SMALL: dict[Protocol, Parameters] = {
 }
 EVERY_PROTOCOL = tuple(SMALL)
 AVERAGING = tuple(protocol for protocol in SMALL if protocol is not Local)
-ONE_MODEL = tuple(p for p in AVERAGING if p not in (FineTune, IFCA, SRFCA))
+ONE_MODEL = tuple(p for p in AVERAGING if p not in (CLoVE, FineTune, IFCA, SRFCA))
 
 # CFL with limits that let it split in its first rounds
 SPLITTING: Parameters = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
@@ -136,6 +138,7 @@ VARIANTS: dict[str, tuple[Protocol, Parameters]] = {
     "nsim independent": (NSIM, {"init": "independent"}),
     "hidden": (Hidden, {}),
     "ifca": (IFCA, {}),
+    "clove": (CLoVE, {"stable_rounds": 2}),
     "local-kmeans": (LocalKMeans, {}),
     "random": (RandomClusters, {}),
     "fedavg": (FedAvg, {}),

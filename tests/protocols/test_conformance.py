@@ -25,6 +25,7 @@ from securecluster.protocols import (
     NSIM,
     PACFL,
     SRFCA,
+    CLoVE,
     ClusteringProtocol,
     FedAvg,
     FineTune,
@@ -105,7 +106,7 @@ def test_one_masked_round_equals_a_plain_one(
     conformance.check_masked_round(partial(method, protocol), small, mask)
 
 
-# FedAvg and RandomClusters do what FineTune does; for IFCA see its own tests
+# FedAvg and RandomClusters do what FineTune does; for IFCA and CLoVE see their own
 AT_NODES = (
     CFL,
     FLHC,
@@ -231,10 +232,10 @@ def test_clients_of_methods_that_need_sums_alone_refuse_to_answer_one_by_one(
 def test_what_is_declared_to_tell_nothing_new_does_not_change_with_data(
     protocol: Protocol, mask: str, small: Federation
 ) -> None:
-    """Of private=False and of derived replies; under masks four methods' clients post models."""
+    """Of private=False and of derived replies; under masks five methods' clients post models."""
     mask = "none" if protocol is Local else mask
     compared = conformance.check_free_replies(partial(method, protocol), small, mask=mask)
-    assert bool(compared) == (protocol in (CFL, FLHC, IFCA, SRFCA) and mask != "none")
+    assert bool(compared) == (protocol in (CFL, CLoVE, FLHC, IFCA, SRFCA) and mask != "none")
 
 
 @pytest.mark.few(1)
@@ -412,6 +413,7 @@ CHANGES: list[dict[str, Any]] = [
 ]
 RESUMED = (
     CFL,
+    CLoVE,
     FedAvg,
     FineTune,
     Hidden,

@@ -200,9 +200,11 @@ def test_a_training_whose_update_is_lost_is_undone() -> None:
     made = MRMTL(model=linear(), rounds=3, epochs=1, batch_size=SAMPLES, lr=LR)
     client: Any = made.build_client(federation(), EXACT).client
     first = ask(made, client, step=1, received=0)
-    assert torch.equal(ask(made, client, step=2, received=0), first)
+    # the examples of a batch are summed in another order in each call
+    again = ask(made, client, step=2, received=0)
+    torch.testing.assert_close(again, first, rtol=0, atol=1e-12)
     second = ask(made, client, step=3, received=2)
-    assert not torch.equal(second, first)
+    assert float((second - first).norm()) > 1e-3
     torch.testing.assert_close(
         client.own_models.row(0), client.cohort.start + first + second, rtol=0, atol=1e-12
     )

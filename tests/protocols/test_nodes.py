@@ -69,6 +69,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "flhc apart",
         "flhc 4bit",
         "hidden",
+        "clove",
         "ifca",
         "local-kmeans",
         "nsim",

@@ -47,6 +47,7 @@ NAMES = (
     "nsim",
     "hidden",
     "ifca",
+    "clove",
     "local-kmeans",
     "random",
     "fedavg",

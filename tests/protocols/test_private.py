@@ -43,6 +43,7 @@ NAMES = (
     "nsim",
     "hidden",
     "ifca",
+    "clove",
     "local-kmeans",
     "random",
     "fedavg",

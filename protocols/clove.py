@@ -1,0 +1,503 @@
+"""CLoVE: clusters by clients' losses under k models, which are matched to the clusters.
+
+Bhatia, Papadis, Kodialam, Lakshman, Chakrabarty, "CLoVE: Personalized Federated Learning through
+Clustering of Loss Vector Embeddings", 2025 (arXiv 2506.22427). This file follows the paper's
+abstract and the authors' published programs; the text of its algorithm was not at hand.
+
+θ_j    the k models; their first weights are drawn one by one
+F_i    the mean loss of client i's training samples
+ℓ_i    client i's loss vector (F_i(θ_1), …, F_i(θ_k))
+
+In each round clients send ℓ_i. The server clusters the vectors by k-means into k clusters, and
+matches clusters to models so that the sum of F_i(θ_j) over all clients i of a cluster with model j
+is least. Each client trains the model of its cluster, and θ_j is the mean of the trained models,
+weighted by samples. Once every client has had the same model in some rounds, clusters are kept.
+
+Beyond the paper: noise on loss vectors (`loss_mechanism`); an upper limit of the rounds in which
+clients are clustered, which limits what their losses cost; and newcomers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.clustering.k_means import kmeans
+from securecluster.clustering.labels import check_number as check_clusters
+from securecluster.clustering.labels import largest
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
+from securecluster.core.validation import check_whole
+from securecluster.data import Federation
+from securecluster.errors import PolicyError, UsageError
+from securecluster.messaging.bounds import Real, Whole
+from securecluster.messaging.messages import Ack, Rows
+from securecluster.privacy.dp.loss_mechanism import WORST
+from securecluster.protocols.common.averaging import total_weights
+from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.client import TrainingClient, late_request_error
+from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.messages import ModelChoice, Update
+from securecluster.protocols.common.model_sets import ModelAverages, ModelSetClient
+from securecluster.protocols.common.newcomers import check_newcomers, check_offered
+from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
+from securecluster.protocols.common.restarts import (
+    OfferedModels,
+    Restart,
+    collect_models,
+    lagging_clients_of,
+)
+from securecluster.protocols.common.sampling import TRIES, sample_clients
+from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
+from securecluster.runtime.release_accounting import FieldNoise
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import ServerChannel
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class LossVector:
+    """Client to server: the mean loss of each model."""
+
+    # (b, k) float64, in nats for labels; with noise where the run adds some
+    losses: Annotated[Rows, Real(("models",))]
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """Server to client: the model to train."""
+
+    model: Annotated[Rows, Whole(below="models")]  # (b,) int64
+
+
+class LossVectorClient(ModelSetClient):
+    """Clients that send their losses under all models, and train the one they are assigned."""
+
+    @answers(GATHER, unmasked=("losses",))
+    def measure(self, context: CallContext, query: ModelAverages) -> LossVector:
+        """Return ℓ_i after the query's averages: the mean losses of all training samples.
+
+        Raises:
+            PolicyError: the request is late, and is about averages before the current ones.
+        """
+        exact = self._losses(context, query)
+        released = self._released("measure", context, exact)
+        finite = np.minimum(released, WORST)
+        return LossVector(Rows(torch.as_tensor(finite)))
+
+    @answers(GATHER, private=False)
+    def receive_models(self, context: CallContext, query: ModelAverages) -> Ack:
+        """Apply the averages of all models, and answer nothing about them."""
+        self._apply(context, query)
+        return Ack()
+
+    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
+    def contribute(self, context: CallContext, query: Assignment) -> Update:
+        """Return n_i·Δ_i and n_i, from the model that the client is assigned.
+
+        Clipped updates are not weighted. A cluster of one is allowed.
+
+        Raises:
+            PolicyError: a client has no models yet, or has received later averages.
+        """
+        late = []
+        for i, k in zip(context.ids, context.positions, strict=True):
+            if k not in self._last_call:
+                raise PolicyError(
+                    "measure or receive_models comes first: a client contributes to models that "
+                    "it has"
+                )
+            last_averages, _ = self._last_call[k]
+            if context.step < last_averages:
+                late.append(i)
+        if late:
+            raise late_request_error(late)
+        start = 0
+        chosen = [(start, model) for model in query.model.values.tolist()]
+        return self._train_chosen(context, chosen)
+
+    @answers(GATHER)
+    def join(self, context: CallContext, query: ModelAverages) -> ModelChoice:
+        """Return the model of lowest loss of a newcomer, by noisy losses where there is noise.
+
+        Raises:
+            PolicyError: the query contains no models.
+        """
+        losses = self._offered_losses(context, query)
+        return ModelChoice(Rows(torch.as_tensor(losses.argmin(1))))
+
+
+@dataclass
+class CLoVEState:
+    """The state of the server's loop, as checkpoints store it."""
+
+    # models, and the model that each client was assigned last; 0 before
+    running: Restart
+    # (m,) rounds in a row in which a client was assigned the same model; 0 before the first
+    streaks: list[int]
+    stable: bool = False  # whether clusters are kept
+    training: list[int] = field(default_factory=list)  # clients that train in this round
+    offers: OfferedModels | None = None  # the models that newcomers choose from
+
+    @property
+    def used(self) -> list[int]:
+        """Return the models of some client; label c is model `used[c]`."""
+        return sorted(set(self._models()))
+
+    @property
+    def labels(self) -> list[int]:
+        """Return each client's cluster, (m,)."""
+        label_of = {model: label for label, model in enumerate(self.used)}
+        return [label_of[model] for model in self._models()]
+
+    def assign(self, ids: Sequence[int], models: Sequence[int]) -> None:
+        """Store the models that clients are assigned in a round.
+
+        Args:
+            ids: the clients.
+            models: of each of them.
+        """
+        for i, model in zip(ids, models, strict=True):
+            if self.streaks[i] and self.running.choice[i] == model:
+                self.streaks[i] += 1
+            else:
+                self.streaks[i] = 1
+            self.running.choice[i] = model
+
+    def assigned(self, i: int) -> bool:
+        """Return whether a client was ever assigned a model.
+
+        Args:
+            i: the client's number.
+        """
+        return self.streaks[i] > 0
+
+    def settle(self) -> None:
+        """Assign clients that were never assigned the model of most clients (not in the paper)."""
+        self.running.choice = self._models()
+
+    def _models(self) -> list[int]:
+        """Return each client's model, (m,), of most clients where none was assigned."""
+        choice = self.running.choice
+        chosen = [choice[i] for i in range(len(choice)) if self.assigned(i)]
+        if not chosen:
+            return [0] * len(choice)
+        default = largest(chosen)
+        models = []
+        for i, model in enumerate(choice):
+            models.append(model if self.assigned(i) else default)
+        return models
+
+
+@protocol
+class CLoVE(ClusteringProtocol):
+    """k models, each of which the clients of one cluster of loss vectors train."""
+
+    mask: str = "permutation"
+    """map of updates that the server does not know, a fresh one each round: none, permutation,
+    signed-permutation, rotation or haar
+    """
+    k: int = 4
+    """number of models and of clusters"""
+    stable_rounds: int = 3
+    """rounds in a row in which all clients of a round have had the same model, after which clusters
+    are kept
+    """
+    cluster_rounds: int | None = None
+    """first rounds, in which clients may be clustered; None is all. Losses cost ε in these rounds,
+    as long as clusters change (not in the paper)
+    """
+
+    name: ClassVar[str] = "clove"
+    client: ClassVar[type[TrainingClient]] = LossVectorClient
+    one_model: ClassVar[bool] = False  # a client's model may be another one in each round
+
+    def run_server(self, net: ServerChannel, run: Run) -> CLoVEState:
+        """Run the server's side.
+
+        Args:
+            net: the server's channel.
+            run: rounds, checkpoints and history.
+        """
+        clients = len(net.clients)
+        running = Restart.begin(0, self.k, clients, fresh=self.mask != "none")
+        state = CLoVEState(running, streaks=[0] * clients)
+        for t in run.rounds("train", state, self.rounds):
+            # the assignments are checkpointed before anyone trains: computed again, from other
+            # replies, they could be others
+            run.commit(state, partial(self._assign_models, net, state, t))
+            self._average(net, state)
+            run.note(stable=state.stable)
+        state.running = run.once("deliver", lambda: self._deliver(net, state), Restart)
+        state.offers = run.once(
+            "offer",
+            lambda: collect_models(net, state.running, self.mask != "none", state.used),
+            OfferedModels,
+        )
+        return state
+
+    def _assign_models(self, net: ServerChannel, state: CLoVEState, t: int) -> None:
+        """Send averages to the clients of round t, and assign their models.
+
+        Clients without a model are still assigned one where clusters are kept, as long as losses
+        may be asked.
+        """
+        minimum = min(self.k, len(net.clients))
+        recipients = sample_clients(net, net.clients, self.participation, t, minimum=minimum)
+        asked = []
+        if t <= self.loss_rounds:
+            asked = [i for i in recipients if not (state.stable and state.assigned(i))]
+        told = [i for i in recipients if i not in asked and state.assigned(i)]
+        measured = self._measure(net, state, asked, t)
+        received: Sequence[int] = []
+        if told:
+            received = self._send_models(net, state.running, told)
+        state.training = sorted([*measured, *received])
+        if measured and not state.stable:
+            shortest = min(state.streaks[i] for i in measured)
+            state.stable = shortest >= self.stable_rounds
+
+    def _measure(
+        self, net: ServerChannel, state: CLoVEState, to: Sequence[int], t: int
+    ) -> list[int]:
+        """Return the clients that sent loss vectors, once they are assigned models.
+
+        Args:
+            net: the server's channel.
+            state: of the loop.
+            to: the clients that are asked.
+            t: number of the round.
+        """
+        if not to:
+            return []
+        query = state.running.message_for(to)
+        replies = net.gather(LossVectorClient.measure, query, to=to)
+        state.running.acknowledge(replies.ids)
+        ids = list(replies.ids)
+        if not ids:
+            return []
+        losses = replies.rows.losses.values.cpu().double().numpy()
+        if state.stable:
+            # clusters are kept, so a client that comes late takes the model that fits it best
+            models = [int(model) for model in losses.argmin(1)]
+        else:
+            seed = net.randomness.integer("server", "clusterer", t)
+            models = matched_models(losses, self.k, seed)
+        state.assign(ids, models)
+        return ids
+
+    def _average(self, net: ServerChannel, state: CLoVEState) -> None:
+        """Average the models of this round's clients in their clusters."""
+        to = state.training
+        if not to:
+            return
+        models = [state.running.choice[i] for i in to]
+        assignment = Assignment(Rows(torch.as_tensor(models)))
+        sums = net.sum(LossVectorClient.contribute, assignment, to=to, by=models, groups=self.k)
+        if sums.ids:
+            weights = total_weights(sums)
+            state.running.post(sums.step, sums.rows.delta.table, weights)
+
+    def _send_models(
+        self, net: ServerChannel, running: Restart, to: Sequence[int]
+    ) -> Sequence[int]:
+        """Send clients the averages that they lack, and return those that received them."""
+        query = running.message_for(to)
+        replies = net.gather(LossVectorClient.receive_models, query, to=to)
+        running.acknowledge(replies.ids)
+        return replies.ids
+
+    def _deliver(self, net: ServerChannel, state: CLoVEState) -> Restart:
+        """Send the last averages to all clients, and return the models.
+
+        Clients that were never assigned a model use that of most clients.
+        """
+        for _ in range(TRIES):
+            lagging = sorted(lagging_clients_of(state.running))
+            if not lagging:
+                break
+            self._send_models(net, state.running, lagging)
+        state.settle()
+        return state.running
+
+    def assign_newcomers(
+        self, net: ServerChannel, state: CLoVEState, to: Sequence[int]
+    ) -> list[int]:
+        """Send newcomers the models in use, of which each takes the one of lowest loss.
+
+        Args:
+            net: the server's channel.
+            state: the run's final state.
+            to: the newcomers.
+
+        Raises:
+            UsageError: the run ended without models.
+            UpdateError: a newcomer does not reply.
+        """
+        if state.offers is None or not state.offers.models:
+            raise UsageError(
+                "no client could show its model at the end of the run, so newcomers have none to "
+                "choose: run it anew"
+            )
+        offer = state.offers.message_for(state.running, len(to))
+        replies = net.gather(LossVectorClient.join, offer, to=to)
+        check_newcomers(to, replies.ids)
+        choices = replies.rows.model.values.tolist()
+        model_of = check_offered(replies.ids, choices, state.offers.models)
+        return [state.used.index(model_of[i]) for i in to]
+
+    @property
+    def loss_rounds(self) -> int:
+        """Return the number of rounds in which clients may be asked for losses."""
+        if self.cluster_rounds is None:
+            return self.rounds
+        return min(self.cluster_rounds, self.rounds)
+
+    @property
+    def weighted(self) -> bool:
+        """Return True: each model is the mean over samples."""
+        return True
+
+    @property
+    def vectors_per_round(self) -> int:
+        """Return the vectors of d numbers that a client exchanges: k averages and an update."""
+        return 1 + self.k
+
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Add the numbers of models, and of averages of all models.
+
+        Args:
+            config: the run's configuration.
+        """
+        sizes = super().frame_sizes(config)
+        k = int(self.k)
+        return {**sizes, "models": k, "starts": 1, "model_averages": k * sizes["averages"]}
+
+    def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
+        """Return the run's configuration.
+
+        Args:
+            federation: the clients and their data.
+            dtype: of the models.
+
+        Raises:
+            UsageError: the initial weights of a user's module cannot be drawn again.
+        """
+        if self.k > 1:
+            # all but the first model are drawn by clients, and never sent
+            model = self.flat_model(federation)
+            model.redrawn(Randomness(federation.seed), "start", 0, 1)
+        return super().config(federation, dtype)
+
+    def check(self, clients: int) -> None:
+        """Check the numbers of models and of rounds, too.
+
+        Args:
+            clients: m.
+
+        Raises:
+            UsageError: a hyper-parameter is out of range.
+        """
+        super().check(clients)
+        check_clusters(self.k, clients)
+        check_whole(self, stable_rounds=1)
+        if self.cluster_rounds is not None:
+            check_whole(self, cluster_rounds=1)
+
+    def secure_sums_refusal(self) -> str | None:
+        """Return that a cluster of one would show its update, and clusters are formed anew."""
+        return (
+            "CLoVE's server forms clusters anew in every round, also of one client, whose secure "
+            "sum would be its update: take IFCA (ifca), or aggregation plain"
+        )
+
+    def privacy_spec(self, noise: float) -> PrivacySpec:
+        """Count a client's updates and loss vectors, and add the noise of these.
+
+        Args:
+            noise: Z.
+        """
+        releases = ReleaseCounts(
+            updates=self.rounds, losses=self.loss_rounds, trainings=self.rounds
+        )
+        spec = super().privacy_spec(noise).with_releases(releases)
+        if not noise:
+            return spec
+        # replacing a sample or client moves a row of losses as far as adding one
+        losses = FieldNoise(noise, replacement=1.0)
+        return spec.with_fields(losses=losses, model=losses)
+
+    def disclosures(self) -> Disclosures:
+        """Return what stays visible to the server under every mask."""
+        noise = "with noise, " if self.noisy else ""
+        update = "update (the plain sum reads all replies; a cluster of one shows one)"
+        if self.per_client:
+            update = f"{noise}each client's clipped {update}"
+        else:
+            update = f"{noise}each client's number of samples and weighted {update}"
+        return Disclosures(
+            server=[
+                f"{noise}each client's training losses under all models, until clusters are kept",
+                "the clusters, and each client's cluster, in every round",
+                update,
+                "at the end how far each model has moved (masked where updates are)",
+            ]
+        )
+
+    def models_after_round(self, client: Any, state: Any) -> Rows:
+        """Return each client's model, after the averages it has yet to receive.
+
+        Args:
+            client: a `LossVectorClient`.
+            state: the server's `CLoVEState`.
+        """
+        return self._held(client, state, range(len(client.cohort.ids)))
+
+    def final_models(self, client: Any, state: Any) -> Rows:
+        """Return each client's model.
+
+        Args:
+            client: a `LossVectorClient`.
+            state: the server's `CLoVEState`.
+        """
+        return self._held(client, state, [])
+
+    def _held(self, client: Any, state: CLoVEState, positions: Sequence[int]) -> Rows:
+        """Return each client's model, after pending averages of those at some positions."""
+        recipients = [client.cohort.ids[k] for k in positions]
+        query = state.running.message_for(recipients)
+        used = state.used
+        labels = state.labels
+        choice = [used[labels[i]] for i in client.cohort.ids]
+        models: Rows = client.taken(query, positions, choice)
+        return models
+
+
+def matched_models(losses: Array, k: int, seed: int) -> list[int]:
+    """Return the model of each client: clusters of loss vectors, matched to models.
+
+    Clusters are those of k-means. Each gets another model, so that the sum of all clients' losses
+    under their models is least.
+
+    Args:
+        losses: (r, k) loss vectors ℓ_i.
+        k: number of clusters.
+        seed: of the random starts of k-means.
+
+    Returns:
+        (r,) numbers of models.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    labels = np.asarray(kmeans(losses @ losses.T, k, seed))
+    clusters = labels.max() + 1
+    cost = np.stack([losses[labels == c].sum(0) for c in range(clusters)])
+    _, model_of = linear_sum_assignment(cost)
+    models: list[int] = model_of[labels].tolist()
+    return models
