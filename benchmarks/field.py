@@ -2,6 +2,7 @@
 
 python -m securecluster.benchmarks.field --tune [--minutes 15]      settings, on seeds 100 and 101
 python -m securecluster.benchmarks.field [--seeds 3] [--minutes 10] the comparison, on seeds 0 to 2
+    [--methods signature ifca ...] some methods only
 
 21 clients with 300 MNIST images each, in four clusters of 3, 6, 6 and 6 clients whose labels are
 swapped or whose images are turned. The model is softmax regression, trained by DP-SGD: every
@@ -344,8 +345,8 @@ def measure(cell: Cell, settings: Mapping[tuple[str, float], tuple[float, int]])
     return outcome(federation, method, options_of(method, cell["target"], rate, own))
 
 
-def tuned_rows(path: Path) -> list[Row]:
-    """Return the rows of the tuning sheet, which another run may be filling.
+def stored_rows(path: Path) -> list[Row]:
+    """Return the rows of a sheet, which another run may be filling.
 
     Args:
         path: of the sheet.
@@ -487,19 +488,24 @@ def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, and draw."""
     parser = parser_of(__doc__)
     parser.add_argument("--tune", action="store_true", help="choose settings on seeds 100 and 101")
+    parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
     given = read_options(parser, argv)
     tuning = Sheet("field_tuning")
     if given.tune:
-        rows = tuning.fill(tuning_cells(), tuning_outcome, given.minutes)
-        return write_settings(chosen(rows))
-    settings = chosen(tuned_rows(tuning.path))
-    ready = [
-        cell
-        for cell in cells(given.seeds)
-        if cell["setting"] == "rdpcfl" or (cell["method"], TUNED_AT[cell["target"]]) in settings
-    ]
+        asked = [cell for cell in tuning_cells() if cell["method"] in given.methods]
+        tuning.fill(asked, tuning_outcome, given.minutes)
+        return write_settings(chosen(stored_rows(tuning.path)))
+    settings = chosen(stored_rows(tuning.path))
+    ready = []
+    for cell in cells(given.seeds):
+        own = cell["setting"] == "rdpcfl"
+        tuned = own or (cell["method"], TUNED_AT[cell["target"]]) in settings
+        if tuned and cell["method"] in given.methods:
+            ready.append(cell)
     sheet = Sheet("field")
-    rows = sheet.fill(ready, lambda cell: measure(cell, settings), given.minutes)
+    sheet.fill(ready, lambda cell: measure(cell, settings), given.minutes)
+    # rows of other methods, too
+    rows = stored_rows(sheet.path)
     write_needed(rows)
     summarise(rows, ["setting", "method", "shift", "target"], ["accuracy", "ari"])
     return draw(sheet, rows)
