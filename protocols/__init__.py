@@ -15,6 +15,7 @@ from securecluster.protocols.nsim.protocol import NSIM
 from securecluster.protocols.oneshot.protocol import OneShot
 from securecluster.protocols.pacfl import PACFL
 from securecluster.protocols.random_clusters import RandomClusters
+from securecluster.protocols.rdpcfl import RDPCFL
 from securecluster.protocols.signature import Signature
 from securecluster.protocols.srfca.protocol import SRFCA
 from securecluster.runtime.settings import Settings
@@ -26,6 +27,7 @@ __all__ = [
     "MRMTL",
     "NSIM",
     "PACFL",
+    "RDPCFL",
     "SRFCA",
     "CLoVE",
     "ClusteringProtocol",

@@ -29,6 +29,7 @@ PROTOCOLS = {  # module and class
     "signature": "signature:Signature",
     "clove": "clove:CLoVE",
     "pacfl": "pacfl:PACFL",
+    "rdpcfl": "rdpcfl:RDPCFL",
     "hidden": "hidden:Hidden",
     "local-kmeans": "local_kmeans:LocalKMeans",
     "random": "random_clusters:RandomClusters",

@@ -22,6 +22,7 @@ from securecluster.protocols import (
     MRMTL,
     NSIM,
     PACFL,
+    RDPCFL,
     SRFCA,
     CLoVE,
     ClusteringProtocol,
@@ -81,6 +82,7 @@ SYNTHETIC_USERS = 8
 SMALL: dict[Protocol, Parameters] = {
     CFL: {},
     CLoVE: {"k": 2},
+    RDPCFL: {"k": 2},
     FLHC: {"pre_rounds": 1},
     FedAvg: {},
     FineTune: {"tune_rounds": 1},
@@ -105,7 +107,7 @@ SMALL: dict[Protocol, Parameters] = {
 }
 EVERY_PROTOCOL = tuple(SMALL)
 AVERAGING = tuple(protocol for protocol in SMALL if protocol is not Local)
-ONE_MODEL = tuple(p for p in AVERAGING if p not in (CLoVE, FineTune, IFCA, SRFCA))
+ONE_MODEL = tuple(p for p in AVERAGING if p not in (CLoVE, FineTune, IFCA, RDPCFL, SRFCA))
 
 # CFL with limits that let it split in its first rounds
 SPLITTING: Parameters = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
@@ -139,6 +141,7 @@ VARIANTS: dict[str, tuple[Protocol, Parameters]] = {
     "hidden": (Hidden, {}),
     "ifca": (IFCA, {}),
     "clove": (CLoVE, {"stable_rounds": 2}),
+    "rdpcfl": (RDPCFL, {}),
     "local-kmeans": (LocalKMeans, {}),
     "random": (RandomClusters, {}),
     "fedavg": (FedAvg, {}),

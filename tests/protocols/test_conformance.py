@@ -24,6 +24,7 @@ from securecluster.protocols import (
     MRMTL,
     NSIM,
     PACFL,
+    RDPCFL,
     SRFCA,
     CLoVE,
     ClusteringProtocol,
@@ -106,7 +107,7 @@ def test_one_masked_round_equals_a_plain_one(
     conformance.check_masked_round(partial(method, protocol), small, mask)
 
 
-# FedAvg and RandomClusters do what FineTune does; for IFCA and CLoVE see their own
+# FedAvg and RandomClusters do what FineTune does; for IFCA, CLoVE and RDPCFL see their own
 AT_NODES = (
     CFL,
     FLHC,
@@ -235,7 +236,9 @@ def test_what_is_declared_to_tell_nothing_new_does_not_change_with_data(
     """Of private=False and of derived replies; under masks five methods' clients post models."""
     mask = "none" if protocol is Local else mask
     compared = conformance.check_free_replies(partial(method, protocol), small, mask=mask)
-    assert bool(compared) == (protocol in (CFL, CLoVE, FLHC, IFCA, SRFCA) and mask != "none")
+    assert bool(compared) == (
+        protocol in (CFL, CLoVE, FLHC, IFCA, RDPCFL, SRFCA) and mask != "none"
+    )
 
 
 @pytest.mark.few(1)

@@ -70,6 +70,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "flhc 4bit",
         "hidden",
         "clove",
+        "rdpcfl",
         "ifca",
         "local-kmeans",
         "nsim",

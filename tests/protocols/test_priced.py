@@ -48,6 +48,7 @@ NAMES = (
     "hidden",
     "ifca",
     "clove",
+    "rdpcfl",
     "local-kmeans",
     "random",
     "fedavg",

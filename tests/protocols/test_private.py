@@ -44,6 +44,7 @@ NAMES = (
     "hidden",
     "ifca",
     "clove",
+    "rdpcfl",
     "local-kmeans",
     "random",
     "fedavg",

@@ -1,0 +1,635 @@
+"""R-DPCFL: clusters by the first private gradients, softly at first, then by private choices.
+
+Malekmohammadi, Taik, Farnadi, "Differentially private clustered federated learning" (R-DPCFL),
+TMLR 2025. The paper's text was not at hand: this file follows the authors' published program
+(repository Saber-mm/DPCFL), in words of its own.
+
+θ_c    the k models; all begin at θ_0
+Δ_i    client i's first update, one step of DP-SGD over all its samples
+π_i    client i's shares of the k clusters, by a Gaussian mixture of the Δ_i
+E_c    the round up to which clusters are soft
+
+Round 1 asks each client for Δ_i, whose noise is divided by n_i. The server standardises each
+coordinate over clients, takes the two leading principal directions, projects the Δ_i on them,
+scales both coordinates to [0, 1] and fits a mixture of k spherical Gaussians. In the rounds up to
+E_c each client trains the model of a cluster that is drawn from π_i, and θ_c is the plain mean of
+its clients' models. E_c is half of all rounds, times one less the largest overlap of two
+components. Then, for a tenth of the rounds, each client chooses the model of the largest training
+accuracy by the exponential mechanism, and keeps its last choice.
+
+What differs: all noise has one multiplier, which `target_epsilon` finds for training and choices
+together, where the authors subtract the price of the choices; choices are priced for adding or
+removing a sample; a rotation as a mask changes what standardising does, a permutation does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.clustering.labels import check_number as check_clusters
+from securecluster.core.lazy_torch import torch
+from securecluster.core.validation import check_number, check_whole
+from securecluster.errors import PolicyError, UsageError
+from securecluster.messaging.bounds import Whole
+from securecluster.messaging.messages import Ack, Empty, Rows
+from securecluster.privacy.dp.exponential_mechanism import bounded_range, choice
+from securecluster.protocols.common.averaging import total_weights
+from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.client import TrainingClient, UpdateClient, late_request_error
+from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.dp_options import History
+from securecluster.protocols.common.messages import ModelChoice, Update
+from securecluster.protocols.common.model_sets import ModelAverages, ModelSet, ModelSetClient
+from securecluster.protocols.common.newcomers import check_newcomers, check_offered
+from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
+from securecluster.protocols.common.restarts import (
+    OfferedModels,
+    Restart,
+    collect_models,
+    lagging_clients_of,
+)
+from securecluster.protocols.common.sampling import TRIES, sample_clients
+from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
+from securecluster.runtime.release_accounting import FieldNoise
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.config import FULL_GRADIENT
+from securecluster.training.local_trainer import LocalTraining
+
+Array = NDArray[np.float64]
+DIRECTIONS = 2  # principal directions in which first updates are clustered, for every k
+LARGEST_K = 6  # number of clusters that is tried where it is not given
+STARTS = 5  # of the mixture
+SEEDS = 1 << 32  # that scikit-learn takes
+SWITCH = 0.5  # share of the rounds after which separate clusters are chosen
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterDraw:
+    """Server to client: the model to train."""
+
+    model: Annotated[Rows, Whole(below="models")]  # (b,) int64
+
+
+class PrivateChoiceClient(ModelSetClient):
+    """Clients that send one private gradient, and later choose among k models in private."""
+
+    selection_ratio = 0.0  # multiplier of a choice over that of training; set by the protocol
+
+    @answers(GATHER, through=("delta",), fresh=True, trains="first")
+    def send_first_update(self, context: CallContext, query: Empty) -> Update:
+        """Return Δ_i: one step along the gradient of all samples at θ_0, with noise."""
+        usual = self.training
+        plan = replace(FULL_GRADIENT, lr=usual.lr, clip=usual.clip, noise=usual.noise)
+        start = Rows(self.cohort.start[None], (0,) * len(context.positions))
+        room = self._pipeline.room(self.cohort.model.dimension)
+        delta = self.cohort.train(start, context.positions, plan, context.step, room)
+        return Update(Rows(delta), None)
+
+    @answers(GATHER, private=False)
+    def receive_models(self, context: CallContext, query: ModelAverages) -> Ack:
+        """Apply the averages of all models, and answer nothing about them."""
+        self._apply(context, query)
+        return Ack()
+
+    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual")
+    def contribute(self, context: CallContext, query: ClusterDraw) -> Update:
+        """Return Δ_i from the model of the query: means are over clients, not samples.
+
+        Raises:
+            PolicyError: a client has no models yet, or has received later averages.
+        """
+        late = []
+        for i, k in zip(context.ids, context.positions, strict=True):
+            if k not in self._last_call:
+                raise PolicyError(
+                    "receive_models comes first: a client contributes to models that it has"
+                )
+            if context.step < self._last_call[k][0]:
+                late.append(i)
+        if late:
+            raise late_request_error(late)
+        start = 0
+        chosen = [(start, model) for model in query.model.values.tolist()]
+        return self._train_unweighted(context, chosen)
+
+    @answers(GATHER)
+    def choose(self, context: CallContext, query: ModelAverages) -> ModelChoice:
+        """Return the model of the largest accuracy on all training samples.
+
+        With noise it is the choice of the exponential mechanism.
+
+        Raises:
+            PolicyError: the request is late, and is about averages before the current ones.
+        """
+        models = self._apply(context, query)
+        offered = list(range(len(models)))
+        chosen = self._chosen_models("choose", context, query.start, offered)
+        return ModelChoice(Rows(torch.as_tensor(chosen)))
+
+    @answers(GATHER)
+    def join(self, context: CallContext, query: ModelAverages) -> ModelChoice:
+        """Return a newcomer's choice among the models of the query.
+
+        Raises:
+            PolicyError: the query contains no models.
+        """
+        offered = sorted(set(query.models.table.tolist()))
+        if not offered:
+            raise PolicyError("join needs models to choose from, and this request has none")
+        self._apply(context, query)
+        chosen = self._chosen_models("join", context, query.start, offered)
+        return ModelChoice(Rows(torch.as_tensor(chosen)))
+
+    def _chosen_models(
+        self, purpose: str, context: CallContext, start: int, offered: Sequence[int]
+    ) -> list[int]:
+        """Return each client's choice among some models.
+
+        Args:
+            purpose: names the draw.
+            context: the clients.
+            start: the start of the models.
+            offered: the models' numbers.
+        """
+        columns = []
+        for j in offered:
+            rows = self._rows_to_try(start, j, context.positions)
+            columns.append(self._right_answers(rows, context.positions))
+        counts = np.stack(columns, 1)
+        guard = self._pipeline.guard
+        if guard is None:
+            return [offered[j] for j in counts.argmax(1)]
+        eta = bounded_range(self.selection_ratio * guard.noise)
+        if guard.unit == "client":
+            # all samples of a client together change the share of right answers by 1 at most
+            sizes = np.array([max(1, self.cohort.sizes[k]) for k in context.positions])
+            counts = counts / sizes[:, None]
+        chosen = []
+        for i, row in zip(context.ids, counts, strict=True):
+            j = choice(row, eta, guard.draws, i, purpose, context.step)
+            chosen.append(offered[j])
+        return chosen
+
+    def _right_answers(self, models: Rows, positions: Sequence[int]) -> Array:
+        """Return the number of training samples that each client's model classifies rightly.
+
+        Args:
+            models: (b, d).
+            positions: of the clients.
+        """
+        cohort = self.cohort
+        scores = cohort.model.objective.scores
+        means = cohort.training_samples.mean(scores, cohort.model, models, positions, bound=1.0)
+        sizes = np.array([cohort.sizes[k] for k in positions])
+        # a score that is not a number counts as none
+        return np.nan_to_num(np.rint(means * sizes))
+
+    def _train_unweighted(self, context: CallContext, chosen: Sequence[tuple[int, int]]) -> Update:
+        """Return Δ_i from one of the models of each client.
+
+        Args:
+            context: the clients.
+            chosen: start and number of each client's model.
+        """
+        update = self._train_chosen(context, chosen)
+        delta = update.delta
+        if update.size is not None:
+            # of n_i·Δ_i: plain means need Δ_i
+            sizes = update.size.values.to(delta.values)
+            delta = Rows(delta.values / sizes[:, None])
+        return Update(delta, None)
+
+    def _first(self, start: int, k: int) -> ModelSet:
+        """Return the initial models, all of them θ_0.
+
+        Args:
+            start: the start's number.
+            k: number of models.
+        """
+        models = []
+        for _ in range(k):
+            theta = self.cohort.start
+            models.append(
+                UpdateClient(self.cohort, self.training, self._pipeline, self._weighted, theta)
+            )
+        return models
+
+
+@dataclass
+class RDPCFLState:
+    """The state of the server's loop, as checkpoints store it."""
+
+    running: Restart  # models, and each client's model in the last round
+    # (m, k) π, of zeros for clients that sent no first update
+    shares: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    last_soft: int = 0  # E_c
+    chosen: list[int] = field(default_factory=list)  # clients that have chosen a model
+    training: list[int] = field(default_factory=list)  # clients that train in this round
+    offers: OfferedModels | None = None  # the models that newcomers choose from
+
+    @property
+    def used(self) -> list[int]:
+        """Return the models of some client; label c is model `used[c]`."""
+        return sorted(set(self.final_choice()))
+
+    @property
+    def labels(self) -> list[int]:
+        """Return each client's cluster, (m,)."""
+        label_of = {model: label for label, model in enumerate(self.used)}
+        return [label_of[model] for model in self.final_choice()]
+
+    def final_choice(self) -> list[int]:
+        """Return each client's model: its choice, or else that of its largest share."""
+        models = list(self.running.choice)
+        if not len(self.shares):
+            return models
+        likeliest = self.shares.argmax(1).tolist()
+        for i, model in enumerate(likeliest):
+            if i not in self.chosen:
+                models[i] = model
+        return models
+
+
+@protocol
+class RDPCFL(ClusteringProtocol):
+    """Soft clusters of the first private gradients, then private choices among k models."""
+
+    mask: str = "permutation"
+    """map of updates that the server does not know, a fresh one each round: none, permutation,
+    signed-permutation, rotation or haar; with the last two, clusters are other ones
+    """
+    dp_unit: str = "example"
+    """unit of privacy: client (all data of one client) or example (one sample of one client: DP-SGD
+    in local training)
+    """
+    k: int | None = None
+    """number of clusters; None takes the number from 2 to 6 whose components are most separate"""
+    selection_share: float = 0.1
+    """share of the rounds, in (0, 1), in which clients choose a model; afterwards clusters are kept
+    """
+    selection_noise: float = 10.0
+    """noise multiplier of a choice over that of training, where there is noise"""
+
+    name: ClassVar[str] = "rdpcfl"
+    client: ClassVar[type[TrainingClient]] = PrivateChoiceClient
+    one_model: ClassVar[bool] = False  # a client's model may be another one in each round
+
+    def run_server(self, net: ServerChannel, run: Run) -> RDPCFLState:
+        """Run the server's side.
+
+        Args:
+            net: the server's channel.
+            run: rounds, checkpoints and history.
+        """
+        clients = len(net.clients)
+        running = Restart.begin(0, self.most_clusters, clients, fresh=self.mask != "none")
+        state = RDPCFLState(running)
+        for t in run.rounds("train", state, self.rounds):
+            if t == 1:
+                run.commit(state, partial(self._cluster, net, state))
+                continue
+            # the models of this round are checkpointed before anyone trains
+            run.commit(state, partial(self._assign_models, net, state, t))
+            self._average(net, state)
+        state.running = run.once("deliver", lambda: self._deliver(net, state), Restart)
+        state.offers = run.once(
+            "offer",
+            lambda: collect_models(net, state.running, self.mask != "none", state.used),
+            OfferedModels,
+        )
+        return state
+
+    def _cluster(self, net: ServerChannel, state: RDPCFLState) -> None:
+        """Cluster the first updates softly, and move each model by those of its clients."""
+        method = PrivateChoiceClient.send_first_update
+        replies = net.gather(method, Empty(), to=net.clients, tries=TRIES)
+        ids = list(replies.ids)
+        state.shares = torch.zeros(len(net.clients), self.most_clusters, dtype=torch.float64)
+        if not ids:
+            return
+        rows = replies.rows.delta.values
+        seed = net.randomness.integer("server", "mixture")
+        mixture = soft_clusters(rows.cpu().double().numpy(), self.k, seed)
+        found = mixture.shares.shape[1]
+        state.shares[ids, :found] = torch.from_numpy(mixture.shares)
+        state.last_soft = int((1 - mixture.overlap) * SWITCH * self.rounds)
+        labels = state.shares[ids].argmax(1)
+        for i, label in zip(ids, labels.tolist(), strict=True):
+            state.running.choice[i] = label
+        sums = rows.new_zeros(self.most_clusters, rows.shape[1])
+        sums.index_add_(0, labels.to(rows.device), rows)
+        counts = torch.bincount(labels, minlength=self.most_clusters)
+        state.running.post(replies.step, sums, counts.to(sums))
+
+    def _assign_models(self, net: ServerChannel, state: RDPCFLState, t: int) -> None:
+        """Send averages to the clients of round t, which are assigned models, or choose them."""
+        recipients = sample_clients(net, net.clients, self.participation, t)
+        query = state.running.message_for(recipients)
+        first_choice = state.last_soft + 1
+        if first_choice <= t < first_choice + self.selection_rounds:
+            replies = net.gather(PrivateChoiceClient.choose, query, to=recipients)
+            for i, model in zip(replies.ids, replies.rows.model.values.tolist(), strict=True):
+                state.running.choice[i] = model
+            state.chosen = sorted({*state.chosen, *replies.ids})
+            received: Sequence[int] = replies.ids
+        else:
+            received = net.gather(PrivateChoiceClient.receive_models, query, to=recipients).ids
+            if t <= state.last_soft:
+                self._draw(net, state, received, t)
+        state.running.acknowledge(received)
+        state.training = sorted(received)
+
+    def _draw(self, net: ServerChannel, state: RDPCFLState, ids: Sequence[int], t: int) -> None:
+        """Draw the cluster of each client from its shares.
+
+        Args:
+            net: has the draws.
+            state: of the loop.
+            ids: the clients.
+            t: number of the round.
+        """
+        generator = net.randomness.generator("server", "soft", t)
+        # a draw for every client, so that it does not depend on who replies
+        uniforms = generator.random(len(net.clients))
+        cumulative = state.shares.numpy().cumsum(1)
+        for i in ids:
+            if cumulative[i, -1] > 0:
+                place = uniforms[i] * cumulative[i, -1]
+                state.running.choice[i] = int((cumulative[i] <= place).sum())
+
+    def _average(self, net: ServerChannel, state: RDPCFLState) -> None:
+        """Average the models of this round's clients in their clusters."""
+        to = state.training
+        if not to:
+            return
+        models = [state.running.choice[i] for i in to]
+        query = ClusterDraw(Rows(torch.as_tensor(models)))
+        sums = net.sum(
+            PrivateChoiceClient.contribute, query, to=to, by=models, groups=self.most_clusters
+        )
+        if sums.ids:
+            state.running.post(sums.step, sums.rows.delta.table, total_weights(sums))
+
+    def _deliver(self, net: ServerChannel, state: RDPCFLState) -> Restart:
+        """Send the last averages to all clients, and return the models."""
+        for _ in range(TRIES):
+            lagging = sorted(lagging_clients_of(state.running))
+            if not lagging:
+                break
+            query = state.running.message_for(lagging)
+            replies = net.gather(PrivateChoiceClient.receive_models, query, to=lagging)
+            state.running.acknowledge(replies.ids)
+        return state.running
+
+    def assign_newcomers(
+        self, net: ServerChannel, state: RDPCFLState, to: Sequence[int]
+    ) -> list[int]:
+        """Send newcomers the models in use, of which each chooses one (not in the paper).
+
+        Args:
+            net: the server's channel.
+            state: the run's final state.
+            to: the newcomers.
+
+        Raises:
+            UsageError: the run ended without models.
+            UpdateError: a newcomer does not reply.
+        """
+        if state.offers is None or not state.offers.models:
+            raise UsageError(
+                "no client could show its model at the end of the run, so newcomers have none to "
+                "choose: run it anew"
+            )
+        offer = state.offers.message_for(state.running, len(to))
+        replies = net.gather(PrivateChoiceClient.join, offer, to=to)
+        check_newcomers(to, replies.ids)
+        choices = replies.rows.model.values.tolist()
+        model_of = check_offered(replies.ids, choices, state.offers.models)
+        return [state.used.index(model_of[i]) for i in to]
+
+    @property
+    def most_clusters(self) -> int:
+        """Return k, or the largest number of clusters that is tried."""
+        if self.k is None:
+            return LARGEST_K
+        return self.k
+
+    @property
+    def selection_rounds(self) -> int:
+        """Return the number of rounds in which clients choose a model."""
+        return max(1, round(self.selection_share * self.rounds))
+
+    @property
+    def vectors_per_round(self) -> int:
+        """Return the vectors of d numbers that a client exchanges: k averages and an update."""
+        return 1 + self.most_clusters
+
+    def make_client(self, cohort: Any, pipeline: Any, config: Mapping[str, Any]) -> TrainingClient:
+        """Return the clients, with the noise of their choices.
+
+        Args:
+            cohort: the clients' data and local training.
+            pipeline: the stages between a client's reply and the wire.
+            config: the run's configuration.
+        """
+        client = PrivateChoiceClient(cohort, self.training(config), pipeline, self.weighted)
+        client.selection_ratio = float(config["selection_noise"])
+        return client
+
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Add the numbers of models, and of averages of all models.
+
+        Args:
+            config: the run's configuration.
+        """
+        sizes = super().frame_sizes(config)
+        models = self.most_clusters
+        averages = models * sizes["averages"]
+        return {**sizes, "models": models, "starts": 1, "model_averages": averages}
+
+    def check(self, clients: int) -> None:
+        """Check the number of clusters, and the options of choices, too.
+
+        Args:
+            clients: m.
+
+        Raises:
+            UsageError: a hyper-parameter is out of range, or fewer than two clients.
+        """
+        super().check(clients)
+        if self.k is not None:
+            check_clusters(self.k, clients)
+        check_number(self, "selection_share", 0, 1, low_in=False)
+        check_number(self, "selection_noise", 0, 1e6, low_in=False, high_in=True)
+        check_whole(self, rounds=1)
+
+    def secure_sums_refusal(self) -> str | None:
+        """Return that a cluster of one would show its update, and clusters are drawn anew."""
+        return (
+            "R-DPCFL's server draws clusters anew in every round, also of one client, whose secure "
+            "sum would be its update: take IFCA (ifca), or aggregation plain"
+        )
+
+    def privacy_spec(self, noise: float) -> PrivacySpec:
+        """Count the first update, the other rounds' updates, and the price of choices.
+
+        Args:
+            noise: Z.
+        """
+        releases = ReleaseCounts(updates=self.rounds, trainings=self.rounds - 1, full=1)
+        spec = super().privacy_spec(noise).with_releases(releases)
+        spec = replace(spec, gradient_trainings=("first",))
+        if not noise:
+            return spec
+        return spec.with_fields(model=FieldNoise(self.selection_noise * noise))
+
+    def history(self, z: float, samples: int, usual: LocalTraining) -> History:
+        """Return the releases of one client in a whole run, for accounting.
+
+        Args:
+            z: noise multiplier.
+            samples: number of samples that the client trains on.
+            usual: hyper-parameters of its training in a round.
+        """
+        rounds = min(self.selection_rounds, max(0, self.rounds - 1))
+        choices = (self.selection_noise * z, 1.0, rounds)
+        return [*super().history(z, samples, usual), *([choices] if rounds else [])]
+
+    def disclosures(self) -> Disclosures:
+        """Return what stays visible to the server under every mask."""
+        noise = "with noise, " if self.noisy else ""
+        return Disclosures(
+            server=[
+                f"{noise}norms and inner products of the clients' first updates, and their values "
+                "coordinate by coordinate, in an unknown order",
+                f"{noise}each client's choice among the models, in some rounds",
+                f"{noise}each client's update (the plain sum reads all replies)",
+                "at the end how far each model has moved (masked where updates are)",
+            ]
+        )
+
+    def models_after_round(self, client: Any, state: Any) -> Rows:
+        """Return each client's model, after the averages it has yet to receive.
+
+        Args:
+            client: a `PrivateChoiceClient`.
+            state: the server's `RDPCFLState`.
+        """
+        return self._held(client, state, range(len(client.cohort.ids)))
+
+    def final_models(self, client: Any, state: Any) -> Rows:
+        """Return each client's model.
+
+        Args:
+            client: a `PrivateChoiceClient`.
+            state: the server's `RDPCFLState`.
+        """
+        return self._held(client, state, [])
+
+    def _held(self, client: Any, state: RDPCFLState, positions: Sequence[int]) -> Rows:
+        """Return each client's model, after pending averages of those at some positions."""
+        recipients = [client.cohort.ids[k] for k in positions]
+        query = state.running.message_for(recipients)
+        models = state.final_choice()
+        choice = [models[i] for i in client.cohort.ids]
+        held: Rows = client.taken(query, positions, choice)
+        return held
+
+
+class Mixture(NamedTuple):
+    """Soft clusters.
+
+    Attributes:
+        shares: (m, k) π, whose rows sum to 1.
+        overlap: o, the largest overlap of two components, in [0, 1].
+    """
+
+    shares: Array
+    overlap: float
+
+
+def soft_clusters(updates: Array, k: int | None, seed: int) -> Mixture:
+    """Return shares of clusters by a mixture of spherical Gaussians with equal weights.
+
+    Args:
+        updates: (m, d) the first updates.
+        k: number of components; None takes the one from 2 to `LARGEST_K` whose components are most
+            separate.
+        seed: of the mixture's starts.
+    """
+    points = projected(updates)
+    numbers = [k]
+    if k is None:
+        numbers = list(range(2, min(LARGEST_K, len(points) - 1) + 1))
+    best: Mixture | None = None
+    best_separation = -math.inf
+    for number in numbers:
+        if number is None or number < 2 or number >= len(points):
+            continue
+        shares, separation = _fitted(points, number, seed)
+        if separation > best_separation:
+            best_separation = separation
+            best = Mixture(shares, math.erfc(separation / math.sqrt(2)))
+    if best is None:
+        # one component, or a client for each
+        return Mixture(np.ones((len(points), 1)), 0.0)
+    return best
+
+
+def projected(updates: Array) -> Array:
+    """Return the updates in two directions, each scaled to [0, 1], (m, 2).
+
+    The directions are the principal ones of standardised coordinates; the updates themselves are
+    projected on them.
+
+    Args:
+        updates: (m, d).
+    """
+    deviations = updates.std(0)
+    scale = np.where(deviations > 0, deviations, 1.0)
+    standardised = (updates - updates.mean(0)) / scale
+    _, _, directions = np.linalg.svd(standardised, full_matrices=False)
+    points = updates @ directions[:DIRECTIONS].T
+    low = points.min(0)
+    width = points.max(0) - low
+    scaled: Array = (points - low) / np.where(width > 0, width, 1.0)
+    return scaled
+
+
+def _fitted(points: Array, k: int, seed: int) -> tuple[Array, float]:
+    """Return shares (m, k) by k components, and how separate the two nearest ones are.
+
+    The separation of two components is ‖μ_a − μ_b‖ / (2 max(σ_a, σ_b)).
+
+    Args:
+        points: (m, 2).
+        k: number of components.
+        seed: of the starts.
+    """
+    from sklearn.mixture import GaussianMixture
+
+    mixture = GaussianMixture(
+        k,
+        covariance_type="spherical",
+        init_params="k-means++",
+        n_init=STARTS,
+        random_state=seed % SEEDS,
+    )
+    mixture.fit(points)
+    mixture.weights_ = np.full(k, 1 / k)
+    shares = np.asarray(mixture.predict_proba(points), dtype=np.float64)
+    deviations = np.sqrt(mixture.covariances_)
+    separations = []
+    for a in range(k):
+        for b in range(a):
+            distance = float(np.linalg.norm(mixture.means_[a] - mixture.means_[b]))
+            separations.append(distance / (2 * max(deviations[a], deviations[b])))
+    return shares, min(separations)

@@ -1,0 +1,170 @@
+"""R-DPCFL: its clustering against scikit-learn and formulas, its loop, and the price of a run."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.decomposition import PCA
+from sklearn.metrics import adjusted_rand_score
+from sklearn.mixture import GaussianMixture
+from sklearn.preprocessing import StandardScaler
+
+from securecluster import RDPCFL, Federation, LabelSwap, Settings
+from securecluster.core.lazy_torch import torch
+from securecluster.errors import UsageError
+from securecluster.privacy.dp.accounting import epsilon
+from securecluster.privacy.dp.exponential_mechanism import noise_multiplier
+from securecluster.protocols.rdpcfl import projected, soft_clusters
+
+FOUR = np.repeat(np.arange(4), 5)
+
+
+@pytest.fixture(scope="module")
+def swapped() -> Federation:
+    return Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=8, samples=100, seed=0
+    )
+
+
+def blobs(spread: float, seed: int = 0) -> np.ndarray:
+    """Return 20 rows around four corners, which the first two coordinates tell apart."""
+    draw = np.random.default_rng(seed)
+    corners = np.array([[0, 0], [8, 0], [0, 8], [8, 8]])[FOUR]
+    return np.hstack([corners, np.zeros((20, 4))]) + spread * draw.normal(size=(20, 6))
+
+
+def test_directions_are_those_of_scikit_learn_on_standardised_coordinates() -> None:
+    updates = blobs(0.5)
+    points = projected(updates)
+    pca = PCA(2).fit(StandardScaler().fit_transform(updates))
+    expected = updates @ pca.components_.T
+    scaled = (expected - expected.min(0)) / np.ptp(expected, axis=0)
+    for axis in range(2):
+        # a direction's sign is arbitrary
+        same = np.allclose(points[:, axis], scaled[:, axis])
+        mirrored = np.allclose(points[:, axis], 1 - scaled[:, axis])
+        assert same or mirrored
+    assert points.min() == 0 and points.max() == 1
+
+
+def test_coordinates_may_come_in_any_order() -> None:
+    updates = blobs(0.5)
+    order = np.random.default_rng(1).permutation(6)
+    found = soft_clusters(updates[:, order], 4, 0).shares.argmax(1)
+    assert adjusted_rand_score(FOUR, found) == 1
+
+
+def test_shares_are_certain_far_apart_and_the_overlap_grows_with_the_spread() -> None:
+    near, far = soft_clusters(blobs(2.0), 4, 0), soft_clusters(blobs(0.1), 4, 0)
+    np.testing.assert_allclose(far.shares.sum(1), 1)
+    assert adjusted_rand_score(FOUR, far.shares.argmax(1)) == 1
+    assert far.shares.max(1).min() > 0.999
+    assert 0 <= far.overlap < 1e-6 < near.overlap < 1
+
+
+def test_the_number_of_components_is_that_of_the_largest_separation() -> None:
+    updates = blobs(1.0)
+    points = projected(updates)
+    separations = {}
+    for k in range(2, 7):
+        mixture = GaussianMixture(
+            k, covariance_type="spherical", init_params="k-means++", n_init=5, random_state=0
+        ).fit(points)
+        deviations = np.sqrt(mixture.covariances_)
+        separations[k] = min(
+            np.linalg.norm(mixture.means_[a] - mixture.means_[b])
+            / (2 * max(deviations[a], deviations[b]))
+            for a, b in itertools.combinations(range(k), 2)
+        )
+    best = max(separations, key=separations.__getitem__)
+    found = soft_clusters(updates, None, 0)
+    assert found.shares.shape[1] == best
+    # 1 − erf(s/√2)
+    assert found.overlap == pytest.approx(1 - math.erf(separations[best] / math.sqrt(2)), abs=1e-9)
+
+
+def test_a_run_finds_its_clusters_without_noise_and_with_it(swapped: Federation) -> None:
+    for noise in ({}, {"clip": 1.0, "target_epsilon": 100.0}):
+        fitted = RDPCFL(k=2, rounds=20, model="linear", **noise).fit(swapped)
+        assert fitted.agreement_["ari"] == 1, noise
+
+
+def test_models_of_the_first_round_are_means_of_first_updates(swapped: Federation) -> None:
+    # one round is the full gradient step alone: θ_c is the mean over the cluster's clients
+    params: dict[str, Any] = {"k": 2, "model": "linear", "lr": 0.5, "mask": "none"}
+    fitted = RDPCFL(rounds=1, **params).fit(swapped, Settings(dtype="float64"))
+    expected = []
+    for shard in swapped.shards:
+        x = torch.as_tensor(shard.x).flatten(1).double()
+        y = torch.as_tensor(shard.y)
+        # softmax regression that begins where the run's model does
+        start = fitted.flat_model(swapped).initial().double()
+        weight = start[: 10 * x.shape[1]].view(10, -1).clone().requires_grad_()
+        bias = start[10 * x.shape[1] :].clone().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(x @ weight.T + bias, y)
+        gradients = torch.autograd.grad(loss, (weight, bias))
+        expected.append(-0.5 * torch.cat([gradient.flatten() for gradient in gradients]))
+    start = fitted.flat_model(swapped).initial().double()
+    for i, label in enumerate(fitted.labels_):
+        members = [expected[j] for j, other in enumerate(fitted.labels_) if other == label]
+        mean = torch.stack(members).mean(0)
+        torch.testing.assert_close(fitted.client_models_.row(i) - start, mean, rtol=0, atol=1e-9)
+
+
+def test_the_price_is_that_of_one_full_step_of_batches_and_of_choices(
+    swapped: Federation,
+) -> None:
+    params: dict[str, Any] = {
+        "k": 2,
+        "rounds": 10,
+        "epochs": 1,
+        "batch_size": 20,
+        "model": "linear",
+    }
+    fitted = RDPCFL(clip=1.0, noise=1.2, selection_noise=5.0, **params).fit(swapped)
+    rows = {(row.method, row.mechanism): row for row in fitted.ledger_.summary()}
+    assert rows["choose", "gaussian"].noise_multiplier == pytest.approx(6.0)
+    assert rows["choose", "gaussian"].count == 1
+    samples = [len(shard.y) for shard in swapped.shards]
+    costs = []
+    for n in samples:
+        rate = min(1, 20 / n)
+        history = [(1.2, 1.0, 1), (1.2, rate, 9 * math.ceil(n / 20)), (6.0, 1.0, 1)]
+        costs.append(epsilon(history, 1e-5).epsilon)
+    assert fitted.ledger_.price(1e-5).epsilon == pytest.approx(max(costs), rel=1e-6)
+
+
+def test_choices_with_noise_are_those_of_the_exponential_mechanism(swapped: Federation) -> None:
+    # so little noise that the best model is chosen, and so much that either is
+    assert noise_multiplier(60.0) < 0.2
+    settings: dict[str, Any] = {"k": 2, "rounds": 20, "model": "linear", "clip": 1.0, "noise": 0.02}
+    sure = RDPCFL(selection_noise=10.0, **settings).fit(swapped)
+    assert sure.agreement_["ari"] == 1
+    unsure = RDPCFL(selection_noise=1e6, **settings).fit(swapped)
+    assert unsure.agreement_["ari"] < 1
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"k": 9}, "k = 9"),
+        ({"selection_share": 0.0}, "selection_share"),
+        ({"selection_noise": 0.0}, "selection_noise"),
+        ({"aggregation": "secagg"}, "R-DPCFL's server draws clusters anew"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    params: dict[str, Any], reason: str, swapped: Federation
+) -> None:
+    with pytest.raises(UsageError, match=reason) as caught:
+        RDPCFL(rounds=3, model="linear", **params).fit(swapped)
+    assert "\n" not in str(caught.value)
+
+
+def test_newcomers_join_the_cluster_whose_model_fits(swapped: Federation) -> None:
+    fitted = RDPCFL(k=2, rounds=20, model="linear").fit(swapped)
+    assert fitted.predict(swapped).tolist() == fitted.labels_.tolist()
