@@ -168,3 +168,20 @@ def test_mistakes_are_one_sentence(
 def test_newcomers_join_the_cluster_whose_model_fits(swapped: Federation) -> None:
     fitted = RDPCFL(k=2, rounds=20, model="linear").fit(swapped)
     assert fitted.predict(swapped).tolist() == fitted.labels_.tolist()
+
+
+def test_a_target_covers_training_and_choices(swapped: Federation) -> None:
+    # choices as expensive as steps of training
+    params: dict[str, Any] = {"k": 2, "rounds": 10, "selection_share": 0.5, "selection_noise": 1.0}
+    fitted = RDPCFL(model="linear", clip=1.0, target_epsilon=8.0, **params).fit(swapped)
+    assert 0.9 * 8 < fitted.ledger_.price(1e-5).epsilon <= 8
+
+
+def test_a_whole_client_changes_shares_of_right_answers(swapped: Federation) -> None:
+    # with the unit "client" a choice depends on shares in [0, 1], so little noise hides most of it
+    settings: dict[str, Any] = {"k": 2, "rounds": 20, "model": "linear", "clip": 100.0}
+    settings |= {"noise": 1e-4, "selection_noise": 2e4}
+    by_samples = RDPCFL(dp_unit="example", **settings).fit(swapped)
+    assert by_samples.agreement_["ari"] == 1
+    by_clients = RDPCFL(dp_unit="client", **settings).fit(swapped)
+    assert by_clients.agreement_["ari"] < 1
