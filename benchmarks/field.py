@@ -354,6 +354,16 @@ def releases(ledger: Ledger) -> int:
     return max(counts.values())
 
 
+def setting_of(cell: Cell) -> tuple[str, float]:
+    """Return the method and the ε whose setting a cell of the comparison takes.
+
+    Args:
+        cell: one of `cells`, of the setting "field".
+    """
+    method = str(cell["method"])
+    return TUNED_AS.get(method, method), TUNED_AT[cell["target"]]
+
+
 def tuning_outcome(cell: Cell) -> dict[str, Any]:
     """Run one setting on a tuning seed.
 
@@ -376,7 +386,7 @@ def measure(cell: Cell, settings: Mapping[tuple[str, float], tuple[float, int]])
     if cell["setting"] == "rdpcfl":
         federation = clients_of("rotation", OWN_SAMPLES, cell["seed"])
         return outcome(federation, method, own_setting(method, cell["target"]))
-    rate, own = settings[TUNED_AS.get(method, method), TUNED_AT[cell["target"]]]
+    rate, own = settings[setting_of(cell)]
     federation = clients_of(cell["shift"], SAMPLES, cell["seed"])
     return outcome(federation, method, options_of(method, cell["target"], rate, own))
 
@@ -535,8 +545,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     ready = []
     for cell in cells(given.seeds):
         own = cell["setting"] == "rdpcfl"
-        setting = (TUNED_AS.get(cell["method"], cell["method"]), TUNED_AT[cell["target"]])
-        tuned = own or setting in settings
+        tuned = own or setting_of(cell) in settings
         if tuned and cell["method"] in given.methods:
             ready.append(cell)
     sheet = Sheet("field")
