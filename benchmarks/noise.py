@@ -1,13 +1,19 @@
 """How much noise until the clusters are lost, at which ε, and at how many bytes: σ* and ε* of
 protocols and mechanisms, ARI and accuracy over noise, ε and bytes.
 
-python -m securecluster.benchmarks.noise [--seeds 5] [--jobs 0] [--grid digits]
+python -m securecluster.benchmarks.noise [--seeds 5] [--jobs 0] [--grid digits] [--only PART …]
 
-`--grid digits` (about five minutes on two cores): 20 clients of digits with four swapped labels,
-20 rounds of mlp-32, clip norm 1 (chosen by trial on these data, which no ε covers), noise from
-0.003 to 1. `--grid full` is for a GPU: MNIST, Fashion-MNIST and CIFAR-10 with the networks that
-suit them. It is `securecluster sweep` with the options below: a grid that was stopped goes on from
-its folder, runs/noise-GRID, which also has the pictures as PDF and SVG.
+`--grid digits` (about five minutes on two cores) has three parts, each a `securecluster sweep`:
+
+- updates: what clients send of their updates, with noise for whole clients. 20 clients with four
+  swapped labels, clip norm 1 (chosen by trial on these data, which no ε covers);
+- eigenvectors: one-shot clustering by noisy Gram matrices or naively noised eigenvectors, and
+  signatures of gradients, with noise for single examples. 20 clients with rotated images;
+- epsilon: all of them at equal ε of whole runs, for single examples. 8 clients, two clusters.
+
+`--grid full` is for a GPU: updates and epsilon on MNIST, Fashion-MNIST and CIFAR-10 with the
+networks that suit them. A grid that was stopped goes on from its folders, runs/noise-DATA-PART,
+which also have the pictures as PDF and SVG.
 """
 
 from __future__ import annotations
@@ -15,42 +21,97 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from securecluster.app.cli import main as command_line
 from securecluster.benchmarks.table import RESULTS, write
 from securecluster.core import atomic_files
 
-VARIANTS = (
-    "cfl",
-    "cfl:placement=central",
-    "cfl:sketch=64",
-    "cfl:compress=4bit",
-    "flhc",
-    "flhc:sketch=64",
-    "fedavg",
-    "finetune",
-    "local",
+
+@dataclass(frozen=True)
+class Part:
+    """One sweep of a grid.
+
+    Attributes:
+        variants: protocols with options of their own.
+        levels: `--noise` or `--epsilon`, and the levels.
+        options: of the command line.
+    """
+
+    variants: tuple[str, ...]
+    levels: tuple[str, ...]
+    options: tuple[str, ...]
+
+    def on(self, *options: str) -> Part:
+        """Return the same part with further options.
+
+        Args:
+            options: of the command line.
+        """
+        return Part(self.variants, self.levels, (*self.options, *options))
+
+
+BASELINES = ("fedavg", "finetune", "local")
+UPDATES = Part(
+    (
+        "cfl",
+        "cfl:placement=central",
+        "cfl:sketch=64",
+        "cfl:compress=4bit",
+        "flhc",
+        "flhc:sketch=64",
+        "srfca:distance=l2",
+        "ifca:loss-clip=4",
+        *BASELINES,
+    ),
+    ("--noise", "0", "0.003", "0.01", "0.03", "0.1", "0.3", "1"),
+    ("--clip", "1"),
 )
-LEVELS = ("0", "0.003", "0.01", "0.03", "0.1", "0.3", "1")
-DIGITS = ("--model", "mlp-32", "--rounds", "20", "--clip", "1")
-GRIDS: dict[str, dict[str, tuple[str, ...]]] = {
-    "digits": {"digits": DIGITS},
+EIGENVECTORS = Part(
+    (
+        "oneshot:tasks=4",
+        "oneshot:tasks=4,vectors=1",
+        "oneshot:tasks=4,gram-mechanism=naive",
+        "signature:k=4",
+        "signature:k=4,signature-releases=1",
+    ),
+    ("--noise", "0.03", "0.1", "0.3", "1", "3", "10"),
+    ("--scenario", "rotation", "--dp-unit", "example", "--clip", "1"),
+)
+EPSILON = Part(
+    ("signature", "cfl", "flhc", "srfca", "ifca", *BASELINES),
+    ("--epsilon", "1", "2", "4", "8", "inf"),
+    ("--dp-unit", "example", "--clip", "1"),
+)
+GPU = ("--device", "cuda")
+GRIDS: dict[str, dict[str, dict[str, Part]]] = {
+    "digits": {
+        "digits": {
+            "updates": UPDATES.on("--model", "mlp-32", "--rounds", "20"),
+            "eigenvectors": EIGENVECTORS.on("--model", "mlp-32", "--rounds", "5"),
+            "epsilon": EPSILON.on(
+                *("--model", "linear", "--rounds", "20", "--clients", "8", "--clusters", "2")
+            ),
+        }
+    },
     "full": {
-        "mnist": ("--data", "mnist", "--clip", "1", "--device", "cuda"),
-        "fashion_mnist": ("--data", "fashion_mnist", "--clip", "1", "--device", "cuda"),
-        "cifar10": ("--data", "cifar10", "--clip", "1", "--device", "cuda"),
+        data: {
+            "updates": UPDATES.on("--data", data, *GPU),
+            "epsilon": EPSILON.on("--data", data, *GPU),
+        }
+        for data in ("mnist", "fashion_mnist", "cifar10")
     },
 }
-TABLES = {"runs": "noise", "summary": "noise_summary", "thresholds": "noise_thresholds"}
+PICTURES = ("noise", "epsilon", "bytes")
 
 
-def measure(data: str, options: Sequence[str], seeds: int, jobs: int, folder: Path) -> None:
-    """Sweep over one data set, or go on with a sweep that was stopped.
+def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
+    """Sweep over one part, or go on with a sweep that was stopped.
 
     Args:
-        data: name of the data set.
-        options: of the command line.
+        name: of its results.
+        part: what to sweep over.
         seeds: number of seeds.
         jobs: number of processes; 0 is one for each core.
         folder: of the sweep.
@@ -58,31 +119,38 @@ def measure(data: str, options: Sequence[str], seeds: int, jobs: int, folder: Pa
     arguments = ["resume", str(folder)]
     if not (folder / "config.json").is_file():
         numbers = ["--seeds", str(seeds), "--jobs", str(jobs)]
-        arguments = ["sweep", *VARIANTS, *options, *numbers, "--noise", *LEVELS]
+        arguments = ["sweep", *part.variants, *part.options, *numbers, *part.levels]
         arguments += ["--out", str(folder)]
     code = command_line(arguments)
     if not (folder / "thresholds.csv").is_file():
         raise SystemExit(code)
-    # of a data set of its own name, but for the default grid
-    suffix = "" if data == "digits" else f"_{data}"
-    for name, result in TABLES.items():
-        with (folder / f"{name}.csv").open(newline="") as stream:
-            print(write(result + suffix, list(csv.DictReader(stream))))
-    for name in ("noise", "epsilon", "bytes"):
-        picture = atomic_files.read(folder / f"{name}.png")
-        atomic_files.write_atomic(RESULTS / f"noise{suffix}_{name}.png", picture)
+    for table in ("runs", "summary", "thresholds"):
+        with (folder / f"{table}.csv").open(newline="") as stream:
+            print(write(f"noise_{name}_{table}", list(csv.DictReader(stream))))
+    for picture in PICTURES:
+        path = folder / f"{picture}.png"
+        if path.is_file():
+            target = RESULTS / f"noise_{name}_over_{picture}.png"
+            atomic_files.write_atomic(target, atomic_files.read(path))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure a grid, and write its tables and pictures to `results`."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--grid", choices=tuple(GRIDS), default="digits")
+    parser.add_argument("--only", nargs="+", default=(), help="parts, such as updates")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs"))
     chosen = parser.parse_args(argv)
-    for data, options in GRIDS[chosen.grid].items():
-        measure(data, options, chosen.seeds, chosen.jobs, chosen.out / f"noise-{data}")
+    for data, parts in GRIDS[chosen.grid].items():
+        for name, part in parts.items():
+            if chosen.only and name not in chosen.only:
+                continue
+            folder = chosen.out / f"noise-{data}-{name}"
+            measure(f"{data}_{name}", part, chosen.seeds, chosen.jobs, folder)
 
 
 if __name__ == "__main__":
