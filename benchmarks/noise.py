@@ -13,18 +13,24 @@ python -m securecluster.benchmarks.noise [--seeds 5] [--jobs 0] [--grid digits] 
 
 `--grid full` is for a GPU: updates and epsilon on MNIST, Fashion-MNIST and CIFAR-10 with the
 networks that suit them. A grid that was stopped goes on from its folders, runs/noise-DATA-PART,
-which also have the pictures as PDF and SVG.
+which also have the pictures as PDF and SVG. `--picture` only draws noise.png anew: the three parts,
+and the accuracy of honest clients over the share of malicious ones (`benchmarks.malicious_clients`,
+the behaviour that does most harm to each protocol).
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from securecluster.app.cli import main as command_line
+from securecluster.app.plots.sweep import looks
+from securecluster.app.sweep_tables import HOLDS
 from securecluster.benchmarks.table import RESULTS, write
 from securecluster.core import atomic_files
 
@@ -134,6 +140,87 @@ def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
             atomic_files.write_atomic(target, atomic_files.read(path))
 
 
+def draw_all() -> Path:
+    """Draw ARI over noise, and over ε, and accuracy over the share of malicious clients."""
+    from securecluster.app.plots.figure import figure, save
+
+    picture, axes = figure(10.4, 8.4, rows=2, columns=2, share=False)
+    updates, eigenvectors, equal, malicious = axes.flat
+    for panel in axes.flat:
+        panel.grid(alpha=0.25)
+        panel.set_ylim(-0.1, 1.05)
+    _draw_part(updates, "digits_updates", "noise", "noise multiplier")
+    updates.set_title("updates, compressed updates and losses (whole clients)", fontsize=9)
+    _draw_part(eigenvectors, "digits_eigenvectors", "noise", "noise multiplier")
+    eigenvectors.set_title("eigenvectors and signatures (single examples)", fontsize=9)
+    _draw_part(equal, "digits_epsilon", "target_epsilon", "ε of the whole run")
+    equal.set_title("at equal ε (single examples)", fontsize=9)
+    _draw_malicious(malicious)
+    malicious.set_title("malicious clients, the worst of six behaviours", fontsize=9)
+    for panel in (updates, eigenvectors, equal):
+        panel.set_ylabel("ARI, mean over seeds")
+    malicious.set_ylabel("accuracy of honest clients")
+    return save(RESULTS / "noise.png", picture)
+
+
+def _results(name: str) -> list[dict[str, str]]:
+    """Return the lines of a table of `results`, without its comment."""
+    text = (RESULTS / f"{name}.csv").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return list(csv.DictReader(lines))
+
+
+def _draw_part(panel: Any, name: str, column: str, text: str) -> None:
+    """Draw the ARI of each variant over a column of a part's summary.
+
+    Args:
+        panel: matplotlib axes.
+        name: of the part's tables.
+        column: of the horizontal axis, whose levels are evenly spaced.
+        text: of the horizontal axis.
+    """
+    rows = [row for row in _results(f"noise_{name}_summary") if row["ari"]]
+    levels = sorted({float(row[column]) for row in rows})
+    variants = list(dict.fromkeys(row["variant"] for row in rows))
+    for label, look in looks(variants).items():
+        if look.color == "0.5":
+            continue  # baselines do not cluster
+        points = [row for row in rows if row["variant"] == label]
+        places = [levels.index(float(row[column])) for row in points]
+        means = [float(row["ari"]) for row in points]
+        panel.plot(places, means, look.line, marker=look.marker, color=look.color, label=label)
+    texts = ["∞" if math.isinf(level) else f"{level:g}" for level in levels]
+    panel.set_xticks(range(len(levels)), texts)
+    panel.set_xlabel(text)
+    panel.axhline(HOLDS, color="0.8", linewidth=0.8, zorder=0)
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=7)
+
+
+def _draw_malicious(panel: Any) -> None:
+    """Draw the lowest accuracy of honest clients over the behaviours of malicious ones.
+
+    Args:
+        panel: matplotlib axes.
+    """
+    rows = [row for row in _results("malicious_clients") if row["data"] == "digits"]
+    accuracies: dict[tuple[str, float, str], list[float]] = {}
+    for row in rows:
+        if row["status"] == "done" and row["accuracy"]:
+            key = (row["protocol"], float(row["share"]), row["behaviour"])
+            accuracies.setdefault(key, []).append(float(row["accuracy"]))
+    worst: dict[str, dict[float, float]] = {}
+    for (protocol, share, _), values in accuracies.items():
+        mean = sum(values) / len(values)
+        by_share = worst.setdefault(protocol, {})
+        by_share[share] = min(mean, by_share.get(share, mean))
+    for label, look in looks(list(worst)).items():
+        shares = sorted(worst[label])
+        means = [worst[label][share] for share in shares]
+        panel.plot(shares, means, look.line, marker=look.marker, color=look.color, label=label)
+    panel.set_xlabel("share of malicious clients")
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=7)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure a grid, and write its tables and pictures to `results`."""
     parser = argparse.ArgumentParser(
@@ -144,13 +231,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--picture", action="store_true", help="draw noise.png, and run nothing")
     chosen = parser.parse_args(argv)
+    if chosen.picture:
+        print(draw_all())
+        return
     for data, parts in GRIDS[chosen.grid].items():
         for name, part in parts.items():
             if chosen.only and name not in chosen.only:
                 continue
             folder = chosen.out / f"noise-{data}-{name}"
             measure(f"{data}_{name}", part, chosen.seeds, chosen.jobs, folder)
+    if chosen.grid == "digits" and not chosen.only:
+        print(draw_all())
 
 
 if __name__ == "__main__":
