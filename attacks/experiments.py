@@ -58,8 +58,8 @@ def tapped(
 
     def record(call: Call, reply: Any) -> Any:
         # A copy, since the pipeline may work in the reply's memory.
-        kept = copy.deepcopy(reply)
-        taps.append(Tap(call.method, call.verb, call.round, call.step, call.to, kept))
+        copied = copy.deepcopy(reply)
+        taps.append(Tap(call.method, call.verb, call.round, call.step, call.to, copied))
         return reply
 
     outcomes: list[VerbOutcome] = []

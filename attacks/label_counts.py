@@ -143,8 +143,8 @@ def least_steps(
         gradients: Δb/η, (classes,).
         epochs: of a round.
     """
-    least = float((-gradients / np.maximum(prediction, SMALLEST)).max())
-    return epochs * max(1, round(least / epochs))
+    bound = float((-gradients / np.maximum(prediction, SMALLEST)).max())
+    return epochs * max(1, round(bound / epochs))
 
 
 def normalised(shares: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -156,20 +156,20 @@ def normalised(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     positive = np.clip(shares, 0, None)
     if positive.sum() <= 0:  # nothing was learned about any class
         positive = np.ones_like(positive)
-    whole: NDArray[np.float64] = positive / positive.sum()
-    return whole
+    distribution: NDArray[np.float64] = positive / positive.sum()
+    return distribution
 
 
-def rounded(shares: NDArray[np.float64], total: int) -> Counts:
+def rounded(shares: NDArray[np.float64], samples: int) -> Counts:
     """Return counts with a given total that are nearest to some shares of it.
 
     Args:
         shares: share of each class, (classes,); negative ones count as zero.
-        total: number of samples.
+        samples: number of samples.
     """
-    exact = normalised(shares) * total
+    exact = normalised(shares) * samples
     counts: Counts = np.floor(exact).astype(np.int64)
-    missing = total - int(counts.sum())
+    missing = samples - int(counts.sum())
     # the largest remainders are rounded up
     order = np.argsort(counts - exact, kind="stable")
     counts[order[:missing]] += 1

@@ -68,8 +68,8 @@ def attack_named(name: str) -> Attack:
     if name in ATTACKS:
         module_name, _, class_name = ATTACKS[name].partition(":")
         module = importlib.import_module(f"securecluster.attacks.{module_name}")
-        own: Attack = getattr(module, class_name)()
-        return own
+        builtin: Attack = getattr(module, class_name)()
+        return builtin
     declared = _declared()
     if name not in declared:
         raise unknown("attack", name, attack_names())
