@@ -29,8 +29,8 @@ from securecluster.protocols import FedAvg, Settings, Signature
 FULL = Settings(transcript="full", threads=1)
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "mask": "none", "k": 2}
 KINDS = ("blocks", "plain")
-# noise multiplier of one Gaussian release with ε = 2 at δ = 1e-5
-NOISE = 2.0
+# noise multiplier of one Gaussian release with ε = 1 at δ = 1e-5
+NOISE = 3.73
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +87,9 @@ def test_without_noise_labels_are_told(kind: str, federation: Federation) -> Non
 def test_noise_for_clients_hides_labels_and_noise_for_examples_does_not(
     kind: str, federation: Federation
 ) -> None:
-    for unit, verdict in (("client", CHANCE), ("example", BETTER)):
-        options: dict[str, Any] = {"signature_noise": NOISE, "dp_unit": unit}
+    # ε = 1 of a client, and ε = 2 of an example
+    for unit, noise, verdict in (("client", NOISE, CHANCE), ("example", 2.0, BETTER)):
+        options: dict[str, Any] = {"signature_noise": noise, "dp_unit": unit}
         found = scored(SignatureLabelCounts(), federation, signature_blocks=kind, **options)
         assert isinstance(found, Score)
         assert found.verdict == verdict, unit
