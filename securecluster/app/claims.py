@@ -413,7 +413,7 @@ CLAIMS = (
             "Noise in the sums hides all four",
             "docs/privacy.md",
             attack,
-            {"clip": 1.0, "target_epsilon": 2.0, "placement": "distributed"},
+            {"clip": 1.0, "target_epsilon": 1.0, "placement": "distributed"},
             protocol="hidden",
             clients=10,
         )

@@ -142,6 +142,7 @@ def test_a_claim_without_its_protection_does_not_hold() -> None:
 # sentences with words of hiding that promise nothing to test, or whose test is elsewhere
 ELSEWHERE = {
     "`hidden`": "the name of a protocol",
+    "`hidden-": "the name of an attack",
     "#hidden-assignment": "the name of a section",
     "evidence/hidden.md": "the name of a page",
     "it hides nothing from a client": "says what is not hidden",
