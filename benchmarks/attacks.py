@@ -529,7 +529,7 @@ def _hidden_clusters(noise: Parameters, expected: str) -> dict[str, Any]:
     assert found is not None
     if expected == "chance":
         expected = f"{found.chance_interval.low:.2f} to {found.chance_interval.high:.2f}"
-    ari = agreement(federation.truth or (), fitted.labels_)["ari"]
+    ari = agreement(federation.truth or (), fitted.labels_.tolist())["ari"]
     note = (
         f"{found.metric}, for {found.units} of 200 clients of MNIST; ARI of the clusters {ari:.2f}"
     )
