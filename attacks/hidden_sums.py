@@ -37,6 +37,7 @@ from securecluster.attacks.label_counts import (
 )
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.signatures import (
+    OWN_MEMBERSHIP,
     TYPICAL_SIZE,
     OwnSampleMembership,
     PublicRows,
@@ -377,7 +378,7 @@ class HiddenMembership(TwoSums):
             size = _whole_size(difference)
             mean = -_update(difference, knowledge).numpy() / float(knowledge.config["lr"])
             found[client] = mean_ratios(basis @ mean, known, size or TYPICAL_SIZE, 0.0)
-        return Guess("membership", found, {"candidates": np.asarray(knowledge.samples[0])})
+        return Guess(OWN_MEMBERSHIP, found, {"candidates": np.asarray(knowledge.samples[0])})
 
 
 def candidate_gradients(knowledge: Knowledge) -> Array:

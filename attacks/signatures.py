@@ -12,7 +12,8 @@ server can compute these functions for samples of its own, so without noise
   Gaussian vector, a member's row adds 1/n of itself to the mean (Homer et al. 2008; Dwork et al.
   2015, "Robust Traceability from Trace Amounts", for means of attributes).
 
-A mask of sketches or projections hides which coordinate is which, and then the last two need it.
+Under a mask of sketches or projections nobody else can tell which coordinate is which, and the last
+two attacks do not apply.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from securecluster.attacks.label_counts import MisplacedLabels, normalised, roun
 from securecluster.attacks.subspaces import SampleMembership
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
+from securecluster.messaging.messages import Rows
 from securecluster.privacy.gradient_signatures import ClassBlocks, GradientSketch, clipped_rows
 
 Array = NDArray[Any]
@@ -36,6 +38,7 @@ Array = NDArray[Any]
 CLIP = 1.0  # norm to which clients clip the row of a sample
 RIDGE = 0.01  # of covariances, as a share of their mean variance
 TYPICAL_SIZE = 100.0  # samples of a client that sends no number of them
+OWN_MEMBERSHIP = "membership among a client's own samples"  # a quantity
 NO_SIGNATURES = "not applicable: clients of this run send no signatures of gradients"
 NO_SAMPLES = "not applicable: the adversary has no samples with labels"
 MASKED = "not applicable: signatures are under a mask, and the adversary's samples are not"
@@ -76,7 +79,7 @@ def observed_signatures(view: View, knowledge: Knowledge) -> dict[int, Observed]
         if signature is not None:
             found.setdefault(client, signature)
         size = getattr(message.content, "size", None)
-        if size is not None and size.values.is_floating_point():
+        if isinstance(size, Rows) and size.values.is_floating_point():
             sizes.setdefault(client, float(size.values[0]))
     return {client: replace(one, size=sizes.get(client)) for client, one in found.items()}
 
@@ -89,7 +92,7 @@ def _signature_of(content: Any) -> Observed | None:
         return Observed(_numbers(projections.values[0]), shares, None)
     sketch = getattr(content, "signature", None)
     # keys of secure sums have signatures of another kind, in bytes
-    if sketch is None or not sketch.values.is_floating_point():
+    if not isinstance(sketch, Rows) or not sketch.values.is_floating_point():
         return None
     return Observed(_numbers(sketch.values), None, None)
 
@@ -201,7 +204,7 @@ class OwnSampleMembership(SampleMembership):
     membership.
     """
 
-    metric = "membership AUC among a client's own samples"
+    metric = f"AUC of {OWN_MEMBERSHIP}"
 
     def units(self, guess: Guess, truth: Truth) -> Array:
         """Return scores and answers, (n, candidates, 2), by client; NaN of others' samples.
@@ -283,7 +286,7 @@ class SignatureMembership(Attack):
                 size = _size(observed)
                 deviation = _deviation(knowledge, size)
                 found[client] = mean_ratios(observed.rows[0], known, size, deviation)
-        return Guess("membership", found, {"candidates": np.asarray(knowledge.samples[0])})
+        return Guess(OWN_MEMBERSHIP, found, {"candidates": np.asarray(knowledge.samples[0])})
 
 
 def class_weights(observed: Observed, knowledge: Knowledge) -> Array:
