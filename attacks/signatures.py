@@ -213,14 +213,16 @@ class OwnSampleMembership(SampleMembership):
             guess: scores by client.
             truth: of the run.
         """
-        rows = super().units(guess, truth)
-        candidates = np.asarray(guess.details["candidates"])
-        for position, client in enumerate(guess.values):
-            shard = truth.federation.shards[client]
-            known = {row.tobytes() for row in np.concatenate([shard.x, shard.x_test])}
-            same_type = candidates.astype(shard.x.dtype)
-            own = [np.ascontiguousarray(row).tobytes() in known for row in same_type]
-            rows[position, ~np.asarray(own)] = np.nan
+        shards = truth.federation.shards
+        candidates = np.asarray(guess.details["candidates"]).astype(shards[0].x.dtype)
+        keys = _keys(candidates)
+        rows = np.full((len(guess.values), len(keys), 2), np.nan)
+        for position, (client, scores) in enumerate(guess.values.items()):
+            members = set(_keys(shards[client].x))
+            own = members | set(_keys(shards[client].x_test))
+            for k, key in enumerate(keys):
+                if key in own:
+                    rows[position, k] = scores[k], key in members
         return rows
 
     def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
@@ -407,6 +409,11 @@ def _deviation(knowledge: Knowledge, size: float) -> float:
     if config["signature_kind"] != "blocks" and int(config["signature_releases"]) > 1:
         noise *= math.sqrt(2)  # each of two releases has half of the budget
     return noise * CLIP / size
+
+
+def _keys(samples: Array) -> list[bytes]:
+    """Return the bytes of each sample, by which equal ones are found."""
+    return [np.ascontiguousarray(sample).tobytes() for sample in samples]
 
 
 def _why_no_rows(knowledge: Knowledge) -> str | None:
