@@ -29,7 +29,7 @@ from securecluster.attacks.gradient_matching import (
     signed_adam,
 )
 from securecluster.attacks.image_quality import Array, MeanPSNR, MeanSSIM, ShareRecognised
-from securecluster.attacks.label_counts import _last_bias, _mean_prediction
+from securecluster.attacks.label_counts import last_bias, mean_prediction
 from securecluster.attacks.scoring import Scorer
 from securecluster.core.lazy_torch import torch
 
@@ -184,7 +184,7 @@ class GradientMatching(GradientInversion):
         """
         if knowledge.network.objective.kind != "classification":
             return "not applicable: the clients' data have no labels"
-        if _last_bias(knowledge) is None:
+        if last_bias(knowledge) is None:
             return "not applicable: the network's last parameter is no bias with one entry a class"
         if not observed_gradients(view, knowledge):
             return NO_STEP
@@ -198,7 +198,7 @@ class GradientMatching(GradientInversion):
             knowledge: what it knows besides.
         """
         gradients = observed_gradients(view, knowledge)
-        prediction = torch.from_numpy(_mean_prediction(knowledge))
+        prediction = torch.from_numpy(mean_prediction(knowledge))
         labels = [guessed_labels(gradient, knowledge, prediction) for gradient in gradients]
         samples: dict[int, Any] = {}
         losses: dict[int, float] = {}
