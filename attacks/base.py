@@ -124,13 +124,13 @@ class Knowledge:
     @cached_property
     def slices(self) -> dict[str, slice]:
         """Return by name which coordinates of an unmasked row a parameter has."""
-        found = {}
+        layers = {}
         first = 0
         for name, shape in self.network.shapes.items():
             end = first + shape.numel()
-            found[name] = slice(first, end)
+            layers[name] = slice(first, end)
             first = end
-        return found
+        return layers
 
 
 @dataclass(frozen=True)

@@ -66,13 +66,13 @@ def new_sums(seed: int = 0) -> Sums:
     ciphertexts: list[bytes] = []
     truths: list[dict[str, Array]] = []
     for _ in range(SUMS):
-        total = CiphertextSum(cipher)
+        ciphertext_sum = CiphertextSum(cipher)
         shape = (MEMBERS, PARAMETERS.slots - 1)
         rows = draw.integers(-LARGEST["delta"], LARGEST["delta"], shape)
         for row in rows:
             (slots,) = pack({"delta": row}, LAYOUT, LARGEST, PARAMETERS)
-            total.add([cipher.encrypt(slots)])
-        ciphertexts += total.serialized()
+            ciphertext_sum.add([cipher.encrypt(slots)])
+        ciphertexts += ciphertext_sum.serialized()
         truths.append({"delta": rows.sum(0)})
     return Sums(cipher, ciphertexts, truths)
 
@@ -174,13 +174,13 @@ def recovered_key(
     rows = []
     for data, numbers in zip(ciphertexts, released, strict=True):
         c0, c1 = seal.ciphertext(data)
-        known = (seal.encoded(2 * numbers) - c0 - c0[MIRROR]) % q
-        rows.append((c1, c1[MIRROR], known))
+        right_side = (seal.encoded(2 * numbers) - c0 - c0[MIRROR]) % q
+        rows.append((c1, c1[MIRROR], right_side))
     (a, b, e), (c, d, f) = rows
     determinant = (a * d - b * c) % q
     inverse = np.array([pow(int(x), -1, q) for x in determinant], object)
-    found: Array = (d * e - b * f) * inverse % q
-    return found
+    key: Array = (d * e - b * f) * inverse % q
+    return key
 
 
 def length_delimited(data: bytes) -> dict[int, bytes]:
@@ -232,8 +232,8 @@ class KeyCoefficients(Scorer):
             guess: coefficients by number.
             truth: of the run, unused.
         """
-        found = np.array(list(guess.values.values()), object)
-        right: Array = (found == guess.details["secret"]).astype(float)
+        keys = np.array(list(guess.values.values()), object)
+        right: Array = (keys == guess.details["secret"]).astype(float)
         return right
 
     def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
@@ -244,8 +244,8 @@ class KeyCoefficients(Scorer):
             truth: of the run, unused.
             draw: of the order.
         """
-        found = np.array(list(guess.values.values()), object)
-        right: Array = (found == draw.permutation(guess.details["secret"])).astype(float)
+        keys = np.array(list(guess.values.values()), object)
+        right: Array = (keys == draw.permutation(guess.details["secret"])).astype(float)
         return right
 
 
@@ -293,6 +293,6 @@ class CkksRelease(Attack):
                 released.append(sums.cipher.decrypt(ciphertext))
         with tempfile.TemporaryDirectory() as folder:
             seal = SealReader(Path(folder))
-            found = recovered_key(seal, sums.ciphertexts, released)
+            key = recovered_key(seal, sums.ciphertexts, released)
             secret = seal.secret(sums.cipher)
-        return Guess("secret key", dict(enumerate(found)), {"secret": secret})
+        return Guess("secret key", dict(enumerate(key)), {"secret": secret})

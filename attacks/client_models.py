@@ -104,13 +104,13 @@ def initial_model(knowledge: Knowledge, number: int) -> torch.Tensor:
 
 def _first_choices(view: View) -> dict[int, int]:
     """Return by client the initial model that it chose first, where clients choose."""
-    found: dict[int, int] = {}
+    choices: dict[int, int] = {}
     for message in view.messages(CHOICE, 1):
         chosen = getattr(message.content, "model", None)
         client = message.sender.index
         if chosen is not None and message.sender.kind == "client" and client is not None:
-            found.setdefault(client, int(chosen.values[0]))
-    return found
+            choices.setdefault(client, int(chosen.values[0]))
+    return choices
 
 
 def first_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
@@ -125,7 +125,7 @@ def first_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
 
 def _trained_alone(view: View) -> dict[int, list[int]]:
     """Return by client the calls in which it trained from θ_0 without any average."""
-    found: dict[int, list[int]] = {}
+    updates: dict[int, list[int]] = {}
     averaged = set()
     for message in view.messages(TRAINED_ALONE):
         means = getattr(message.content, "means", None)
@@ -135,8 +135,8 @@ def _trained_alone(view: View) -> dict[int, list[int]]:
         if means.picks[0]:
             averaged.add(client)
         if client not in averaged:
-            found.setdefault(client, []).append(message.step)
-    return found
+            updates.setdefault(client, []).append(message.step)
+    return updates
 
 
 def candidate_losses(

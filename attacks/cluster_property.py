@@ -259,10 +259,10 @@ class ClusterProperty(Attack):
             return "not applicable: the parties do not know which clients are in a cluster"
         if len(set(clusters.values())) == 1:
             return "not applicable: all clients are in one cluster"
-        known = self._known(knowledge)
-        if not set(clusters) - set(known):
+        properties = self._known(knowledge)
+        if not set(clusters) - set(properties):
             return "not applicable: the property of every client is known"
-        if not known and not self._by_model(view, knowledge):
+        if not properties and not self._by_model(view, knowledge):
             return (
                 "not applicable: nothing is known of a client or of a cluster's model; models can "
                 "be read without a mask, and evaluated with public samples"
@@ -276,39 +276,39 @@ class ClusterProperty(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        known = self._known(knowledge)
+        known_properties = self._known(knowledge)
         of_cluster = self._by_model(view, knowledge)
         members: dict[int, list[int]] = {}
         for client, cluster in view.clusters.items():
-            if client in known:
-                members.setdefault(cluster, []).append(known[client])
+            if client in known_properties:
+                members.setdefault(cluster, []).append(known_properties[client])
         for cluster, properties in members.items():
             of_cluster[cluster] = _commonest(properties)
         # of a cluster of which nothing is known
-        usual = _commonest(known.values() or of_cluster.values())
+        usual = _commonest(known_properties.values() or of_cluster.values())
         guesses = {}
         for client, cluster in view.clusters.items():
-            if client not in known:
+            if client not in known_properties:
                 guesses[client] = of_cluster.get(cluster, usual)
         return Guess(self.described, guesses, {"clusters": dict(view.clusters)})
 
     def _known(self, knowledge: Knowledge) -> dict[int, int]:
         """Return the properties of clients that are public or collude."""
-        known = dict(self.public)
+        properties = dict(self.public)
         for client, colluder in knowledge.colluders.items():
-            own = PROPERTIES[self.described].of_data(colluder.shard)
-            if own is not None:
-                known[client] = own
-        return known
+            colluders_property = PROPERTIES[self.described].of_data(colluder.shard)
+            if colluders_property is not None:
+                properties[client] = colluders_property
+        return properties
 
     def _by_model(self, view: View, knowledge: Knowledge) -> dict[int, int]:
         """Return the property by cluster, where its model can be read."""
         if knowledge.samples is None:
             return {}
-        found = {}
+        by_model = {}
         for cluster, model in cluster_models(view, knowledge).items():
-            found[cluster] = PROPERTIES[self.described].of_model(model, knowledge)
-        return found
+            by_model[cluster] = PROPERTIES[self.described].of_model(model, knowledge)
+        return by_model
 
 
 def cluster_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:

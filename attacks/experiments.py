@@ -31,11 +31,11 @@ ChangeUpdate = Callable[[int, torch.Tensor, int], torch.Tensor]
 ChangeTogether = Callable[[tuple[int, ...], torch.Tensor, int], torch.Tensor]
 # hyper-parameters of protection, which an unprotected twin has at their defaults
 PROTECTION = (
-    "clip", "noise", "placement", "dp_unit", "loss_clip", "target_epsilon", "aggregation",
+    "clip", "noise", "placement", "dp_unit", "loss_clip", "target_epsilon", "signature_noise",
     "sum_bound", "gram_noise", "gram_mechanism", "relevance", "relevance_release",
 )  # fmt: skip
 # those whose defaults protect
-OPEN = {"mask": "none", "layer_mask": "none", "sealed": False}
+OPEN = {"mask": "none", "layer_mask": "none", "sealed": False, "aggregation": "plain"}
 
 
 def tapped(
@@ -58,8 +58,8 @@ def tapped(
 
     def record(call: Call, reply: Any) -> Any:
         # A copy, since the pipeline may work in the reply's memory.
-        kept = copy.deepcopy(reply)
-        taps.append(Tap(call.method, call.verb, call.round, call.step, call.to, kept))
+        copied = copy.deepcopy(reply)
+        taps.append(Tap(call.method, call.verb, call.round, call.step, call.to, copied))
         return reply
 
     outcomes: list[VerbOutcome] = []
@@ -177,6 +177,28 @@ def unprotected(protocol: P) -> P:
         if name not in PROTECTION:
             params[name] = OPEN.get(name, value)
     return type(protocol)(**params)
+
+
+def without_client(
+    protocol: P, federation: Federation, client: int, settings: Settings | None = None
+) -> P:
+    """Run a protocol once more, on a federation that one client has left.
+
+    The other clients have the same data. They are numbered anew from 0, in the same order.
+
+    Args:
+        protocol: its hyper-parameters; it is left as it is.
+        federation: the clients and their data.
+        client: number of the one that has left.
+        settings: of the run.
+
+    Raises:
+        UsageError: a client that does not exist.
+    """
+    _check_clients([client], federation)
+    others = [other for other in range(len(federation)) if other != client]
+    made = type(protocol)(**protocol.get_params())
+    return made.fit(federation.select(others), settings)
 
 
 @dataclass(frozen=True)

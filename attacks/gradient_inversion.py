@@ -29,7 +29,7 @@ from securecluster.attacks.gradient_matching import (
     signed_adam,
 )
 from securecluster.attacks.image_quality import Array, MeanPSNR, MeanSSIM, ShareRecognised
-from securecluster.attacks.label_counts import _last_bias, _mean_prediction
+from securecluster.attacks.label_counts import last_bias, mean_prediction
 from securecluster.attacks.scoring import Scorer
 from securecluster.core.lazy_torch import torch
 
@@ -124,14 +124,14 @@ class AnalyticInversion(GradientInversion):
         name = _first_dense(knowledge)
         assert name is not None
         shape = tuple(knowledge.config["shape"])
-        found = {}
+        guesses = {}
         for observed in observed_gradients(view, knowledge):
             if observed.samples != 1:
                 continue
             parameters = knowledge.parameters(observed.gradient)
             sample = dense_input(parameters[f"{name}weight"], parameters[f"{name}bias"])
-            found[observed.client] = sample.view(1, *shape).numpy()
-        return Guess("samples", found)
+            guesses[observed.client] = sample.view(1, *shape).numpy()
+        return Guess("samples", guesses)
 
 
 def dense_input(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -184,7 +184,7 @@ class GradientMatching(GradientInversion):
         """
         if knowledge.network.objective.kind != "classification":
             return "not applicable: the clients' data have no labels"
-        if _last_bias(knowledge) is None:
+        if last_bias(knowledge) is None:
             return "not applicable: the network's last parameter is no bias with one entry a class"
         if not observed_gradients(view, knowledge):
             return NO_STEP
@@ -198,14 +198,14 @@ class GradientMatching(GradientInversion):
             knowledge: what it knows besides.
         """
         gradients = observed_gradients(view, knowledge)
-        prediction = torch.from_numpy(_mean_prediction(knowledge))
+        prediction = torch.from_numpy(mean_prediction(knowledge))
         labels = [guessed_labels(gradient, knowledge, prediction) for gradient in gradients]
         samples: dict[int, Any] = {}
         losses: dict[int, float] = {}
         for positions, problem in problems(gradients, labels, knowledge, self.restarts):
             clients = [gradients[k].client for k in positions]
-            found, values = self._best(problem, clients)
-            for client, images, value in zip(clients, found, values, strict=True):
+            guesses, values = self._best(problem, clients)
+            for client, images, value in zip(clients, guesses, values, strict=True):
                 samples[client] = images.numpy()
                 losses[client] = value
         by_client = {g.client: label.numpy() for g, label in zip(gradients, labels, strict=True)}
@@ -229,12 +229,12 @@ class GradientMatching(GradientInversion):
         values = torch.where(values.isfinite(), values, torch.inf)
         best = values.argmin(1)
         images = rows.clamp(low, high).view(len(clients), self.restarts, count, *problem.shape)
-        found = []
+        candidates = []
         smallest = []
         for k, winner in enumerate(best.tolist()):
-            found.append(images[k, winner])
+            candidates.append(images[k, winner])
             smallest.append(float(values[k, winner]))
-        return found, smallest
+        return candidates, smallest
 
     @abstractmethod
     def losses(self, problem: GradientProblem, rows: torch.Tensor) -> torch.Tensor:

@@ -54,17 +54,17 @@ def observed_gradients(view: View, knowledge: Knowledge) -> list[ObservedGradien
     if config["optimizer"] != "sgd":
         return []
     plan = LocalTraining(config["lr"], config["epochs"], config["batch_size"])
-    found: dict[int, ObservedGradient] = {}
+    gradients: dict[int, ObservedGradient] = {}
     for update in observed_updates(view, knowledge):
         client = update.sender.index
         samples = round(update.size or 1)
-        if update.round != 1 or client is None or client in found:
+        if update.round != 1 or client is None or client in gradients:
             continue
         if plan.number(samples) != 1 or samples > MOST_SAMPLES:
             continue
         row = update.row[: knowledge.network.dimension].double().cpu()
-        found[client] = ObservedGradient(client, -row / float(config["lr"]), samples)
-    return list(found.values())[:MOST_CLIENTS]
+        gradients[client] = ObservedGradient(client, -row / float(config["lr"]), samples)
+    return list(gradients.values())[:MOST_CLIENTS]
 
 
 def guessed_labels(
@@ -124,8 +124,8 @@ class GradientProblem:
         else:
             single = []
             for n in range(searches):
-                own = {name: view[n] for name, view in views.items()}
-                single.append(self.network.call(own, x[n]))
+                parameters = {name: view[n] for name, view in views.items()}
+                single.append(self.network.call(parameters, x[n]))
             outputs = torch.stack(single)
         flat = outputs.flatten(0, 1)
         losses = self.network.objective.losses(flat, self.labels.flatten())
@@ -148,8 +148,10 @@ class GradientProblem:
         Args:
             samples: (b, n·numbers of a sample).
         """
-        own = self.gradients_of(samples)
-        return 1 - torch.nn.functional.cosine_similarity(own, self.gradients, dim=1, eps=1e-30)
+        gradients = self.gradients_of(samples)
+        return 1 - torch.nn.functional.cosine_similarity(
+            gradients, self.gradients, dim=1, eps=1e-30
+        )
 
     def variation(self, samples: torch.Tensor) -> torch.Tensor:
         """Return each search's total variation, (b,): mean difference of neighbouring pixels.
@@ -191,7 +193,7 @@ def problems(
     by_count: dict[int, list[int]] = {}
     for position, gradient in enumerate(gradients):
         by_count.setdefault(gradient.samples, []).append(position)
-    found = []
+    grouped = []
     for positions in by_count.values():
         for first in range(0, len(positions), together):
             chosen = positions[first : first + together]
@@ -205,8 +207,8 @@ def problems(
                 tuple(knowledge.config["shape"]),
                 _bounds(knowledge),
             )
-            found.append((chosen, problem))
-    return found
+            grouped.append((chosen, problem))
+    return grouped
 
 
 def _bounds(knowledge: Knowledge) -> tuple[float, float]:

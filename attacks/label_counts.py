@@ -101,7 +101,7 @@ class LabelCounts(Attack):
         """
         if knowledge.network.objective.kind != "classification":
             return "not applicable: the clients' data have no labels"
-        if _last_bias(knowledge) is None:
+        if last_bias(knowledge) is None:
             return "not applicable: the network's last parameter is no bias with one entry a class"
         if not _first_updates(view, knowledge):
             return "not applicable: no single update of a first round was observed"
@@ -114,9 +114,9 @@ class LabelCounts(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        name = _last_bias(knowledge)
+        name = last_bias(knowledge)
         assert name is not None
-        prediction = _mean_prediction(knowledge)
+        prediction = mean_prediction(knowledge)
         lr = float(knowledge.config["lr"])
         guesses: dict[int, NDArray[Any]] = {}
         without_size = []
@@ -124,7 +124,7 @@ class LabelCounts(Attack):
             bias = knowledge.parameters(update.row)[name].double().cpu().numpy()
             gradients = bias / lr
             if update.size:
-                steps = _steps(knowledge, update.size)
+                steps = local_steps(knowledge, update.size)
                 guesses[client] = rounded(prediction + gradients / steps, round(update.size))
             else:
                 steps = least_steps(prediction, gradients, int(knowledge.config["epochs"]))
@@ -143,8 +143,8 @@ def least_steps(
         gradients: Δb/η, (classes,).
         epochs: of a round.
     """
-    least = float((-gradients / np.maximum(prediction, SMALLEST)).max())
-    return epochs * max(1, round(least / epochs))
+    bound = float((-gradients / np.maximum(prediction, SMALLEST)).max())
+    return epochs * max(1, round(bound / epochs))
 
 
 def normalised(shares: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -156,28 +156,32 @@ def normalised(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     positive = np.clip(shares, 0, None)
     if positive.sum() <= 0:  # nothing was learned about any class
         positive = np.ones_like(positive)
-    whole: NDArray[np.float64] = positive / positive.sum()
-    return whole
+    distribution: NDArray[np.float64] = positive / positive.sum()
+    return distribution
 
 
-def rounded(shares: NDArray[np.float64], total: int) -> Counts:
+def rounded(shares: NDArray[np.float64], samples: int) -> Counts:
     """Return counts with a given total that are nearest to some shares of it.
 
     Args:
         shares: share of each class, (classes,); negative ones count as zero.
-        total: number of samples.
+        samples: number of samples.
     """
-    exact = normalised(shares) * total
+    exact = normalised(shares) * samples
     counts: Counts = np.floor(exact).astype(np.int64)
-    missing = total - int(counts.sum())
+    missing = samples - int(counts.sum())
     # the largest remainders are rounded up
     order = np.argsort(counts - exact, kind="stable")
     counts[order[:missing]] += 1
     return counts
 
 
-def _last_bias(knowledge: Knowledge) -> str | None:
-    """Return the name of the last layer's bias, or None if the last parameter is none."""
+def last_bias(knowledge: Knowledge) -> str | None:
+    """Return the name of the last layer's bias, or None if the last parameter is none.
+
+    Args:
+        knowledge: of the network.
+    """
     shapes = knowledge.network.shapes
     name = list(shapes)[-1]
     if tuple(shapes[name]) != (knowledge.config["classes"],):
@@ -195,8 +199,12 @@ def _first_updates(view: View, knowledge: Knowledge) -> dict[int, ObservedUpdate
     return first
 
 
-def _mean_prediction(knowledge: Knowledge) -> NDArray[np.float64]:
-    """Return the mean prediction of θ_0, (classes,), on public samples or else on noise."""
+def mean_prediction(knowledge: Knowledge) -> NDArray[np.float64]:
+    """Return the mean prediction of θ_0, (classes,), on public samples or else on noise.
+
+    Args:
+        knowledge: of the network and θ_0, and samples if it has any.
+    """
     if knowledge.samples is not None:
         samples = torch.as_tensor(knowledge.samples[0])
     else:
@@ -211,10 +219,11 @@ def _mean_prediction(knowledge: Knowledge) -> NDArray[np.float64]:
     return prediction
 
 
-def _steps(knowledge: Knowledge, size: float) -> int:
+def local_steps(knowledge: Knowledge, size: float) -> int:
     """Return the number of a client's local steps in a round.
 
     Args:
+        knowledge: of the configuration.
         size: number of its samples.
     """
     batches = math.ceil(size / int(knowledge.config["batch_size"]))

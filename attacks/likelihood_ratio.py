@@ -105,14 +105,14 @@ class LikelihoodRatio(Attack):
         for client, model in shown.items():
             size = min(_representative(sizes), key=lambda other: abs(other - _size(model)))
             groups.setdefault((size, model.number, model.steps), []).append(client)
-        found: dict[int, Array] = {}
+        guesses: dict[int, Array] = {}
         for (size, _, _), clients in groups.items():
             inside, shadows = self._shadows(knowledge, size, shown[clients[0]])
-            known = confidences(shadows, knowledge)
-            asked = confidences(torch.stack([shown[k].model for k in clients]), knowledge)
-            for client, row in zip(clients, asked, strict=True):
-                found[client] = scores(row, known, inside, self.online)
-        ordered = {client: found[client] for client in shown}
+            shadow = confidences(shadows, knowledge)
+            observed = confidences(torch.stack([shown[k].model for k in clients]), knowledge)
+            for client, row in zip(clients, observed, strict=True):
+                guesses[client] = scores(row, shadow, inside, self.online)
+        ordered = {client: guesses[client] for client in shown}
         return Guess("membership", ordered, {"candidates": np.asarray(knowledge.samples[0])})
 
     def _shadows(
@@ -133,14 +133,14 @@ class LikelihoodRatio(Attack):
         y = np.asarray(knowledge.samples[1])
         draw = np.random.default_rng(self.seed)
         room = MOST_NUMBERS // knowledge.network.dimension
-        most = max(FEWEST_SHADOWS, min(room, MOST_SHADOWS))
-        inside = dealt(len(y), size, self.shadows, most, draw)
+        largest = max(FEWEST_SHADOWS, min(room, MOST_SHADOWS))
+        inside = dealt(len(y), size, self.shadows, largest, draw)
         shards = [Shard(x[row], y[row], x[:0], y[:0]) for row in inside]
         # numbers of no client, so that no batch is one of the run's
         first = int(knowledge.config["clients"])
         numbers = range(first, first + len(shards))
-        moved = locally_trained(knowledge, shards, numbers, shown.steps, shown.initial)
-        models = shown.initial.cpu() + as_sent(moved, knowledge, self.seed)
+        updates = locally_trained(knowledge, shards, numbers, shown.steps, shown.initial)
+        models = shown.initial.cpu() + as_sent(updates, knowledge, self.seed)
         return inside, models
 
 
@@ -152,7 +152,9 @@ class OfflineLikelihoodRatio(LikelihoodRatio):
     online: ClassVar[bool] = False
 
 
-def dealt(candidates: int, size: int, shadows: int, most: int, draw: np.random.Generator) -> Inside:
+def dealt(
+    candidates: int, size: int, shadows: int, largest: int, draw: np.random.Generator
+) -> Inside:
     """Return which candidates each shadow model is trained on, (shadows, candidates).
 
     Candidates are shuffled and dealt out in hands of one size, again and again, so that all of them
@@ -162,12 +164,12 @@ def dealt(candidates: int, size: int, shadows: int, most: int, draw: np.random.G
         candidates: number of candidates, 2 or more.
         size: samples of a shadow model.
         shadows: number of shadow models; more are made if they see a candidate too seldom.
-        most: largest number of shadow models.
+        largest: largest number of shadow models.
         draw: source of the order.
     """
     hand = max(1, min(size, candidates // 2))
     needed = math.ceil(SEEN * candidates / hand)
-    count = min(max(shadows, needed), most)
+    count = min(max(shadows, needed), largest)
     hands_of_a_deck = candidates // hand
     inside = np.zeros((count, candidates), dtype=bool)
     order = np.arange(candidates)
@@ -193,30 +195,30 @@ def confidences(models: torch.Tensor, knowledge: Knowledge) -> Array:
     with torch.no_grad():
         for model in models:
             outputs = knowledge.network.call(knowledge.parameters(model), x).double()
-            own = outputs.gather(1, y[:, None])[:, 0]
+            true_class = outputs.gather(1, y[:, None])[:, 0]
             # log(1 − p_y) from the other outputs: of a sure model 1 − p_y is rounded to zero
             others = outputs.scatter(1, y[:, None], -torch.inf).logsumexp(1)
-            rows.append((own - others).cpu().numpy())
+            rows.append((true_class - others).cpu().numpy())
     # a model that diverged is as unsure as can be
     finite: Array = np.nan_to_num(np.stack(rows))
     return finite
 
 
-def scores(asked: Array, known: Array, inside: Inside, online: bool = True) -> Array:
+def scores(observed: Array, shadow: Array, inside: Inside, online: bool = True) -> Array:
     """Return how likely each candidate is a member, (candidates,).
 
     Args:
-        asked: φ of each candidate under the attacked model, (candidates,).
-        known: φ of each candidate under the shadow models, (shadows, candidates).
+        observed: φ of each candidate under the attacked model, (candidates,).
+        shadow: φ of each candidate under the shadow models, (shadows, candidates).
         inside: True where a shadow model was trained on a candidate, (shadows, candidates).
         online: False to use only shadow models that were not trained on a candidate.
     """
-    mean_out, squares_out = _moments(known, ~inside)
+    mean_out, squares_out = _moments(shadow, ~inside)
     count_out = (~inside).sum(0)
     if not online:
-        surprise: Array = (asked - mean_out) / _deviations([squares_out], [count_out])
+        surprise: Array = (observed - mean_out) / _deviations([squares_out], [count_out])
         return surprise
-    mean_in, squares_in = _moments(known, inside)
+    mean_in, squares_in = _moments(shadow, inside)
     count_in = inside.sum(0)
     if min(count_in.min(), count_out.min()) >= ENOUGH:
         deviation_in = _deviations([squares_in], [count_in])
@@ -231,26 +233,26 @@ def scores(asked: Array, known: Array, inside: Inside, online: bool = True) -> A
         if not unseen.all():
             shift = float((mean_in - mean_out)[~unseen].mean())
         mean_in = np.where(unseen, mean_out + shift, mean_in)
-    member = _log_density(asked, mean_in, deviation_in)
-    other = _log_density(asked, mean_out, deviation_out)
+    member = _log_density(observed, mean_in, deviation_in)
+    other = _log_density(observed, mean_out, deviation_out)
     ratio: Array = member - other
     return ratio
 
 
-def _moments(known: Array, chosen: Inside) -> tuple[Array, Array]:
+def _moments(shadow: Array, chosen: Inside) -> tuple[Array, Array]:
     """Return each candidate's mean over the chosen models, and their squared deviations' sum.
 
     Args:
-        known: φ, (shadows, candidates).
+        shadow: φ, (shadows, candidates).
         chosen: which models are chosen for which candidate, (shadows, candidates).
 
     Returns:
         Means and sums, (candidates,) each.
     """
     counts = chosen.sum(0)
-    totals = np.where(chosen, known, 0.0).sum(0)
+    totals = np.where(chosen, shadow, 0.0).sum(0)
     means = totals / np.maximum(counts, 1)
-    squares = np.where(chosen, (known - means) ** 2, 0.0).sum(0)
+    squares = np.where(chosen, (shadow - means) ** 2, 0.0).sum(0)
     return means, squares
 
 
@@ -264,11 +266,13 @@ def _deviations(squares: Sequence[Array], counts: Sequence[Counts]) -> Array:
     # each mean takes one degree of freedom
     freedoms = [np.maximum(count - 1, 0) for count in counts]
     freedom = np.sum(freedoms, axis=0)
-    total = np.sum(squares, axis=0)
+    sum_of_squares = np.sum(squares, axis=0)
     if len(counts) == 1 and counts[0].min() >= ENOUGH:
-        deviations = np.sqrt(total / freedom)
+        deviations = np.sqrt(sum_of_squares / freedom)
     else:
-        deviations = np.full(len(total), math.sqrt(total.sum() / max(1, freedom.sum())))
+        deviations = np.full(
+            len(sum_of_squares), math.sqrt(sum_of_squares.sum() / max(1, freedom.sum()))
+        )
     bounded: Array = np.maximum(deviations, SMALLEST)
     return bounded
 
@@ -294,19 +298,19 @@ def _representative(sizes: Sequence[int]) -> list[int]:
     return [int(value) for value in quantiles]
 
 
-def as_sent(moved: torch.Tensor, knowledge: Knowledge, seed: int) -> torch.Tensor:
+def as_sent(updates: torch.Tensor, knowledge: Knowledge, seed: int) -> torch.Tensor:
     """Return what clients would have sent: clipped, and with noise where they add it.
 
     Args:
-        moved: displacements from θ_0, (n, d).
+        updates: displacements from θ_0, (n, d).
         knowledge: of the configuration.
         seed: of the noise.
     """
     config: Any = knowledge.config
     clip = config.get("clip")
     if clip is None or config.get("dp_unit", "client") != "client":
-        return moved
-    clipped = Clip(float(clip), nonfinite_as_zeros=True).forward(moved, 0)
+        return updates
+    clipped = Clip(float(clip), nonfinite_as_zeros=True).forward(updates, 0)
     noise = float(config.get("noise") or 0.0)
     if not noise or config.get("placement", "local") != "local":
         return clipped

@@ -135,7 +135,7 @@ def matched(first: Array, second: Array, seed: int = 0) -> list[tuple[int, int]]
     if len(first) == len(second):
         # With other clients in them the rounds have other means.
         pairs.insert(0, (_correlations(first), _correlations(second)))
-    judged = pairs[0]
+    chosen = pairs[0]
     best: Match | None = None
     best_agreement = -np.inf
     for gram, other in pairs:
@@ -144,12 +144,12 @@ def matched(first: Array, second: Array, seed: int = 0) -> list[tuple[int, int]]
             # the first start is the best guess, and further ones vary it
             spread = costs.std() * min(start, 1)
             match = _fixed_point(gram, other, costs + spread * draw.normal(size=costs.shape))
-            agreement = _agreement(*judged, match)
+            agreement = _agreement(*chosen, match)
             if agreement > best_agreement:
                 best_agreement = agreement
                 best = match
     assert best is not None
-    rows, columns = _exchanged(*judged, best)
+    rows, columns = _exchanged(*chosen, best)
     return list(zip(rows.tolist(), columns.tolist(), strict=True))
 
 
@@ -197,11 +197,11 @@ def _fixed_point(gram: Array, other: Array, costs: Array) -> Match:
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(costs)
-    own = (np.diag(gram)[:, None] - np.diag(other)[None, :]) ** 2
+    diagonals = (np.diag(gram)[:, None] - np.diag(other)[None, :]) ** 2
     for _ in range(PASSES):
         # entries of both matrices that the current match makes one client's
         differences = gram[:, None, rows] - other[None, :, columns]
-        next_rows, next_columns = linear_sum_assignment((differences**2).sum(-1) + own)
+        next_rows, next_columns = linear_sum_assignment((differences**2).sum(-1) + diagonals)
         unchanged = np.array_equal(rows, next_rows) and np.array_equal(columns, next_columns)
         rows = next_rows
         columns = next_columns

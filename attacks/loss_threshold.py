@@ -45,7 +45,7 @@ class LossThreshold(Attack):
             knowledge: what it knows besides.
         """
         assert knowledge.samples is not None
-        found = {}
+        losses = {}
         for client, model in first_models(view, knowledge).items():
-            found[client] = -candidate_losses(model, knowledge)
-        return Guess("membership", found, {"candidates": np.asarray(knowledge.samples[0])})
+            losses[client] = -candidate_losses(model, knowledge)
+        return Guess("membership", losses, {"candidates": np.asarray(knowledge.samples[0])})

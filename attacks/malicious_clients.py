@@ -247,8 +247,8 @@ def _set_aside(clusters: Array, expected: int) -> Array:
     """
     names, sizes = np.unique(clusters, return_counts=True)
     by_size = np.argsort(-sizes, kind="stable")
-    kept = names[by_size[:expected]]
-    return ~np.isin(clusters, kept)
+    largest = names[by_size[:expected]]
+    return ~np.isin(clusters, largest)
 
 
 def _share(flags: Array) -> float | None:

@@ -146,11 +146,11 @@ class MaskInvariants(Attack):
         numbers = range(len(shards))
         updates = local_updates(knowledge, shards, numbers, step).double().numpy()
         d = knowledge.network.dimension
-        known = invariants(updates, mask, d)
-        asked = invariants(np.stack(list(rows.values())), mask, d)
+        examples = invariants(updates, mask, d)
+        queries = invariants(np.stack(list(rows.values())), mask, d)
         classes = int(knowledge.config["classes"])
         counts = np.stack([np.bincount(shard.y, minlength=classes) for shard in shards])
-        scores = _log_odds(known, counts > 0, asked)
+        scores = _log_odds(examples, counts > 0, queries)
         return Guess("classes", dict(zip(rows, scores, strict=True)))
 
 
@@ -193,29 +193,29 @@ def invariants(rows: Array, mask: str, dimension: int) -> Array:
     if mask != "permutation":
         values = np.abs(values)
     zeros = (np.abs(values) < SMALLEST).mean(1)[:, None]
-    total = values.sum(1, keepdims=True)
+    row_sums = values.sum(1, keepdims=True)
     quantiles = np.quantile(values, np.linspace(0, 1, QUANTILES), axis=1).T
-    return np.concatenate([norms, zeros, total, quantiles], axis=1)
+    return np.concatenate([norms, zeros, row_sums, quantiles], axis=1)
 
 
-def _log_odds(known: Array, present: Array, asked: Array) -> Array:
+def _log_odds(examples: Array, present: Array, queries: Array) -> Array:
     """Return the log-odds of each class, (n, classes), by logistic regression on shadow clients.
 
     Args:
-        known: invariants of shadow clients, (s, f).
+        examples: invariants of shadow clients, (s, f).
         present: which classes these hold, (s, classes) of bool.
-        asked: invariants of clients, (n, f).
+        queries: invariants of clients, (n, f).
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    scores = np.zeros((len(asked), present.shape[1]))
+    scores = np.zeros((len(queries), present.shape[1]))
     for k in range(present.shape[1]):
         answers = present[:, k]
         if answers.all() or not answers.any():
             continue
         model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=500))
-        model.fit(known, answers)
-        scores[:, k] = model.decision_function(asked)
+        model.fit(examples, answers)
+        scores[:, k] = model.decision_function(queries)
     return scores

@@ -66,8 +66,8 @@ class MaskKnownPlaintext(Attack):
         updates = first_updates(view, knowledge)
         if not updates:
             return NO_UPDATES
-        for known, others in _calls(list(updates), knowledge):
-            if known and others:
+        for opened, others in _calls(list(updates), knowledge):
+            if opened and others:
                 return None
         return "not applicable: no call has updates of a colluding client and of another one"
 
@@ -82,20 +82,20 @@ class MaskKnownPlaintext(Attack):
         rows = {key: update.row.double().cpu().numpy() for key, update in updates.items()}
         mask = mask_of(knowledge)
         d = knowledge.network.dimension
-        found: dict[Subject, Array] = {}
-        for known, others in _calls(list(updates), knowledge):
-            if not known or not others:
+        recovered: dict[Subject, Array] = {}
+        for opened, others in _calls(list(updates), knowledge):
+            if not opened or not others:
                 continue
-            plain = _plain(known, knowledge)
-            masked_known = np.stack([rows[key] for key in known])
+            plain = _plain(opened, knowledge)
+            masked_known = np.stack([rows[key] for key in opened])
             masked = np.stack([rows[key] for key in others])
             if keeps_values(mask):
                 guesses = by_rank(plain, masked_known, masked, flips_signs(mask))
             else:
                 guesses = by_span(plain, masked_known, masked)
             for key, guess in zip(others, guesses, strict=True):
-                found[key] = guess[:d]
-        return Guess("updates", found, {"pairs": len(knowledge.colluders), "mask": mask})
+                recovered[key] = guess[:d]
+        return Guess("updates", recovered, {"pairs": len(knowledge.colluders), "mask": mask})
 
 
 def _calls(
@@ -105,18 +105,18 @@ def _calls(
     calls: dict[tuple[str, int], tuple[list[Subject], list[Subject]]] = {}
     for subject in subjects:
         method, step, client = subject
-        known, others = calls.setdefault((method, step), ([], []))
+        opened, others = calls.setdefault((method, step), ([], []))
         if client in knowledge.colluders:
-            known.append(subject)
+            opened.append(subject)
         else:
             others.append(subject)
     return list(calls.values())
 
 
-def _plain(known: list[Subject], knowledge: Knowledge) -> Array:
+def _plain(subjects: list[Subject], knowledge: Knowledge) -> Array:
     """Return the updates of colluding clients of one call before the mask, (k, d)."""
-    clients = [client for _, _, client in known]
+    clients = [client for _, _, client in subjects]
     shards = [knowledge.colluders[client].shard for client in clients]
-    step = known[0][1]
+    step = subjects[0][1]
     rows: Array = local_updates(knowledge, shards, clients, step).double().numpy()
     return rows

@@ -63,8 +63,8 @@ class MaskPublicModel(Attack):
         """
         initial = knowledge.initial.double().cpu().numpy()[None]
         signed = flips_signs(mask_of(knowledge))
-        found = {}
+        guesses = {}
         for subject, update in first_updates(view, knowledge).items():
             row = update.row.double().cpu().numpy()[None]
-            found[subject] = by_rank(initial, row, row, signed)[0]
-        return Guess("rows", found)
+            guesses[subject] = by_rank(initial, row, row, signed)[0]
+        return Guess("rows", guesses)

@@ -30,6 +30,10 @@ ATTACKS = {  # module and class
     "gradient-inversion-analytic": "gradient_inversion:AnalyticInversion",
     "gradient-inversion-cosine": "gradient_inversion:CosineInversion",
     "gradient-inversion-dlg": "gradient_inversion:DeepLeakage",
+    "hidden-cluster": "hidden_sums:HiddenCluster",
+    "hidden-differencing": "hidden_sums:HiddenDifferencing",
+    "hidden-label-counts": "hidden_sums:HiddenLabelCounts",
+    "hidden-membership": "hidden_sums:HiddenMembership",
     "label-counts": "label_counts:LabelCounts",
     "label-distributions": "label_distributions:LabelDistributions",
     "linkage": "linkage:Linkage",
@@ -44,6 +48,8 @@ ATTACKS = {  # module and class
     "relevance-oracle": "relevance_oracle:RelevanceOracle",
     "repeated-seed": "repeated_seed:RepeatedSeed",
     "secure-sum-conformance": "secure_sum_conformance:SecureSumConformance",
+    "signature-label-counts": "signatures:SignatureLabelCounts",
+    "signature-membership": "signatures:SignatureMembership",
     "source-inference": "source_inference:SourceInference",
     "subspace-composition": "subspaces:SubspaceComposition",
     "subspace-membership": "subspaces:SubspaceMembership",
@@ -68,8 +74,8 @@ def attack_named(name: str) -> Attack:
     if name in ATTACKS:
         module_name, _, class_name = ATTACKS[name].partition(":")
         module = importlib.import_module(f"securecluster.attacks.{module_name}")
-        own: Attack = getattr(module, class_name)()
-        return own
+        builtin: Attack = getattr(module, class_name)()
+        return builtin
     declared = _declared()
     if name not in declared:
         raise unknown("attack", name, attack_names())

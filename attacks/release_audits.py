@@ -172,14 +172,14 @@ def _labelled_canaries(
     """
     if not isinstance(federation.objective, Classification):
         raise UsageError("canaries need samples with labels")
-    sample, surest, least = _surest_sample(protocol, federation)
+    sample, surest, unlikeliest = _surest_sample(protocol, federation)
 
     def change(client: int, shard: Shard) -> Shard:
         count = size or len(shard.y)
         x = np.repeat(sample[None], count, axis=0).astype(shard.x.dtype)
         y = np.full(count, surest, dtype=shard.y.dtype)
         if coins[client]:
-            y[: count if several else 1] = least
+            y[: count if several else 1] = unlikeliest
         return replace(shard, x=x, y=y)
 
     return with_poisoned_data(federation, range(len(federation)), change)
@@ -337,14 +337,14 @@ def planted_samples(
         return Planted(statistics, coins, math.inf)
     training = Ledger(events, fitted.ledger_.samples)
     # sampled batches make mixtures of Gaussians
-    whole = opened.batch_size >= size and not protocol.validation_share
-    return Planted(statistics, coins, training.price(DELTA).epsilon, gaussian=whole)
+    full_batch = opened.batch_size >= size and not protocol.validation_share
+    return Planted(statistics, coins, training.price(DELTA).epsilon, gaussian=full_batch)
 
 
 def _first_updates(fitted: ClusteringProtocol, width: int) -> dict[int, Array]:
     """Return the first update (width,) that each client sent by itself."""
     transcript = fitted.transcript_
-    found: dict[int, Array] = {}
+    updates: dict[int, Array] = {}
     for position, entry in enumerate(transcript.entries):
         # local parameter servers send sums
         if entry.verb == RELAY:
@@ -355,8 +355,8 @@ def _first_updates(fitted: ClusteringProtocol, width: int) -> dict[int, Array]:
             continue
         rows = delta.values.double().cpu().numpy()
         for client, row in zip(answer.ids, rows, strict=True):
-            found.setdefault(client, row)
-    return found
+            updates.setdefault(client, row)
+    return updates
 
 
 def _turned(count: int, width: int, angle: float) -> Array:
@@ -401,14 +401,14 @@ def _connected(
 
 def _replies(transcript: Transcript, method: str, field: str) -> dict[int, Array]:
     """Return a field of each client's only reply to a method, as its frame has it."""
-    found: dict[int, Array] = {}
+    replies: dict[int, Array] = {}
     for position, entry in enumerate(transcript.entries):
         if entry.method != method:
             continue
         _, answer = transcript.content(position)
         values = getattr(answer.reply, field).values.double().cpu().numpy()
-        found.update(zip(answer.ids, values, strict=True))
-    return found
+        replies.update(zip(answer.ids, values, strict=True))
+    return replies
 
 
 class ReleaseAudit(CanaryAudit):

@@ -136,18 +136,18 @@ class RelevanceOracle(Attack):
         """
         assert self.endpoint is not None and knowledge.samples is not None
         candidates = np.asarray(knowledge.samples[0])
-        asked = _unit_rows(candidates)
+        queries = _unit_rows(candidates)
         scores = {}
         read = {}
         grams = {}
         for client in self.endpoint.ids:
             if client in knowledge.colluders:
                 continue
-            read[client] = energies_of(self.endpoint, knowledge, client, asked)
+            read[client] = energies_of(self.endpoint, knowledge, client, queries)
             scores[client] = read[client]
-            if asked.shape[1] <= MOST_DIMENSIONS:
+            if queries.shape[1] <= MOST_DIMENSIONS:
                 grams[client] = squared_gram(self.endpoint, knowledge, client)
-                scores[client] = _share_in_range(grams[client], asked)
+                scores[client] = _share_in_range(grams[client], queries)
         details = {"candidates": candidates, "energies": read, "squared_grams": grams}
         return Guess("membership", scores, details)
 
@@ -166,15 +166,15 @@ def energies_of(
     Raises:
         SecureClusterError: the client refuses.
     """
-    found = []
+    energies = []
     for call in _crafted(knowledge, client, vectors):
         answer = probe(endpoint, call)
         if answer.refusal is not None:
             raise answer.refusal
         others = call.query.ids.table.tolist()
         row = answer.reply.row.values[0].double().cpu().numpy()
-        found.append(row[others])
-    return np.concatenate(found)[: len(vectors)]
+        energies.append(row[others])
+    return np.concatenate(energies)[: len(vectors)]
 
 
 def _crafted(knowledge: Knowledge, client: int, vectors: Array) -> Iterator[Call]:
@@ -213,8 +213,8 @@ def squared_gram(endpoint: Endpoint[Any], knowledge: Knowledge, client: int) -> 
     basis = np.eye(width)
     rows, columns = np.triu_indices(width, 1)
     sums = (basis[rows] + basis[columns]) / np.sqrt(2)
-    asked = np.concatenate([basis, sums])
-    squares = energies_of(endpoint, knowledge, client, asked) ** 2
+    queries = np.concatenate([basis, sums])
+    squares = energies_of(endpoint, knowledge, client, queries) ** 2
     diagonal = squares[:width]
     matrix = np.diag(diagonal)
     # vᵀ A v of v = (e_a + e_b) / √2 is (A_aa + A_bb) / 2 + A_ab
@@ -226,8 +226,8 @@ def squared_gram(endpoint: Endpoint[Any], knowledge: Knowledge, client: int) -> 
 def _share_in_range(squared: Array, vectors: Array) -> Array:
     """Return the share of each vector's squared norm in the range of a matrix, (n,)."""
     values, columns = np.linalg.eigh(squared)
-    kept = columns[:, values > RANK * values[-1]]
-    share: Array = ((vectors @ kept) ** 2).sum(1)
+    basis = columns[:, values > RANK * values[-1]]
+    share: Array = ((vectors @ basis) ** 2).sum(1)
     return share
 
 

@@ -96,9 +96,9 @@ class RecoveredDifferences(Scorer):
 
     def _cosines(self, guess: Guess, true: Array) -> Array:
         """Return the cosines of recovered rows with rows (pairs, d)."""
-        found = np.stack(list(guess.values.values()))
-        lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(true, axis=1)
-        cosines: Array = (found * true).sum(1) / np.maximum(lengths, np.finfo(float).tiny)
+        differences = np.stack(list(guess.values.values()))
+        lengths = np.linalg.norm(differences, axis=1) * np.linalg.norm(true, axis=1)
+        cosines: Array = (differences * true).sum(1) / np.maximum(lengths, np.finfo(float).tiny)
         return cosines
 
 
@@ -136,7 +136,7 @@ class RepeatedSeed(Attack):
         multiplier = noise_multiplier(knowledge.config)
         norm = float(knowledge.config.get("clip") or 1.0)
         draw = np.random.default_rng(0)
-        found = {}
+        recovered = {}
         differences = []
         for number in range(PAIRS):
             first, second = near_rows(draw, norm, torch.float64, DIMENSION)
@@ -145,5 +145,5 @@ class RepeatedSeed(Attack):
                 other = RUNS[number % 2]
                 first = self._release(RUNS[0], first, multiplier, norm, number)
                 second = self._release(other, second, multiplier, norm, number)
-            found[number] = (first - second).numpy()
-        return Guess("differences", found, {"differences": np.stack(differences)})
+            recovered[number] = (first - second).numpy()
+        return Guess("differences", recovered, {"differences": np.stack(differences)})

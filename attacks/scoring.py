@@ -204,12 +204,12 @@ def further_scores(
     Returns:
         Each score, or why it cannot be told.
     """
-    found: dict[str, Score | str] = {}
+    further: dict[str, Score | str] = {}
     scorers: tuple[Scorer, ...] = getattr(attack, "further", ())
     for scorer in scorers:
         reason = scorer.why_not(guess, truth)
-        found[scorer.metric] = reason or score(scorer, guess, truth, seed)
-    return found
+        further[scorer.metric] = reason or score(scorer, guess, truth, seed)
+    return further
 
 
 def _unbiased(resampled: Array, value: float) -> Interval:

@@ -188,8 +188,8 @@ class LyingServer:
     def offers(self) -> torch.Tensor:
         """Return the public key that client 0 offers and new ones of others, (clients, 32)."""
         others = [KeyPair(os.urandom(KEY)).public for _ in EVERYONE[1:]]
-        own = self.ask("sum_offer", 0).reply.key.values
-        return torch.cat([own, as_table(others, KEY)])
+        public_key = self.ask("sum_offer", 0).reply.key.values
+        return torch.cat([public_key, as_table(others, KEY)])
 
     def keys_query(self, keys: torch.Tensor) -> Any:
         """Return the message that relays public keys to one client.
@@ -464,19 +464,19 @@ def isolated_by_lists() -> Probed:
     reveal, all pads of client 0 are known, and the last ones still give shares of its seed.
     """
     refusal = None
-    for near in range(2, CLIENTS):
-        found = _isolated(near)
-        if not found.refused:
-            return found
-        refusal = found.refusal
+    for threshold in range(2, CLIENTS):
+        probed = _isolated(threshold)
+        if not probed.refused:
+            return probed
+        refusal = probed.refusal
     return Probed(None, refusal)
 
 
-def _isolated(near: int) -> Probed:
+def _isolated(threshold: int) -> Probed:
     """Return the seed of client 0 where the first other clients are told that its row was lost.
 
     Args:
-        near: number of clients that client 0 is told have survived, itself included.
+        threshold: number of clients that client 0 is told have survived, itself included.
     """
     server = LyingServer()
     for method in ("sum_offer", "sum_keys", SUM_METHOD):
@@ -484,20 +484,20 @@ def _isolated(near: int) -> Probed:
             server.ask(method, client)
     numbers = {}
     for client in EVERYONE:
-        survivors = _survivors_told(client, near)
-        told = _revealed(server, client, survivors)
-        if told.refused:
-            return told
+        survivors = _survivors_told(client, threshold)
+        revealed = _revealed(server, client, survivors)
+        if revealed.refused:
+            return revealed
         if 0 in survivors:
-            numbers[client] = int.from_bytes(as_bytes(told.reply.shares.table[0]), "big")
+            numbers[client] = int.from_bytes(as_bytes(revealed.reply.shares.table[0]), "big")
     return _opened(server, numbers)
 
 
-def _survivors_told(client: int, near: int) -> tuple[int, ...]:
+def _survivors_told(client: int, threshold: int) -> tuple[int, ...]:
     """Return the survivors that a client is told of."""
     if client == 0:
-        return EVERYONE[:near]
-    if client < near:
+        return EVERYONE[:threshold]
+    if client < threshold:
         return EVERYONE[1:]
     return EVERYONE
 
@@ -597,14 +597,14 @@ RULES: Mapping[str, Callable[[], Probed]] = {
 
 def conformance() -> list[Verdict]:
     """Return for each rule whether clients keep it, with what they say."""
-    found = []
+    verdicts = []
     for rule, lie in RULES.items():
         probed = lie()
         sentence = "the server got what the rule prevents"
         if probed.refusal is not None:
             sentence = str(probed.refusal)
-        found.append(Verdict(rule, probed.refused, sentence))
-    return found
+        verdicts.append(Verdict(rule, probed.refused, sentence))
+    return verdicts
 
 
 class BrokenRules(Scorer):

@@ -51,11 +51,11 @@ def locally_trained(
     """
     count = len(shards)
     trainer = _trainer(knowledge, shards, numbers)
-    moved = torch.zeros(count, knowledge.network.dimension, dtype=initial.dtype)
+    updates = torch.zeros(count, knowledge.network.dimension, dtype=initial.dtype)
     for step in steps:
-        models = Rows(initial.cpu() + moved, tuple(range(count)))
-        moved += trainer.train(models, range(count), _plan(knowledge), step)
-    return moved
+        models = Rows(initial.cpu() + updates, tuple(range(count)))
+        updates += trainer.train(models, range(count), _plan(knowledge), step)
+    return updates
 
 
 def _trainer(knowledge: Knowledge, shards: Sequence[Shard], numbers: Sequence[int]) -> LocalTrainer:

@@ -48,7 +48,7 @@ def observed_subspaces(view: View, knowledge: Knowledge) -> dict[int, Array]:
         view: what the adversary observed.
         knowledge: what it knows besides.
     """
-    found: dict[int, Array] = {}
+    subspaces: dict[int, Array] = {}
     for message in view.messages():
         vectors = getattr(message.content, "vectors", None)
         if vectors is None:
@@ -66,8 +66,8 @@ def observed_subspaces(view: View, knowledge: Knowledge) -> dict[int, Array]:
             continue
         opened = _opened(table, ids, step, knowledge)
         if opened is not None:
-            found.update(zip(ids, opened, strict=True))
-    return found
+            subspaces.update(zip(ids, opened, strict=True))
+    return subspaces
 
 
 def _opened(table: torch.Tensor, ids: list[int], step: int, knowledge: Knowledge) -> Array | None:
@@ -221,10 +221,12 @@ class SampleMembership(Detection):
 
     def answers(self, guess: Guess, truth: Truth, client: int) -> Array:
         """Return for each candidate True if it is among the client's samples, (candidates,)."""
-        own = {np.ascontiguousarray(row).tobytes() for row in truth.federation.shards[client].x}
+        training = {
+            np.ascontiguousarray(row).tobytes() for row in truth.federation.shards[client].x
+        }
         candidates = np.asarray(guess.details["candidates"])
         same_type = candidates.astype(truth.federation.shards[client].x.dtype)
-        return np.asarray([np.ascontiguousarray(row).tobytes() in own for row in same_type])
+        return np.asarray([np.ascontiguousarray(row).tobytes() in training for row in same_type])
 
 
 class MembershipAtLowRate(SampleMembership):
@@ -354,8 +356,8 @@ class SubspaceAttack(Attack):
 
 def _others(view: View, knowledge: Knowledge) -> Mapping[int, Array]:
     """Return the eigenvectors of clients that do not collude."""
-    found = observed_subspaces(view, knowledge)
-    return {k: rows for k, rows in sorted(found.items()) if k not in knowledge.colluders}
+    subspaces = observed_subspaces(view, knowledge)
+    return {k: rows for k, rows in sorted(subspaces.items()) if k not in knowledge.colluders}
 
 
 class SubspaceMembership(SubspaceAttack):
@@ -378,8 +380,8 @@ class SubspaceMembership(SubspaceAttack):
         """
         assert knowledge.samples is not None
         candidates = np.asarray(knowledge.samples[0])
-        found = {k: energies(v, candidates) for k, v in _others(view, knowledge).items()}
-        return Guess("membership", found, {"candidates": candidates})
+        guesses = {k: energies(v, candidates) for k, v in _others(view, knowledge).items()}
+        return Guess("membership", guesses, {"candidates": candidates})
 
 
 class SubspaceComposition(SubspaceAttack):
@@ -412,9 +414,9 @@ def _class_means(values: Array, labels: Array, classes: int) -> Array:
     """Return the mean of values by class, (classes,); of a class without samples, that of all."""
     means = np.full(classes, values.mean())
     for k in range(classes):
-        own = values[labels == k]
-        if len(own):
-            means[k] = own.mean()
+        of_class = values[labels == k]
+        if len(of_class):
+            means[k] = of_class.mean()
     return means
 
 
@@ -433,8 +435,8 @@ class MeanImage(SubspaceAttack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        found = {}
+        guesses = {}
         for client, vectors in _others(view, knowledge).items():
             first = vectors[0]
-            found[client] = -first if first.sum() < 0 else first
-        return Guess("mean samples", found)
+            guesses[client] = -first if first.sum() < 0 else first
+        return Guess("mean samples", guesses)

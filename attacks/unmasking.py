@@ -28,12 +28,12 @@ def first_updates(view: View, knowledge: Knowledge) -> dict[Subject, ObservedUpd
         view: what the adversary observed.
         knowledge: what it knows besides.
     """
-    found = {}
+    updates = {}
     for update in observed_updates(view, knowledge):
         client = update.sender.index
         if update.round == 1 and client is not None:
-            found[update.method, update.step, client] = update
-    return found
+            updates[update.method, update.step, client] = update
+    return updates
 
 
 def mask_of(knowledge: Knowledge) -> str:
@@ -63,14 +63,14 @@ def flips_signs(mask: str) -> bool:
     return keeps_values(mask) and mask != "permutation"
 
 
-def by_rank(known: Array, masked_known: Array, masked: Array, signed: bool = False) -> Array:
+def by_rank(pairs: Array, masked_known: Array, masked: Array, signed: bool = False) -> Array:
     """Return rows with a permutation undone, which maps `known` to `masked_known`.
 
     Coordinates are matched by the rank of a combination of the known rows. Those that are equal in
     all known rows, such as zeros, cannot be told apart: they are matched in any order.
 
     Args:
-        known: rows before the permutation, or what they are guessed to be, (k, d).
+        pairs: rows before the permutation, or what they are guessed to be, (k, d).
         masked_known: the same after it, (k, d).
         masked: rows after it, (n, d).
         signed: True if the permutation also flips signs.
@@ -79,10 +79,10 @@ def by_rank(known: Array, masked_known: Array, masked: Array, signed: bool = Fal
         (n, d).
     """
     # any combination will do in which no two coordinates are equal that differ in some row
-    weights = np.random.default_rng(0).normal(size=len(known))
-    if len(known) == 1:
+    weights = np.random.default_rng(0).normal(size=len(pairs))
+    if len(pairs) == 1:
         weights = np.ones(1)
-    before = weights @ known
+    before = weights @ pairs
     after = weights @ masked_known
     signs = np.ones(len(before))
     if signed:
@@ -97,14 +97,14 @@ def by_rank(known: Array, masked_known: Array, masked: Array, signed: bool = Fal
     return rows
 
 
-def by_span(known: Array, masked_known: Array, masked: Array) -> Array:
+def by_span(pairs: Array, masked_known: Array, masked: Array) -> Array:
     """Return rows with a linear mask undone, as far as they lie in the span of known rows.
 
     An orthonormal map keeps inner products, so the nearest combination of the masked known rows is
     that of the known ones.
 
     Args:
-        known: rows before the mask, (k, d).
+        pairs: rows before the mask, (k, d).
         masked_known: the same after it, (k, w).
         masked: rows after it, (n, w).
 
@@ -112,7 +112,7 @@ def by_span(known: Array, masked_known: Array, masked: Array) -> Array:
         (n, d), each the projection of its row on the span of the known ones.
     """
     combination, *_ = np.linalg.lstsq(masked_known.T, masked.T, rcond=None)
-    projected: Array = combination.T @ known
+    projected: Array = combination.T @ pairs
     return projected
 
 

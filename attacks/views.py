@@ -67,15 +67,15 @@ class RecordedView(View):
         A key authority reads the sums that it decrypts, before the server does. Of R, which the
         server is told less of, the view has what a run of `experiments.tapped` recorded.
         """
-        found = []
+        listed = []
         for position, outcome in enumerate(self._all_outcomes()):
             if outcome.reader not in self.parties:
                 continue
             if self.anonymous:
                 draw = np.random.default_rng([self.seed, position])
                 outcome = _anonymous(outcome, draw)
-            found.append(outcome)
-        return tuple(found)
+            listed.append(outcome)
+        return tuple(listed)
 
     @cached_property
     def clusters(self) -> Mapping[int, int]:
@@ -83,8 +83,8 @@ class RecordedView(View):
 
         An anonymous view has none, and neither has one of clients that choose in secret.
         """
-        known = SERVER in self.parties and self.fitted.server_knows_labels
-        if self.anonymous or not known:
+        server_clusters = SERVER in self.parties and self.fitted.server_knows_labels
+        if self.anonymous or not server_clusters:
             return {}
         return {client: int(label) for client, label in enumerate(self.fitted.state_.labels)}
 

@@ -5,8 +5,9 @@ python -m securecluster.benchmarks.attacks [--data digits mnist]
 python -m securecluster.benchmarks.attacks --references
 
 A cell is an attack on one run: a data set, a protocol, a protection and an adversary. Only
-combinations that a protocol runs are cells. Two protocols are left out: nsim takes positions, not
-images, and clients of local release nothing. Audits of ε, which need canaries, are
+combinations that a protocol runs are cells. `signature` has class blocks, and `signature-sketches`
+is the same protocol with sketches of gradients. Two protocols are left out: nsim takes positions,
+not images, and clients of local release nothing. Audits of ε, which need canaries, are
 `benchmarks.worlds`. `score` has the 95 % bootstrap interval `low` to `high`; `chance` is what the
 same guess reaches against truths with shuffled subjects, `chance_low` to `chance_high`;
 `unprotected` is the score on the run without protection. Attacks that are registered later are
@@ -18,7 +19,8 @@ regression. Gradient inversion reads one step of 12 clients with one sample each
 with sigmoids.
 
 `--references` measures known answers of single attacks instead: DLG on 20 digits, label counts of
-one step, what eigenvectors tell, and the bounds of the one-run audit that its theorem gives.
+one step, what eigenvectors tell, clusters of hidden from two runs, and the bounds of the one-run
+audit that its theorem gives.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from securecluster.attacks.base import Guess, Truth
 from securecluster.attacks.dp_audit import one_run_epsilon
 from securecluster.attacks.experiments import tapped
 from securecluster.attacks.gradient_inversion import DeepLeakage
+from securecluster.attacks.hidden_sums import HiddenCluster
 from securecluster.attacks.image_quality import ShareRecognised
 from securecluster.attacks.label_counts import LabelCounts
 from securecluster.attacks.registry import attack_named, attack_names
@@ -55,9 +58,10 @@ from securecluster.benchmarks.papers.sheet import (
     read_options,
 )
 from securecluster.benchmarks.table import RESULTS
+from securecluster.clustering.metrics import agreement
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
-from securecluster.protocols import ClusteringProtocol, FedAvg, OneShot, Settings
+from securecluster.protocols import ClusteringProtocol, FedAvg, Hidden, OneShot, Settings
 
 DATA = ("digits", "mnist")
 PLAIN = "plain"
@@ -69,12 +73,22 @@ PROTECTIONS: dict[str, Parameters] = {
     "secagg": {"aggregation": "secagg"},
     # clients add it; three rounds cost ε = 9 to 10 for a client's data at δ = 1e-5
     "noise": {"clip": 1.0, "noise": 1.0},
+    "example noise": {"clip": 1.0, "target_epsilon": 2.0, "dp_unit": "example"},
 }
+# protocols for which alone there is a protection
+ONLY = {"example noise": ("signature", "signature-sketches")}
+# further settings of protocols, each with the name of a column
+VARIANTS = {"signature-sketches": "signature"}
+# the whole run costs this much for a client's data
+PRICED: Parameters = {"noise": 0.0, "target_epsilon": 2.0}
 # what the protections need besides in single protocols
 ALSO: dict[tuple[str, str], Parameters] = {
     ("oneshot", "secagg"): {"relevance": "pads", "sealed": True},
     ("oneshot", "noise"): {"gram_noise": 1.0},
     ("srfca", "secagg"): {"relevance": "pads", "sealed": True},
+    ("signature", "noise"): {**PRICED, "dp_unit": "client"},
+    ("signature-sketches", "noise"): {**PRICED, "dp_unit": "client"},
+    ("hidden", "noise"): {**PRICED, "placement": "distributed", "aggregation": "secagg"},
     ("cfl", "secagg"): {"sketch": 64},
     ("flhc", "secagg"): {"sketch": 64},
 }
@@ -87,9 +101,12 @@ OWN: dict[str, Parameters] = {
     "local-kmeans": {"k": 2, "local_rounds": 1},
     "random": {"k": 2},
     "finetune": {"tune_rounds": 1},
+    "signature": {"k": 2, "signature_blocks": "blocks"},
+    "signature-sketches": {"k": 2, "signature_blocks": "plain"},
+    "hidden": {"k": 2, "aggregation": "plain"},
 }
 LEFT_OUT = frozenset({"local", "nsim"})
-COMPARED = tuple(name for name in PROTOCOLS if name not in LEFT_OUT)
+COMPARED = (*(name for name in PROTOCOLS if name not in LEFT_OUT), *VARIANTS)
 SERVER = "server"
 AUDITS = "dp-audit"  # attacks that bound ε, on runs with canaries: see benchmarks.worlds
 # attacks that nobody makes without a client's help
@@ -151,7 +168,7 @@ def protocol_of(name: str, protection: str, scene: Scene, shape: tuple[int, ...]
     }
     if "pre_rounds" in params:
         params["pre_rounds"] = min(params["pre_rounds"], scene.rounds - 1)
-    return protocol_class(name)(**params)
+    return protocol_class(VARIANTS.get(name, name))(**params)
 
 
 def sigmoids(inputs: int) -> torch.nn.Module:
@@ -219,6 +236,8 @@ def runs(data: str, scene_name: str, protocol: str, protection: str) -> bool:
         protocol: its name.
         protection: one of `PROTECTIONS`.
     """
+    if protocol not in ONLY.get(protection, (protocol,)):
+        return False
     scene = SCENES[scene_name]
     try:
         made: ClusteringProtocol = protocol_of(protocol, protection, scene, (1,))
@@ -485,6 +504,38 @@ def _subspaces(
     return _answer(expected, found.value, note)
 
 
+def _hidden_clusters(noise: Parameters, expected: str) -> dict[str, Any]:
+    """Return the share of clients of `hidden` whose cluster two runs tell.
+
+    Args:
+        noise: options of the noise, which a trusted server adds.
+        expected: the share that is known; "chance" for that of shuffled clients.
+    """
+    federation = Federation.simulate(
+        "mnist", scenario=LabelSwap(clusters=4), clients=200, samples=100, seed=0
+    )
+    protocol = Hidden(
+        rounds=1,
+        epochs=1,
+        batch_size=100,
+        model="linear",
+        mask="none",
+        aggregation="plain",
+        **noise,
+    )
+    fitted, taps = tapped(protocol, federation, SETTINGS)
+    adversary = Adversary((SERVER,), (), SERVER)
+    found = finding_of(HiddenCluster(), fitted, federation, adversary, taps).score
+    assert found is not None
+    if expected == "chance":
+        expected = f"{found.chance_interval.low:.2f} to {found.chance_interval.high:.2f}"
+    ari = agreement(federation.truth or (), fitted.labels_.tolist())["ari"]
+    note = (
+        f"{found.metric}, for {found.units} of 200 clients of MNIST; ARI of the clusters {ari:.2f}"
+    )
+    return _answer(expected, found.value, note)
+
+
 def _bound(canaries: int, guesses: int, correct: int, delta: float) -> dict[str, Any]:
     """Return the bound of the one-run audit for a number of right guesses, at p = 0.05."""
     known = {100: "3.4930", 900: "2.0206", 95: "2.1652"}[correct]
@@ -500,6 +551,13 @@ REFERENCES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "membership, 135 samples": lambda: _subspaces(SubspaceMembership(), 135, 10, "0.59"),
     "classes": lambda: _subspaces(SubspaceComposition(), 8, 5, "0.99", Pathological()),
     "mean image": lambda: _subspaces(MeanImage(), 40, 5, "0.9998"),
+    "clusters of hidden, without noise": lambda: _hidden_clusters({}, "1"),
+    "clusters of hidden, ε = 1": lambda: _hidden_clusters(
+        {"clip": 1.0, "target_epsilon": 1.0, "placement": "central"}, "chance"
+    ),
+    "clusters of hidden, ε = 2": lambda: _hidden_clusters(
+        {"clip": 1.0, "target_epsilon": 2.0, "placement": "central"}, "chance"
+    ),
     "one run, all right": lambda: _bound(100, 100, 100, 0.0),
     "one run, 90 % right": lambda: _bound(1000, 1000, 900, 1e-5),
     "one run, few guesses": lambda: _bound(1000, 100, 95, 1e-5),

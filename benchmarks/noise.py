@@ -1,56 +1,123 @@
 """How much noise until the clusters are lost, at which ε, and at how many bytes: σ* and ε* of
 protocols and mechanisms, ARI and accuracy over noise, ε and bytes.
 
-python -m securecluster.benchmarks.noise [--seeds 5] [--jobs 0] [--grid digits]
+python -m securecluster.benchmarks.noise [--seeds 5] [--jobs 0] [--grid digits] [--only PART …]
 
-`--grid digits` (about five minutes on two cores): 20 clients of digits with four swapped labels,
-20 rounds of mlp-32, clip norm 1 (chosen by trial on these data, which no ε covers), noise from
-0.003 to 1. `--grid full` is for a GPU: MNIST, Fashion-MNIST and CIFAR-10 with the networks that
-suit them. It is `securecluster sweep` with the options below: a grid that was stopped goes on from
-its folder, runs/noise-GRID, which also has the pictures as PDF and SVG.
+`--grid digits` (about five minutes on two cores) has three parts, each a `securecluster sweep`:
+
+- updates: what clients send of their updates, with noise for whole clients. 20 clients with four
+  swapped labels, clip norm 1 (chosen by trial on these data, which no ε covers);
+- eigenvectors: one-shot clustering by noisy Gram matrices or naively noised eigenvectors, and
+  signatures of gradients, with noise for single examples. 20 clients with rotated images;
+- epsilon: all of them at equal ε of whole runs, for single examples. 8 clients, two clusters.
+
+`--grid full` is for a GPU: updates and epsilon on MNIST, Fashion-MNIST and CIFAR-10 with the
+networks that suit them. A grid that was stopped goes on from its folders, runs/noise-DATA-PART,
+which also have the pictures as PDF and SVG. `--picture` only draws noise.png anew: the three parts,
+and the accuracy of honest clients over the share of malicious ones (`benchmarks.malicious_clients`,
+the behaviour that does most harm to each protocol).
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from securecluster.app.cli import main as command_line
+from securecluster.app.plots.sweep import looks
+from securecluster.app.sweep_tables import HOLDS
 from securecluster.benchmarks.table import RESULTS, write
 from securecluster.core import atomic_files
 
-VARIANTS = (
-    "cfl",
-    "cfl:placement=central",
-    "cfl:sketch=64",
-    "cfl:compress=4bit",
-    "flhc",
-    "flhc:sketch=64",
-    "fedavg",
-    "finetune",
-    "local",
+
+@dataclass(frozen=True)
+class Part:
+    """One sweep of a grid.
+
+    Attributes:
+        variants: protocols with options of their own.
+        levels: `--noise` or `--epsilon`, and the levels.
+        options: of the command line.
+    """
+
+    variants: tuple[str, ...]
+    levels: tuple[str, ...]
+    options: tuple[str, ...]
+
+    def on(self, *options: str) -> Part:
+        """Return the same part with further options.
+
+        Args:
+            options: of the command line.
+        """
+        return Part(self.variants, self.levels, (*self.options, *options))
+
+
+BASELINES = ("fedavg", "finetune", "local")
+UPDATES = Part(
+    (
+        "cfl",
+        "cfl:placement=central",
+        "cfl:sketch=64",
+        "cfl:compress=4bit",
+        "flhc",
+        "flhc:sketch=64",
+        "srfca:distance=l2",
+        "ifca:loss-clip=4",
+        *BASELINES,
+    ),
+    ("--noise", "0", "0.003", "0.01", "0.03", "0.1", "0.3", "1"),
+    ("--clip", "1"),
 )
-LEVELS = ("0", "0.003", "0.01", "0.03", "0.1", "0.3", "1")
-DIGITS = ("--model", "mlp-32", "--rounds", "20", "--clip", "1")
-GRIDS: dict[str, dict[str, tuple[str, ...]]] = {
-    "digits": {"digits": DIGITS},
+EIGENVECTORS = Part(
+    (
+        "oneshot:tasks=4",
+        "oneshot:tasks=4,vectors=1",
+        "oneshot:tasks=4,gram-mechanism=naive",
+        "signature:k=4",
+        "signature:k=4,signature-releases=1",
+    ),
+    ("--noise", "0.03", "0.1", "0.3", "1", "3", "10"),
+    ("--scenario", "rotation", "--dp-unit", "example", "--clip", "1"),
+)
+EPSILON = Part(
+    ("signature", "cfl", "flhc", "srfca", "ifca", *BASELINES),
+    ("--epsilon", "1", "2", "4", "8", "inf"),
+    ("--dp-unit", "example", "--clip", "1"),
+)
+GPU = ("--device", "cuda")
+GRIDS: dict[str, dict[str, dict[str, Part]]] = {
+    "digits": {
+        "digits": {
+            "updates": UPDATES.on("--model", "mlp-32", "--rounds", "20"),
+            "eigenvectors": EIGENVECTORS.on("--model", "mlp-32", "--rounds", "5"),
+            "epsilon": EPSILON.on(
+                *("--model", "linear", "--rounds", "20", "--clients", "8", "--clusters", "2")
+            ),
+        }
+    },
     "full": {
-        "mnist": ("--data", "mnist", "--clip", "1", "--device", "cuda"),
-        "fashion_mnist": ("--data", "fashion_mnist", "--clip", "1", "--device", "cuda"),
-        "cifar10": ("--data", "cifar10", "--clip", "1", "--device", "cuda"),
+        data: {
+            "updates": UPDATES.on("--data", data, *GPU),
+            "epsilon": EPSILON.on("--data", data, *GPU),
+        }
+        for data in ("mnist", "fashion_mnist", "cifar10")
     },
 }
-TABLES = {"runs": "noise", "summary": "noise_summary", "thresholds": "noise_thresholds"}
+PICTURES = ("noise", "epsilon", "bytes")
 
 
-def measure(data: str, options: Sequence[str], seeds: int, jobs: int, folder: Path) -> None:
-    """Sweep over one data set, or go on with a sweep that was stopped.
+def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
+    """Sweep over one part, or go on with a sweep that was stopped.
 
     Args:
-        data: name of the data set.
-        options: of the command line.
+        name: of its results.
+        part: what to sweep over.
         seeds: number of seeds.
         jobs: number of processes; 0 is one for each core.
         folder: of the sweep.
@@ -58,31 +125,125 @@ def measure(data: str, options: Sequence[str], seeds: int, jobs: int, folder: Pa
     arguments = ["resume", str(folder)]
     if not (folder / "config.json").is_file():
         numbers = ["--seeds", str(seeds), "--jobs", str(jobs)]
-        arguments = ["sweep", *VARIANTS, *options, *numbers, "--noise", *LEVELS]
+        arguments = ["sweep", *part.variants, *part.options, *numbers, *part.levels]
         arguments += ["--out", str(folder)]
     code = command_line(arguments)
     if not (folder / "thresholds.csv").is_file():
         raise SystemExit(code)
-    # of a data set of its own name, but for the default grid
-    suffix = "" if data == "digits" else f"_{data}"
-    for name, result in TABLES.items():
-        with (folder / f"{name}.csv").open(newline="") as stream:
-            print(write(result + suffix, list(csv.DictReader(stream))))
-    for name in ("noise", "epsilon", "bytes"):
-        picture = atomic_files.read(folder / f"{name}.png")
-        atomic_files.write_atomic(RESULTS / f"noise{suffix}_{name}.png", picture)
+    for table in ("runs", "summary", "thresholds"):
+        with (folder / f"{table}.csv").open(newline="") as stream:
+            print(write(f"noise_{name}_{table}", list(csv.DictReader(stream))))
+    for picture in PICTURES:
+        path = folder / f"{picture}.png"
+        if path.is_file():
+            target = RESULTS / f"noise_{name}_over_{picture}.png"
+            atomic_files.write_atomic(target, atomic_files.read(path))
+
+
+def draw_all() -> Path:
+    """Draw ARI over noise, and over ε, and accuracy over the share of malicious clients."""
+    from securecluster.app.plots.figure import figure, save
+
+    picture, axes = figure(10.4, 8.4, rows=2, columns=2, share=False)
+    updates, eigenvectors, equal, malicious = axes.flat
+    for panel in axes.flat:
+        panel.grid(alpha=0.25)
+        panel.set_ylim(-0.1, 1.05)
+    _draw_part(updates, "digits_updates", "noise", "noise multiplier")
+    updates.set_title("updates, compressed updates and losses (whole clients)", fontsize=9)
+    _draw_part(eigenvectors, "digits_eigenvectors", "noise", "noise multiplier")
+    eigenvectors.set_title("eigenvectors and signatures (single examples)", fontsize=9)
+    _draw_part(equal, "digits_epsilon", "target_epsilon", "ε of the whole run")
+    equal.set_title("at equal ε (single examples)", fontsize=9)
+    _draw_malicious(malicious)
+    malicious.set_title("malicious clients, the worst of six behaviours", fontsize=9)
+    for panel in (updates, eigenvectors, equal):
+        panel.set_ylabel("ARI, mean over seeds")
+    malicious.set_ylabel("accuracy of honest clients")
+    return save(RESULTS / "noise.png", picture)
+
+
+def _results(name: str) -> list[dict[str, str]]:
+    """Return the lines of a table of `results`, without its comment."""
+    text = (RESULTS / f"{name}.csv").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return list(csv.DictReader(lines))
+
+
+def _draw_part(panel: Any, name: str, column: str, text: str) -> None:
+    """Draw the ARI of each variant over a column of a part's summary.
+
+    Args:
+        panel: matplotlib axes.
+        name: of the part's tables.
+        column: of the horizontal axis, whose levels are evenly spaced.
+        text: of the horizontal axis.
+    """
+    rows = [row for row in _results(f"noise_{name}_summary") if row["ari"]]
+    levels = sorted({float(row[column]) for row in rows})
+    variants = list(dict.fromkeys(row["variant"] for row in rows))
+    for label, look in looks(variants).items():
+        if look.color == "0.5":
+            continue  # baselines do not cluster
+        points = [row for row in rows if row["variant"] == label]
+        places = [levels.index(float(row[column])) for row in points]
+        means = [float(row["ari"]) for row in points]
+        panel.plot(places, means, look.line, marker=look.marker, color=look.color, label=label)
+    texts = ["∞" if math.isinf(level) else f"{level:g}" for level in levels]
+    panel.set_xticks(range(len(levels)), texts)
+    panel.set_xlabel(text)
+    panel.axhline(HOLDS, color="0.8", linewidth=0.8, zorder=0)
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=7)
+
+
+def _draw_malicious(panel: Any) -> None:
+    """Draw the lowest accuracy of honest clients over the behaviours of malicious ones.
+
+    Args:
+        panel: matplotlib axes.
+    """
+    rows = [row for row in _results("malicious_clients") if row["data"] == "digits"]
+    accuracies: dict[tuple[str, float, str], list[float]] = {}
+    for row in rows:
+        if row["status"] == "done" and row["accuracy"]:
+            key = (row["protocol"], float(row["share"]), row["behaviour"])
+            accuracies.setdefault(key, []).append(float(row["accuracy"]))
+    worst: dict[str, dict[float, float]] = {}
+    for (protocol, share, _), values in accuracies.items():
+        mean = sum(values) / len(values)
+        by_share = worst.setdefault(protocol, {})
+        by_share[share] = min(mean, by_share.get(share, mean))
+    for label, look in looks(list(worst)).items():
+        shares = sorted(worst[label])
+        means = [worst[label][share] for share in shares]
+        panel.plot(shares, means, look.line, marker=look.marker, color=look.color, label=label)
+    panel.set_xlabel("share of malicious clients")
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=7)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure a grid, and write its tables and pictures to `results`."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--grid", choices=tuple(GRIDS), default="digits")
+    parser.add_argument("--only", nargs="+", default=(), help="parts, such as updates")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--picture", action="store_true", help="draw noise.png, and run nothing")
     chosen = parser.parse_args(argv)
-    for data, options in GRIDS[chosen.grid].items():
-        measure(data, options, chosen.seeds, chosen.jobs, chosen.out / f"noise-{data}")
+    if chosen.picture:
+        print(draw_all())
+        return
+    for data, parts in GRIDS[chosen.grid].items():
+        for name, part in parts.items():
+            if chosen.only and name not in chosen.only:
+                continue
+            folder = chosen.out / f"noise-{data}-{name}"
+            measure(f"{data}_{name}", part, chosen.seeds, chosen.jobs, folder)
+    if chosen.grid == "digits" and not chosen.only:
+        print(draw_all())
 
 
 if __name__ == "__main__":

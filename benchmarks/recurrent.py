@@ -179,7 +179,7 @@ def plain(
     for client in range(count):
         load(module, batched.start)
         optimizer = optimizer_of(plan, module)
-        for batch in batched._batches(client, plan, 1):
+        for batch in batched.batches(client, plan, 1):
             rows = torch.as_tensor(batch).to(batched.device)
             optimizer.zero_grad()
             outputs = module(batched._x[rows])

@@ -98,7 +98,7 @@ def plain(batched: LocalTrainer, module: nn.Module) -> torch.Tensor:
         # a clone, since parameters become views of the vector and training would change it
         nn.utils.vector_to_parameters(batched.start.clone(), module.parameters())
         optimizer = torch.optim.SGD(module.parameters(), lr=PLAN.lr)
-        for batch in batched._batches(client, PLAN, 1):
+        for batch in batched.batches(client, PLAN, 1):
             optimizer.zero_grad()
             outputs = module(batched._x[batch])
             loss = nn.functional.cross_entropy(outputs, batched._y[batch])

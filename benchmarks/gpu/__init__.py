@@ -3,16 +3,17 @@
 python -m securecluster.benchmarks.gpu --minutes 9 --out DIR [--device auto|cuda|cpu]
 
 A check computes something on the device and compares it with the CPU, or with a plain PyTorch loop
-on the CPU; its bound and the reason for it stand beside its error. Timings of a round stand beside
-a plain loop and one centralised model. What does not fit into the time, or lacks an optional
-package, is skipped and listed with the reason.
+on the CPU; its bound and the reason for it stand beside its error. A small noise grid is run, too.
+Timings of a round stand beside a plain loop and one centralised model, and those of a grid's levels
+and seeds as one batch beside one run after the other. What does not fit into the time, or lacks an
+optional package, is skipped and listed with the reason.
 
 DIR gets `checks.csv`, `timings.csv`, `skipped.csv` and `summary.md`, complete at any moment. The
 exit code is 0 where all checks that ran passed, 1 where one failed, and 2 where the command cannot
 start. The default device is the GPU where there is one; else the CPU, which checks the same code
 against plain PyTorch and says so. No network is used.
 
-Modules: `pieces` (the kinds of work), `checks` and `timings` (the pieces), `worker` (does them,
-within a budget), `watchdog` (starts the worker, ends it in time, keeps its results), `report` (the
-files).
+Modules: `pieces` (the kinds of work), `checks`, `runs`, `sweeps` and `timings` (the pieces),
+`worker` (does them, within a budget), `watchdog` (starts the worker, ends it in time, keeps its
+results), `report` (the files).
 """

@@ -146,9 +146,15 @@ def main() -> None:
         tell({"event": "usage", "message": str(error)})
         return
     from securecluster.benchmarks.gpu.checks import every_check
+    from securecluster.benchmarks.gpu.sweeps import sweep_checks, sweep_timings
     from securecluster.benchmarks.gpu.timings import every_timing
 
-    pieces: list[Piece] = [*every_check(), *every_timing()]
+    pieces: list[Piece] = [
+        *every_check(),
+        *sweep_checks(),
+        *sweep_timings(),
+        *every_timing(),
+    ]
     names = [[piece.name, piece.category] for piece in pieces]
     notes = []
     if task["device"] == "auto" and device.type == "cpu":

@@ -25,8 +25,9 @@ from securecluster.app import execution, run_folder
 from securecluster.app.finished_run import FinishedRun
 from securecluster.app.number_format import printable
 from securecluster.attacks import experiments
-from securecluster.attacks.base import Attack, Guess, Tap, Truth
+from securecluster.attacks.base import Attack, Guess, Tap, Truth, View
 from securecluster.attacks.dp_audit import CanaryAudit, Planted
+from securecluster.attacks.hidden_sums import TwoSums
 from securecluster.attacks.registry import attack_named, attack_names
 from securecluster.attacks.scoring import Score, score
 from securecluster.attacks.source_inference import OwnersFound
@@ -40,6 +41,7 @@ from securecluster.runtime.settings import Settings
 
 SCHEMA = 1
 BUDGET = 180.0  # seconds
+LEAVING = 16  # clients without each of which a run is repeated, for sums that differ in one client
 KNOWN = 8  # test samples of each client that the adversary has
 SERVER = "server"
 AUTHORITY = "authority"
@@ -477,7 +479,13 @@ def noiseless(protocol: ClusteringProtocol) -> ClusteringProtocol:
         protocol: with the run's hyper-parameters.
     """
     params = protocol.get_params()
-    changes = {"noise": 0.0, "gram_noise": 0.0, "target_epsilon": None, "placement": "local"}
+    changes = {
+        "noise": 0.0,
+        "gram_noise": 0.0,
+        "signature_noise": 0.0,
+        "target_epsilon": None,
+        "placement": "local",
+    }
     for name, value in changes.items():
         if name in params:
             params[name] = value
@@ -536,7 +544,7 @@ def _bounded(
 def _active(
     attack: Attack, fitted: ClusteringProtocol, federation: Federation, adversary: Adversary
 ) -> Attack:
-    """Return the attack, with clients to send crafted calls to if it takes some.
+    """Return the attack, with what it takes besides the view: clients to call, or further runs.
 
     Only a server sends calls. The clients are made again from the run's configuration, and are as
     they were before the run.
@@ -547,12 +555,30 @@ def _active(
         federation: its clients.
         adversary: whose view is attacked.
     """
-    if not hasattr(attack, "endpoint") or SERVER not in adversary.parties:
-        return attack
     active: Any = copy.copy(attack)
-    active.endpoint = fitted.build_client(federation, fitted.kept_.learned.settings)
+    if SERVER not in adversary.parties:
+        return attack
+    if hasattr(attack, "endpoint"):
+        active.endpoint = fitted.build_client(federation, fitted.kept_.learned.settings)
+    if isinstance(attack, TwoSums) and fitted.name == attack.protocol:
+        active.second = _runs_without_one(fitted, federation, adversary)
     made: Attack = active
     return made
+
+
+def _runs_without_one(
+    fitted: ClusteringProtocol, federation: Federation, adversary: Adversary
+) -> dict[int, View]:
+    """Return by client what the server sees of the same run without it, for the first clients.
+
+    They stay with the run, since several attacks read them.
+    """
+    runs: dict[int, ClusteringProtocol] = vars(fitted).setdefault("runs_without_one_", {})
+    settings = replace(fitted.kept_.learned.settings, transcript="full")
+    for client in range(min(LEAVING, len(federation))):
+        if client not in runs:
+            runs[client] = experiments.without_client(fitted, federation, client, settings)
+    return {client: view_of(run, (SERVER,)) for client, run in runs.items()}
 
 
 def asks_about_candidates(attack: Attack) -> bool:

@@ -58,6 +58,11 @@ EIGENVECTORS = (
     "sealed eigenvectors (--sealed): the server cannot open them, and other clients can",
     "a noisy Gram matrix (--gram-noise Z): its noise bounds what eigenvectors reveal",
 )
+OF_CLIENTS = (
+    "noise for whole clients (--signature-noise Z --dp-unit client): shares of classes are no "
+    "single sample's, so noise for samples does not cover them"
+)
+OF_SIGNATURES = "noise on signatures (--signature-noise Z): the more, the nearer to chance"
 FEWER = "fewer rounds, or fewer releases a round"
 LOWERED_BY = {
     "label-counts": (MASK, SECURE_SUMS, NOISE),
@@ -69,6 +74,13 @@ LOWERED_BY = {
     "mean-image": EIGENVECTORS,
     "subspace-composition": EIGENVECTORS,
     "subspace-membership": EIGENVECTORS,
+    "signature-label-counts": (OF_CLIENTS,),
+    "signature-membership": (MASK, OF_SIGNATURES),
+    # two secure sums are subtracted as well as two plain ones
+    "hidden-differencing": (NOISE,),
+    "hidden-cluster": (NOISE,),
+    "hidden-label-counts": (MASK, NOISE),
+    "hidden-membership": (MASK, NOISE),
 }
 GENERAL = (SECURE_SUMS, NOISE, FEWER)
 

@@ -33,6 +33,7 @@ class Claim:
         weights: True for attacks that need a mask. They are compared with a run under the same
             mask, whose clients send weights in place of moves; or, where `hidden` is False, with
             nothing.
+        options: of the protocol, with the protection and without it.
     """
 
     sentence: str
@@ -45,6 +46,7 @@ class Claim:
     helpers: tuple[int, ...] = ()
     clients: int = 8
     weights: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,23 @@ class Row:
         return nothing or self.on.verdict == CHANCE
 
 
+# options of claims on signatures and on hidden
+BLOCKS: dict[str, Any] = {"signature_blocks": "blocks"}
+SKETCHES: dict[str, Any] = {"signature_blocks": "plain"}
+SIGNATURE_NOISE = 3.73  # of one release with ε = 1 at δ = 1e-5; half of it is ε = 2.2
+# of a whole run with ε = 1; sums of clients' shares of noise have as much
+TRUSTED_NOISE: dict[str, Any] = {
+    "clip": 1.0,
+    "target_epsilon": 1.0,
+    "placement": "central",
+    "aggregation": "plain",
+}
+HIDDEN_ATTACKS = (
+    "hidden-differencing",
+    "hidden-cluster",
+    "hidden-label-counts",
+    "hidden-membership",
+)
 CLAIMS = (
     Claim(
         "A permutation hides *which* label is which",
@@ -321,6 +340,91 @@ CLAIMS = (
         "docs/privacy.md",
         "repeated-seed",
         {"clip": 1.0, "noise": 4.0},
+    ),
+    Claim(
+        "No mask covers the shares",
+        "docs/privacy.md",
+        "signature-label-counts",
+        {"mask": "permutation"},
+        protocol="signature",
+        hidden=False,
+        options=BLOCKS,
+    ),
+    Claim(
+        "A mask hides a sketch",
+        "docs/privacy.md",
+        "signature-label-counts",
+        {"mask": "permutation"},
+        protocol="signature",
+        options=SKETCHES,
+    ),
+    Claim(
+        "A mask hides a sketch",
+        "docs/privacy.md",
+        "signature-membership",
+        {"mask": "permutation"},
+        protocol="signature",
+        options=SKETCHES,
+    ),
+    *(
+        Claim(
+            "Noise for the unit `client` hides all of this",
+            "docs/privacy.md",
+            attack,
+            {"dp_unit": "client", "signature_noise": SIGNATURE_NOISE},
+            protocol="signature",
+            options=kind,
+        )
+        for attack in ("signature-label-counts", "signature-membership")
+        for kind in (BLOCKS, SKETCHES)
+    ),
+    *(
+        Claim(
+            "noise for the unit `example` hides which samples a client has",
+            "docs/privacy.md",
+            "signature-membership",
+            {"signature_noise": SIGNATURE_NOISE},
+            protocol="signature",
+            clients=16,
+            options=kind,
+        )
+        for kind in (BLOCKS, SKETCHES)
+    ),
+    *(
+        Claim(
+            "and not how many of each class",
+            "docs/privacy.md",
+            "signature-label-counts",
+            {"signature_noise": SIGNATURE_NOISE / 2},
+            protocol="signature",
+            hidden=False,
+            clients=16,
+            options=kind,
+        )
+        for kind in (BLOCKS, SKETCHES)
+    ),
+    *(
+        Claim(
+            "Two such sums tell what the client added, secure or not",
+            "docs/privacy.md",
+            attack,
+            {"aggregation": "secagg"},
+            protocol="hidden",
+            hidden=False,
+            clients=10,
+        )
+        for attack in HIDDEN_ATTACKS
+    ),
+    *(
+        Claim(
+            "Noise in the sums hides all four",
+            "docs/privacy.md",
+            attack,
+            TRUSTED_NOISE,
+            protocol="hidden",
+            clients=10,
+        )
+        for attack in HIDDEN_ATTACKS
     ),
 )
 

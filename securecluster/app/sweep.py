@@ -29,7 +29,49 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 INFINITE = "inf"  # in runs.jsonl
+TOGETHER_ON_GPU = 8  # runs whose data and models fit into the memory of most GPUs
 MOST_JOBS = 8  # processes by default, each of which needs its own memory for torch
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Runs at the same time.
+
+    Attributes:
+        jobs: number of processes; 0 is one for each core.
+        together: runs of a process that train together; 0 is 1 on a CPU and 8 on a GPU.
+    """
+
+    jobs: int = 0
+    together: int = 0
+
+    def processes(self, settings: Settings) -> int:
+        """Return the number of processes.
+
+        Args:
+            settings: of every run.
+        """
+        if self.jobs:
+            return self.jobs
+        if settings.device != "cpu":
+            return 1
+        cores = os.cpu_count() or 1
+        # the cores that this process may use, where the system says so
+        if hasattr(os, "sched_getaffinity"):
+            cores = len(os.sched_getaffinity(0))
+        return max(1, min(MOST_JOBS, cores // settings.threads))
+
+    def in_a_process(self, settings: Settings) -> int:
+        """Return the number of runs of a process that train together.
+
+        Args:
+            settings: of every run.
+        """
+        if self.together:
+            return self.together
+        if settings.device == "cpu":
+            return 1
+        return TOGETHER_ON_GPU
 
 
 @dataclass(frozen=True)
@@ -51,6 +93,10 @@ class Levels:
     jobs: int = 0
     """runs at the same time, each in a process of its own; 0 is one for each core, at most 8, and
     1 on a GPU. Results do not depend on it
+    """
+    together: int = 0
+    """runs of one protocol in one process whose clients train as one batch, with results that are
+    equal up to rounding; 0 is 1 on a CPU, and on a GPU 8
     """
 
 
@@ -99,9 +145,9 @@ def start(argv: Sequence[str]) -> int:
     quiet = options.output.quiet
     texts = {run_folder.CONFIG: run_folder.sweep_json(plan.content(), federation.digest())}
     name = f"sweep-{federation.data}"
-    jobs = options.sweep.jobs
+    parallel = Parallel(options.sweep.jobs, options.sweep.together)
     with run_folder.claimed(options.output.out, options.output.force, name, texts) as folder:
-        return _carry_out(folder, plan, jobs, quiet)
+        return _carry_out(folder, plan, parallel, quiet)
 
 
 def resume(folder: Path, quiet: bool) -> int:
@@ -126,7 +172,7 @@ def resume(folder: Path, quiet: bool) -> int:
         assert content is not None
         plan = Plan.of(content)
         _check_data(folder, _federation(plan))
-        return _carry_out(folder, plan, 0, quiet)
+        return _carry_out(folder, plan, Parallel(), quiet)
 
 
 def sweep(
@@ -137,6 +183,7 @@ def sweep(
     seeds: int = 5,
     folder: Path | str | None = None,
     jobs: int = 1,
+    together: int = 0,
     **options: Any,
 ) -> DataFrame:
     """Run protocols at levels of noise or of ε, each once for every seed.
@@ -154,6 +201,8 @@ def sweep(
             nothing.
         jobs: runs at the same time, each in a process of its own. A script with more than one
             needs `if __name__ == "__main__":`.
+        together: runs of one protocol in one process whose clients train as one batch, with results
+            that are equal up to rounding; 0 is 1 on a CPU, and on a GPU 8.
         options: those of the command by name: of the data (`data`, `scenario`, `clients`,
             `clusters`, `samples`, `seed`), of settings (`dtype`, `dropout`), and those of the
             protocols, which each protocol takes that has them, unless it is given as an object.
@@ -174,13 +223,14 @@ def sweep(
 
     simulation, settings, shared = _split(options)
     variants = _variants(protocols, shared, simulation.clusters)
-    levels = Levels(tuple(noise), tuple(epsilon), seeds, jobs)
+    levels = Levels(tuple(noise), tuple(epsilon), seeds, jobs, together)
+    parallel = Parallel(jobs, together)
     plan = _planned(variants, levels, simulation, settings)
     federation = _checked(plan)
     if folder is None:
-        rows = list(_rows(plan, [], jobs, lambda row, left: None))
+        rows = list(_rows(plan, [], parallel, lambda row, left: None))
     else:
-        rows = _in_folder(Path(folder), plan, federation, jobs)
+        rows = _in_folder(Path(folder), plan, federation, parallel)
     table = sweep_tables.tidy(rows, federation.objective.metric)
     return pandas.DataFrame(table, columns=list(table[0]))
 
@@ -284,6 +334,11 @@ def _planned(
     seeds = sweep_plan.seeds_of(simulation.seed, levels.seeds)
     if levels.jobs < 0:
         raise UsageError(f"jobs = {levels.jobs} is not possible: it is 0, for all cores, or more")
+    if levels.together < 0:
+        raise UsageError(
+            f"together = {levels.together} is not possible: it is 0, for the device's default, or "
+            "more"
+        )
     if settings.transcript == "full":
         raise UsageError("a sweep keeps no frames: leave transcript out, or run one of its runs")
     # one thread, so that a run's sums do not depend on the machine's cores
@@ -395,14 +450,14 @@ def _check_data(folder: Path, federation: Federation) -> None:
         )
 
 
-def _in_folder(folder: Path, plan: Plan, federation: Federation, jobs: int) -> list[Row]:
+def _in_folder(folder: Path, plan: Plan, federation: Federation, parallel: Parallel) -> list[Row]:
     """Start or go on with a sweep in a folder, and return the rows of all runs.
 
     Args:
         folder: new, empty, or of a sweep of this plan.
         plan: of the sweep.
         federation: the clients of the first seed.
-        jobs: number of processes.
+        parallel: runs at the same time.
 
     Raises:
         UsageError: the folder contains something else.
@@ -417,7 +472,7 @@ def _in_folder(folder: Path, plan: Plan, federation: Federation, jobs: int) -> l
             )
         texts = {run_folder.CONFIG: run_folder.sweep_json(plan.content(), federation.digest())}
         with run_folder.claimed(folder, False, "", texts):
-            return _completed(folder, plan, federation, jobs, quiet=True)
+            return _completed(folder, plan, federation, parallel, quiet=True)
     with run_folder.locked(folder):
         if run_folder.swept(folder) != plan.content():
             raise RunFolderError(
@@ -425,16 +480,16 @@ def _in_folder(folder: Path, plan: Plan, federation: Federation, jobs: int) -> l
                 "folder"
             )
         _check_data(folder, federation)
-        return _completed(folder, plan, federation, jobs, quiet=True)
+        return _completed(folder, plan, federation, parallel, quiet=True)
 
 
-def _carry_out(folder: Path, plan: Plan, jobs: int, quiet: bool) -> int:
+def _carry_out(folder: Path, plan: Plan, parallel: Parallel, quiet: bool) -> int:
     """Do the runs that have not ended, write tables and pictures, and show the thresholds.
 
     Args:
         folder: of the sweep, whose lock this process holds.
         plan: of the sweep.
-        jobs: number of processes; 0 is one for each core.
+        parallel: runs at the same time.
         quiet: print nothing but errors.
 
     Returns:
@@ -447,7 +502,7 @@ def _carry_out(folder: Path, plan: Plan, jobs: int, quiet: bool) -> int:
 
     federation = _federation(plan)
     with execution.resumable(folder):
-        rows = _completed(folder, plan, federation, jobs, quiet)
+        rows = _completed(folder, plan, federation, parallel, quiet)
     if not quiet:
         with output():
             sweep_report.show(folder, rows, federation)
@@ -462,7 +517,7 @@ def _carry_out(folder: Path, plan: Plan, jobs: int, quiet: bool) -> int:
 
 
 def _completed(
-    folder: Path, plan: Plan, federation: Federation, jobs: int, quiet: bool
+    folder: Path, plan: Plan, federation: Federation, parallel: Parallel, quiet: bool
 ) -> list[Row]:
     """Do the runs that have not ended, write tables and pictures, and return the rows of all runs.
 
@@ -470,7 +525,7 @@ def _completed(
         folder: of the sweep, whose lock this process holds.
         plan: of the sweep.
         federation: the clients of the first seed.
-        jobs: number of processes; 0 is one for each core.
+        parallel: runs at the same time.
         quiet: print nothing.
     """
     from securecluster.app import run_folder, sweep_report
@@ -492,20 +547,23 @@ def _completed(
         with output():
             console.print(text, markup=False)
 
-    rows = list(_rows(plan, recorded, jobs, say))
+    rows = list(_rows(plan, recorded, parallel, say))
     sweep_report.write(folder, rows, federation)
     return rows
 
 
 def _rows(
-    plan: Plan, recorded: Sequence[Row], jobs: int, say: Callable[[Row, float | None], None]
+    plan: Plan,
+    recorded: Sequence[Row],
+    parallel: Parallel,
+    say: Callable[[Row, float | None], None],
 ) -> Iterator[Row]:
     """Yield the rows of all runs, after carrying out those that are not recorded.
 
     Args:
         plan: of the sweep.
         recorded: rows of runs that have ended.
-        jobs: number of processes; 0 is one for each core.
+        parallel: runs at the same time.
         say: called with each new row, and the seconds that are left.
     """
     from securecluster.app import sweep_plan, worker_pool
@@ -513,11 +571,13 @@ def _rows(
     yield from recorded
     ended = {row["run"] for row in recorded}
     cells = [cell for cell in plan.cells() if cell.number not in ended]
-    processes = min(_processes(jobs, plan.settings), max(1, len(cells)))
+    batches = sweep_plan.batches(cells, parallel.in_a_process(plan.settings))
+    processes = min(parallel.processes(plan.settings), max(1, len(batches)))
     clock = _Clock(cells, processes)
-    for row in worker_pool.results(sweep_plan.run_cell, cells, processes):
-        say(row, clock.left(row))
-        yield row
+    for rows in worker_pool.results(sweep_plan.run_cells, batches, processes):
+        for row in rows:
+            say(row, clock.left(row))
+            yield row
 
 
 class _Clock:
@@ -545,24 +605,6 @@ class _Clock:
         usual = sum(seconds.values()) / len(seconds)
         ahead = sum(seconds.get(name, usual) for name in self._waiting.values())
         return ahead / self._processes
-
-
-def _processes(jobs: int, settings: Settings) -> int:
-    """Return the number of processes.
-
-    Args:
-        jobs: as the user said; 0 leaves it open.
-        settings: of every run.
-    """
-    if jobs:
-        return jobs
-    if settings.device != "cpu":
-        return 1
-    cores = os.cpu_count() or 1
-    # the cores that this process may use, where the system says so
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    return max(1, min(MOST_JOBS, cores // settings.threads))
 
 
 def _recorded(path: Path) -> list[Row]:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from securecluster.app.comparison_options import given_params
@@ -170,8 +170,11 @@ class Cell:
     simulation: Simulation
     settings: Settings
 
-    def row(self) -> Row:
+    def row(self, federation: Any = None) -> Row:
         """Carry out the run and return its row.
+
+        Args:
+            federation: the clients, if they are at hand.
 
         Returns:
             Values by column. `status` is "done", "refused" where the protocol takes no such noise,
@@ -179,7 +182,7 @@ class Cell:
         """
         row = self._described()
         try:
-            return row | self._measured()
+            return row | self._measured(federation or dealt(self.simulation))
         except UsageError as error:
             return row | {"status": "refused", "reason": as_typed(str(error))}
         except RunFolderError:
@@ -212,14 +215,10 @@ class Cell:
             row[name] = getattr(noisy, name)
         return row
 
-    def _measured(self) -> Row:
+    def _measured(self, federation: Any) -> Row:
         """Return what the run measured, by column."""
-        federation = dealt(self.simulation)
         protocol = self.variant.at(self.by, self.level)
-        with warnings.catch_warnings():
-            # of runs whose models learned nothing, as many do at the highest noise
-            warnings.simplefilter("ignore", SecureClusterWarning)
-            protocol.fit(federation, self.settings)
+        protocol.fit(federation, self.settings)
         config = protocol.kept_.learned.config
         price = protocol.ledger_.price(protocol.delta)
         agreement = protocol.agreement_ or {"ari": None}
@@ -246,9 +245,52 @@ class Cell:
         return measured
 
 
-def run_cell(cell: Cell) -> Row:
-    """Carry out a run; what worker processes do."""
-    return cell.row()
+def run_cells(cells: Sequence[Cell]) -> list[Row]:
+    """Carry out runs, whose clients train together if they are several; what worker processes do.
+
+    Args:
+        cells: runs of one variant.
+    """
+    from securecluster.core.devices import choose_device, cpu_threads, reproducible
+    from securecluster.training.joint_training import in_threads
+    from securecluster.training.stacked_runs import StackedRuns
+
+    with warnings.catch_warnings():
+        # of runs whose models learned nothing, as many do at the highest noise
+        warnings.simplefilter("ignore", SecureClusterWarning)
+        if len(cells) == 1:
+            return [cells[0].row()]
+        federations: dict[int, Any] = {}  # which the threads share
+        runs = []
+        for cell in cells:
+            seed = cell.simulation.seed
+            if seed not in federations:
+                federations[seed] = dealt(cell.simulation)
+            runs.append(partial(cell.row, federations[seed]))
+        settings = cells[0].settings
+        device = choose_device(settings.device)
+        # these settings are the process's: each run would restore them while others still train
+        with cpu_threads(settings.threads), reproducible(device):
+            return in_threads(StackedRuns().train, runs)
+
+
+def batches(cells: Sequence[Cell], together: int) -> list[list[Cell]]:
+    """Return the runs in batches that train together, each of one variant.
+
+    Args:
+        cells: the runs.
+        together: largest number of runs in a batch.
+    """
+    if together == 1:
+        return [[cell] for cell in cells]
+    by_variant: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_variant.setdefault(cell.variant.label, []).append(cell)
+    found = []
+    for runs in by_variant.values():
+        for first in range(0, len(runs), together):
+            found.append(runs[first : first + together])
+    return found
 
 
 @lru_cache(maxsize=2)

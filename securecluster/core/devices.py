@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
+
+_generator_lock = threading.RLock()
 
 
 @contextmanager
@@ -79,6 +82,22 @@ def _exact_settings() -> list[tuple[Any, str, Any]]:
     for owner in (matmul, cudnn.conv, cudnn.rnn):
         settings.append((owner, "fp32_precision", "ieee"))
     return settings
+
+
+@contextmanager
+def global_generator(seed: int | None = None) -> Iterator[None]:
+    """Let this thread alone draw from torch's global generator, and restore it at the end.
+
+    Layers draw their initial weights from it. Other threads wait: runs that train together build
+    their models at the same time. No device's generator is touched.
+
+    Args:
+        seed: of the draws; None goes on with the generator as it is.
+    """
+    with _generator_lock, torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+        yield
 
 
 def choose_device(name: str) -> torch.device:

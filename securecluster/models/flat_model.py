@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from securecluster.core.devices import global_generator
 from securecluster.core.randomness import Part, Randomness
 from securecluster.errors import UsageError
 from securecluster.models.dropout import SeededDropout, seeded
@@ -59,6 +60,12 @@ class FlatModel:
         if not all(p.requires_grad for p in self.module.parameters()):
             return None
         return compile_stack(self.module)
+
+    @cached_property
+    def has_fixed_tensors(self) -> bool:
+        """Return True if outputs depend on tensors that are not trained: buffers or frozen ones."""
+        frozen = any(not parameter.requires_grad for parameter in self.module.parameters())
+        return frozen or any(True for _ in self.module.buffers())
 
     @cached_property
     def convolves(self) -> bool:
@@ -233,8 +240,7 @@ class FlatModel:
         """
         module = copy.deepcopy(self.module).float().cpu()
         trainable = _trainable(module)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(randomness.integer(*path))
+        with torch.no_grad(), global_generator(randomness.integer(*path)):
             # What is still NaN at the end was drawn by no layer.
             for parameter in trainable.values():
                 parameter.fill_(torch.nan)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from securecluster.core.devices import global_generator
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
 from securecluster.models.architectures import Shape, network
@@ -64,9 +65,7 @@ def _named(model: str, shape: Shape, classes: int, seed: int, objective: Objecti
     """
     make = network(model, objective, classes)
     default_dtype = torch.get_default_dtype()
-    # No device's generator is touched.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with global_generator(seed):
         # Another type draws other numbers.
         torch.set_default_dtype(torch.float32)
         try:
@@ -118,7 +117,7 @@ def prepare_module(
     if not all(torch.isfinite(p).all() for p in flat.module.parameters()):
         raise UsageError(f"{name} has weights that are not finite: start from other ones")
     x, y, outputs = objective.example(shape, classes)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), global_generator():
         _check_outputs(name, flat, x, outputs)
         _check_gradients(name, flat, x, y)
         together = _supports_vmap(flat, x, y)

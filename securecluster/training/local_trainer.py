@@ -24,9 +24,11 @@ from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.models.optimizers import MeanRegularized, Momenta, Optimizer
 from securecluster.models.optimizers import build as build_optimizer
+from securecluster.training import joint_training
 from securecluster.training.batches import Chunk, Minibatches, packed
 from securecluster.training.config import LocalTraining, Secret, check_training
 from securecluster.training.evaluation import Samples
+from securecluster.training.joint_training import Request
 
 if TYPE_CHECKING:
     from securecluster.models.flat_model import Params
@@ -152,6 +154,7 @@ class LocalTrainer:
         self.secret = secret
         self._randomness = randomness
         self._workers: list[_Worker] = []
+        self._joint = joint_training.current()
         self._momenta: Momenta | None = None  # made by the first training that keeps momentum
         shards = [federation.shards[k] for k in clients]
         trained: list[tuple[Any, Any]] = []
@@ -269,8 +272,9 @@ class LocalTrainer:
         return out
 
     def _threads(self) -> int:
-        """Return the number of threads that train chunks; a GPU takes one chunk after the other."""
-        if self.device.type == "cpu":
+        """Return the number of threads that train chunks; a GPU, and a run
+        that trains together with others, take one chunk after the other."""
+        if self.device.type == "cpu" and self._joint is None:
             return torch.get_num_threads()
         return 1
 
@@ -312,7 +316,12 @@ class LocalTrainer:
             means = None
             if task.regularizer is not None:
                 means = task.regularizer.rows(entries)
-            self._train(worker.model, weights, clients, task, means)
+            chunk = Request(0, self, weights, clients, task, means)
+            joint = self._joint_for(task)
+            if joint is not None:
+                joint.train(chunk)
+            else:
+                self.train_chunk(chunk, worker.model)
             for row, entry, start_row in zip(weights, entries, start_rows, strict=True):
                 # row by row and in place, without a second matrix of the chunk's size
                 start = models[start_row]
@@ -321,23 +330,27 @@ class LocalTrainer:
                 if task.scale is not None:
                     update *= task.scale[entry]
 
-    def _train(
-        self,
-        model: FlatModel,
-        weights: torch.Tensor,
-        clients: Sequence[int],
-        task: _Task,
-        means: torch.Tensor | None,
-    ) -> None:
-        """Make all steps of a chunk.
+    def _joint_for(self, task: _Task) -> joint_training.Member | None:
+        """Return the training that other runs share with this one, or None.
+
+        With DP-SGD, with momentum that is kept and with a regularizer, clients train with those of
+        their own run.
+        """
+        if task.plan.private or task.plan.keep_momentum or task.regularizer is not None:
+            return None
+        return self._joint
+
+    def train_chunk(self, request: Request, model: FlatModel) -> None:
+        """Make all steps of a chunk, in place.
 
         Args:
+            request: the clients and their initial weights.
             model: the thread's model.
-            weights: initial weights of the clients, (b, d), changed in place.
-            clients: positions of the clients, most steps first.
-            task: the call.
-            means: θ̄ of the clients, (b, d), where their loss has a term for it.
         """
+        weights = request.weights
+        clients = request.clients
+        task = request.task
+        means = request.means
         plan = task.plan
         private = self._private(clients, task, weights, means)
         chunk = self._schedule(clients, plan, task.step, private)
@@ -350,76 +363,22 @@ class LocalTrainer:
             buffers = momenta.start(clients)
             velocity = model.views(buffers)
         optimizer = build_optimizer(plan.optimizer, params, plan.lr, plan.momentum, velocity)
-        if task.regularizer is not None and means is not None:
-            strength = task.regularizer.strength
-            optimizer = MeanRegularized(optimizer, params, model.views(means), strength)
+        if means is not None:
+            optimizer = _regularized(optimizer, params, model.views(means), task)
         for step, active in enumerate(chunk.active):
             if not task.jobs:  # cleared after an error in another thread
                 return
-            batch, index = self._minibatches(chunk, step, active)
+            batch, index = selected(self._x, self._y, chunk, step, active)
             active_params = params
             if active < len(clients):
-                active_params = _first_clients(params, active)
+                active_params = first_clients(params, active)
             if private is None:
-                self._step(model, active_params, batch, optimizer)
+                sgd_step(model, active_params, batch, optimizer)
             else:
                 positions = index - chunk.first[:active]
                 private.step(model, active_params, batch, positions, optimizer)
         if momenta is not None and buffers is not None:
             momenta.end(clients, buffers)
-
-    def _minibatches(
-        self,
-        chunk: Chunk,
-        step: int,
-        active: int,
-    ) -> tuple[Minibatches, torch.Tensor]:
-        """Return the mini-batches of the clients that still train, and their rows (k, n).
-
-        Args:
-            chunk: mini-batches of all steps.
-            step: the step.
-            active: number of clients that still train.
-        """
-        width = chunk.width[step]
-        # clients are sorted by their number of steps, so those that still train are a prefix
-        index = chunk.index[step, :active, :width]  # (k, n)
-        weight = chunk.weight[step, :active, :width]
-        x = _selected(self._x, index)
-        y = _selected(self._y, index)
-        keys = None
-        if chunk.keys is not None:
-            keys = chunk.keys[step, :active]
-        return Minibatches(x, y, weight, keys), index
-
-    def _step(
-        self,
-        model: FlatModel,
-        params: Params,
-        batch: Minibatches,
-        optimizer: Optimizer,
-    ) -> None:
-        """Make one step of each client, with the backward pass by hand if the model has one.
-
-        Args:
-            model: the thread's model.
-            params: parameters of the clients, by name, changed in place.
-            batch: mini-batch of each client.
-            optimizer: updates the parameters.
-        """
-        x = batch.x
-        y = batch.y
-        weight = batch.weight
-        stack = model.stack
-        # the backward pass of convolutions by hand is that of one client
-        if stack is not None and (len(x) == 1 or not stack.convolves):
-            with torch.no_grad():
-                stack.step(params, x, y, weight, optimizer)
-            return
-        gradients = model.gradients(params, x, y, weight, batch.keys)
-        optimizer.begin()
-        for name, gradient in gradients.items():
-            optimizer.value(name, gradient)
 
     def _private(
         self,
@@ -441,7 +400,7 @@ class LocalTrainer:
             digests = _with_means(digests, means, task.regularizer.strength)
         block = 1  # a module that vmap refuses takes one example at a time
         if self.model.together:
-            block = self._models_in_chunk()
+            block = self.models_in_chunk()
         return DPSGDState(
             secret=self.secret,
             ids=ids,
@@ -466,16 +425,16 @@ class LocalTrainer:
         requests_it = getattr(self.model.module, "alone_on_cpu", False)
         if on_cpu and (self.model.convolves or requests_it):
             return 1
-        return self._models_in_chunk()
+        return self.models_in_chunk()
 
-    def _models_in_chunk(self) -> int:
+    def models_in_chunk(self) -> int:
         """Return the number of models that fit into a chunk, one or more."""
         parameters = GPU_CHUNK
         if self.device.type == "cpu":
             parameters = CPU_CHUNK
         return max(1, parameters // self.model.dimension)
 
-    def _batches(self, client: int, plan: LocalTraining, step: int) -> Iterator[IntArray]:
+    def batches(self, client: int, plan: LocalTraining, step: int) -> Iterator[IntArray]:
         """Yield the rows of a client's mini-batches in order.
 
         Each epoch is a new permutation; its last batch may be smaller.
@@ -518,7 +477,7 @@ class LocalTrainer:
         divisors = None
         if private is None:
             for client in clients:
-                batches.append(list(self._batches(client, plan, step)))
+                batches.append(list(self.batches(client, plan, step)))
         else:
             for k, client in enumerate(clients):
                 offset = self._offsets[client]
@@ -531,10 +490,10 @@ class LocalTrainer:
         chunk = packed(batches, first, divisors, self.device, self.dtype)
         if not (self.model.dropouts and plan.dropout):
             return chunk
-        keys = self._dropout_keys(clients, step, len(chunk.active))
+        keys = self.dropout_keys(clients, step, len(chunk.active))
         return replace(chunk, keys=keys)
 
-    def _dropout_keys(self, clients: Sequence[int], step: int, steps: int) -> torch.Tensor:
+    def dropout_keys(self, clients: Sequence[int], step: int, steps: int) -> torch.Tensor:
         """Return a key of dropout for each step of each client, (steps, b).
 
         They are drawn from (client, call), so a client's masks do not depend on the other clients.
@@ -581,6 +540,14 @@ class LocalTrainer:
             *path: names the draw; every client of a run draws the same weights for it.
         """
         return self.model.redrawn(self._randomness, *path)
+
+    def first_row(self, k: int) -> int:
+        """Return the row of a client's first training sample.
+
+        Args:
+            k: position of the client.
+        """
+        return int(self._offsets[k])
 
     def inputs(self, k: int) -> torch.Tensor:
         """Return the samples that a client trains on, (n_k, …), without a copy.
@@ -679,6 +646,19 @@ class LocalTrainer:
         return np.stack(columns, 1)
 
 
+def _regularized(optimizer: Optimizer, params: Params, means: Params, task: _Task) -> Optimizer:
+    """Return an optimizer of the loss with the task's term for the clients' means.
+
+    Args:
+        optimizer: of the loss alone.
+        params: parameters of the clients, by name.
+        means: θ̄ of the clients, by name.
+        task: the call, which has a regularizer.
+    """
+    assert task.regularizer is not None
+    return MeanRegularized(optimizer, params, means, task.regularizer.strength)
+
+
 def _with_means(digests: Sequence[bytes], means: torch.Tensor, strength: float) -> list[bytes]:
     """Return the clients' digests, extended by what their loss is regularized towards.
 
@@ -694,12 +674,67 @@ def _with_means(digests: Sequence[bytes], means: torch.Tensor, strength: float) 
     return extended
 
 
-def _first_clients(params: Params, number: int) -> Params:
+def sgd_step(
+    model: FlatModel,
+    params: Params,
+    batch: Minibatches,
+    optimizer: Optimizer,
+) -> None:
+    """Make one step of each client, with the backward pass by hand if the model has one.
+
+    Args:
+        model: the network; this thread's own, since torch swaps parameters in place.
+        params: parameters of the clients, by name, changed in place.
+        batch: mini-batch of each client.
+        optimizer: updates the parameters.
+    """
+    x = batch.x
+    y = batch.y
+    weight = batch.weight
+    stack = model.stack
+    # the backward pass of convolutions by hand is that of one client
+    if stack is not None and (len(x) == 1 or not stack.convolves):
+        with torch.no_grad():
+            stack.step(params, x, y, weight, optimizer)
+        return
+    gradients = model.gradients(params, x, y, weight, batch.keys)
+    optimizer.begin()
+    for name, gradient in gradients.items():
+        optimizer.value(name, gradient)
+
+
+def first_clients(params: Params, number: int) -> Params:
     """Return the parameters of the first clients, without a copy."""
     return {name: value[:number] for name, value in params.items()}
 
 
-def _selected(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def selected(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    chunk: Chunk,
+    step: int,
+    active: int,
+) -> tuple[Minibatches, torch.Tensor]:
+    """Return the mini-batches of the clients that still train, and their rows (k, n).
+
+    Args:
+        x: samples of all clients.
+        y: their targets.
+        chunk: mini-batches of all steps.
+        step: the step.
+        active: number of clients that still train.
+    """
+    width = chunk.width[step]
+    # clients are sorted by their number of steps, so those that still train are a prefix
+    index = chunk.index[step, :active, :width]  # (k, n)
+    weight = chunk.weight[step, :active, :width]
+    keys = None
+    if chunk.keys is not None:
+        keys = chunk.keys[step, :active]
+    return Minibatches(_rows(x, index), _rows(y, index), weight, keys), index
+
+
+def _rows(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Return the rows (k, n, …) of a table (N, …) at an index (k, n)."""
     rows = table.index_select(0, index.flatten())  # (k n, …)
     shape = (*index.shape, *table.shape[1:])

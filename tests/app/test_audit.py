@@ -578,3 +578,13 @@ def test_a_run_without_noise_has_no_epsilon_to_be_refuted(
     server = audit.adversary_of(run.names, "server")
     results = audit.audited(run, audit.federation_of(run), server, attacks=["dp-audit-losses"])
     assert results.findings[audit.RUN][0].verdict == "not applicable: the run has no noise"
+
+
+def test_what_lowers_the_scores_of_two_sums_is_noise_and_not_secure_sums() -> None:
+    for attack in ("hidden-differencing", "hidden-cluster", "hidden-label-counts"):
+        better = Score("x", 1.0, Interval(1.0, 1.0), 0.5, Interval(0.4, 0.6), True, 9)
+        finding = Finding(attack, better, "", 0.0)
+        columns = {audit.RUN: [finding], audit.TWIN: [finding]}
+        nobody = audit.Adversary(("server",), (), "the server")
+        page = audit_page.advice(audit.Audit(nobody, columns, {}, [], 0.0, 1.0))
+        assert "--target-epsilon" in page and "--aggregation" not in page

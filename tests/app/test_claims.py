@@ -29,6 +29,7 @@ from securecluster.protocols import Settings
 ROOT = Path(__file__).resolve().parent.parent.parent
 FULL = Settings(transcript="full", threads=1)
 # one full-batch step a round, at few clients of different labels
+Options = tuple[tuple[str, Any], ...]
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "batch_size": 30, "model": "linear"}
 
 
@@ -43,10 +44,14 @@ def _federation(clients: int) -> Federation:
 
 @cache
 def _run(
-    protocol: str, protection: tuple[tuple[str, Any], ...], clients: int, weights: bool = False
+    protocol: str,
+    options: Options,
+    protection: Options,
+    clients: int,
+    weights: bool = False,
 ) -> Any:
     """Return a fitted protocol and its taps; with `weights`, clients send θ_0 and their moves."""
-    made = protocol_class(protocol)(**SMALL, mask="none")
+    made = protocol_class(protocol)(**SMALL, mask="none", **dict(options))
     made.set_params(**dict(protection))
     if not protection:
         made = twin_of(made)
@@ -58,7 +63,7 @@ def _run(
     def add_start(client: int, row: Any, round: int) -> Any:
         return row + start
 
-    _, moves = _run(protocol, protection, clients)
+    _, moves = _run(protocol, options, protection, clients)
     taps = []
     for tap in moves:
         delta = getattr(tap.reply, "delta", None)
@@ -73,21 +78,25 @@ def _finding(
     attack: str,
     parties: tuple[Any, ...],
     protocol: str,
-    protection: tuple[tuple[str, Any], ...],
+    options: Options,
+    protection: Options,
     clients: int,
     weights: bool,
 ) -> Finding:
     """Return what an attack achieves on a small run."""
-    fitted, taps = _run(protocol, protection, clients, weights)
+    fitted, taps = _run(protocol, options, protection, clients, weights)
     adversary = Adversary(parties, parties[1:], "")
     return finding_of(attack_named(attack), fitted, _federation(clients), adversary, taps)
 
 
 def _row(claim: Claim) -> Row:
     def finding(protection: Mapping[str, Any], weights: bool = False) -> Finding:
-        options = tuple(protection.items())
+        of_both = tuple(claim.options.items())
+        of_one = tuple(protection.items())
         parties = (claim.party, *claim.helpers)
-        return _finding(claim.attack, parties, claim.protocol, options, claim.clients, weights)
+        return _finding(
+            claim.attack, parties, claim.protocol, of_both, of_one, claim.clients, weights
+        )
 
     on = finding(claim.protection)
     if not claim.weights:
@@ -133,6 +142,7 @@ def test_a_claim_without_its_protection_does_not_hold() -> None:
 # sentences with words of hiding that promise nothing to test, or whose test is elsewhere
 ELSEWHERE = {
     "`hidden`": "the name of a protocol",
+    "`hidden-": "the name of an attack",
     "#hidden-assignment": "the name of a section",
     "evidence/hidden.md": "the name of a page",
     "it hides nothing from a client": "says what is not hidden",

@@ -299,8 +299,10 @@ def test_a_stopped_sweep_goes_on_and_does_no_run_twice(
     (out / "runs.jsonl").write_text("".join(lines[:3]) + lines[3][:40])
     begun: list[int] = []
     row = sweep_plan.Cell.row
-    monkeypatch.setattr(sweep_plan.Cell, "row", lambda self: begun.append(self.number) or row(self))
-    monkeypatch.setattr("securecluster.app.sweep._processes", lambda *_: 1)
+    monkeypatch.setattr(
+        sweep_plan.Cell, "row", lambda self, *_: begun.append(self.number) or row(self)
+    )
+    monkeypatch.setattr("securecluster.app.sweep.Parallel.processes", lambda *_: 1)
     assert main(["resume", str(out), "--quiet"]) == 0
     assert begun == [3, 4, 5, 6, 7]
     assert _timeless(out / "runs.csv") == _timeless(whole / "runs.csv")
@@ -404,6 +406,32 @@ def test_python_returns_the_same_as_a_frame(whole: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_drawings")
+def test_runs_that_train_together_are_those_that_train_alone() -> None:
+    protocols = [FedAvg(**SHARED), CFL(**SHARED)]
+    frames = []
+    for together in (1, 4):
+        frame = securecluster.sweep(
+            protocols, noise=[0, 0.1], seeds=3, together=together, dtype="float64", **DEALT
+        )
+        frames.append(frame.sort_values(["variant", "noise", "seed"]).reset_index())
+    alone, together = frames
+    for column in ("variant", "noise", "seed", "epsilon", "clusters", "ari", "up", "down"):
+        assert list(alone[column]) == list(together[column]), column
+    assert list(together["accuracy"]) == pytest.approx(list(alone["accuracy"]), abs=1e-9)
+    assert (alone["status"] == "done").all()
+
+
+def test_batches_hold_runs_of_one_variant() -> None:
+    variants = [sweep_plan.Variant(name, name, {}) for name in ("cfl", "fedavg")]
+    cells = [
+        sweep_plan.Cell(number, variants[number % 2], "noise", 0.0, None, None)  # type: ignore[arg-type]
+        for number in range(7)
+    ]
+    numbers = [[cell.number for cell in batch] for batch in sweep_plan.batches(cells, 3)]
+    assert numbers == [[0, 2, 4], [6], [1, 3, 5]]
+    assert [len(batch) for batch in sweep_plan.batches(cells, 1)] == [1] * 7
+
+
 def test_python_goes_on_in_a_folder_and_refuses_another_sweep(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     out = tmp_path / "r"

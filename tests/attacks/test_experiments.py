@@ -23,7 +23,7 @@ from securecluster.attacks.views import knowledge_of, observed_updates, view_of
 from securecluster.data.federation import Shard
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.messages import Call, Picks, Rows
-from securecluster.protocols import CFL, FedAvg, OneShot, Settings
+from securecluster.protocols import CFL, FedAvg, Hidden, OneShot, Settings, Signature
 from securecluster.protocols.common.messages import AverageDeltas
 from securecluster.runtime.endpoint import config_hash
 
@@ -64,6 +64,9 @@ def test_a_twin_has_nothing_that_protects() -> None:
     assert (unprotected(central).placement, unprotected(central).noise) == ("local", 0.0)
     assert not unprotected(OneShot(sealed=True, gram_noise=1.0)).sealed
     assert unprotected(OneShot(gram_noise=1.0)).gram_noise == 0.0
+    assert unprotected(Signature(signature_noise=1.0)).signature_noise == 0.0
+    # its sums are secure unless another option says otherwise
+    assert (unprotected(Hidden()).aggregation, Hidden().aggregation) == ("plain", "secagg")
 
 
 def test_malicious_clients_send_what_they_are_told_to(federation: Federation) -> None:

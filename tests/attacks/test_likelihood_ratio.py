@@ -167,7 +167,8 @@ def test_shadow_models_are_trained_as_clients_are(
     shown = shown_models(view, known)
     moved = locally_trained(known, federation.shards, range(5), shown[0].steps, known.initial)
     for client, model in shown.items():
-        assert torch.equal(model.model, known.initial + moved[client])
+        # the number of threads changes what trains side by side, and so the last bits
+        torch.testing.assert_close(model.model, known.initial + moved[client])
 
 
 def test_models_that_were_trained_alone_for_several_rounds_are_shown(

@@ -17,10 +17,21 @@ def test_every_registered_attack_is_a_cell_of_every_run(monkeypatch: pytest.Monk
     expected = {name for name in attack_names() if not name.startswith("dp-audit")}
     assert {cell["attack"] for cell in found} == {*expected, "later"}
     for protection in attacks.PROTECTIONS:
-        assert [cell for cell in found if cell["protection"] == protection]
+        some = [cell for cell in found if cell["protection"] == protection]
+        assert bool(some) == (protection not in attacks.ONLY)
     # the unprotected score is there when a protected run needs it
     first = next(cell for cell in found if cell["attack"] == "later")
     assert first["protection"] == attacks.PLAIN
+
+
+def test_signatures_are_measured_as_class_blocks_and_as_sketches() -> None:
+    for name, kind in (("signature", "blocks"), ("signature-sketches", "plain")):
+        scene = attacks.SCENES["rounds"]
+        made = attacks.protocol_of(name, "noise", scene, (1, 8, 8))
+        assert made.name == "signature" and made.signature_blocks == kind
+        assert (made.dp_unit, made.target_epsilon) == ("client", 2.0)
+        found = attacks.cells(["digits"], protocols=[name])
+        assert "example noise" in {cell["protection"] for cell in found}
 
 
 def test_a_row_has_the_scores_of_both_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

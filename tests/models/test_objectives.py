@@ -93,7 +93,7 @@ def test_training_is_torchs_own_on_every_client(kind: Objective) -> None:
         ).module.double()
         nn.utils.vector_to_parameters(made.start.clone(), module.parameters())
         optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
-        for batch in made._batches(k, plan, 0):
+        for batch in made.batches(k, plan, 0):
             x, y = made._x[batch], made._y[batch]
             optimizer.zero_grad()
             out = module(x)

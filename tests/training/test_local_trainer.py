@@ -129,7 +129,7 @@ def plain_loop(
     shard, offset = federation().shards[batched.ids[client]], batched._offsets[client]
     x, y = torch.as_tensor(shard.x).double(), torch.as_tensor(shard.y)
     for step in steps:
-        for batch in batched._batches(client, plan, step):
+        for batch in batched.batches(client, plan, step):
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(x[batch - offset]), y[batch - offset]).backward()
             optimizer.step()
@@ -206,12 +206,13 @@ def test_the_chunk_does_not_matter(
     start = Rows(table, (0, 1, 0, 0, 1, 1))
     whole = batched.train(start, EVERYONE, plan, 1)
     monkeypatch.setattr(local_trainer, "CPU_CHUNK", chunk * batched.model.dimension)
-    inner = batched._train
-    monkeypatch.setattr(
-        batched,
-        "_train",
-        lambda m, w, who, *rest: sizes.append(len(who)) or inner(m, w, who, *rest),
-    )  # type: ignore[func-returns-value]
+    inner = batched.train_chunk
+
+    def counted(request: Any, model: Any) -> None:
+        sizes.append(len(request.clients))
+        inner(request, model)
+
+    monkeypatch.setattr(batched, "train_chunk", counted)
     torch.testing.assert_close(batched.train(start, EVERYONE, plan, 1), whole, rtol=0, atol=1e-12)
     assert max(sizes) <= chunk and sum(sizes) == len(SIZES)
     assert len(sizes) >= len(SIZES) // chunk
@@ -251,7 +252,7 @@ def test_a_scale_multiplies_each_update_and_room_is_zero_after_it() -> None:
 
 def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     batched = cohort()
-    monkeypatch.setattr(batched, "_step", lambda *rest: 1 / 0)
+    monkeypatch.setattr(local_trainer, "sgd_step", lambda *rest: 1 / 0)
     with cpu_threads(2), pytest.raises(ZeroDivisionError):
         batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
 
@@ -284,7 +285,7 @@ def test_after_an_error_the_other_threads_end_with_the_step_they_are_at(
         steps.append(1)
         time.sleep(0.002)
 
-    monkeypatch.setattr(batched, "_step", step)
+    monkeypatch.setattr(local_trainer, "sgd_step", step)
     with cpu_threads(2), pytest.raises(ZeroDivisionError):
         batched.train(Rows(starts(batched)), EVERYONE, LocalTraining(0.1, 1, 10, steps=1000), 1)
     assert len(steps) < 900
@@ -343,29 +344,29 @@ def test_training_leaves_the_models_it_starts_from_alone() -> None:
 def test_an_epoch_visits_each_own_sample_once_in_an_order_of_its_own() -> None:
     batched, plan = cohort(), LocalTraining(0.1, 2, 10)
     for k, size in enumerate(SIZES):
-        batches = list(batched._batches(k, plan, 1))
+        batches = list(batched.batches(k, plan, 1))
         own, first = np.concatenate(batches), sum(SIZES[:k])
         assert [len(b) for b in batches] == 2 * (
             [10] * (size // 10) + [size % 10] * (size % 10 > 0)
         )
         assert sorted(own[:size]) == sorted(own[size:]) == list(range(first, first + size))
     orders = [
-        tuple(np.concatenate(list(batched._batches(3, LocalTraining(0.1, 1, 10), step))))
+        tuple(np.concatenate(list(batched.batches(3, LocalTraining(0.1, 1, 10), step))))
         for step in (1, 1, 2)
     ]
     assert orders[0] == orders[1] != orders[2]
-    twice = np.concatenate(list(batched._batches(3, plan, 1)))
+    twice = np.concatenate(list(batched.batches(3, plan, 1)))
     assert list(twice[:25]) != list(twice[25:])
 
 
 def test_steps_cut_and_extend_epochs() -> None:
     batched = cohort()
     assert [
-        sum(1 for _ in batched._batches(k, LocalTraining(0.1, 1, 10, steps=2), 1)) for k in EVERYONE
+        sum(1 for _ in batched.batches(k, LocalTraining(0.1, 1, 10, steps=2), 1)) for k in EVERYONE
     ] == [2] * len(SIZES)
-    epochs = np.concatenate(list(batched._batches(0, LocalTraining(0.1, 3, 10), 1)))
+    epochs = np.concatenate(list(batched.batches(0, LocalTraining(0.1, 3, 10), 1)))
     assert list(
-        np.concatenate(list(batched._batches(0, LocalTraining(0.1, 1, 10, steps=3), 1)))
+        np.concatenate(list(batched.batches(0, LocalTraining(0.1, 1, 10, steps=3), 1)))
     ) == list(epochs)
 
 

@@ -64,7 +64,7 @@ class Theirs:
     def update(self, start: torch.Tensor, plan: LocalTraining, step: int) -> torch.Tensor:
         with torch.no_grad():
             nn.utils.vector_to_parameters(start.clone(), self.module.parameters())
-        for batch in self.cohort._batches(self.client, plan, step):
+        for batch in self.cohort.batches(self.client, plan, step):
             own = batch - self.cohort._offsets[self.client]
             self.optimizer.zero_grad()
             nn.functional.cross_entropy(self.module(self.x[own]), self.y[own]).backward()

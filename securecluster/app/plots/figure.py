@@ -10,14 +10,17 @@ from typing import Any
 from securecluster.core import atomic_files
 
 
-def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+def figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, share: bool = True
+) -> tuple[Any, Any]:
     """Return a new figure and its axes.
 
     Args:
         width: in inches.
         height: in inches.
-        rows: rows of axes, which share their horizontal axis.
+        rows: rows of axes.
         columns: columns of axes.
+        share: whether rows share their horizontal axis.
     """
     # no warning about a cache folder that cannot be written
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -25,7 +28,7 @@ def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tupl
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(width, height), layout="constrained")
-    axes = picture.subplots(rows, columns, sharex=rows > 1)
+    axes = picture.subplots(rows, columns, sharex=share and rows > 1)
     return picture, axes
 
 

@@ -23,7 +23,9 @@ MARKERS = "osD^vP*X<>"
 STYLE: Any = {"svg.hashsalt": "securecluster", "svg.fonttype": "none", "pdf.fonttype": 42}
 METADATA: dict[str, Any] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 PALEST = 0.25  # opacity of the level with the most noise
-MOST_TICKS = 8
+MOST_TICKS = 9
+TICK_GAP = 0.07  # between two ticks, as a share of the axis
+LONG = 1000  # from here on powers of ten are written as such
 MARGIN = 2.0  # factor between the outermost level and the place of 0 or infinity
 
 
@@ -110,20 +112,35 @@ def _over(
         text: of the horizontal axis.
     """
     picture, panels = _panels(len(scores))
-    scale, ends = _scale([row[column] for row in rows])
+    scale, ends = _scale([_level(row, column) for row in rows])
     for panel, score in zip(panels, scores, strict=True):
         for label, look in looks(_variants(rows)).items():
             points = [row for row in rows if row["variant"] == label and row[score] is not None]
-            points.sort(key=lambda row: float(row[column]))
-            if column == "epsilon" and all(row[column] == 0 for row in points):
+            points.sort(key=lambda row: _level(row, column))
+            if points and column == "epsilon" and _level(points[-1], column) == 0:
                 _draw_level_line(panel, points, score, look, label)
             else:
-                _draw_curve(
-                    panel, [scale(row[column]) for row in points], points, score, look, label
-                )
+                places = [scale(_level(row, column)) for row in points]
+                _draw_curve(panel, places, points, score, look, label)
         _finish(panel, text, labels[score], score)
-        _ticks(panel, [row[column] for row in rows], ends)
+        _ticks(panel, [_level(row, column) for row in rows], ends)
     return _with_legend(picture, panels)
+
+
+def _level(row: Row, column: str) -> float:
+    """Return where a line of the summary stands on the horizontal axis.
+
+    A variant that releases nothing spends no ε; in a sweep over targets it stands at the target,
+    whose noise its clients train with.
+
+    Args:
+        row: of the summary.
+        column: "noise" or "epsilon".
+    """
+    target = row.get("target_epsilon")
+    if column == "epsilon" and row[column] == 0 and target is not None:
+        return float(target)
+    return float(row[column])
 
 
 def _over_bytes(rows: Sequence[Row], scores: Sequence[str], labels: dict[str, str]) -> Any:
@@ -209,18 +226,53 @@ def _ticks(panel: Any, values: Sequence[float], ends: dict[float, str]) -> None:
 
     panel.set_xscale("log")
     low, high = panel.get_xlim()
-    numbers = sorted({value for value in values if 0 < value < math.inf})
-    texts = [f"{number:g}" for number in numbers]
-    # too many, as of a noise that was found for each variant
-    if len(numbers) > MOST_TICKS:
-        smallest, greatest = math.log10(numbers[0]), math.log10(numbers[-1])
-        exponents = range(math.ceil(smallest), math.floor(greatest) + 1)
-        numbers = [10.0**exponent for exponent in exponents]
-        texts = [f"$10^{{{exponent}}}$" for exponent in exponents]
+    levels = sorted({float(f"{value:.2g}") for value in values if 0 < value < math.inf})
+    # the ε of many variants and levels
+    if len(levels) > MOST_TICKS:
+        levels = _powers_of_ten(levels)
+    numbers = _apart(levels, [*ends])
+    texts = [_tick_text(number) for number in numbers]
     panel.set_xticks([*numbers, *ends], [*texts, *ends.values()])
     # between a level and 0 or infinity there is no scale
     panel.xaxis.set_minor_locator(NullLocator())
     panel.set_xlim(low, high)
+
+
+def _powers_of_ten(levels: Sequence[float]) -> list[float]:
+    """Return the powers of ten between the levels, or the levels where there are hardly any."""
+    first = math.ceil(math.log10(min(levels)))
+    last = math.floor(math.log10(max(levels)))
+    if last <= first:
+        return list(levels)
+    return [10.0**exponent for exponent in range(first, last + 1)]
+
+
+def _apart(levels: Sequence[float], taken: Sequence[float]) -> list[float]:
+    """Return the levels that have a tick, with room for their texts.
+
+    Args:
+        levels: positive, ascending.
+        taken: places that have a text already.
+    """
+    everything = [*levels, *taken]
+    if not levels:
+        return []
+    width = math.log10(max(everything) / min(everything))
+    chosen: list[float] = []
+    for level in levels:
+        neighbours = [*taken, *chosen[-1:]]
+        distances = [abs(math.log10(level / neighbour)) for neighbour in neighbours]
+        if min(distances, default=math.inf) >= TICK_GAP * width:
+            chosen.append(level)
+    return chosen
+
+
+def _tick_text(level: float) -> str:
+    """Return a level as the text of a tick."""
+    exponent = math.log10(level)
+    if level >= LONG and exponent.is_integer():
+        return f"$10^{{{int(exponent)}}}$"
+    return f"{level:g}"
 
 
 def _draw_curve(
@@ -256,7 +308,9 @@ def _draw_level_line(panel: Any, rows: Sequence[Row], score: str, look: Look, la
         look: of the variant.
         label: of the legend.
     """
-    mean = math.fsum(row[score] for row in rows) / len(rows)
+    # with the least noise: what is not released needs none
+    least = min(rows, key=lambda row: float(row["noise"]))
+    mean = least[score]
     text = f"{label} (ε = 0)"
     panel.axhline(mean, color=look.color, linestyle=look.line, linewidth=look.width, label=text)
 

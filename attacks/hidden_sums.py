@@ -1,0 +1,489 @@
+"""A server that subtracts two sums of the hidden protocol.
+
+The server of `hidden` reads nothing but sums over clients. Two of them over groups that differ in
+one client differ by what this client added (Denning 1980, on trackers). Within a call clients
+refuse such groups; an honest server gets them from two runs, before and after a client leaves or
+joins. Of each sum this tells, without noise:
+
+- points: the client's point, exactly, since it is a function of the client's data alone; and with
+  the public centres also its cluster, by the rule that the client itself follows
+- blocks of the first round: the sum over all blocks holds the updates of all clients from θ_0,
+  whatever cluster each is in. So the difference is the client's weighted update, and that of the
+  weights its number of samples. The update tells what single updates tell: label counts, and which
+  samples the client trains on.
+
+Second moments, cells and steps depend on what the sums before them gave, which differs between two
+runs, so that they are not subtracted. Noise in the sums stays in the difference, √2 times as large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.label_counts import (
+    MisplacedLabels,
+    last_bias,
+    least_steps,
+    local_steps,
+    mean_prediction,
+    normalised,
+    rounded,
+)
+from securecluster.attacks.scoring import Scorer
+from securecluster.attacks.signatures import (
+    OWN_MEMBERSHIP,
+    TYPICAL_SIZE,
+    OwnSampleMembership,
+    PublicRows,
+    mean_ratios,
+)
+from securecluster.clustering import noisy_centres
+from securecluster.core.lazy_torch import torch
+from securecluster.messaging.messages import Rows
+from securecluster.runtime.endpoint import SUM
+
+Array = NDArray[Any]
+
+POINT = "point"  # fields of sums
+BLOCKS = "blocks"
+SOURCE = "Denning 1980, on trackers; on these sums not in a paper"
+NEEDS = "sums over two groups that differ in one client, such as those of a run before it left"
+NO_PAIR = "not applicable: no two sums over groups that differ in one client were observed"
+FIRST_ROUND = 1
+MOST_DIRECTIONS = 128  # of gradients, in which candidates are compared
+
+
+@dataclass(frozen=True)
+class ObservedSum:
+    """A sum of the hidden protocol.
+
+    Attributes:
+        field: of the message.
+        round: the protocol's round; 0 before the first one.
+        step: number of the call.
+        members: the clients.
+        values: the sum, flat.
+        weight: summed numbers of samples; None where there are none.
+    """
+
+    field: str
+    round: int
+    step: int
+    members: frozenset[int]
+    values: Array
+    weight: float | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one client added to a sum.
+
+    Attributes:
+        step: number of the call of the larger sum.
+        values: of the client's row, flat.
+        weight: its number of samples; None where it is not summed.
+    """
+
+    step: int
+    values: Array
+    weight: float | None
+
+
+class TwoSums(Attack):
+    """Base class of attacks that subtract two sums of the hidden protocol.
+
+    Args:
+        second: by client, the view of another run with the same configuration without it. Its
+            other clients are numbered from 0 in the same order.
+
+    Attributes:
+        protocol: name of the protocol.
+        field: of the message whose sums are subtracted.
+    """
+
+    source = SOURCE
+    protocol: ClassVar[str] = "hidden"
+    field: ClassVar[str] = POINT
+
+    def __init__(self, second: Mapping[int, View] | None = None) -> None:
+        self.second = dict(second or {})
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        if knowledge.protocol != self.protocol:
+            return "not applicable: clients are not clustered by sums of hidden"
+        if self.field == BLOCKS and knowledge.config.get("mask", "none") != "none":
+            return "not applicable: updates are under masks, which are not those of another sum"
+        if not self.differences(view):
+            return NO_PAIR
+        return None
+
+    def differences(self, view: View) -> dict[int, Difference]:
+        """Return by client what it added to the first sum that is known with and without it.
+
+        Args:
+            view: what the adversary observed.
+        """
+        own = list(_sums(view, self.field))
+        others = [*own]
+        for client, second in self.second.items():
+            for one in _sums(second, self.field):
+                others.append(replace(one, members=_numbers_before(one.members, client)))
+        found: dict[int, Difference] = {}
+        for larger in own:
+            for smaller in others:
+                gone = larger.members - smaller.members
+                if len(gone) != 1 or not smaller.members < larger.members:
+                    continue
+                if smaller.round == larger.round:
+                    (client,) = gone
+                    found.setdefault(client, _difference(larger, smaller))
+        return dict(sorted(found.items()))
+
+
+class RecoveredPoints(Scorer):
+    """Cosine of recovered points with the true ones."""
+
+    metric = "cosine of the recovered point with the true one"
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return the cosine of each guess, (n,).
+
+        Args:
+            guess: points by client.
+            truth: of the run, with taps.
+        """
+        return self._cosines(guess, truth, list(guess.values))
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return the cosines with points of other clients.
+
+        Args:
+            guess: points by client.
+            truth: of the run, with taps.
+            draw: source of the other clients.
+        """
+        clients = list(_true_rows(truth, POINT))
+        others = []
+        for client in guess.values:
+            possible = [other for other in clients if other != client]
+            others.append(possible[draw.integers(len(possible))])
+        return self._cosines(guess, truth, others)
+
+    def _cosines(self, guess: Guess, truth: Truth, clients: list[int]) -> Array:
+        """Return the cosines with the points of the given clients, in the guess's order."""
+        points = _true_rows(truth, POINT)
+        cosines = []
+        for row, client in zip(guess.values.values(), clients, strict=True):
+            true = points[client]
+            length = float(np.linalg.norm(row) * np.linalg.norm(true))
+            cosines.append(float(row @ true) / length if length > 0 else 0.0)
+        return np.asarray(cosines)
+
+
+class RightClusters(Scorer):
+    """Share of clients whose cluster is guessed.
+
+    The true cluster of a client is the block that its update is in, which no server reads.
+    """
+
+    metric = "share of clusters guessed"
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return 1 for each right cluster and 0 for each wrong one, (n,).
+
+        Args:
+            guess: clusters by client.
+            truth: of the run, with taps.
+        """
+        guessed, true = self._clusters(guess, truth)
+        return np.asarray(guessed == true, dtype=float)
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return the same for shuffled clients.
+
+        Args:
+            guess: clusters by client.
+            truth: of the run, with taps.
+            draw: source of the shuffle.
+        """
+        guessed, true = self._clusters(guess, truth)
+        return np.asarray(guessed == draw.permutation(true), dtype=float)
+
+    def _clusters(self, guess: Guess, truth: Truth) -> tuple[Array, Array]:
+        """Return the guessed and the true clusters of the clients that have one."""
+        blocks = _true_rows(truth, BLOCKS, flat=False)
+        clients = [client for client in guess.values if client in blocks]
+        guessed = [guess.values[client] for client in clients]
+        true = [int(np.abs(blocks[client]).sum(1).argmax()) for client in clients]
+        return np.asarray(guessed), np.asarray(true)
+
+
+class HiddenDifferencing(TwoSums):
+    """Points of single clients, by subtracting sums of points."""
+
+    name = "hidden-differencing"
+    needs = NEEDS
+    scorer = RecoveredPoints()
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return recovered points (q,) by client.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        found = self.differences(view)
+        return Guess("points", {client: one.values for client, one in found.items()})
+
+
+class HiddenCluster(TwoSums):
+    """Clusters that single clients assign themselves to, from their recovered points."""
+
+    name = "hidden-cluster"
+    needs = f"{NEEDS}, and the public centres"
+    scorer = RightClusters()
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        reason = super().applies(view, knowledge)
+        if reason is None and _public_centres(view) is None:
+            return "not applicable: the centres were not observed"
+        return reason
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return the guessed cluster by client: that of the nearest centre.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        public = _public_centres(view)
+        assert public is not None
+        mean, basis, centres = public
+        found = {}
+        for client, difference in self.differences(view).items():
+            point = noisy_centres.unit(difference.values[None])
+            directions = noisy_centres.directions_from(point, mean)
+            coordinates = noisy_centres.projections(directions, basis)
+            found[client] = int(noisy_centres.nearest_centres(coordinates, centres)[0])
+        return Guess("clusters", found)
+
+
+class HiddenLabelCounts(TwoSums):
+    """Counts of single clients' labels, from their recovered first updates."""
+
+    name = "hidden-label-counts"
+    source = (
+        f"{SOURCE}; Geng et al. 2021, Towards General Deep Leakage in Federated Learning, for the "
+        "counts"
+    )
+    needs = f"{NEEDS}, of a first round's updates without a mask, and the learning rate"
+    scorer = MisplacedLabels()
+    field = BLOCKS
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        if last_bias(knowledge) is None:
+            return "not applicable: the network's last parameter is no bias with one entry a class"
+        return super().applies(view, knowledge)
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return the guessed counts by client; shares of 1 where sizes are not summed.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        name = last_bias(knowledge)
+        assert name is not None
+        prediction = mean_prediction(knowledge)
+        lr = float(knowledge.config["lr"])
+        guesses: dict[int, Array] = {}
+        for client, difference in self.differences(view).items():
+            update = _update(difference, knowledge)
+            gradients = knowledge.parameters(update)[name].numpy() / lr
+            size = _whole_size(difference)
+            if size:
+                steps = local_steps(knowledge, size)
+                guesses[client] = rounded(prediction + gradients / steps, size)
+            else:
+                steps = least_steps(prediction, gradients, int(knowledge.config["epochs"]))
+                guesses[client] = normalised(prediction + gradients / steps)
+        return Guess("label counts", guesses)
+
+
+class HiddenMembership(TwoSums):
+    """Membership of candidates in single clients' data, by their share in its recovered update.
+
+    The update is about −η times the mean gradient of the client's samples at θ_0, for each step. To
+    this a candidate compares its own gradient, as to a signature (`attacks.signatures`).
+    """
+
+    name = "hidden-membership"
+    source = f"{SOURCE}; Dwork et al. 2015, Robust Traceability from Trace Amounts, for membership"
+    needs = (
+        f"{NEEDS}, of a first round's updates without a mask, and candidate samples, of which some "
+        "may be clients' own"
+    )
+    scorer = OwnSampleMembership()
+    field = BLOCKS
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        if knowledge.samples is None:
+            return "not applicable: the adversary has no samples to ask about"
+        return super().applies(view, knowledge)
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return the log-likelihood ratio of each candidate by client, (candidates,).
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        assert knowledge.samples is not None
+        gradients = candidate_gradients(knowledge)
+        basis = _leading_rows(gradients, MOST_DIRECTIONS)
+        labels = np.asarray(knowledge.samples[1]).astype(np.int64)
+        known = PublicRows(gradients @ basis.T, labels, int(knowledge.config["classes"]))
+        found = {}
+        for client, difference in self.differences(view).items():
+            size = _whole_size(difference)
+            mean = -_update(difference, knowledge).numpy() / float(knowledge.config["lr"])
+            found[client] = mean_ratios(basis @ mean, known, size or TYPICAL_SIZE, 0.0)
+        return Guess(OWN_MEMBERSHIP, found, {"candidates": np.asarray(knowledge.samples[0])})
+
+
+def candidate_gradients(knowledge: Knowledge) -> Array:
+    """Return the gradient of each candidate's loss at θ_0, (candidates, d).
+
+    Args:
+        knowledge: with the candidates as its samples.
+    """
+    assert knowledge.samples is not None
+    inputs = torch.as_tensor(np.asarray(knowledge.samples[0])).to(knowledge.initial)
+    labels = torch.as_tensor(np.asarray(knowledge.samples[1]))
+    rows = []
+    for x, y in zip(inputs, labels, strict=True):
+        model = knowledge.initial.clone().requires_grad_()
+        outputs = knowledge.network.call(knowledge.parameters(model), x[None])
+        loss = knowledge.network.objective.losses(outputs, y[None]).sum()
+        (gradient,) = torch.autograd.grad(loss, model)
+        rows.append(_array(gradient))
+    return np.stack(rows)
+
+
+def _leading_rows(rows: Array, count: int) -> Array:
+    """Return orthonormal directions (count or fewer, d) in which rows vary most."""
+    _, scales, directions = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
+    kept = int((scales > 1e-9 * scales[0]).sum())
+    return np.asarray(directions[: min(kept, count)])
+
+
+def _sums(view: View, field: str) -> Iterator[ObservedSum]:
+    """Yield the sums of points, or of first blocks, that the view's parties got."""
+    for outcome in view.outcomes:
+        rows = getattr(outcome.content, field, None)
+        if outcome.verb != SUM or not isinstance(rows, Rows) or outcome.round > FIRST_ROUND:
+            continue
+        weights = getattr(outcome.content, "weight", None)
+        for position, group in enumerate(outcome.groups):
+            values = _array(rows.values[position])
+            if field == BLOCKS:
+                values = values.sum(0)
+            weight = None
+            if weights is not None:
+                weight = float(weights.values[position].sum())
+            yield ObservedSum(field, outcome.round, outcome.step, frozenset(group), values, weight)
+
+
+def _difference(larger: ObservedSum, smaller: ObservedSum) -> Difference:
+    """Return what the client added that only one of two sums has."""
+    weight = None
+    if larger.weight is not None and smaller.weight is not None:
+        weight = larger.weight - smaller.weight
+    return Difference(larger.step, larger.values - smaller.values, weight)
+
+
+def _numbers_before(members: frozenset[int], gone: int) -> frozenset[int]:
+    """Return the numbers that clients had before one of them left."""
+    return frozenset(member + (member >= gone) for member in members)
+
+
+def _update(difference: Difference, knowledge: Knowledge) -> torch.Tensor:
+    """Return a client's update (d,), which is not multiplied by its number of samples."""
+    row = torch.as_tensor(difference.values)
+    size = _whole_size(difference)
+    if size:
+        row = row / size
+    return row[: knowledge.network.dimension]
+
+
+def _whole_size(difference: Difference) -> int | None:
+    """Return a client's number of samples; None where it is not summed."""
+    if difference.weight is None:
+        return None
+    return round(difference.weight)
+
+
+def _public_centres(view: View) -> tuple[Array, Array, Array] | None:
+    """Return the mean, the basis and the centres by which clients assign themselves."""
+    for message in view.messages("assign"):
+        centres = getattr(message.content, "centres", None)
+        if centres is not None:
+            content = message.content
+            return _array(content.mean.value), _array(content.basis.value), _array(centres.value)
+    return None
+
+
+def _true_rows(truth: Truth, field: str, flat: bool = True) -> dict[int, Array]:
+    """Return by client its first row before any protection, from the taps of the run.
+
+    Args:
+        truth: with taps.
+        field: of the reply.
+        flat: False keeps the shape of a row.
+    """
+    found: dict[int, Array] = {}
+    for tap in truth.taps:
+        rows = getattr(tap.reply, field, None)
+        if not isinstance(rows, Rows):
+            continue
+        for row, client in zip(rows.values, tap.ids, strict=True):
+            values = _array(row)
+            if flat:
+                values = values.ravel()
+            found.setdefault(client, values)
+    return found
+
+
+def _array(values: torch.Tensor) -> Array:
+    """Return a tensor's numbers in float64."""
+    return np.asarray(values.double().cpu().numpy())

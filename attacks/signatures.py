@@ -1,0 +1,444 @@
+"""Label counts and membership from signatures of gradients.
+
+A signature is a mean over a client's samples of public functions of one sample each: a sketch of
+its gradient at zero weights, or a class block (`securecluster.privacy.gradient_signatures`). The
+server can compute these functions for samples of its own, so without noise
+
+- the shares in class blocks are the client's shares of classes, but for the clip, which shortens
+  the rows of a class by a factor that public samples tell. No mask covers them.
+- a sketch is about Σ_y π_y·μ_y, where π_y is the client's share of class y, and μ_y the mean sketch
+  of the class, which public samples tell. Of 64 numbers, least squares give the shares.
+- what a signature is beyond the means of its classes points to the client's own samples: of a
+  Gaussian vector, a member's row adds 1/n of itself to the mean (Homer et al. 2008; Dwork et al.
+  2015, "Robust Traceability from Trace Amounts", for means of attributes).
+
+Under a mask of sketches or projections nobody else can tell which coordinate is which, and the last
+two attacks do not apply.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.label_counts import MisplacedLabels, normalised, rounded
+from securecluster.attacks.subspaces import SampleMembership
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.gradient_signatures import ClassBlocks, GradientSketch, clipped_rows
+
+Array = NDArray[Any]
+
+CLIP = 1.0  # norm to which clients clip the row of a sample
+RIDGE = 0.01  # of covariances, as a share of their mean variance
+TYPICAL_SIZE = 100.0  # samples of a client that sends no number of them
+OWN_MEMBERSHIP = "membership among a client's own samples"  # a quantity
+NO_SIGNATURES = "not applicable: clients of this run send no signatures of gradients"
+NO_SAMPLES = "not applicable: the adversary has no samples with labels"
+MASKED = "not applicable: signatures are under a mask, and the adversary's samples are not"
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A client's signature, as an adversary reads it.
+
+    Attributes:
+        rows: (C, r) projections of class blocks, or (1, q) a sketch.
+        shares: (C,) of class blocks; None of a sketch.
+        size: the client's number of samples; None where neither the configuration nor the client
+            tells it.
+    """
+
+    rows: Array
+    shares: Array | None
+    size: float | None
+
+
+def observed_signatures(view: View, knowledge: Knowledge) -> dict[int, Observed]:
+    """Return by client the signature that it sent, under the mask.
+
+    Args:
+        view: what the adversary observed.
+        knowledge: what it knows besides.
+    """
+    if "signature_kind" not in knowledge.config:
+        return {}
+    found: dict[int, Observed] = {}
+    sizes: dict[int, float] = dict(enumerate(knowledge.config.get("signature_sizes", ())))
+    for message in view.messages():
+        client = message.sender.index
+        if message.sender.kind != "client" or client is None:
+            continue
+        signature = _signature_of(message.content)
+        if signature is not None:
+            found.setdefault(client, signature)
+        size = getattr(message.content, "size", None)
+        if isinstance(size, Rows) and size.values.is_floating_point():
+            sizes.setdefault(client, float(size.values[0]))
+    return {client: replace(one, size=sizes.get(client)) for client, one in found.items()}
+
+
+def _signature_of(content: Any) -> Observed | None:
+    """Return the signature in a message of one client; None if there is none."""
+    projections = getattr(content, "projections", None)
+    if projections is not None:
+        shares = _numbers(content.shares.values[0])
+        return Observed(_numbers(projections.values[0]), shares, None)
+    sketch = getattr(content, "signature", None)
+    # keys of secure sums have signatures of another kind, in bytes
+    if not isinstance(sketch, Rows) or not sketch.values.is_floating_point():
+        return None
+    return Observed(_numbers(sketch.values), None, None)
+
+
+@dataclass(frozen=True)
+class PublicRows:
+    """What an adversary's samples would add to a signature.
+
+    Attributes:
+        rows: (n, width) clipped rows: sketches, or blocks of r projections and a one.
+        labels: (n,) classes of the samples.
+        classes: C.
+    """
+
+    rows: Array
+    labels: Array
+    classes: int
+
+    def of_class(self, label: int) -> Array:
+        """Return which samples are of a class, (n,) of bool; all where there are none.
+
+        Args:
+            label: the class.
+        """
+        members = self.labels == label
+        if not members.any():
+            return np.ones_like(members)
+        return np.asarray(members)
+
+    def means(self) -> Array:
+        """Return the mean row of each class, (C, width); that of all for a class without any."""
+        means = [self.rows[self.of_class(label)].mean(0) for label in range(self.classes)]
+        return np.stack(means)
+
+    def covariance(self) -> Array:
+        """Return the covariance (width, width) of rows about the means of their classes."""
+        rows = self.rows - self.means()[self.labels]
+        return np.asarray(rows.T @ rows / len(rows))
+
+
+def public_rows(knowledge: Knowledge, width: int) -> PublicRows:
+    """Return the rows of the adversary's samples under the public map of the run.
+
+    Args:
+        knowledge: with samples, and the configuration that determines the map.
+        width: q, or r of class blocks.
+    """
+    assert knowledge.samples is not None
+    config = knowledge.config
+    inputs = torch.as_tensor(np.asarray(knowledge.samples[0])).flatten(1).float()
+    labels = np.asarray(knowledge.samples[1]).astype(np.int64)
+    classes = int(config["classes"])
+    options = (classes, float(config["signature_centre"]), Randomness(int(config["seed"])))
+    if config["signature_kind"] == "blocks":
+        rows = ClassBlocks(width, inputs.shape[1], *options).rows(inputs)
+    else:
+        sketch = GradientSketch(width, inputs.shape[1], *options)
+        rows = sketch.rows(inputs, torch.as_tensor(labels))
+    return PublicRows(_numbers(clipped_rows(rows, CLIP)), labels, classes)
+
+
+class SignatureLabelCounts(Attack):
+    """Counts of each client's labels, from its signature."""
+
+    name = "signature-label-counts"
+    source = "not in a paper: least squares on the signatures of this project"
+    needs = (
+        "single signatures; of sketches also samples with labels, and no mask (class blocks tell "
+        "the shares of classes under every mask)"
+    )
+    scorer = MisplacedLabels()
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        found = observed_signatures(view, knowledge)
+        if not found:
+            return NO_SIGNATURES
+        if knowledge.config["signature_kind"] == "blocks":
+            return None
+        return _why_no_rows(knowledge)
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return the guessed counts by client; shares of 1 of a client whose size is not known.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        guesses: dict[int, Array] = {}
+        for client, observed in observed_signatures(view, knowledge).items():
+            weights = class_weights(observed, knowledge)
+            if observed.size is None:
+                guesses[client] = normalised(weights)
+            else:
+                guesses[client] = rounded(weights, round(observed.size))
+        return Guess("label counts", guesses)
+
+
+class OwnSampleMembership(SampleMembership):
+    """AUC of the question which of its own candidates a client trains on.
+
+    Candidates are compared with others of the same client, which are its test samples: those of
+    other clients differ in classes and clusters, which a signature tells of, too, and which are no
+    membership.
+    """
+
+    metric = f"AUC of {OWN_MEMBERSHIP}"
+
+    def units(self, guess: Guess, truth: Truth) -> Array:
+        """Return scores and answers, (n, candidates, 2), by client; NaN of others' samples.
+
+        Args:
+            guess: scores by client.
+            truth: of the run.
+        """
+        shards = truth.federation.shards
+        candidates = np.asarray(guess.details["candidates"]).astype(shards[0].x.dtype)
+        keys = _keys(candidates)
+        rows = np.full((len(guess.values), len(keys), 2), np.nan)
+        for position, (client, scores) in enumerate(guess.values.items()):
+            members = set(_keys(shards[client].x))
+            own = members | set(_keys(shards[client].x_test))
+            for k, key in enumerate(keys):
+                if key in own:
+                    rows[position, k] = scores[k], key in members
+        return rows
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
+        """Return the same with the answers about each client's own samples in random order.
+
+        Args:
+            guess: scores by client.
+            truth: of the run.
+            draw: source of the shuffle.
+        """
+        rows = self.units(guess, truth)
+        for client_rows in rows:
+            own = ~np.isnan(client_rows[:, 1])
+            client_rows[own, 1] = draw.permutation(client_rows[own, 1])
+        return rows
+
+    def summary(self, units: Array) -> float:
+        """Return the AUC over all questions about own samples.
+
+        Args:
+            units: (n, candidates, 2).
+        """
+        rows = units.reshape(-1, 2)
+        return super().summary(rows[~np.isnan(rows[:, 1])])
+
+
+class SignatureMembership(Attack):
+    """Membership of candidates in clients' data, by their share in a signature."""
+
+    name = "signature-membership"
+    source = (
+        "Homer et al. 2008, Resolving Individuals Contributing Trace Amounts of DNA; "
+        "Dwork et al. 2015, Robust Traceability from Trace Amounts"
+    )
+    needs = "single signatures without a mask, and candidates with labels, some of them members"
+    scorer = OwnSampleMembership()
+
+    def applies(self, view: View, knowledge: Knowledge) -> str | None:
+        """Return why the attack is not applicable; None if it is.
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        if not observed_signatures(view, knowledge):
+            return NO_SIGNATURES
+        return _why_no_rows(knowledge)
+
+    def run(self, view: View, knowledge: Knowledge) -> Guess:
+        """Return the log-likelihood ratio of each candidate by client, (candidates,).
+
+        Args:
+            view: what the adversary observed.
+            knowledge: what it knows besides.
+        """
+        assert knowledge.samples is not None
+        found = {}
+        for client, observed in observed_signatures(view, knowledge).items():
+            if observed.shares is not None:
+                found[client] = _blocks_ratios(observed, observed.shares, knowledge)
+            else:
+                known = public_rows(knowledge, observed.rows.shape[1])
+                size = _size(observed)
+                deviation = _deviation(knowledge, size)
+                found[client] = mean_ratios(observed.rows[0], known, size, deviation)
+        return Guess(OWN_MEMBERSHIP, found, {"candidates": np.asarray(knowledge.samples[0])})
+
+
+def class_weights(observed: Observed, knowledge: Knowledge) -> Array:
+    """Return what a client has of each class, (C,), up to a common factor.
+
+    In class blocks the clip shortens a row (p, 1) to (p, 1)/‖(p, 1)‖. By how much in the mean of a
+    class is known of public samples; without any, all classes count as shortened alike.
+
+    Args:
+        observed: the client's signature.
+        knowledge: with samples, which class blocks can do without.
+    """
+    if observed.shares is not None and knowledge.samples is None:
+        return observed.shares
+    known = public_rows(knowledge, observed.rows.shape[1])
+    if observed.shares is not None:
+        return np.asarray(observed.shares / known.means()[:, -1])
+    size = _size(observed)
+    return explained_weights(observed.rows[0], known, size, _deviation(knowledge, size))
+
+
+def explained_weights(row: Array, known: PublicRows, size: float, deviation: float) -> Array:
+    """Return the weights (C,) with which the means of classes explain a mean, by least squares.
+
+    They are not negative. Numbers are weighted by the precision with which they are explained.
+
+    Args:
+        row: (w,) the mean of a client's rows.
+        known: rows of public samples.
+        size: number of the client's samples.
+        deviation: of the noise in each number.
+    """
+    from scipy.optimize import nnls
+
+    precision = precision_of(known.covariance(), size, deviation)
+    root = np.linalg.cholesky(precision).T
+    weights, _ = nnls(root @ known.means().T, root @ row)
+    return np.asarray(weights)
+
+
+def mean_ratios(row: Array, known: PublicRows, size: float, deviation: float) -> Array:
+    """Return the log-likelihood ratio of each known row to be in a mean, (n,).
+
+    Args:
+        row: (w,) the mean of a client's rows, up to a factor.
+        known: rows of the candidates.
+        size: number of the client's samples.
+        deviation: of the noise in each number.
+    """
+    weights = explained_weights(row, known, size, deviation)
+    scale = _positive(weights.sum())
+    means = known.means()
+    residual = (row - weights @ means) / scale
+    precision = precision_of(known.covariance(), size, deviation / scale)
+    return likelihood_ratios(known.rows - means[known.labels], residual, precision, size)
+
+
+def likelihood_ratios(rows: Array, residual: Array, precision: Array, size: float) -> Array:
+    """Return for each row log p(residual | it is in the mean) − log p(residual | it is not), (n,).
+
+    A member x of n adds x/n to the mean, whose deviation is Gaussian with the given precision P:
+    xᵀP·residual/n − xᵀP·x/(2n²).
+
+    Args:
+        rows: (n, w) candidates' deviations from the mean of their class.
+        residual: (w,) deviation of the observed mean from what is expected.
+        precision: (w, w) inverse covariance of the residual.
+        size: number of samples in the mean.
+    """
+    projected = rows @ precision
+    linear = projected @ residual / size
+    quadratic = (projected * rows).sum(1) / (2 * size**2)
+    return np.asarray(linear - quadratic)
+
+
+def _blocks_ratios(observed: Observed, shares: Array, knowledge: Knowledge) -> Array:
+    """Return the log-likelihood ratio of each candidate's class block, (candidates,)."""
+    known = public_rows(knowledge, observed.rows.shape[1])
+    weights = class_weights(observed, knowledge)
+    scale = _positive(weights.sum())
+    parts = normalised(weights)
+    size = _size(observed)
+    means = known.means()
+    # The share of a class is known, so that only what is beyond its mean projection per one counts.
+    directions = means[:, :-1] / means[:, -1:]
+    rows = known.rows[:, :-1] - known.rows[:, -1:] * directions[known.labels]
+    covariance = rows.T @ rows / len(rows)
+    ratios = np.zeros(len(rows))
+    for label in range(known.classes):
+        candidates = known.labels == label
+        residual = (observed.rows[label] - shares[label] * directions[label]) / scale
+        # the mean over all n samples has those of the class alone; it holds one or more of them
+        share = max(float(parts[label]), 1 / size)
+        precision = precision_of(share * covariance, size, _deviation(knowledge, size) / scale)
+        ratios[candidates] = likelihood_ratios(rows[candidates], residual, precision, size)
+    return ratios
+
+
+def precision_of(covariance: Array, size: float, deviation: float) -> Array:
+    """Return the inverse covariance (w, w) of a mean of rows with noise.
+
+    Args:
+        covariance: (w, w) of one row.
+        size: number of rows.
+        deviation: of the noise in each number.
+    """
+    total = covariance / size + deviation**2 * np.eye(len(covariance))
+    ridge = RIDGE * np.trace(total) / len(total)
+    return np.asarray(np.linalg.inv(total + ridge * np.eye(len(total))))
+
+
+def _deviation(knowledge: Knowledge, size: float) -> float:
+    """Return the standard deviation of the noise in each number of a client's signature."""
+    config = knowledge.config
+    noise = float(config["signature_noise"])
+    if config["dp_unit"] == "client":
+        return noise * CLIP
+    if config["signature_kind"] != "blocks" and int(config["signature_releases"]) > 1:
+        noise *= math.sqrt(2)  # each of two releases has half of the budget
+    return noise * CLIP / size
+
+
+def _keys(samples: Array) -> list[bytes]:
+    """Return the bytes of each sample, by which equal ones are found."""
+    return [np.ascontiguousarray(sample).tobytes() for sample in samples]
+
+
+def _why_no_rows(knowledge: Knowledge) -> str | None:
+    """Return why samples cannot be compared with signatures; None if they can."""
+    if knowledge.samples is None:
+        return NO_SAMPLES
+    if knowledge.config.get("mask", "none") != "none":
+        return MASKED
+    return None
+
+
+def _size(observed: Observed) -> float:
+    """Return a client's number of samples, or a typical one where it is not known."""
+    if observed.size is None:
+        return TYPICAL_SIZE
+    return observed.size
+
+
+def _positive(value: float) -> float:
+    """Return a factor that can be divided by; noise may leave none."""
+    if value > 0:
+        return float(value)
+    return 1.0
+
+
+def _numbers(values: torch.Tensor) -> Array:
+    """Return a tensor's numbers in float64."""
+    return np.asarray(values.double().cpu().numpy())
