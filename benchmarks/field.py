@@ -330,7 +330,8 @@ def tuned_accuracy(federation: Federation, fitted: Any) -> float:
         optimizer = torch.optim.SGD([weight, bias], lr=ALONE_RATE)
         for _ in range(STEPS):
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(x @ weight.T + bias, y).backward()
+            loss = torch.nn.functional.cross_entropy(x @ weight.T + bias, y)
+            torch.autograd.backward(loss)
             optimizer.step()
         tested = torch.as_tensor(shard.x_test).flatten(1)
         with torch.no_grad():
