@@ -49,7 +49,17 @@ from securecluster.benchmarks.table import write
 from securecluster.core.lazy_torch import torch
 from securecluster.privacy.dp.accounting import find_noise
 from securecluster.privacy.dp.ledger import Ledger
-from securecluster.protocols import IFCA, MRMTL, PACFL, CLoVE, FedAvg, FineTune, OneShot, Signature
+from securecluster.protocols import (
+    IFCA,
+    MRMTL,
+    PACFL,
+    RDPCFL,
+    CLoVE,
+    FedAvg,
+    FineTune,
+    OneShot,
+    Signature,
+)
 
 DATA = "mnist"
 CLUSTERS = 4
@@ -116,6 +126,9 @@ METHODS: dict[str, Method] = {
         "gram_noise",
     ),
     "clove": Method(CLoVE, ({"cluster_rounds": 5}, {"cluster_rounds": STEPS}), {"k": CLUSTERS}),
+    "rdpcfl": Method(
+        RDPCFL, ({"selection_noise": 5.0}, {"selection_noise": 20.0}), {"k": CLUSTERS}
+    ),
     "ifca": Method(IFCA, (TWENTY_ROUNDS, TEN_ROUNDS), {"k": CLUSTERS, "starts": 1}),
     "mrmtl": Method(MRMTL, ({"pull": 0.1}, {"pull": 0.3})),
     "fedavg": Method(FedAvg, (TWENTY_ROUNDS, TEN_ROUNDS)),

@@ -190,7 +190,8 @@ class PrivateChoiceClient(ModelSetClient):
         means = cohort.training_samples.mean(scores, cohort.model, models, positions, bound=1.0)
         sizes = np.array([cohort.sizes[k] for k in positions])
         # a score that is not a number counts as none
-        return np.nan_to_num(np.rint(means * sizes))
+        counts: Array = np.nan_to_num(np.rint(means * sizes))
+        return counts
 
     def _train_unweighted(self, context: CallContext, chosen: Sequence[tuple[int, int]]) -> Update:
         """Return Δ_i from one of the models of each client.

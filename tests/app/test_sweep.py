@@ -469,7 +469,10 @@ def test_python_goes_on_in_a_folder_and_refuses_another_sweep(tmp_path: Path) ->
         (["cfl:sketch=many", "--noise", "1"], "is not a value that --sketch takes"),
         (["cfl:noise=1", "--noise", "1"], "noise is what the sweep varies"),
         (["cfl", "--clip", "1", "--noise", "0", "--eps1", "-1"], "eps1 = -1.0 is not possible"),
-        (["cfl", "--noise", "0", "--gram-noise", "1"], "--gram-noise is an option of oneshot only"),
+        (
+            ["cfl", "--noise", "0", "--gram-noise", "1"],
+            "--gram-noise is an option of oneshot, pacfl only",
+        ),
         (["cfl", "--noise", "0", "--transcript", "full"], "a sweep keeps no frames"),
         (["cfl", "--noise", "0", "--mask", "permutatoin"], "did you mean 'permutation'"),
         (["cfl", "--noise", "0", "--data", "digit"], "did you mean 'digits'"),

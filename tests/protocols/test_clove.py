@@ -117,7 +117,7 @@ class PlainLoop:
         module = self.module(theta)
         optimizer = torch.optim.SGD(module.parameters(), lr=protocol.lr)
         plan = LocalTraining(protocol.lr, protocol.epochs, protocol.batch_size)
-        for batch in self.cohort._batches(i, plan, step):
+        for batch in self.cohort.batches(i, plan, step):
             x, y = self.samples(i, batch - sum(SIZES[:i]))
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(x), y).backward()

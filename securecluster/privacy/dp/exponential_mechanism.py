@@ -21,9 +21,8 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
-from securecluster.training.config import Secret
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 
 Array = NDArray[np.float64]
 POINTS = 4001  # values of t, whose maximum is flat
@@ -39,6 +38,8 @@ def noise_multiplier(bounded_range: float) -> float:
     Args:
         bounded_range: η, positive.
     """
+    from scipy.stats import norm
+
     t = np.linspace(0, bounded_range, POINTS)[1:-1]
     # probabilities of the point of the larger ratio: q, and p = e^t q
     q = -np.expm1(t - bounded_range) / (np.exp(t) - np.exp(t - bounded_range))
@@ -84,7 +85,7 @@ def probabilities(counts: Array, bounded_range: float) -> Array:
 
 
 def choice(
-    counts: Array, bounded_range: float, draws: Secret, client: int, purpose: str, step: int
+    counts: Array, bounded_range: float, draws: NoiseStreams, client: int, purpose: str, step: int
 ) -> int:
     """Return a client's choice, the same whenever it is asked the same.
 

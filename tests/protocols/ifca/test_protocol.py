@@ -113,7 +113,7 @@ class Reference:
     def trained(self, theta: torch.Tensor, i: int) -> torch.Tensor:
         module = self.module(theta)
         optimizer = torch.optim.SGD(module.parameters(), lr=self.plan.lr)
-        for batch in self.cohort._batches(i, self.plan, self.step):
+        for batch in self.cohort.batches(i, self.plan, self.step):
             own = batch - sum(SIZES[:i])
             optimizer.zero_grad()
             x, y = (
