@@ -64,7 +64,8 @@ def check_landmarks(landmarks: object) -> None:
     """
     if landmarks is None:
         return
-    if not isinstance(landmarks, Integral) or landmarks < FEWEST_LANDMARKS:
+    is_integer = isinstance(landmarks, Integral) and not isinstance(landmarks, bool)
+    if not (is_integer and int(landmarks) >= FEWEST_LANDMARKS):
         raise UsageError(
             f"landmarks = {landmarks!r} clients cannot stand for all: give a whole number from "
             f"{FEWEST_LANDMARKS}, or leave it out to compare all pairs"
