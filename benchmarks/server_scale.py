@@ -132,7 +132,8 @@ def _all_pairs(rows: NDArray[np.float32]) -> Any:
 
 def _unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return rows of norm 1, whose Euclidean distances are chords."""
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / norms, dtype=np.float32)
 
 
 def _scipy_ward(rows: NDArray[np.float32]) -> Any:
@@ -164,9 +165,9 @@ METHODS: dict[str, tuple[Callable[[NDArray[np.float32]], Any], float]] = {
     "securecluster, 500 landmarks": (_landmarks, 0),
     # the Gram matrix, its symmetric form, the distances and scipy's condensed copy of them
     "securecluster, all pairs": (_all_pairs, 5),
-    # the condensed distances
-    "scipy linkage ward": (_scipy_ward, 0.5),
-    "scikit-learn ward": (_sklearn_ward, 0.5),
+    # the condensed distances, and a copy of them
+    "scipy linkage ward": (_scipy_ward, 1),
+    "scikit-learn ward": (_sklearn_ward, 1),
     "scikit-learn KMeans": (_sklearn_kmeans, 0),
     "scikit-learn MiniBatchKMeans": (_sklearn_minibatch, 0),
 }

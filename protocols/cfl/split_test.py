@@ -72,8 +72,9 @@ class SplitStatistics:
         Returns:
             The norms of all rows without noise, (n,).
         """
-        everyone = range(len(self.positions))
-        self.compared = sample_landmarks(net, everyone, landmarks, net.round, self.cluster)
+        self.compared = list(range(len(self.positions)))
+        if landmarks is not None:
+            self.compared = sample_landmarks(net, self.compared, landmarks, net.round, self.cluster)
         positions = [self.positions[k] for k in self.compared]
         self.inner = gram(self.updates, positions, noise)
         if len(self.compared) == len(self.positions):

@@ -53,7 +53,7 @@ def sample_landmarks(
     return sorted(int(i) for i in sampled)
 
 
-def check_landmarks(landmarks: object) -> None:
+def check_landmarks(landmarks: int | None) -> None:
     """Check an option `landmarks`.
 
     Args:
