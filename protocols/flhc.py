@@ -33,6 +33,7 @@ from securecluster.clustering.agglomerative import (
 from securecluster.clustering.distances import METRICS, alike, distances
 from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
+from securecluster.clustering.landmarks import extended_labels
 from securecluster.clustering.noise_robust import default_threshold, partition
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice
@@ -58,6 +59,7 @@ from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, U
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_model
 from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
+from securecluster.protocols.common.sampling import check_landmarks, sample_landmarks
 from securecluster.runtime.endpoint import GATHER, CallContext, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -136,6 +138,11 @@ class FLHC(CompressionOptions):
     """merges up to this distance are made; None cuts at the largest relative gap of the merges'
     distances, if it is large or significant
     """
+    landmarks: int | None = None
+    """clients whose updates are compared pair by pair; each other one joins the cluster that it
+    would be merged with first (not in the paper), so time and memory are linear in the clients;
+    None compares all pairs
+    """
     pre_rounds: int = 10
     """rounds of FedAvg before the clustering"""
 
@@ -175,8 +182,15 @@ class FLHC(CompressionOptions):
         if len(ids) < 2:
             return
         # Line 10: HierarchicalClusteringAlgorithm(Δw, P).
-        labels = self._linkage_clusters(net, state, ids, rows)
-        state.memory = self._newcomer_reference(net, state, ids, rows, labels, step)
+        landmarks = sample_landmarks(net, range(len(ids)), self.landmarks)
+        compared_ids = [ids[k] for k in landmarks]
+        compared = rows
+        if len(landmarks) < len(rows):
+            compared = rows[landmarks]
+        labels = self._linkage_clusters(net, state, compared_ids, compared)
+        state.memory = self._newcomer_reference(net, state, compared_ids, compared, labels, step)
+        if len(landmarks) < len(rows):
+            labels = self._extended(net, rows, landmarks, labels)
         # A client without an update most likely belongs to the largest cluster.
         default = largest(labels)
         cluster_of = dict(zip(ids, labels, strict=True))
@@ -220,6 +234,34 @@ class FLHC(CompressionOptions):
         similarity = alike(rows, self.metric, noise).cpu().numpy()
         return partition(similarity, self.clusterer, None, seed)
 
+    def _extended(
+        self,
+        net: ServerChannel,
+        rows: torch.Tensor,
+        landmarks: Sequence[int],
+        labels: Sequence[int],
+    ) -> list[int]:
+        """Return the clusters of all rows (r,), from those of the landmarks.
+
+        Args:
+            rows: (r, d) the updates.
+            landmarks: positions of the rows that were clustered.
+            labels: their clusters.
+        """
+        return extended_labels(
+            rows,
+            landmarks,
+            labels,
+            self.metric,
+            self._newcomer_linkage,
+            self._update_noise(net),
+        )
+
+    @property
+    def _newcomer_linkage(self) -> str:
+        """Return the linkage by which clients are assigned to clusters that exist."""
+        return self.linkage if self.clusterer == "paper" else "average"
+
     def _newcomer_reference(
         self,
         net: ServerChannel,
@@ -246,7 +288,7 @@ class FLHC(CompressionOptions):
         joint = request_model(net, state.outbox, ids, width)
         if not len(joint.displacement):
             return None
-        linkage = self.linkage if self.clusterer == "paper" else "average"
+        linkage = self._newcomer_linkage
         references, clusters, sizes = representatives(rows, labels, linkage)
         return NewcomerReference(joint, step, references.cpu(), clusters, sizes, linkage)
 
@@ -311,6 +353,7 @@ class FLHC(CompressionOptions):
                 f"the mask {self.mask!r} mixes coordinates, which changes l1 distances: use a "
                 "permutation, or metric chord"
             )
+        check_landmarks(self.landmarks)
         self._check_pre_rounds()
         self._check_threshold()
 

@@ -61,7 +61,7 @@ from securecluster.protocols.common.compression_options import CompressionOption
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
-from securecluster.protocols.common.sampling import sample_clients
+from securecluster.protocols.common.sampling import check_landmarks, sample_clients
 from securecluster.protocols.common.sum_options import LARGEST_LOSS
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -118,6 +118,11 @@ class CFL(CompressionOptions):
     min_size: int = 3
     """clusters with fewer members are not split (not in the paper, whose examples of two clients
     need 2)
+    """
+    landmarks: int | None = None
+    """clients of a cluster whose updates α compares pair by pair, drawn anew each round; the others
+    join the half with the most similar one (not in the paper), so time and memory are linear in the
+    clients; None compares all pairs
     """
     similarity: str = "update"
     """what α compares: update, or gradient (the full one, which members of a stationary cluster
@@ -180,7 +185,9 @@ class CFL(CompressionOptions):
         state.shared = False
         round_statistics = []
         for c, members in enumerate(clusters_of(state.labels)):
-            statistics = split_statistics(net, updates, c, members, state.labels, sums)
+            statistics = split_statistics(
+                net, updates, c, members, state.labels, sums, self.landmarks
+            )
             round_statistics.append(statistics)
             if statistics.replied:
                 self._test(net, state, statistics)
@@ -268,7 +275,7 @@ class CFL(CompressionOptions):
             # Gradients take another call, so only a cluster that may be split computes them.
             if not (stationary and large_enough):
                 return
-            compare_gradients(net, state.outbox, statistics)
+            compare_gradients(net, state.outbox, statistics, self.landmarks)
         if len(statistics.replied) < 2:
             return
         alpha = self._similarities(state, statistics)  # line 17
@@ -314,7 +321,8 @@ class CFL(CompressionOptions):
         floor = FLOOR if statistics.scatter else 0.0
         alpha = cosine(statistics.inner, floor).cpu()
         only_cluster = len(statistics.members) == len(state.labels)
-        state.shared = statistics.complete and only_cluster
+        all_pairs = len(alpha) == len(statistics.replied)
+        state.shared = statistics.complete and only_cluster and all_pairs
         if state.shared:
             state.alpha = alpha
         similarities: NDArray[np.float64] = alpha.numpy()
@@ -363,16 +371,17 @@ class CFL(CompressionOptions):
         cannot be assigned to a half.
 
         Args:
-            halves: by position in the cluster, with α_cross^max.
+            halves: by position among the clients that α compares, with α_cross^max.
         """
         if not statistics.complete:
             state.wanted.append(statistics.cluster)
             return
         if self.gamma_max < largest_noise(halves.cross_max):
             members = statistics.members
+            first, second = statistics.halves_of_all(halves)
             statistics.halves = (
-                [members[k] for k in halves.first],
-                [members[k] for k in halves.second],
+                [members[k] for k in first],
+                [members[k] for k in second],
             )
 
     def _invited(self, net: ServerChannel, state: CFLState, t: int) -> list[int]:
@@ -432,6 +441,7 @@ class CFL(CompressionOptions):
             similarity=("update", "gradient"),
         )
         check_whole(self, min_size=2)
+        check_landmarks(self.landmarks)
         for name in ("eps1", "eps2", "evidence"):
             check_number(self, name, 0, math.inf, low_in=False)
         for name in ("gamma_max", "fallback"):

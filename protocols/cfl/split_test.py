@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from securecluster.clustering.similarity import gram, gram_norms, mean_norm, mean_row
+from securecluster.clustering.bipartition import Bipartition
+from securecluster.clustering.landmarks import extended_halves
+from securecluster.clustering.similarity import gram, gram_norms, mean_norm, mean_row, row_norms
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Empty
 from securecluster.messaging.replies import Replies, Sums
@@ -24,6 +26,7 @@ from securecluster.protocols.common.compressed_updates import CompressedUpdate
 from securecluster.protocols.common.messages import ModelDelta, empty_tensor
 from securecluster.protocols.common.pending_updates import PendingUpdates, request_model
 from securecluster.protocols.common.privacy_spec import OfPlainSums
+from securecluster.protocols.common.sampling import sample_landmarks
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import ServerChannel
@@ -39,7 +42,9 @@ class SplitStatistics:
     mean: torch.Tensor | None = None  # Δ_c, (d,)
     mean_norm: float = 0.0  # ‖Δ_c‖
     max_norm: float = 0.0  # max ‖Δ_i‖
-    # (n, n) Gram matrix of what α compares; empty in a round without a test
+    # positions in `replied` of the s clients that α compares: all, or the landmarks
+    compared: list[int] = field(default_factory=list)
+    # (s, s) Gram matrix of what α compares; empty in a round without a test
     inner: torch.Tensor = field(default_factory=empty_tensor)
     updates: torch.Tensor = field(default_factory=empty_tensor)  # what α compares, (·, d)
     positions: list[int] = field(default_factory=list)  # (n,) rows of `updates`, of `replied`
@@ -55,6 +60,36 @@ class SplitStatistics:
     def complete(self) -> bool:
         """Return whether every member replied."""
         return len(self.replied) == len(self.members)
+
+    def compare(self, net: ServerChannel, noise: float, landmarks: int | None) -> torch.Tensor:
+        """Compute the Gram matrix of all rows, or of landmarks among them.
+
+        Args:
+            net: draws the landmarks.
+            noise: expected squared norm of the noise in each row of `updates`.
+            landmarks: the number of rows to compare; None for all.
+
+        Returns:
+            The norms of all rows without noise, (n,).
+        """
+        self.compared = list(range(len(self.positions)))
+        if landmarks is not None:
+            self.compared = sample_landmarks(net, self.compared, landmarks, net.round, self.cluster)
+        positions = [self.positions[k] for k in self.compared]
+        self.inner = gram(self.updates, positions, noise)
+        if len(self.compared) == len(self.positions):
+            return gram_norms(self.inner)
+        return row_norms(self.updates, self.positions, noise)
+
+    def halves_of_all(self, halves: Bipartition) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the halves of all clients that replied, by position in `replied`.
+
+        Args:
+            halves: by position in `compared`.
+        """
+        if len(self.compared) == len(self.positions):
+            return halves.first, halves.second
+        return extended_halves(self.updates[self.positions], self.compared, halves)
 
     def line(self) -> Line:
         """Return the entry of the history."""
@@ -147,6 +182,7 @@ def split_statistics(
     members: list[int],
     labels: Sequence[int],
     total: Sums[Any] | None = None,
+    landmarks: int | None = None,
 ) -> SplitStatistics:
     """Estimate norms and similarities of a cluster's updates, with the known noise subtracted.
 
@@ -158,6 +194,7 @@ def split_statistics(
         members: its clients.
         labels: (m,) each client's cluster.
         total: with compression, the sums of the full updates, which give the norm of the mean.
+        landmarks: the number of clients that α compares; None for all.
     """
     positions = [k for k, i in enumerate(replies.ids) if labels[i] == cluster]
     replied = [replies.ids[k] for k in positions]
@@ -166,14 +203,17 @@ def split_statistics(
         return statistics
     statistics.step = replies.step
     if isinstance(replies.rows, CompressedUpdate):
-        _measure_compressed(net, replies, statistics, total)
+        _measure_compressed(net, replies, statistics, total, landmarks)
     else:
-        _measure_updates(net, replies, statistics)
+        _measure_updates(net, replies, statistics, landmarks)
     return statistics
 
 
 def _measure_updates(
-    net: ServerChannel, replies: Replies[Any], statistics: SplitStatistics
+    net: ServerChannel,
+    replies: Replies[Any],
+    statistics: SplitStatistics,
+    landmarks: int | None,
 ) -> None:
     """Compute the statistics of full updates."""
     positions = statistics.positions
@@ -187,12 +227,11 @@ def _measure_updates(
     noise = net.noise("delta")
     # Independent noise of squared norm N in each row gives Σ w_i²·N in the mean with weights w.
     noise_of_mean = noise * float(share.double().square().sum())
-    statistics.inner = gram(delta, positions, noise)
-    norms = gram_norms(statistics.inner)
+    statistics.updates = delta
+    norms = statistics.compare(net, noise, landmarks)
     statistics.mean = mean_row(delta, positions, size)
     statistics.mean_norm = mean_norm(statistics.mean, norms, len(statistics.members), noise_of_mean)
     statistics.max_norm = _largest_norm(norms, noise)
-    statistics.updates = delta
     statistics.scatter = _cosine_deviation(norms, noise, delta.shape[1])
 
 
@@ -201,14 +240,14 @@ def _measure_compressed(
     replies: Replies[Any],
     statistics: SplitStatistics,
     total: Sums[Any] | None,
+    landmarks: int | None,
 ) -> None:
     """Compute ‖Δ_c‖ from the sum of full updates, and ‖Δ_i‖ and α from compressed ones."""
     rows = replies.rows.compressed.values
     noise = net.noise("compressed")
-    statistics.inner = gram(rows, statistics.positions, noise)
-    norms = gram_norms(statistics.inner)
-    statistics.max_norm = _largest_norm(norms, noise)
     statistics.updates = rows
+    norms = statistics.compare(net, noise, landmarks)
+    statistics.max_norm = _largest_norm(norms, noise)
     sketched = net.agreed["sketch"] is not None
     statistics.scatter = _cosine_deviation(norms, noise, rows.shape[1], sketched)
     # Without a sum ‖Δ_c‖ is unknown, so the cluster must not count as stationary.
@@ -300,7 +339,10 @@ def queue_averages(
 
 
 def compare_gradients(
-    net: ServerChannel, outbox: PendingUpdates, statistics: SplitStatistics
+    net: ServerChannel,
+    outbox: PendingUpdates,
+    statistics: SplitStatistics,
+    landmarks: int | None = None,
 ) -> None:
     """Request full gradients of the clients that replied, for α to compare instead (eq. 50)."""
     query = outbox.message_for(statistics.replied)
@@ -313,8 +355,7 @@ def compare_gradients(
     noise = net.noise("delta", "full")
     gradients = replies.rows.delta.values
     statistics.updates = gradients
-    statistics.inner = gram(gradients, None, noise)
-    norms = gram_norms(statistics.inner)
+    norms = statistics.compare(net, noise, landmarks)
     statistics.scatter = _cosine_deviation(norms, noise, gradients.shape[1])
 
 

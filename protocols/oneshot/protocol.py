@@ -40,9 +40,15 @@ from securecluster.protocols.common.eigenvectors import EigenvectorProtocol, che
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.privacy_spec import FOLLOWS, Disclosures, PrivacySpec
-from securecluster.protocols.common.sampling import TRIES
+from securecluster.protocols.common.sampling import TRIES, check_landmarks, sample_landmarks
 from securecluster.protocols.oneshot import feature_maps, naive_mechanism
-from securecluster.protocols.oneshot.client import RELEVANCE, VIEWS, OneShotClient, RelevanceOptions
+from securecluster.protocols.oneshot.client import (
+    RELEVANCE,
+    VIEWS,
+    OneShotClient,
+    OtherEigenvectors,
+    RelevanceOptions,
+)
 from securecluster.protocols.oneshot.hierarchical_averaging import (
     GPS,
     average_in_layers,
@@ -105,6 +111,10 @@ class OneShot(EigenvectorProtocol):
     """method that clusters R: paper (average linkage), average (the same), spectral or kmeans;
     without T into as many clusters as the paper's has
     """
+    landmarks: int | None = None
+    """clients whose data are compared pair by pair; the others compare theirs with these and choose
+    a cluster (not in the paper), so bytes are linear in the clients; None compares all pairs
+    """
     gram_noise: float = 0.0
     """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its
     dp_unit; relevance then compares spans
@@ -164,11 +174,12 @@ class OneShot(EigenvectorProtocol):
         Raises:
             UsageError: fewer than two clients sent eigenvectors.
         """
+        landmarks = sample_landmarks(net, net.clients, self.landmarks)
         # lines 2–5: clients share eigenvectors
         shared = net.gather(
             OneShotClient.eigen,
             Empty(),
-            to=net.clients,
+            to=landmarks,
             tries=TRIES,
         )
         if len(shared) < 2:
@@ -197,13 +208,53 @@ class OneShot(EigenvectorProtocol):
         default = largest(clusters.labels)
         # newcomers are compared with the clients that have a row in R
         compared = [k for k, i in enumerate(shared.ids) if i in pairs.ids]
+        compared_vectors = vectors[compared]
+        others = sorted(set(net.clients) - set(landmarks))
+        if others:
+            query = eigenvectors_of_others(
+                pairs.ids,
+                compared_vectors,
+                shared.step,
+                to=others,
+                labels=clusters.labels,
+            )
+            label_of |= self._choices(net, query, others, clusters.labels)
         return ClusteringResult(
             labels=[label_of.get(i, default) for i in net.clients],
-            vectors=vectors[compared],
+            vectors=compared_vectors,
             step=shared.step,
             relevance=clusters.relevance,
             linkage=LinkageRecord(list(pairs.ids), clusters.merges, clusters.height),
         )
+
+    def _choices(
+        self,
+        net: ServerChannel,
+        query: OtherEigenvectors,
+        to: Sequence[int],
+        labels: Sequence[int],
+    ) -> dict[int, int]:
+        """Return the clusters that clients choose by the landmarks' eigenvectors.
+
+        Args:
+            net: the servers' channel.
+            query: the landmarks' eigenvectors and clusters.
+            to: the clients that are no landmarks.
+            labels: the landmarks' clusters.
+
+        Returns:
+            The cluster of each client that replied.
+        """
+        replies = net.gather(
+            OneShotClient.choose,
+            query,
+            to=to,
+            tries=TRIES,
+        )
+        if not replies.ids:
+            return {}
+        choices = replies.rows.cluster.values.tolist()
+        return dict(check_offered(replies.ids, choices, labels))
 
     def assign_newcomers(
         self,
@@ -370,6 +421,7 @@ class OneShot(EigenvectorProtocol):
         super().check(clients)
         feature_maps.check(self.features, self.public, self.components)
         check_options(self, clients)
+        check_landmarks(self.landmarks)
 
     def disclosures(self) -> Disclosures:
         """Return what the servers and clients see, and what ε assumes of features."""
@@ -384,9 +436,12 @@ class OneShot(EigenvectorProtocol):
             not_covered.append(
                 naive_mechanism.price(self.gram_noise, int(self.vectors), self.delta)
             )
+        clients = list(VIEWS["client"])
+        if self.landmarks is not None:
+            clients.append("clients that are no landmarks: the landmarks' clusters, too")
         return Disclosures(
             server=VIEWS["gps"],
             lps=lps,
-            clients=VIEWS["client"],
+            clients=clients,
             not_covered=not_covered,
         )

@@ -178,9 +178,9 @@ class SRFCAClient(SumClient):
         # Clients store the rows as they were released. So no model is relayed twice, and all that
         # is computed from the rows later is post-processing.
         if self._model_losses.shape[1] != query.clients:
-            self._model_losses = self._model_losses.new_zeros(
-                len(self._model_losses), query.clients
-            )
+            # numpy's zeros take memory only once they are written, and few clients may be landmarks
+            unwritten = np.zeros((len(self._model_losses), query.clients))
+            self._model_losses = torch.from_numpy(unwritten)
         rows = torch.as_tensor(context.positions)[:, None]
         columns = torch.as_tensor(query.order.value.tolist())
         self._model_losses[rows, columns] = released

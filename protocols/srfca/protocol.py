@@ -40,7 +40,7 @@ from securecluster.protocols.common.privacy_spec import (
     PrivacySpec,
     ReleaseCounts,
 )
-from securecluster.protocols.common.sampling import TRIES
+from securecluster.protocols.common.sampling import TRIES, check_landmarks, sample_landmarks
 from securecluster.protocols.common.sum_options import LARGEST_LOSS
 from securecluster.protocols.srfca import server
 from securecluster.protocols.srfca.client import (
@@ -90,6 +90,11 @@ class SRFCA(ClusteringProtocol):
     """
     quantile: float | None = None
     """λ as a quantile of all pairwise distances, in [0, 1]"""
+    landmarks: int | None = None
+    """clients whose models are compared pair by pair after training alone; the others join the
+    nearest of their clusters in RECLUSTER (not in the paper), so work and bytes are linear in the
+    clients; None compares all pairs
+    """
     size: int = 2
     """t: the fewest clients of a cluster, at least 2"""
     trim: float = 0.0
@@ -213,10 +218,14 @@ class SRFCA(ClusteringProtocol):
 
         Without a component of t clients, all clients are one cluster (not in the paper).
         """
+        landmarks = sample_landmarks(net, net.clients, self.landmarks)
+        senders = landmarks
+        if self.distance == "l2":
+            senders = list(net.clients)  # RECLUSTER compares the model of every client
         replies = net.gather(
             SRFCAClient.send_model,
             Empty(),
-            to=net.clients,
+            to=senders,
             tries=TRIES,
         )
         # under DP-SGD every round of training alone has added noise to the models
@@ -227,6 +236,7 @@ class SRFCA(ClusteringProtocol):
             replies,
             self.distance,
             noisy_trainings,
+            landmarks,
         )
         # The graph is told in the history, for λ cannot be judged without it.
         edges = first_clusters(state, distance, self._graphing)
@@ -486,6 +496,7 @@ class SRFCA(ClusteringProtocol):
         check_whole(self, refine=1, local_rounds=1, retrain=0)
         check_number(self, "trim", 0, 0.5)
         check_number(self, "radius", 0)
+        check_landmarks(self.landmarks)
         self._check_average()
         self._check_sealed()
 

@@ -119,6 +119,7 @@ def one_shot_distances(
     replies: Replies[Update],
     distance: str,
     trained: int,
+    landmarks: Sequence[int],
 ) -> Array:
     """Return the distances of the one-shot models.
 
@@ -129,6 +130,7 @@ def one_shot_distances(
         distance: "loss" or "l2".
         trained: the number of trainings with noise behind each model; 1 where noise is added on the
             way out instead.
+        landmarks: the clients whose models are compared with each other.
 
     Returns:
         (r, r)
@@ -139,9 +141,14 @@ def one_shot_distances(
     state.ids = replies.ids
     state.step = replies.step
     if distance == "l2":
-        state.judges = replies.ids  # the server compares all models itself
+        # the server compares the models itself
+        sampled = set(landmarks)
+        positions = [k for k, i in enumerate(replies.ids) if i in sampled]
+        state.judges = tuple(replies.ids[k] for k in positions)
         state.rows = rows.cpu()
         state.noise_variance = net.noise("delta") * trained
+        if len(positions) < len(rows):
+            rows = rows[positions]
         return pairwise_l2(rows, state.noise_variance)
     state.judges, losses = cross_losses(net, replies.ids, rows, replies.step)
     return losses

@@ -136,6 +136,30 @@ def gram_norms(inner: torch.Tensor) -> torch.Tensor:
     return inner.diagonal().clamp_min(0).sqrt()
 
 
+def row_norms(
+    rows: torch.Tensor,
+    positions: Sequence[int] | None = None,
+    noise: float = 0.0,
+) -> torch.Tensor:
+    """Return the norms of rows without their Gram matrix.
+
+    Args:
+        rows: (n, d).
+        positions: the m rows to take; None for all.
+        noise: expected squared norm of the noise in each row, which is subtracted from its square.
+
+    Returns:
+        (m,) float64, on the rows' device; 0 where the noise exceeds the square.
+    """
+    m = len(rows)
+    if positions is not None:
+        m = len(positions)
+    squares = torch.zeros(m, dtype=torch.float64, device=rows.device)
+    for block in blocks(rows, positions):
+        squares += block.double().square().sum(1)
+    return (squares - noise).clamp_min(0).sqrt()
+
+
 def cosine(inner: torch.Tensor, floor: float = 0.0) -> torch.Tensor:
     """Return cosine similarities from a Gram matrix (Sattler et al. 2019, eq. 44).
 

@@ -1,0 +1,76 @@
+"""Measure what comparing a sample of the clients costs in accuracy of the clusters.
+
+python -m securecluster.benchmarks.landmarks [--seeds 3] [--minutes 8]
+
+100 clients of MNIST with 100 samples each: four groups with swapped labels, or, for `oneshot`, two
+tasks. Every protocol compares all pairs, and then 25 and 12 landmarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from securecluster import Federation
+from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from securecluster.benchmarks.private_runs import PROTOCOLS
+from securecluster.benchmarks.table import RESULTS
+
+CLIENTS = 100
+SAMPLES = 100
+# rounds that reach the clustering; the number of tasks is given
+OWN: dict[str, dict[str, Any]] = {
+    "flhc": {"rounds": 11, "pre_rounds": 10},
+    "cfl": {"rounds": 30},
+    "oneshot": {"rounds": 1, "tasks": 2},
+    "srfca": {"rounds": 5, "local_rounds": 10},
+}
+COMPARED: tuple[int, ...] = (CLIENTS, 25, 12)
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """Run one protocol.
+
+    Args:
+        cell: a protocol, the number of landmarks, and a seed.
+
+    Returns:
+        ari, seconds, and bytes up and down.
+    """
+    name = cell["protocol"]
+    scenario = "tasks" if name == "oneshot" else "label-swap"
+    federation = Federation.simulate(
+        "mnist",
+        scenario=scenario,
+        clients=CLIENTS,
+        samples=SAMPLES,
+        seed=cell["seed"],
+    )
+    params = {"model": "linear", "landmarks": cell["landmarks"], **OWN[name]}
+    protocol = PROTOCOLS[name](**params)
+    fitted = protocol.fit(federation)
+    assert fitted.agreement_ is not None
+    return {
+        "ari": fitted.agreement_["ari"],
+        "up": fitted.bytes_["up"],
+        "down": fitted.bytes_["down"],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> Path:
+    """Measure what is missing, and print."""
+    chosen = options(__doc__, argv, seeds=3, minutes=8)
+    cells = []
+    for seed, protocol, landmarks in product(range(chosen.seeds), OWN, COMPARED):
+        cells.append({"protocol": protocol, "landmarks": landmarks, "seed": seed})
+    sheet = Sheet("landmarks", RESULTS)
+    rows = sheet.fill(cells, measure, chosen.minutes)
+    summarise(rows, ("protocol", "landmarks"), ("ari", "down"))
+    print(sheet.path)
+    return sheet.path
+
+
+if __name__ == "__main__":
+    main()

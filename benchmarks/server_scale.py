@@ -1,0 +1,270 @@
+"""Measure seconds and peak memory of clustering many clients, beside scipy and scikit-learn.
+
+python -m securecluster.benchmarks.server_scale sketches [--clients 100 1000 …]
+python -m securecluster.benchmarks.server_scale protocols [--clients 1000 …] [--cases …]
+
+"sketches" clusters rows of 64 numbers: four directions in equal parts, with noise in every row.
+"protocols" runs whole protocols, clients and server in one process, with a linear model of four
+features and four samples a client. Each case runs in a process of its own, since the largest
+resident set of a process never falls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster import Federation
+from securecluster.benchmarks.memory import GIB, peak
+from securecluster.benchmarks.table import write
+from securecluster.clustering.landmarks import sketch_clusters
+from securecluster.clustering.metrics import agreement
+from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, ClusteringProtocol, FedAvg, OneShot
+from securecluster.runtime.settings import Settings
+
+WIDTH = 64  # numbers of a sketch
+CLUSTERS = 4
+# standard deviation of the noise in each number of a row whose direction has norm 1
+NOISE = 0.25
+LANDMARKS = 500  # sketches that are compared with each other
+COMPARED = 100  # clients that are compared with each other by a protocol
+AVAILABLE_GIB = 4  # cases that need more are not run
+MIB_A_GIB = 1024
+LIMIT_S = 120  # of one case
+MOST_PAIRED = 2000  # clients of a protocol that are compared pair by pair
+
+# rounds that reach each protocol's clustering
+PROTOCOLS: dict[str, Callable[..., ClusteringProtocol]] = {
+    "fedavg": partial(FedAvg, rounds=1),
+    "ifca": partial(IFCA, rounds=1, k=2, starts=1),
+    "flhc": partial(FLHC, rounds=2, pre_rounds=1),
+    "cfl": partial(CFL, rounds=1),
+    "oneshot": partial(OneShot, rounds=1, tasks=2, vectors=2),
+    "srfca": partial(SRFCA, rounds=1, local_rounds=1, refine=1),
+}
+# protocols that compare clients pair by pair
+COMPARING = ("flhc", "cfl", "oneshot", "srfca")
+
+
+def few_samples(clients: int) -> Federation:
+    """Return clients of two tasks with four samples of four features each.
+
+    Args:
+        clients: how many.
+    """
+    rng = np.random.default_rng(0)
+    train = {}
+    for k in range(clients):
+        features = rng.standard_normal((4, 4)).astype(np.float32)
+        # the tasks differ in where the data vary, and in the sign of the labels
+        task = k % 2
+        features[:, task] *= 4
+        positive = features.sum(1) > 0
+        labels = (positive ^ bool(task)).astype(np.int64)
+        train[f"c{k}"] = (features, labels)
+    return Federation.from_arrays(train, test=train, seed=0)
+
+
+def run_protocol(case: str, clients: int) -> dict[str, Any]:
+    """Run a protocol in this process, and return its line of the table.
+
+    Args:
+        case: one of `PROTOCOLS`, followed by " landmarks" to compare `COMPARED` clients only.
+        clients: how many.
+    """
+    name, *landmarks = case.split()
+    params: dict[str, Any] = {"model": "linear", "epochs": 1, "batch_size": 4}
+    if landmarks:
+        params["landmarks"] = COMPARED
+    federation = few_samples(clients)
+    before = peak()
+    start = time.perf_counter()
+    fitted = PROTOCOLS[name](**params).fit(federation, Settings(transcript="none"))
+    seconds = time.perf_counter() - start
+    return {
+        "case": case,
+        "clients": clients,
+        "seconds": round(seconds, 1),
+        "before_mib": round(before * MIB_A_GIB),
+        "peak_mib": round(peak() * MIB_A_GIB),
+        "up_bytes": fitted.bytes_["up"],
+        "down_bytes": fitted.bytes_["down"],
+        "status": "done",
+    }
+
+
+def sketches(clients: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return sketches with noise, and the true cluster of each.
+
+    Args:
+        clients: how many.
+    """
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((CLUSTERS, WIDTH))
+    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    truth = np.arange(clients) % CLUSTERS
+    noise = NOISE * rng.standard_normal((clients, WIDTH), dtype=np.float32)
+    rows = centres[truth].astype(np.float32) + noise
+    return rows, truth
+
+
+def _landmarks(rows: NDArray[np.float32]) -> Any:
+    import torch
+
+    return sketch_clusters(torch.from_numpy(rows), LANDMARKS, count=CLUSTERS)
+
+
+def _all_pairs(rows: NDArray[np.float32]) -> Any:
+    import torch
+
+    # with as many landmarks as rows
+    return sketch_clusters(torch.from_numpy(rows), len(rows), count=CLUSTERS)
+
+
+def _unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return rows of norm 1, whose Euclidean distances are chords."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / norms, dtype=np.float32)
+
+
+def _scipy_ward(rows: NDArray[np.float32]) -> Any:
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    return fcluster(linkage(_unit(rows), "ward"), CLUSTERS, "maxclust")
+
+
+def _sklearn_ward(rows: NDArray[np.float32]) -> Any:
+    from sklearn.cluster import AgglomerativeClustering
+
+    return AgglomerativeClustering(CLUSTERS, linkage="ward").fit_predict(_unit(rows))
+
+
+def _sklearn_kmeans(rows: NDArray[np.float32]) -> Any:
+    from sklearn.cluster import KMeans
+
+    return KMeans(CLUSTERS, n_init=10, random_state=0).fit_predict(_unit(rows))
+
+
+def _sklearn_minibatch(rows: NDArray[np.float32]) -> Any:
+    from sklearn.cluster import MiniBatchKMeans
+
+    return MiniBatchKMeans(CLUSTERS, n_init=10, random_state=0).fit_predict(_unit(rows))
+
+
+# a method, and how many float64 numbers it holds for each pair of clients
+METHODS: dict[str, tuple[Callable[[NDArray[np.float32]], Any], float]] = {
+    "securecluster, 500 landmarks": (_landmarks, 0),
+    # the Gram matrix, its symmetric form, the distances and scipy's condensed copy of them
+    "securecluster, all pairs": (_all_pairs, 5),
+    # the condensed distances, and a copy of them
+    "scipy linkage ward": (_scipy_ward, 1),
+    "scikit-learn ward": (_sklearn_ward, 1),
+    "scikit-learn KMeans": (_sklearn_kmeans, 0),
+    "scikit-learn MiniBatchKMeans": (_sklearn_minibatch, 0),
+}
+
+
+def cluster_sketches(case: str, clients: int) -> dict[str, Any]:
+    """Cluster sketches in this process, and return the line of the table.
+
+    Args:
+        case: one of `METHODS`.
+        clients: how many.
+    """
+    method, _ = METHODS[case]
+    # imports are no part of the time
+    method(sketches(20)[0])
+    rows, truth = sketches(clients)
+    before = peak()
+    start = time.perf_counter()
+    labels = np.asarray(method(rows))
+    seconds = time.perf_counter() - start
+    # measured before the score, whose tables are no part of the method
+    largest = peak()
+    return {
+        "case": case,
+        "clients": clients,
+        "seconds": round(seconds, 2),
+        "before_mib": round(before * MIB_A_GIB),
+        "peak_mib": round(largest * MIB_A_GIB),
+        "ari": round(agreement(labels.tolist(), truth.tolist())["ari"], 3),
+        "status": "done",
+    }
+
+
+def needed_gib(case: str, clients: int) -> float:
+    """Return the size of the pairs' numbers that a method of sketches holds, in GiB.
+
+    Args:
+        case: one of `METHODS`.
+        clients: how many.
+    """
+    _, numbers = METHODS[case]
+    return 8 * numbers * clients**2 / GIB
+
+
+def in_own_process(part: str, case: str, clients: int) -> dict[str, Any]:
+    """Measure one case in a process of its own, within `LIMIT_S`.
+
+    Args:
+        part: "sketches" or "protocols".
+        case: of this part.
+        clients: how many.
+    """
+    skipped: dict[str, Any] = {"case": case, "clients": clients}
+    if part == "sketches":
+        needs = needed_gib(case, clients)
+        if needs > AVAILABLE_GIB:
+            return skipped | {"status": f"not run: needs {needs:.0f} GiB"}
+    elif case in COMPARING and clients > MOST_PAIRED:
+        return skipped | {"status": "not run: all pairs"}
+    command = [sys.executable, "-m", "securecluster.benchmarks.server_scale", part]
+    command += ["--one", case, "--clients", str(clients)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return skipped | {"status": f"stopped after {LIMIT_S} s"}
+    line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=["sketches", "protocols"])
+    parser.add_argument("--clients", type=int, nargs="+")
+    parser.add_argument("--cases", nargs="+")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    measure = cluster_sketches
+    cases = list(METHODS)
+    sizes = [100, 1000, 10_000, 100_000]
+    if options.part == "protocols":
+        measure = run_protocol
+        cases = [*PROTOCOLS, *(f"{name} landmarks" for name in COMPARING)]
+        sizes = [1000, 2000, 10_000]
+    if options.one:
+        print(json.dumps(measure(options.one, options.clients[0])))
+        return
+    rows = []
+    for clients in options.clients or sizes:
+        for case in options.cases or cases:
+            rows.append(in_own_process(options.part, case, clients))
+            print(rows[-1], flush=True)
+    # lines of cases that were not run lack columns
+    columns = max(rows, key=len)
+    filled = [{name: row.get(name, "") for name in columns} for row in rows]
+    print(write(f"server_scale_{options.part}", filled))
+
+
+if __name__ == "__main__":
+    main()
