@@ -278,7 +278,8 @@ class LocalTrainer:
             index = torch.as_tensor(start_rows, device=self.device)
             torch.index_select(models, 0, index, out=weights)
             clients = [task.clients[entry] for entry in entries]
-            self._train(worker.model, weights, clients, task)
+            equal = len(set(start_rows)) == 1
+            self._train(worker.model, weights, clients, task, equal)
             for row, entry, start_row in zip(weights, entries, start_rows, strict=True):
                 # row by row and in place, without a second matrix of the chunk's size
                 start = models[start_row]
@@ -293,6 +294,7 @@ class LocalTrainer:
         weights: torch.Tensor,
         clients: Sequence[int],
         task: _Task,
+        equal: bool = False,
     ) -> None:
         """Make all steps of a chunk.
 
@@ -301,6 +303,7 @@ class LocalTrainer:
             weights: initial weights of the clients, (b, d), changed in place.
             clients: positions of the clients, most steps first.
             task: the call.
+            equal: True if the initial weights of all clients are equal.
         """
         plan = task.plan
         private = self._private(clients, task, weights)
@@ -314,6 +317,10 @@ class LocalTrainer:
             buffers = momenta.start(clients)
             velocity = model.views(buffers)
         optimizer = build_optimizer(plan.optimizer, params, plan.lr, plan.momentum, velocity)
+        span = self._window(model, params, plan)
+        if span:
+            self._train_in_windows(model, params, chunk, task, optimizer, span, equal)
+            return
         for step, active in enumerate(chunk.active):
             if not task.jobs:  # cleared after an error in another thread
                 return
@@ -328,6 +335,74 @@ class LocalTrainer:
                 private.step(model, active_params, batch, positions, optimizer)
         if momenta is not None and buffers is not None:
             momenta.end(clients, buffers)
+
+    def _window(self, model: FlatModel, params: Params, plan: LocalTraining) -> int:
+        """Return the steps in which changes of the first layer wait for each other, or 0.
+
+        Only plain SGD on a CPU has such windows.
+
+        Args:
+            model: the thread's model.
+            params: parameters of the clients, by name.
+            plan: hyper-parameters.
+        """
+        if plan.private or plan.momentum or plan.optimizer != "sgd":
+            return 0
+        if model.stack is None or self.device.type != "cpu":
+            return 0
+        from securecluster.models.deferred_steps import window
+
+        return window(model.stack, params, plan.batch_size)
+
+    def _train_in_windows(
+        self,
+        model: FlatModel,
+        params: Params,
+        chunk: Chunk,
+        task: _Task,
+        optimizer: Optimizer,
+        span: int,
+        equal: bool,
+    ) -> None:
+        """Make all steps of a chunk, with windows of steps in the first layer.
+
+        Args:
+            model: the thread's model.
+            params: parameters of the clients, by name, changed in place.
+            chunk: mini-batches of all steps.
+            task: the call.
+            optimizer: plain SGD on the parameters.
+            span: steps in a window.
+            equal: True if the initial weights of all clients are equal.
+        """
+        from securecluster.models.deferred_steps import DeferredSteps
+
+        assert model.stack is not None
+        steps = len(chunk.active)
+        width = chunk.index.shape[2]
+        for first in range(0, steps, span):
+            end = min(first + span, steps)
+            active = chunk.active[first]
+            # (active, steps of the window × width)
+            index = chunk.index[first:end, :active].transpose(0, 1).flatten(1)
+            with torch.no_grad():
+                deferred = DeferredSteps(
+                    stack=model.stack,
+                    params=_first_clients(params, active),
+                    x=_selected(self._x, index),
+                    lr=task.plan.lr,
+                    # they differ after the first window
+                    equal=equal and first == 0,
+                )
+                for step in range(first, end):
+                    if not task.jobs:  # cleared after an error in another thread
+                        return
+                    active = chunk.active[step]
+                    start = (step - first) * width
+                    y = _selected(self._y, chunk.index[step, :active])
+                    weight = chunk.weight[step, :active]
+                    deferred.step(slice(start, start + width), y, weight, optimizer)
+                deferred.finish()
 
     def _minibatches(
         self,
