@@ -19,12 +19,15 @@ from securecluster.errors import UsageError, unknown
 
 WHERE = Path.home() / ".cache" / "securecluster" / "peers"
 ROOT = Path(__file__).resolve().parents[2]
+# an earlier version of this project, as `git worktree add` puts it beside this one
+BEFORE = ROOT.parent / "before"
 # always in the same pip call: an open range may bring another build than this project uses
 TORCH = "torch>=2.6,<2.14"
 # pfl and Flower are pinned; the CSV names the versions of each peer's packages
 NEEDS = {
     "plain": (TORCH, "numpy"),
     "securecluster": (TORCH, "-e", str(ROOT)),
+    "before": (TORCH, "-e", str(BEFORE)),
     "pfl": (TORCH, "numpy", "pfl[pytorch]==0.6.0"),
     "flower": (TORCH, "numpy", "flwr[simulation]==1.41.*"),
 }
@@ -129,7 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="securecluster.benchmarks.peers.make", description=__doc__
     )
     parser.add_argument("--where", type=Path, default=WHERE, help="folder of the environments")
-    parser.add_argument("--only", nargs="+", default=list(NEEDS), help="which ones")
+    usual = [name for name in NEEDS if name != "before"]
+    parser.add_argument("--only", nargs="+", default=usual, help="which ones")
     chosen = parser.parse_args(arguments)
     failed = 0
     for name in chosen.only:

@@ -35,13 +35,19 @@ from securecluster.errors import UsageError, unknown
 
 ENVIRONMENTS = {
     "ours": "securecluster",
+    "ours_masked": "securecluster",
+    "before": "before",
+    "before_masked": "before",
     "pfl": "pfl",
     "pfl_mp": "pfl",
     "flower": "flower",
     "plain": "plain",
     "central": "plain",
 }
-# printed ones: first, median, min and max are seconds a round, `times_ours` a peer's median over
+# an earlier version of this project is measured where it is asked for
+USUAL = [peer for peer in ENVIRONMENTS if not peer.startswith("before")]
+# printed ones: first, median, min and max are seconds a round, `cpu` the mean of the processors'
+# seconds, which other load changes less, `times_ours` a peer's median over
 # this project's, `share_of_central` the centralised model's median over a peer's
 COLUMNS = (
     "peer",
@@ -49,6 +55,7 @@ COLUMNS = (
     "median",
     "min",
     "max",
+    "cpu",
     "times_ours",
     "share_of_central",
     "peak_mib",
@@ -108,6 +115,9 @@ def _numbers(result: Measured) -> dict[str, Any]:
     first = float("nan")
     if result.seconds:
         first = result.seconds[0]
+    cpu = float("nan")
+    if len(result.cpu) > 1:
+        cpu = float(np.mean(result.cpu[1:]))
     return {
         "peer": result.peer,
         "threads": result.threads,
@@ -117,6 +127,7 @@ def _numbers(result: Measured) -> dict[str, Any]:
         "median": _text(result.time(), 4),
         "min": _text(result.time(min), 4),
         "max": _text(result.time(max), 4),
+        "cpu": _text(cpu, 4),
         "peak_mib": result.peak >> 20,
         "peak_device_mib": result.peak_device >> 20,
         "accuracy": _text(result.accuracy, 4),
@@ -191,7 +202,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--clients", type=int, nargs="+", default=[20, 100, 1000])
     parser.add_argument("--models", nargs="+", default=list(NAMES))
-    parser.add_argument("--peers", nargs="+", default=list(ENVIRONMENTS))
+    parser.add_argument("--peers", nargs="+", default=USUAL)
     parser.add_argument(
         "--rounds",
         type=int,

@@ -20,6 +20,9 @@ from securecluster.benchmarks.peers.work import CORES
 # this project takes all cores in one process; Flower and pfl_mp have a process a core
 THREADS = {
     "ours": (CORES,),
+    "ours_masked": (CORES,),
+    "before": (CORES,),
+    "before_masked": (CORES,),
     "flower": (1,),
     "pfl_mp": (1,),
 }  # the others: one thread or all cores, whichever a short run shows to be faster
@@ -37,6 +40,7 @@ class Measured:
     status: str = "ok"
     start: float = float("nan")  # seconds from the start of its process until it had its data
     seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)  # seconds of processors, by round
     peak: int = 0  # of resident memory, in bytes, and of the device's
     peak_device: int = 0
     accuracy: float = float("nan")
@@ -125,6 +129,7 @@ class Turns:
         """Let a worker train one round, and add its figures to its results."""
         answer = self._ask(result, "round")
         result.seconds.append(answer["seconds"])
+        result.cpu.append(answer["cpu_seconds"])
         result.peak = max(result.peak, answer["peak_rss_bytes"])
         result.peak_device = max(result.peak_device, answer["peak_device_bytes"])
         if len(result.seconds) == 1:

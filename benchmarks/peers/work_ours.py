@@ -95,8 +95,13 @@ def federation_of(work: Work) -> Federation:
     return Federation.from_arrays(clients, test=no_tests, seed=0)
 
 
-def main(arguments: Options) -> None:
-    """Train rounds until the driver quits."""
+def main(arguments: Options, mask: str = "none") -> None:
+    """Train rounds until the driver quits.
+
+    Args:
+        arguments: the worker's command line.
+        mask: name of the mask on updates.
+    """
     work = load(arguments.export)
     protocol = Stepwise(
         rounds=len(work.order),
@@ -104,6 +109,7 @@ def main(arguments: Options) -> None:
         lr=work.lr,
         epochs=1,
         batch_size=work.batch,
+        mask=mask,
     )
     federation = federation_of(work)
     protocol.work = work

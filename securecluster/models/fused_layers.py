@@ -374,6 +374,14 @@ class Stack:
         """Return True if the stack takes one client at a time."""
         return any(isinstance(layer, Conv | Pooling) for layer in self.layers)
 
+    @property
+    def first_dense(self) -> Dense | None:
+        """Return the first layer with weights where it is dense, else None."""
+        layer = self.layers[self._first]
+        if isinstance(layer, Dense):
+            return layer
+        return None
+
     @cached_property
     def _first(self) -> int:
         """Return the position of the first layer with weights."""
@@ -414,7 +422,7 @@ class Stack:
             optimizer: optimizer of the parameters.
         """
         out, saved = self.forward(params, x)
-        gradient = _cross_entropy(out, y).mul_(weight[..., None])
+        gradient = cross_entropy_gradient(out, y).mul_(weight[..., None])
         optimizer.begin()
         for number, layer in self._backwards():
             # No gradient is needed below the first layer with weights.
@@ -433,7 +441,7 @@ class Stack:
             Gradients of (b, n) examples by the parameters' names.
         """
         out, saved = self.forward(params, x)
-        gradient = _cross_entropy(out, y)
+        gradient = cross_entropy_gradient(out, y)
         example_gradients: Parts = {}
         for number, layer in self._backwards():
             needed = number > self._first
@@ -482,7 +490,7 @@ def compile_stack(module: nn.Module) -> Stack | None:
     return Stack(tuple(layers))
 
 
-def _cross_entropy(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def cross_entropy_gradient(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return the gradient of each sample's cross-entropy at the outputs: softmax − one-hot.
 
     Args:

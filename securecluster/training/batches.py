@@ -96,7 +96,9 @@ def packed(
     largest_sizes = [max(map(len, client_batches), default=0) for client_batches in batches]
     width = max(largest_sizes, default=0)  # B
     shape = (steps, len(batches), width)
-    index = np.zeros(shape, dtype=np.int64)
+    # After a client's last step, too, its rows are of its own samples.
+    index = np.empty(shape, dtype=np.int64)
+    index[:] = np.asarray(first)[:, None]
     weight = np.zeros(shape)
     for k, client_batches in enumerate(batches):
         divisor = None

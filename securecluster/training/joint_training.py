@@ -30,6 +30,7 @@ class Request:
         clients: positions of the clients, most steps first.
         task: the call of `LocalTrainer.train`.
         means: θ̄ of the clients, (b, d), where their loss has a term for it.
+        equal: whether the initial weights of all clients are equal.
         done: whether the clients have trained, or an error has stopped them.
         error: the error.
     """
@@ -40,6 +41,7 @@ class Request:
     clients: Sequence[int]
     task: Any
     means: torch.Tensor | None = None
+    equal: bool = False
     done: bool = False
     error: BaseException | None = None
 

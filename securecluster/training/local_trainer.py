@@ -316,7 +316,8 @@ class LocalTrainer:
             means = None
             if task.regularizer is not None:
                 means = task.regularizer.rows(entries)
-            chunk = Request(0, self, weights, clients, task, means)
+            equal = len(set(start_rows)) == 1
+            chunk = Request(0, self, weights, clients, task, means, equal)
             joint = self._joint_for(task)
             if joint is not None:
                 joint.train(chunk)
@@ -365,13 +366,15 @@ class LocalTrainer:
         optimizer = build_optimizer(plan.optimizer, params, plan.lr, plan.momentum, velocity)
         if means is not None:
             optimizer = _regularized(optimizer, params, model.views(means), task)
+        span = self._window(model, params, task)
+        if span:
+            self._train_in_windows(model, params, chunk, request, optimizer, span)
+            return
         for step, active in enumerate(chunk.active):
             if not task.jobs:  # cleared after an error in another thread
                 return
             batch, index = selected(self._x, self._y, chunk, step, active)
-            active_params = params
-            if active < len(clients):
-                active_params = first_clients(params, active)
+            active_params = first_clients(params, active)
             if private is None:
                 sgd_step(model, active_params, batch, optimizer)
             else:
@@ -379,6 +382,74 @@ class LocalTrainer:
                 private.step(model, active_params, batch, positions, optimizer)
         if momenta is not None and buffers is not None:
             momenta.end(clients, buffers)
+
+    def _window(self, model: FlatModel, params: Params, task: _Task) -> int:
+        """Return the steps in which changes of the first layer wait for each other, or 0.
+
+        Only plain SGD on a CPU, without a regularizer, has such windows.
+
+        Args:
+            model: the thread's model.
+            params: parameters of the clients, by name.
+            task: the call.
+        """
+        plan = task.plan
+        if task.regularizer is not None or plan.private or plan.momentum or plan.optimizer != "sgd":
+            return 0
+        if model.stack is None or self.device.type != "cpu":
+            return 0
+        from securecluster.models.deferred_steps import window
+
+        return window(model.stack, params, plan.batch_size)
+
+    def _train_in_windows(
+        self,
+        model: FlatModel,
+        params: Params,
+        chunk: Chunk,
+        request: Request,
+        optimizer: Optimizer,
+        span: int,
+    ) -> None:
+        """Make all steps of a chunk, with windows of steps in the first layer.
+
+        Args:
+            model: the thread's model.
+            params: parameters of the clients, by name, changed in place.
+            chunk: mini-batches of all steps.
+            request: the clients.
+            optimizer: plain SGD on the parameters.
+            span: steps in a window.
+        """
+        from securecluster.models.deferred_steps import DeferredSteps
+
+        assert model.stack is not None
+        task = request.task
+        steps = len(chunk.active)
+        width = chunk.index.shape[2]
+        for first in range(0, steps, span):
+            end = min(first + span, steps)
+            active = chunk.active[first]
+            # (active, steps of the window × width)
+            index = chunk.index[first:end, :active].transpose(0, 1).flatten(1)
+            with torch.no_grad():
+                deferred = DeferredSteps(
+                    stack=model.stack,
+                    params=first_clients(params, active),
+                    x=_rows(self._x, index),
+                    lr=task.plan.lr,
+                    # they differ after the first window
+                    equal=request.equal and first == 0,
+                )
+                for step in range(first, end):
+                    if not task.jobs:  # cleared after an error in another thread
+                        return
+                    active = chunk.active[step]
+                    start = (step - first) * width
+                    y = _rows(self._y, chunk.index[step, :active])
+                    weight = chunk.weight[step, :active]
+                    deferred.step(slice(start, start + width), y, weight, optimizer)
+                deferred.finish()
 
     def _private(
         self,
@@ -705,6 +776,8 @@ def sgd_step(
 
 def first_clients(params: Params, number: int) -> Params:
     """Return the parameters of the first clients, without a copy."""
+    if all(len(value) == number for value in params.values()):
+        return params
     return {name: value[:number] for name, value in params.items()}
 
 

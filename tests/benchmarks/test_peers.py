@@ -5,6 +5,7 @@ read, and that they do equal work.
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from securecluster.benchmarks.peers import export, make, net
 from securecluster.benchmarks.peers.process import PeerError, Worker, tagged, wait_until
 from securecluster.benchmarks.peers.run import ENVIRONMENTS, chosen, parsed, rows
 from securecluster.benchmarks.peers.turns import Measured
-from securecluster.benchmarks.peers.work import load, peak
+from securecluster.benchmarks.peers.work import cpu, load, peak
 from securecluster.errors import UsageError
 
 HERE = Path(sys.executable)
@@ -146,3 +147,10 @@ def test_peak_memory_counts_children() -> None:
         assert child.stdin is not None
         assert wait_until(lambda: peak(child.pid) > 60 << 20, 30)
         assert peak(os.getpid()) > alone + (50 << 20)
+
+
+def test_seconds_of_processors_are_those_of_the_process_and_its_children() -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    # in ticks of 10 ms; children of other tests have used little
+    assert abs(cpu(os.getpid()) - used.ru_utime - used.ru_stime) < 0.5
+    assert cpu(2**30) == 0.0

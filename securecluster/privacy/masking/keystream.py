@@ -14,10 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
+from securecluster.core.threads import each_in_a_thread
 from securecluster.errors import UsageError
 from securecluster.privacy.pipeline import Kind
 
 D = TypeVar("D")
+
+# Numbers in the narrowest row that is gathered by itself, and in rows that are worth threads.
+WIDE_ROW = 1 << 13
+MANY_NUMBERS = 1 << 20
 
 # Purposes of a draw. Each has a stream of its own, so that no two of them share words.
 ORDER, SIGNS, LAYERS, GAUSSIANS = range(4)
@@ -204,3 +209,40 @@ def blocks(rows: torch.Tensor, numbers: int = 1 << 18) -> Sequence[torch.Tensor]
     table = rows.view(-1, d)
     row_count = max(1, numbers // d)
     return torch.split(table, row_count)
+
+
+def gather(
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    factors: torch.Tensor | None = None,
+) -> None:
+    """Replace y_j by x_π(j), times a factor, in every row, in place.
+
+    Args:
+        rows: contiguous rows (…, d).
+        positions: π, (d,).
+        factors: factor of each new number, (d,); None for 1.
+    """
+    table = rows.view(-1, rows.shape[-1])
+    if rows.device.type != "cpu" or rows.shape[-1] < WIDE_ROW:
+        for block in blocks(rows):
+            gathered = block.index_select(-1, positions)
+            if factors is None:
+                block.copy_(gathered)
+            else:
+                torch.mul(gathered, factors, out=block)
+        return
+
+    def work(part: torch.Tensor) -> None:
+        # A copy in cache is read at random, and the row itself is written in order.
+        row_in_cache = part.new_empty(part.shape[1])
+        for row in part.unbind():
+            row_in_cache.copy_(row)
+            torch.index_select(row_in_cache, 0, positions, out=row)
+            if factors is not None:
+                row.mul_(factors)
+
+    threads = 1
+    if table.numel() >= MANY_NUMBERS:
+        threads = min(len(table), torch.get_num_threads())
+    each_in_a_thread(work, table.tensor_split(threads))

@@ -19,7 +19,7 @@ import numpy as np
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError, unknown
-from securecluster.privacy.masking.keystream import SIGNS, Keyed, blocks, order, signs
+from securecluster.privacy.masking.keystream import SIGNS, Keyed, gather, order, signs
 from securecluster.privacy.masking.rotations import Haar, RotationMask, check_dense
 from securecluster.privacy.pipeline import Pipeline, Stage
 
@@ -132,15 +132,13 @@ class Permutation(Keyed["torch.Tensor"]):
         return rows.index_select(-1, self._positions(rows, step))
 
     def overwrite(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Permute `rows` (b, d) in place; the only new memory is one block of rows.
+        """Permute `rows` (b, d) in place; the only new memory is a row, or one block of rows.
 
         Args:
             rows: rows (b, d).
             step: number of the call.
         """
-        positions = self._positions(rows, step)
-        for block in blocks(rows):
-            block.copy_(block.index_select(-1, positions))
+        gather(rows, self._positions(rows, step))
         return rows
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:
@@ -184,16 +182,14 @@ class SignedPermutation(Keyed["tuple[torch.Tensor, torch.Tensor]"]):
         return rows.index_select(-1, positions).mul_(flips)
 
     def overwrite(self, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Mask `rows` (b, d) in place; the only new memory is one block of rows.
+        """Mask `rows` (b, d) in place; the only new memory is a row, or one block of rows.
 
         Args:
             rows: rows (b, d).
             step: number of the call.
         """
         positions, flips = self._map(rows, step)
-        for block in blocks(rows):
-            permuted = block.index_select(-1, positions)
-            torch.mul(permuted, flips, out=block)
+        gather(rows, positions, flips)
         return rows
 
     def inverse(self, rows: torch.Tensor, step: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from hypothesis import given
 from hypothesis import strategies as st
 
+from securecluster.core.devices import cpu_threads
 from securecluster.errors import UsageError
 from securecluster.privacy.masking import keystream as stream
 from securecluster.privacy.masking.keystream import words
@@ -239,6 +240,29 @@ def test_rows_that_nobody_else_keeps_are_overwritten(name: str, b: int, d: int) 
         rtol=0,
         atol=2e-6,
     )
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("signed", [False, True])
+def test_wide_rows_are_gathered_one_by_one_to_the_same_bits(
+    threads: int, signed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "WIDE_ROW", 50)
+    monkeypatch.setattr(stream, "MANY_NUMBERS", 1)
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(5, 50)).astype(np.float32)
+    positions = rng.permutation(50)
+    factors = rng.choice([-1.0, 1.0], 50).astype(np.float32)
+    expected = rows[:, positions]
+    if signed:
+        expected = expected * factors
+    table = torch.from_numpy(rows.copy())
+    with cpu_threads(threads):
+        stream.gather(
+            table, torch.from_numpy(positions), torch.from_numpy(factors) if signed else None
+        )
+        assert torch.get_num_threads() == threads
+    assert np.array_equal(table.numpy(), expected)
 
 
 def test_no_seed_is_in_any_repr() -> None:

@@ -1,0 +1,138 @@
+"""Measure what bounds a round of the MLP: its matrix products, and bytes beside a memory copy.
+
+python -m securecluster.benchmarks.round_bound [--clients 100] [--repeats 9]
+
+One thread, the first layer of 784-200-10, and 10 steps of 10 samples for every client. Seconds are
+of the processor, the least of the repeats. Bytes follow from the shapes: a product reads its two
+factors and writes its result, and one in place reads that as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from securecluster.benchmarks.table import write
+from securecluster.core.devices import cpu_threads
+
+INPUTS = 784
+OUTPUTS = 200
+BATCH = 10
+STEPS = 10
+ROWS = STEPS * BATCH  # of a client's samples in a round
+CHUNK = 25  # clients that train together
+NUMBER_BYTES = 4
+COPIED = 1 << 24  # numbers of the copy, more than caches hold
+LR = -0.05
+
+# seconds of one call for the clients of a chunk, and the numbers that one client moves
+Part = tuple[Callable[[], Any], int]
+
+
+def parts() -> dict[str, Part]:
+    """Return the parts of a round's work on the first layer, by name."""
+    torch.manual_seed(0)
+    weights = torch.randn(CHUNK, OUTPUTS, INPUTS)
+    x = torch.rand(CHUNK, ROWS, INPUTS)
+    gradients = 1e-4 * torch.randn(CHUNK, ROWS, OUTPUTS)
+    bias = torch.randn(CHUNK, OUTPUTS, 1)
+    updates = torch.empty_like(weights)
+    layer = OUTPUTS * INPUTS
+    inputs = ROWS * INPUTS
+    outputs = ROWS * OUTPUTS
+    # all clients' mini-batches of one step as one model's
+    pooled = x.view(-1, INPUTS)
+    pooled_gradients = gradients.view(-1, OUTPUTS)
+
+    def forward_each_step() -> None:
+        for first in range(0, ROWS, BATCH):
+            torch.baddbmm(bias, weights, x[:, first : first + BATCH].mT)
+
+    def change_each_step() -> None:
+        for first in range(0, ROWS, BATCH):
+            step = slice(first, first + BATCH)
+            weights.baddbmm_(gradients[:, step].mT, x[:, step], alpha=LR)
+
+    def forward_and_change_one_model() -> None:
+        torch.mm(pooled, weights[0].T)
+        torch.mm(pooled_gradients.T, pooled)
+
+    return {
+        "outputs, a step at a time": (forward_each_step, STEPS * layer + inputs + outputs),
+        "changes, a step at a time": (change_each_step, 2 * STEPS * layer + inputs + outputs),
+        "outputs, a window": (lambda: torch.mm(pooled, weights[0].T), inputs + outputs),
+        "products of inputs, a window": (lambda: torch.bmm(x, x.mT), 2 * inputs + ROWS * ROWS),
+        "changes, a window": (
+            lambda: weights.baddbmm_(gradients.mT, x, alpha=LR),
+            2 * layer + inputs + outputs,
+        ),
+        "updates": (lambda: torch.sub(weights, weights[:1], out=updates), 2 * layer),
+        "check and sum": (lambda: (updates.flatten(1).sum(1), updates.sum(0)), 2 * layer),
+        "outputs and changes of one model": (
+            forward_and_change_one_model,
+            2 * inputs + 2 * outputs,
+        ),
+    }
+
+
+def seconds(work: Callable[[], Any], repeats: int) -> float:
+    """Return the processor's seconds of the fastest call.
+
+    Args:
+        work: the call.
+        repeats: how many calls, after one that is not counted.
+    """
+    work()
+    times = []
+    for _ in range(repeats):
+        since = time.process_time()
+        work()
+        times.append(time.process_time() - since)
+    return min(times)
+
+
+def measure(clients: int, repeats: int) -> list[dict[str, Any]]:
+    """Return a row for each part.
+
+    Args:
+        clients: of a round.
+        repeats: of each measurement.
+    """
+    source = torch.rand(COPIED)
+    target = torch.empty_like(source)
+    copy_bytes = 2 * source.numel() * source.element_size()
+    bytes_per_second = copy_bytes / seconds(lambda: target.copy_(source), repeats)
+    rows = []
+    for name, (work, numbers) in parts().items():
+        moved = NUMBER_BYTES * numbers * clients
+        row = {
+            "part": name,
+            "milliseconds": f"{1e3 * seconds(work, repeats) * clients / CHUNK:.1f}",
+            "megabytes": f"{moved / 1e6:.0f}",
+            "copy_milliseconds": f"{1e3 * moved / bytes_per_second:.1f}",
+        }
+        print("  ".join(row.values()), flush=True)
+        rows.append(row)
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command.
+
+    Args:
+        arguments: the command line; None takes the process's own.
+    """
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=9)
+    options = parser.parse_args(arguments)
+    with cpu_threads(1):
+        print(write("round_bound", measure(options.clients, options.repeats)))
+
+
+if __name__ == "__main__":
+    main()
