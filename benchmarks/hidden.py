@@ -299,8 +299,9 @@ def drawn(rows: Sequence[Row]) -> Any:
         for clients in CLIENTS:
             right: dict[float, list[float]] = {}
             for row in rows:
-                wanted = ("mnist", str(clients), "even", scenario)
-                names = ("data", "clients", "labels", "scenario")
+                # the bound is for clusters of equal sizes
+                wanted = ("mnist", str(clients), "even", scenario, "0.25")
+                names = ("data", "clients", "labels", "scenario", "minority")
                 if tuple(row[name] for name in names) == wanted and row["right"]:
                     right.setdefault(float(row["replaced"]), []).append(float(row["right"]))
             epsilons = sorted(right)

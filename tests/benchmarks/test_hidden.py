@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from securecluster.benchmarks import hidden
+from securecluster.benchmarks import hidden, hidden_runs
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 8.0])
@@ -68,3 +68,14 @@ def test_the_most_likely_cluster_is_that_whose_class_means_fit() -> None:
 def test_every_cell_stands_once() -> None:
     cells = [tuple(cell.values()) for cell in hidden.cells(3)]
     assert len(cells) == len(set(cells)) == 312
+
+
+def test_each_protocol_has_its_own_best_settings_of_one_grid() -> None:
+    rows = [
+        {"protocol": "a", "clip": "0.5", "lr": "0.2", "accuracy": "0.7"},
+        {"protocol": "a", "clip": "1", "lr": "0.2", "accuracy": "0.8"},
+        {"protocol": "b", "clip": "0.5", "lr": "0.2", "accuracy": "0.9"},
+        {"protocol": "b", "clip": "1", "lr": "0.2", "accuracy": ""},  # was not run
+    ]
+    assert hidden_runs.chosen_settings(rows) == {"a": (1.0, 0.2), "b": (0.5, 0.2)}
+    assert hidden_runs.TUNING_SEED not in {c["seed"] for c in hidden_runs.cells(3, {"a": (1, 1)})}
