@@ -20,7 +20,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 
 # A class of n samples counts n/(n + PRIOR) of its mean: few samples say little about a class.
-PRIOR = 5.0
+PRIOR = 2.0
 # Frequencies of an image in each direction; further ones are mostly noise. Chosen by trial.
 FREQUENCIES = 7
 
@@ -64,7 +64,7 @@ class ClassMeans:
             sums: (c, D).
             counts: (c,) numbers of samples.
         """
-        means = self._smooth(sums / np.maximum(counts, 1.0)[:, None])
+        means = self.smooth(sums / np.maximum(counts, 1.0)[:, None])
         weights = counts / (counts + PRIOR)
         # What all of a client's classes have in common tells nothing about its labels, and with
         # few samples it varies more than anything else.
@@ -72,8 +72,12 @@ class ClassMeans:
         centred = weights[:, None] * (means - centre)
         return np.asarray(centred.ravel() @ self._sketch)
 
-    def _smooth(self, means: Array) -> Array:
-        """Return the lowest frequencies of images, (c, f); other samples as they are, (c, D)."""
+    def smooth(self, means: Array) -> Array:
+        """Return the lowest frequencies of images, (c, f); other samples as they are, (c, D).
+
+        Args:
+            means: (c, D) of samples, or sums of them.
+        """
         if len(self.shape) != 3:
             return means
         channels, height, width = self.shape
@@ -84,7 +88,7 @@ class ClassMeans:
     @cached_property
     def _sketch(self) -> Array:
         """Return the public sketch, (c·f, q)."""
-        numbers = self._smooth(np.zeros((self.classes, math.prod(self.shape)))).size
+        numbers = self.smooth(np.zeros((self.classes, math.prod(self.shape)))).size
         generator = Randomness(self.seed).generator("hidden", "sketch")
         return generator.standard_normal((numbers, self.size))
 

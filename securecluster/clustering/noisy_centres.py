@@ -25,10 +25,11 @@ from securecluster.clustering.k_means import SEEDS
 from securecluster.clustering.labels import Array
 
 # Shares of the inverse squared noise multiplier, by sum; chosen by trial.
-SHARES = (0.2, 0.4, 0.3, 0.1)
-# Largest displacement of a point from its cell, and from its centre.
-CELL_REACH = 1.0
-STEP_REACH = 0.5
+SHARES = (0.2, 0.45, 0.25, 0.1)
+# Largest displacement of a point from its cell, and from its centre. The noise in a mean is in
+# proportion to it, so that a short reach, which clips some displacements, finds better centres.
+CELL_REACH = 0.4
+STEP_REACH = 0.3
 CELL_RADIUS = 0.8  # norm of the code book's centres, in the unit ball that all points lie in
 # A cell is used, and a centre moves, if its count is this many standard deviations of its noise.
 CELL_DEVIATIONS = math.sqrt(2)

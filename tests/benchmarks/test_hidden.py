@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from securecluster.benchmarks import hidden
+from securecluster.benchmarks import hidden, hidden_runs
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0, 8.0])
@@ -50,6 +50,32 @@ def test_noise_hides_clusters_only_where_it_is_large() -> None:
     assert shares[0] == 1.0 and shares[1] < 0.8
 
 
+def test_the_most_likely_cluster_is_that_whose_class_means_fit() -> None:
+    # two classes of one number; the first cluster's are swapped
+    centres = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 3.0], [3.0, 0.0]])
+    truth = [0, 0, 1, 1, 2, 2, 3, 3]
+    counts = np.array([[5.0, 5.0]] * 7 + [[0.0, 9.0]])
+    draw = np.random.default_rng(3)
+    means = centres[truth] + 0.1 * draw.standard_normal((8, 2))
+    sums = (means * counts)[:, :, None]
+    # the last client has one class only, which is 0 in its cluster and in the first one
+    assert hidden.most_likely(sums, counts, truth)[:7] == truth[:7]
+    assert hidden.most_likely(sums, counts, truth)[7] in (0, 3)
+    # a client that is alone in its cluster is not compared with itself
+    assert hidden.most_likely(sums[:7], counts[:7], truth[:7])[6] != 3
+
+
 def test_every_cell_stands_once() -> None:
     cells = [tuple(cell.values()) for cell in hidden.cells(3)]
-    assert len(cells) == len(set(cells)) == 150
+    assert len(cells) == len(set(cells)) == 312
+
+
+def test_each_protocol_has_its_own_best_settings_of_one_grid() -> None:
+    rows = [
+        {"protocol": "a", "clip": "0.5", "lr": "0.2", "accuracy": "0.7"},
+        {"protocol": "a", "clip": "1", "lr": "0.2", "accuracy": "0.8"},
+        {"protocol": "b", "clip": "0.5", "lr": "0.2", "accuracy": "0.9"},
+        {"protocol": "b", "clip": "1", "lr": "0.2", "accuracy": ""},  # was not run
+    ]
+    assert hidden_runs.chosen_settings(rows) == {"a": (1.0, 0.2), "b": (0.5, 0.2)}
+    assert hidden_runs.TUNING_SEED not in {c["seed"] for c in hidden_runs.cells(3, {"a": (1, 1)})}

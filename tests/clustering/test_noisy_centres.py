@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
@@ -45,7 +47,7 @@ def test_no_row_is_longer_than_one_whatever_the_point() -> None:
 def test_counts_and_mean_displacements_are_read_from_the_sum() -> None:
     book = np.array([[0.5, 0.0], [-0.5, 0.0]])
     at = np.array([[0.6, 0.1], [0.4, 0.1], [-0.5, 0.2]])
-    total = centres.displacement_rows(at, book, 0.5).sum(0)
+    total = centres.displacement_rows(at, book, centres.STEP_REACH).sum(0)
     np.testing.assert_allclose(centres.counts_of(total), [2, 1])
     moved = centres.moved_centres(total, book, deviation=0.0)
     np.testing.assert_allclose(moved, [[0.5, 0.1], [-0.5, 0.2]])
@@ -54,7 +56,7 @@ def test_counts_and_mean_displacements_are_read_from_the_sum() -> None:
 def test_a_centre_whose_count_may_be_noise_stays() -> None:
     book = np.array([[0.5, 0.0], [-0.5, 0.0]])
     at = np.array([[0.5, 0.2]] * 9 + [[-0.5, 0.2]])
-    total = centres.displacement_rows(at, book, 0.5).sum(0)
+    total = centres.displacement_rows(at, book, centres.STEP_REACH).sum(0)
     moved = centres.moved_centres(total, book, deviation=1.0)  # 3 clients of noise in a count
     np.testing.assert_allclose(moved, [[0.5, 0.2], [-0.5, 0.0]])
 
@@ -92,7 +94,11 @@ def test_clusters_are_found_from_the_sums_alone(k: int) -> None:
     moved = centres.moved_centres(steps, found, deviation=0.0)
     labels = centres.nearest_centres(places, moved)
     assert adjusted_rand_score(truth, labels) == 1.0
-    # one step of Lloyd's algorithm, from centres that are right already
+    # one step of Lloyd's algorithm from centres that are right already, with short displacements
     for label in range(k):
-        members = places[labels == label]
-        np.testing.assert_allclose(moved[label], members.mean(0), atol=1e-9)
+        steps_of_members = []
+        for member in places[labels == label] - found[label]:
+            length = math.hypot(*member)
+            steps_of_members.append(member * min(1.0, centres.STEP_REACH / length))
+        expected = found[label] + np.mean(steps_of_members, axis=0)
+        np.testing.assert_allclose(moved[label], expected, atol=1e-9)
