@@ -8,6 +8,7 @@ apart. None of this is from a paper.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,11 @@ class NoisyRows:
     width: int
     tested: Array | None = None
 
+    @property
+    def noisy(self) -> bool:
+        """Return whether the numbers have noise."""
+        return bool((self.deviations > 0).any())
+
     def clusters(self, k: int | None, seed: int) -> list[int]:
         """Return labels (m,) by k-means.
 
@@ -77,6 +83,32 @@ class NoisyRows:
         rounding = 1e-6 * float(np.linalg.norm(rows))
         above = int((singular > max(edge, rounding)).sum())
         return min(m, 1 + above)
+
+    def select(self, positions: Sequence[int]) -> NoisyRows:
+        """Return the rows of some clients.
+
+        Args:
+            positions: of the clients.
+        """
+        index = np.asarray(positions, dtype=np.int64)
+        tested = None
+        if self.tested is not None:
+            tested = self.tested[index]
+        return NoisyRows(
+            self.values[index], self.deviations[index], self.sampling[index], self.width, tested
+        )
+
+    def squared_distances(self, others: NoisyRows) -> Array:
+        """Return squared distances from others' rows less what noise adds, (m, b).
+
+        They scatter around those of exact rows, and can be negative.
+
+        Args:
+            others: b clients' rows, in the same coordinates.
+        """
+        difference = self.values[:, None] - others.values[None]
+        noise = self.deviations[:, None] ** 2 + others.deviations[None] ** 2
+        return np.asarray(np.square(difference).sum(2) - self.width * noise)
 
 
 def leading_directions(rows: Array, count: int) -> Array:
@@ -143,6 +175,11 @@ class NoisyBlocks:
     sampling: Array
     width: int
 
+    @property
+    def noisy(self) -> bool:
+        """Return whether the numbers have noise."""
+        return bool((self.deviations > 0).any())
+
     def distances(self, others: NoisyBlocks) -> BlockDistances:
         """Return the distances of these clients from others, (m, b).
 
@@ -172,7 +209,30 @@ class NoisyBlocks:
             k = _count_apart(pairs.score)
         if k < 2:
             return [0] * len(self.blocks)
-        return partition(_similarity(pairs.distance), "spectral", k, seed)
+        return partition(similarity_of(pairs.distance), "spectral", k, seed)
+
+    def count(self) -> int:
+        """Return the number of groups that are apart beyond their noise."""
+        return _count_apart(self.distances(self).score)
+
+    def select(self, positions: Sequence[int]) -> NoisyBlocks:
+        """Return the blocks of some clients.
+
+        Args:
+            positions: of the clients.
+        """
+        index = np.asarray(positions, dtype=np.int64)
+        return NoisyBlocks(
+            self.blocks[index], self.deviations[index], self.sampling[index], self.width
+        )
+
+    def squared_distances(self, others: NoisyBlocks) -> Array:
+        """Return `distances` less what noise and sampling add, (m, b).
+
+        Args:
+            others: b clients' blocks, by the same maps.
+        """
+        return self.distances(others).distance
 
     def _class_means(self) -> tuple[Array, Array]:
         """Return the means of classes (m, C, r), and the variance of a number in each, (m, C)."""
@@ -188,14 +248,39 @@ class NoisyBlocks:
         return means, variance
 
 
-def _similarity(distance: Array) -> Array:
+def euclidean_of(squared: Array) -> Array:
+    """Return distances of clients from squared ones that noise can have made negative, (m, m).
+
+    Args:
+        squared: (m, m) of pairs; its diagonal is not read.
+    """
+    symmetric = (squared + squared.T) / 2
+    np.fill_diagonal(symmetric, 0.0)
+    return np.asarray(np.sqrt(symmetric.clip(0)))
+
+
+def centred_products(squared: Array) -> Array:
+    """Return inner products of points less their mean, from squared distances, (m, m).
+
+    They are −½·J·D·J with J = I − 1/m (classical scaling, Torgerson 1952).
+
+    Args:
+        squared: D, (m, m) of pairs; its diagonal is not read.
+    """
+    symmetric = (squared + squared.T) / 2
+    np.fill_diagonal(symmetric, 0.0)
+    rows = symmetric.mean(1, keepdims=True)
+    return np.asarray(-(symmetric - rows - rows.T + symmetric.mean()) / 2)
+
+
+def similarity_of(distance: Array) -> Array:
     """Return similarities exp(−d/median d) of distances from the lowest one on, (m, m).
 
     Excess distances are about zero within a cluster, and often negative: what noise and sampling
     add is an estimate.
 
     Args:
-        distance: (m, m) of pairs; its diagonal is not read.
+        distance: (m, m) of pairs, squared; its diagonal is not read.
     """
     pairs = ~np.eye(len(distance), dtype=bool)
     above_lowest = distance - distance[pairs].min()
