@@ -28,6 +28,8 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
+import numpy as np
+
 from securecluster.clustering.agglomerative import (
     POINTS,
     between,
@@ -42,9 +44,8 @@ from securecluster.clustering.agglomerative import (
 from securecluster.clustering.distances import METRICS, alike, distances
 from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
-from securecluster.clustering.noise_robust import contrasted, default_threshold, partition
-from securecluster.clustering.noisy_rows import centred_products, euclidean_of
-from securecluster.clustering.similarity import cosine
+from securecluster.clustering.noise_robust import default_threshold, partition
+from securecluster.clustering.noisy_rows import without_negative
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice
 from securecluster.errors import PolicyError, UsageError
@@ -73,6 +74,7 @@ from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec
 from securecluster.protocols.common.signature_collection import (
     Collected,
     assign_by_signatures,
+    centred_cosines,
     collect_gradient_signatures,
     comparable,
 )
@@ -224,9 +226,10 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
         if len(ids) < 2:
             return
         compared = comparable(collected.rows, collected.rows)
-        squared = compared.squared_distances(compared)
-        distance = euclidean_of(squared)
+        squared = without_negative(compared.squared_distances(compared))
+        distance = np.sqrt(squared)
         tree = merges(distance, self.linkage)
+        cosines = centred_cosines(squared, compared.noisy)
         seed = net.randomness.integer("server", "clusterer")
         count = None
         threshold = self.threshold
@@ -234,14 +237,13 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
             count = compared.count()
             threshold = between(tree, count)
         elif threshold is None:
-            products = torch.from_numpy(centred_products(squared))
             gap = gap_of("l2", self.linkage)
-            threshold = default_threshold(tree, gap, cosine(products).numpy(), seed)
+            threshold = default_threshold(tree, gap, cosines, seed)
         state.linkage = LinkageRecord(
             ids, torch.from_numpy(distance), torch.from_numpy(tree), float(threshold)
         )
         if self.clusterer != "paper":
-            labels = partition(contrasted(distance), self.clusterer, count, seed)
+            labels = partition(cosines, self.clusterer, count, seed)
         elif count is None:
             labels = cut(tree, threshold)
         else:

@@ -11,7 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from securecluster.clustering.noisy_rows import NoisyBlocks, NoisyRows, leading_directions
+from securecluster.clustering.noisy_rows import (
+    NoisyBlocks,
+    NoisyRows,
+    centred_products,
+    leading_directions,
+)
+from securecluster.clustering.similarity import FLOOR, cosine
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Empty, Shared
 from securecluster.protocols.common.gradient_signatures import (
@@ -146,6 +152,23 @@ def squared_distances(newcomers: torch.Tensor, reference: torch.Tensor) -> Array
     ours: Any = comparable(newcomers, reference)
     squared: Array = ours.squared_distances(comparable(reference, reference))
     return squared
+
+
+def centred_cosines(squared: Array, noisy: bool) -> Array:
+    """Return cosines of signatures less their mean, (m, m).
+
+    At a stationary point updates have the mean zero; signatures are made to.
+
+    Args:
+        squared: (m, m) squared distances less noise, with zeros in the diagonal.
+        noisy: whether there was noise, after whose subtraction a row can be next to nothing.
+    """
+    floor = 0.0
+    if noisy:
+        floor = FLOOR
+    products = torch.from_numpy(centred_products(squared))
+    cosines: Array = cosine(products, floor).numpy()
+    return cosines
 
 
 def nearest_on_average(distance: Array, labels: Sequence[int]) -> list[int]:

@@ -210,10 +210,12 @@ class GradientSignatureProtocol(ClusteringProtocol):
         return replace(spec, keeps_local_models=True)
 
     def signature_views(self) -> list[str]:
-        """Return what the server sees of all signatures together.
+        """Return what the server sees of all signatures together; nothing without any.
 
         They are read one by one, also where sums are secure.
         """
+        if not self.by_gradients:
+            return []
         views = ["norms and inner products of all clients' signature, each of which it reads"]
         if self.signature_blocks != "plain":
             views.append("of class blocks, each client's share of each class (with their noise)")
@@ -222,6 +224,7 @@ class GradientSignatureProtocol(ClusteringProtocol):
     def signature_assumptions(self) -> list[str]:
         """Return what ε leaves out of signatures."""
         noisy = self.signature_noise > 0 or self.target_epsilon is not None
+        noisy = noisy and self.by_gradients
         if noisy and self.dp_unit == "example":
             return ["each client's number of samples, by which signatures are divided"]
         return []

@@ -248,15 +248,19 @@ class NoisyBlocks:
         return means, variance
 
 
-def euclidean_of(squared: Array) -> Array:
-    """Return distances of clients from squared ones that noise can have made negative, (m, m).
+def without_negative(squared: Array) -> Array:
+    """Return squared distances plus a constant by which the lowest is not negative, (m, m).
+
+    What noise and sampling add is an estimate, and distances less this can be negative. A constant
+    keeps the order of pairs.
 
     Args:
         squared: (m, m) of pairs; its diagonal is not read.
     """
+    pairs = ~np.eye(len(squared), dtype=bool)
     symmetric = (squared + squared.T) / 2
-    np.fill_diagonal(symmetric, 0.0)
-    return np.asarray(np.sqrt(symmetric.clip(0)))
+    lowest = float(symmetric[pairs].min(initial=0.0))
+    return np.asarray((symmetric - lowest) * pairs)
 
 
 def centred_products(squared: Array) -> Array:
@@ -265,12 +269,10 @@ def centred_products(squared: Array) -> Array:
     They are −½·J·D·J with J = I − 1/m (classical scaling, Torgerson 1952).
 
     Args:
-        squared: D, (m, m) of pairs; its diagonal is not read.
+        squared: D, (m, m), symmetric, with zeros in the diagonal.
     """
-    symmetric = (squared + squared.T) / 2
-    np.fill_diagonal(symmetric, 0.0)
-    rows = symmetric.mean(1, keepdims=True)
-    return np.asarray(-(symmetric - rows - rows.T + symmetric.mean()) / 2)
+    rows = squared.mean(1, keepdims=True)
+    return np.asarray(-(squared - rows - rows.T + squared.mean()) / 2)
 
 
 def similarity_of(distance: Array) -> Array:
