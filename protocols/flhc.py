@@ -45,7 +45,6 @@ from securecluster.clustering.distances import METRICS, alike, distances
 from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.noise_robust import default_threshold, partition
-from securecluster.clustering.noisy_rows import without_negative
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice
 from securecluster.errors import PolicyError, UsageError
@@ -226,7 +225,7 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
         if len(ids) < 2:
             return
         compared = comparable(collected.rows, collected.rows)
-        squared = without_negative(compared.squared_distances(compared))
+        squared = compared.pair_distances()
         distance = np.sqrt(squared)
         tree = merges(distance, self.linkage)
         cosines = centred_cosines(squared, compared.noisy)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.labels import members as clusters_of
-from securecluster.clustering.noisy_rows import NoisyBlocks, NoisyRows, without_negative
+from securecluster.clustering.noisy_rows import NoisyBlocks, NoisyRows
 from securecluster.messaging.replies import Sums
 from securecluster.protocols.cfl.client import CFLClient
 from securecluster.protocols.cfl.split_test import SplitStatistics
@@ -96,6 +96,5 @@ class SignatureSplits:
         Args:
             clients: their numbers; all sent one.
         """
-        compared: Any = self.compared(clients)
-        squared = without_negative(compared.squared_distances(compared))
-        return centred_cosines(squared, compared.noisy)
+        compared = self.compared(clients)
+        return centred_cosines(compared.pair_distances(), compared.noisy)

@@ -333,10 +333,9 @@ def fetch_split_model(
     Returns:
         False if no member posts it.
     """
-    if statistics.mean is None:
-        width = statistics.updates.shape[1]
-    else:  # what α compares may be shorter than the model
-        width = len(statistics.mean)
+    # What α compares may be shorter than the model.
+    mean = statistics.mean
+    width = statistics.updates.shape[1] if mean is None else len(mean)
     statistics.model = request_model(net, outbox, statistics.members, width)
     return len(statistics.model.displacement) > 0
 

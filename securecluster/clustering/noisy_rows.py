@@ -98,6 +98,10 @@ class NoisyRows:
             self.values[index], self.deviations[index], self.sampling[index], self.width, tested
         )
 
+    def pair_distances(self) -> Array:
+        """Return squared distances of all pairs less noise, none of them negative, (m, m)."""
+        return without_negative(self.squared_distances(self))
+
     def squared_distances(self, others: NoisyRows) -> Array:
         """Return squared distances from others' rows less what noise adds, (m, b).
 
@@ -225,6 +229,10 @@ class NoisyBlocks:
         return NoisyBlocks(
             self.blocks[index], self.deviations[index], self.sampling[index], self.width
         )
+
+    def pair_distances(self) -> Array:
+        """Return squared distances of all pairs less noise, none of them negative, (m, m)."""
+        return without_negative(self.squared_distances(self))
 
     def squared_distances(self, others: NoisyBlocks) -> Array:
         """Return `distances` less what noise and sampling add, (m, b).
