@@ -35,12 +35,14 @@ from securecluster.training.local_trainer import LocalTrainer
 UPDATE = "update"
 GRADIENT = "gradient"
 # options that say how gradient signatures are made
-SIGNATURE_OPTIONS = (
-    "signature_noise",
-    "signature_blocks",
-    "signature_size",
-    "signature_releases",
-    "signature_centre",
+SIGNATURE_OPTIONS = frozenset(
+    {
+        "signature_noise",
+        "signature_blocks",
+        "signature_size",
+        "signature_releases",
+        "signature_centre",
+    }
 )
 
 
@@ -81,6 +83,13 @@ class GradientSignatureProtocol(ClusteringProtocol):
         return True
 
     @property
+    def unused_options(self) -> frozenset[str]:
+        """Return the options of signatures in a run without any."""
+        if self.by_gradients:
+            return super().unused_options
+        return super().unused_options | SIGNATURE_OPTIONS
+
+    @property
     def refused_methods(self) -> frozenset[str]:
         """Return the client methods of signatures, which clients refuse in a run without any."""
         if self.by_gradients:
@@ -99,7 +108,7 @@ class GradientSignatureProtocol(ClusteringProtocol):
         # Noise follows the configuration: that of a run without signatures is as it was before
         # there were any.
         if not self.by_gradients:
-            for name in ("signature", *SIGNATURE_OPTIONS):
+            for name in ("signature", *self.unused_options):
                 del config[name]
         elif len(self.signature_choices) == 1:
             del config["signature"]
@@ -258,9 +267,8 @@ class GradientSignatureProtocol(ClusteringProtocol):
 
     def _check_unused(self) -> None:
         """Raise UsageError for options of signatures in a run without any."""
-        for name in SIGNATURE_OPTIONS:
-            default = type(self).__dataclass_fields__[name].default
-            if getattr(self, name) != default:
+        for name in sorted(SIGNATURE_OPTIONS):
+            if getattr(self, name) != getattr(GradientSignatureProtocol, name):
                 raise UsageError(
                     f"{name} is of gradient signatures, and clients send none: take signature "
                     "gradient, or leave it out"
