@@ -32,6 +32,7 @@ from securecluster.protocols.common.eigenvectors import (
     EigenvectorProtocol,
     Eigenvectors,
 )
+from securecluster.protocols.common.gradient_signatures import SignatureClient
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
@@ -78,6 +79,7 @@ __all__ = [
     "Run",
     "ServerChannel",
     "Shared",
+    "SignatureClient",
     "SumClient",
     "Sums",
     "TrainingClient",

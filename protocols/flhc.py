@@ -10,7 +10,13 @@ n      rounds of FedAvg before the clustering round, in which every client train
 c, K_c a cluster and its clients, which continue alone from that same model, up to the same total
        number of rounds
 
-Newcomers, the threshold by the largest gap, and the metric "chord" are not in the paper.
+Newcomers, the threshold by the largest gap, the metric "chord", and gradient signatures in place of
+Δw_k are not in the paper.
+
+With gradient signatures no client trains in the clustering round: the distances of Line 10 are
+those of signatures, less what their noise adds. They are means of clipped rows, so all have one
+scale, and l2 and chord are the same. Without a threshold, merges of signatures with noise are cut
+into as many clusters as the known size of the noise lets one count.
 """
 
 from __future__ import annotations
@@ -22,10 +28,15 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
+import numpy as np
+
 from securecluster.clustering.agglomerative import (
+    POINTS,
+    between,
     check_linkage,
     cut,
     gap_of,
+    into,
     merges,
     nearest,
     representatives,
@@ -55,11 +66,20 @@ from securecluster.protocols.common.compressed_updates import (
 )
 from securecluster.protocols.common.compression_options import CompressionOptions
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.gradient_signatures import SignatureSender
 from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, Update
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_model
 from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.sampling import check_landmarks, sample_landmarks
+from securecluster.protocols.common.signature_collection import (
+    Collected,
+    assign_by_signatures,
+    centred_cosines,
+    collect_gradient_signatures,
+    comparable,
+)
+from securecluster.protocols.common.signature_protocol import GradientSignatureProtocol
 from securecluster.runtime.endpoint import GATHER, CallContext, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -94,12 +114,13 @@ class FLHCState(AveragingState):
     linkage: LinkageRecord | None = None
     memory: NewcomerReference | None = None
     absent: list[int] = field(default_factory=list)  # clients without a reply in the clustering
+    signatures: Collected | None = None  # what newcomers are compared with, in place of `memory`
 
 
-class FLHCClient(SumClient, CompressedUpdateClient):
+class FLHCClient(SignatureSender, SumClient, CompressedUpdateClient):
     """Clients that contribute to means, and whose updates are read individually once.
 
-    The clustering round of FL+HC needs the individual updates.
+    The clustering round of FL+HC needs the individual updates, or gradient signatures.
     """
 
     keeps: ClassVar[bool] = False
@@ -119,7 +140,7 @@ class FLHCClient(SumClient, CompressedUpdateClient):
 
 
 @protocol
-class FLHC(CompressionOptions):
+class FLHC(GradientSignatureProtocol, CompressionOptions):
     """FedAvg, then one clustering of all clients' updates, then FedAvg in each cluster."""
 
     mask: str = "permutation"
@@ -136,7 +157,7 @@ class FLHC(CompressionOptions):
     """
     threshold: float | None = None
     """merges up to this distance are made; None cuts at the largest relative gap of the merges'
-    distances, if it is large or significant
+    distances, if it is large or significant, or, of signatures with noise, by the noise
     """
     landmarks: int | None = None
     """clients whose updates are compared pair by pair; each other one joins the cluster that it
@@ -174,6 +195,9 @@ class FLHC(CompressionOptions):
 
         These updates change no model. Clients that do not reply join the largest cluster.
         """
+        if self.by_gradients:
+            self._cluster_signatures(net, state)
+            return
         # Lines 7–9: all clients, whatever the participation.
         method = self._update_method
         ids, rows, step = gather_until_complete(net, state.outbox, method)
@@ -191,10 +215,54 @@ class FLHC(CompressionOptions):
         state.memory = self._newcomer_reference(net, state, compared_ids, compared, labels, step)
         if len(landmarks) < len(rows):
             labels = self._extended(net, rows, landmarks, labels)
-        # A client without an update most likely belongs to the largest cluster.
+        self._assign(net, state, ids, labels)
+
+    def _assign(
+        self, net: ServerChannel, state: FLHCState, ids: list[int], labels: list[int]
+    ) -> None:
+        """Store the clients' clusters.
+
+        Args:
+            ids: the r clients that replied.
+            labels: (r,) their clusters.
+        """
+        # A client without a reply most likely belongs to the largest cluster.
         default = largest(labels)
         cluster_of = dict(zip(ids, labels, strict=True))
         state.labels = [cluster_of.get(i, default) for i in net.clients]
+
+    def _cluster_signatures(self, net: ServerChannel, state: FLHCState) -> None:
+        """Cluster all clients by their gradient signatures (line 10, not in the paper)."""
+        collected = collect_gradient_signatures(net, net.clients)
+        ids = collected.ids
+        state.absent = [i for i in net.clients if i not in ids]
+        if len(ids) < 2:
+            return
+        compared = comparable(collected.rows, collected.rows)
+        squared = compared.pair_distances()
+        distance = np.sqrt(squared)
+        tree = merges(distance, self.linkage)
+        cosines = centred_cosines(squared, compared.noisy)
+        seed = net.randomness.integer("server", "clusterer")
+        count = None
+        threshold = self.threshold
+        if threshold is None and compared.noisy:
+            count = compared.count()
+            threshold = between(tree, count)
+        elif threshold is None:
+            gap = gap_of("l2", self.linkage)
+            threshold = default_threshold(tree, gap, cosines, seed)
+        state.linkage = LinkageRecord(
+            ids, torch.from_numpy(distance), torch.from_numpy(tree), float(threshold)
+        )
+        if self.clusterer != "paper":
+            labels = partition(cosines, self.clusterer, count, seed)
+        elif count is None:
+            labels = cut(tree, threshold)
+        else:
+            labels = into(tree, count)
+        state.signatures = collected
+        self._assign(net, state, ids, labels)
 
     @property
     def _update_method(self) -> Callable[..., Any]:
@@ -298,6 +366,7 @@ class FLHC(CompressionOptions):
         """Return the cluster at the smallest linkage distance of each newcomer (not in the paper).
 
         A newcomer trains from the clustering round's model, and its update has that round's mask.
+        With gradient signatures it sends one, and joins the cluster that is nearest on average.
 
         Args:
             net: a channel to the newcomers.
@@ -308,6 +377,8 @@ class FLHC(CompressionOptions):
             UsageError: no client posted the model of the clustering round.
             UpdateError: a newcomer does not reply.
         """
+        if state.signatures is not None:
+            return assign_by_signatures(net, state.labels, state.signatures, to)
         reference = state.memory
         if reference is None:
             raise UsageError(
@@ -354,8 +425,14 @@ class FLHC(CompressionOptions):
                 "permutation, or metric chord"
             )
         check_landmarks(self.landmarks)
+        self._check_no_landmarks()
         self._check_pre_rounds()
         self._check_threshold()
+        if self.by_gradients and self.metric not in POINTS:
+            raise UsageError(
+                f"gradient signatures are compared by l2, and the metric is {self.metric}: take "
+                "metric chord or l2, or signature update"
+            )
 
     def _check_pre_rounds(self) -> None:
         """Raise UsageError unless a round follows the clustering."""
@@ -385,13 +462,15 @@ class FLHC(CompressionOptions):
             )
 
     def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Count an update a round, and one more in the clustering round.
+        """Count an update a round, and one more, or a signature, in the clustering round.
 
         Args:
             noise: Z.
         """
-        updates = self.rounds + 1
-        releases = ReleaseCounts(updates=updates, trainings=updates)
+        updates = self.rounds + 1 - self.signatures_sent
+        releases = ReleaseCounts(
+            updates=updates, trainings=updates, signatures=self.signatures_sent
+        )
         return super().privacy_spec(noise).with_releases(releases)
 
     def disclosures(self) -> Disclosures:
@@ -400,10 +479,14 @@ class FLHC(CompressionOptions):
             "pairwise distances, norms and inner products of all clients' updates of the "
             "clustering round",
             "how far the model of the clustering round has moved from the first one",
+        ]
+        if self.by_gradients:
+            views = self.signature_views()
+        views += [
             "the clusters, and each client's cluster",
             *visible_sample_counts(weighted=not self.per_client),
         ]
-        return Disclosures(server=views)
+        return Disclosures(server=views, not_covered=self.signature_assumptions())
 
 
 def _joint_model_message(joint: ModelDelta, newcomers: int) -> AverageDeltas:

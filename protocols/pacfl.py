@@ -142,7 +142,7 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
 
     name: ClassVar[str] = "pacfl"
     client: ClassVar[type[TrainingClient]] = SubspaceClient
-    signature: ClassVar[Any] = SubspaceClient.eigen
+    signature_method: ClassVar[Any] = SubspaceClient.eigen
 
     def cluster(self, signatures: torch.Tensor, seed: int) -> list[int]:
         """Return the cluster of each client (Algorithm 1, the server's part before training).

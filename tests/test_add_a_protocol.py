@@ -88,15 +88,38 @@ def test_the_template_runs_from_the_command_line(
     assert "cuts at the largest gap" in " ".join(capsys.readouterr().out.split())
 
 
+def test_the_template_clusters_by_gradient_signatures(
+    template: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(PROTOCOL_TESTS))
+    import conformance
+
+    def make(**params: Any) -> Any:
+        few = {"model": "linear", "epochs": 1, "k": 2, "signature": "gradient"}
+        return template.MeanClusters(**{**few, **params})
+
+    noise = {"clip": 1.0, "noise": 0.7, "signature_noise": 1.0}
+    conformance.check_protocol(
+        make, clients(0), clients(1, 6), "rotation", tmp_path / "runs", **noise
+    )
+    fitted = make(rounds=1).fit(clients(0))
+    assert fitted.agreement_ is not None and fitted.agreement_["exact"]
+
+
 # an author's mistakes in the template: a line, what stands there instead, and what the error says
 MISTAKES = [
     ('    name: ClassVar[str] = "mean-clusters"\n', "", "MeanClusters has no name: set `name`"),
     ('"mean-clusters"', '"mean clusters!"', "set `name` to letters, digits and hyphens"),
-    ("class MeanClient(SumClient)", "class MeanClient", "set it to a subclass of TrainingClient"),
+    (
+        "class MeanClient(SignatureClient)",
+        "class MeanClient",
+        "set it to a subclass of TrainingClient",
+    ),
     ("    client: ClassVar[type[TrainingClient]] = MeanClient\n", "", "which TrainingClient lacks"),
-    ("    signature: ClassVar[Any] = MeanClient.send_mean\n", "", "names no signature"),
+    ("    signature_method: ClassVar[Any] = MeanClient.send_mean\n", "", "names no signature"),
     ("ClassVar[Any] = MeanClient.send_mean", "ClassVar[Any] = 'send_mean'", "that can be gathered"),
-    ("    signature: ClassVar[Any] =", "    signature: Any =", "annotate it as ClassVar"),
+    ("signature_method: ClassVar[Any] =", "signature_method: Any =", "annotate it as ClassVar"),
+    ("signature_method: Cl", "signature: Cl", "name the client method `signature_method`"),
     ("    k: int | None = None\n", "    k: int | None\n", "MeanClusters.k has no default"),
     ('    """number of clusters; None cuts at the largest gap"""\n', "", "k has no description"),
     ("    k: int | None = None\n", "    labels_: int | None = None\n", "as results of fit do"),

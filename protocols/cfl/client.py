@@ -18,6 +18,7 @@ from securecluster.messaging.bounds import Between, Real, Upto
 from securecluster.messaging.messages import Rows
 from securecluster.privacy.dp.loss_mechanism import WORST, loss_clip, noised
 from securecluster.protocols.common.compressed_updates import CompressedUpdateClient
+from securecluster.protocols.common.gradient_signatures import SignatureSender
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, Update
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
 from securecluster.training.config import FULL_GRADIENT
@@ -42,7 +43,7 @@ class PathLosses:
     size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)]
 
 
-class CFLClient(CompressedUpdateClient):
+class CFLClient(SignatureSender, CompressedUpdateClient):
     """Clients that also send gradients, and evaluate the models on their path."""
 
     @answers(GATHER, through=("delta",), fresh=True, trains="full")
@@ -63,6 +64,21 @@ class CFLClient(CompressedUpdateClient):
         room = self._pipeline.room(d)
         gradients = self.cohort.train(models, context.positions, plan, context.step, room)
         return Update(Rows(gradients), None)
+
+    @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
+    def contribute(self, context: CallContext, query: AverageDeltas) -> Update:
+        """Train from the cluster's model, and return the update for a sum.
+
+        It is multiplied by |D_i| where the average is weighted. Where clusters come from gradient
+        signatures, no update is read individually (not in the paper).
+
+        Args:
+            query: the averages that each client lacks.
+        """
+        weights = None
+        if self._weighted:
+            weights = [float(self.cohort.sizes[k]) for k in context.positions]
+        return self.trained(context, query, weights)
 
     @answers(SUM, unmasked=("loss", "size"))
     def judge(self, context: CallContext, query: PathModels) -> PathLosses:

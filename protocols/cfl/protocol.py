@@ -7,6 +7,8 @@ Optimization under Privacy Constraints", arXiv 1910.01991 (2019) / IEEE TNNLS 32
 Δ_i    client i's masked update P(SGD_n(θ_i, D_i) − θ_i); Δ_c the mean over cluster c
 α      cosine similarities of updates (eq. 51) or full gradients (eq. 50); α_cross^max the largest
        across the halves of a split (eq. 35)
+       With gradient signatures α is of these, less their mean, and updates leave in sums only
+       (`signature_split`; not in the paper).
 ε1, ε2 the split test: ‖Δ_c‖ < ε1 and max ‖Δ_i‖ > ε2 (eq. 32–34); γ_max the assumed approximation
        noise (eq. 39)
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -45,6 +48,7 @@ from securecluster.protocols.cfl.parameter_tree import (
     send_fallback_models,
 )
 from securecluster.protocols.cfl.separation import largest_noise, separation_gap
+from securecluster.protocols.cfl.signature_split import SignatureSplits, average_by_sums
 from securecluster.protocols.cfl.split_test import (
     SplitStatistics,
     collect_updates,
@@ -62,7 +66,14 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.sampling import check_landmarks, sample_clients
+from securecluster.protocols.common.signature_collection import (
+    Collected,
+    assign_by_signatures,
+    collect_gradient_signatures,
+)
+from securecluster.protocols.common.signature_protocol import GradientSignatureProtocol
 from securecluster.protocols.common.sum_options import LARGEST_LOSS
+from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -85,10 +96,11 @@ class CFLState:
     alpha: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     shared: bool = True  # alpha is of this round
     fallback_models: FallbackResult | None = None
+    signatures: Collected | None = None  # what α compares in place of updates
 
 
 @protocol
-class CFL(CompressionOptions):
+class CFL(GradientSignatureProtocol, CompressionOptions):
     """Recursive bipartition of the clients once federated learning has become stationary."""
 
     mask: str = "permutation"
@@ -147,14 +159,20 @@ class CFL(CompressionOptions):
         m = len(net.clients)
         outbox = PendingUpdates.start(m, fresh=self.mask != "none")
         state = CFLState([0] * m, outbox, ParameterTree.start(m))  # line 3
+        if self.by_gradients:
+            collect = partial(collect_gradient_signatures, net, net.clients)
+            state.signatures = run.once("signatures", collect, Collected)
         for t in run.rounds("train", state, self.rounds):  # line 4
             invited = self._invited(net, state, t)
-            updates, sums = collect_updates(  # lines 5–8
-                net, state.outbox, invited, state.labels, self.compresses
-            )
-            round_statistics = self._test_clusters(net, state, updates, sums)  # lines 14–21
-            # The means carry the mask of the call that they were computed from.
-            step = updates.step if sums is None else sums.step
+            if self.by_gradients:
+                round_statistics, step = self._signature_round(net, state, invited)
+            else:
+                updates, sums = collect_updates(  # lines 5–8
+                    net, state.outbox, invited, state.labels, self.compresses
+                )
+                round_statistics = self._test_clusters(net, state, updates, sums)  # lines 14–21
+                # The means carry the mask of the call that they were computed from.
+                step = updates.step if sums is None else sums.step
             # Line 7 of the next round. Algorithm 5 leaves the updates of new clusters undefined:
             # both halves receive the mean of their parent (not in the paper).
             queue_averages(state.outbox, round_statistics, step, state.labels)
@@ -195,6 +213,71 @@ class CFL(CompressionOptions):
                 self._fetch_split_model(net, state, statistics)
         return round_statistics
 
+    def _signature_round(
+        self, net: ServerChannel, state: CFLState, invited: Sequence[int]
+    ) -> tuple[list[SplitStatistics], int]:
+        """Run lines 5–8 by sums, and lines 15–21 on gradient signatures.
+
+        Args:
+            invited: the clients that train in this round.
+
+        Returns:
+            Statistics of all clusters, and the call whose mask their means carry.
+        """
+        assert state.signatures is not None
+        round_statistics, step = average_by_sums(net, state.outbox, invited, state.labels)
+        signatures = SignatureSplits(state.signatures)
+        state.shared = False
+        for statistics in round_statistics:
+            self._test_signatures(net, state, statistics, signatures)
+            if statistics.halves and self.tree:
+                self._fetch_split_model(net, state, statistics)
+        return round_statistics, step
+
+    def _test_signatures(
+        self,
+        net: ServerChannel,
+        state: CFLState,
+        statistics: SplitStatistics,
+        signatures: SignatureSplits,
+    ) -> None:
+        """Test whether a cluster is split, by signatures (lines 17–21).
+
+        A cluster without a mean has no model to split at, and is tested in a later round.
+
+        Args:
+            statistics: of the cluster; changed in place.
+        """
+        members = statistics.members
+        clients = signatures.present(members)
+        if statistics.mean is None or len(clients) < max(2, self.min_size):
+            return
+        alpha = signatures.similarities(clients)  # line 17
+        state.shared = len(clients) == len(state.labels)
+        if state.shared:
+            state.alpha = torch.from_numpy(alpha)
+        seed = net.randomness.integer("server", "clusterer", net.round, statistics.cluster)
+        halves = self._bipartition(alpha, seed)  # lines 19 and 20
+        if min(len(halves.first), len(halves.second)) < self.smallest_cluster:
+            return
+        compared = signatures.compared(clients)
+        if compared.noisy:
+            # The null model of `evidence_for_split` is noise of an unknown size; this one is known.
+            significant = compared.count() > 1
+        else:
+            test = evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed)
+            significant = test.p_value <= self.level
+        if significant and self.gamma_max < largest_noise(halves.cross_max):
+            first = [clients[k] for k in halves.first]
+            second = [clients[k] for k in halves.second]
+            # Members without a signature stay with most of the others.
+            silent = [i for i in members if i not in clients]
+            larger = first
+            if len(second) > len(first):
+                larger = second
+            larger.extend(silent)
+            statistics.halves = (sorted(first), sorted(second))
+
     def _note(self, run: Run, state: CFLState, round_statistics: Sequence[SplitStatistics]) -> None:
         """Write the splits and the statistics of a round into the history."""
         splits = []
@@ -202,7 +285,8 @@ class CFL(CompressionOptions):
         for statistics in round_statistics:
             if statistics.halves:
                 splits.append([statistics.members, *statistics.halves])
-            if statistics.mean is not None:
+            # No norms are tested of signatures.
+            if statistics.mean is not None and not self.by_gradients:
                 split_tests.append(statistics.line())
         run.note(splits=splits, split_tests=split_tests, wanted=list(state.wanted))
 
@@ -214,6 +298,8 @@ class CFL(CompressionOptions):
     def assign_newcomers(self, net: ServerChannel, state: Any, to: Sequence[int]) -> list[int]:
         """Return the clusters of newcomers by Algorithm 4, down the parameter tree.
 
+        With gradient signatures each joins the cluster whose signatures are nearest on average.
+
         Args:
             net: a channel to the newcomers.
             state: the final state of the run.
@@ -223,6 +309,8 @@ class CFL(CompressionOptions):
             UsageError: the run did not store the tree.
             UpdateError: a newcomer does not reply.
         """
+        if self.by_gradients:
+            return assign_by_signatures(net, state.labels, state.signatures, to)
         if not self.tree:
             raise UsageError(
                 "newcomers find their cluster down the parameter tree, and this run kept none: run "
@@ -416,6 +504,7 @@ class CFL(CompressionOptions):
         releases = ReleaseCounts(
             updates=updates + gradients,
             losses=int(self.fallback > 0),
+            signatures=self.signatures_sent,
             trainings=self.rounds,
             full=gradients,
         )
@@ -442,22 +531,45 @@ class CFL(CompressionOptions):
         )
         check_whole(self, min_size=2)
         check_landmarks(self.landmarks)
+        self._check_no_landmarks()
         for name in ("eps1", "eps2", "evidence"):
             check_number(self, name, 0, math.inf, low_in=False)
         for name in ("gamma_max", "fallback"):
             check_number(self, name, 0, 1, low_in=True)
         check_number(self, "level", 0, 1, low_in=False)
+        if self.by_gradients:
+            self._check_signatures()
         if self.fallback and not self.tree:
             raise UsageError("the fallback judges the models in the tree: leave tree on")
 
+    def _check_signatures(self) -> None:
+        """Raise UsageError for options of a split test by updates."""
+        if self.criterion == "absolute":
+            raise UsageError(
+                "the absolute criterion is of norms of updates, and gradient signatures are "
+                "compared: take criterion relative, or signature update"
+            )
+        if self.similarity == "gradient":
+            raise UsageError(
+                "similarity gradient is of full gradients of the current model, and gradient "
+                "signatures are compared: take similarity update, or signature update"
+            )
+
+    @property
+    def smallest_cluster(self) -> int:
+        """Return the smallest size of a cluster after a split: where updates leave in sums, two."""
+        if self.by_gradients:
+            return MINIMUM
+        return super().smallest_cluster
+
     def secure_sums_refusal(self) -> str | None:
-        """Return that CFL compares single updates, unless they are compressed."""
-        if self.compresses:
+        """Return that CFL compares single updates, unless it compares something shorter."""
+        if self.compresses or self.by_gradients:
             return None
         return (
             "CFL compares clients' single updates, which secure sums do not show: let it compare "
-            "sketches (--sketch 256) or compressed updates (--compress 8bit), or take aggregation "
-            "plain"
+            "sketches (--sketch 256) or compressed updates (--compress 8bit), take signature "
+            "gradient, or take aggregation plain"
         )
 
     @property
@@ -472,8 +584,10 @@ class CFL(CompressionOptions):
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask."""
-        views = server_view(self.weighted, self.compresses, self.tree, self.fallback > 0)
-        return Disclosures(server=views)
+        views = server_view(
+            self.weighted, self.compresses, self.tree, self.fallback > 0, self.signature_views()
+        )
+        return Disclosures(server=views, not_covered=self.signature_assumptions())
 
     def observe(
         self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]

@@ -105,7 +105,9 @@ class SplitStatistics:
         }
 
 
-def server_view(weighted: bool, compresses: bool, tree: bool, judged: bool) -> list[str]:
+def server_view(
+    weighted: bool, compresses: bool, tree: bool, judged: bool, signatures: Sequence[str] = ()
+) -> list[str]:
     """Return what the server sees under every mask.
 
     Args:
@@ -113,13 +115,18 @@ def server_view(weighted: bool, compresses: bool, tree: bool, judged: bool) -> l
         compresses: clients send compressed updates for clustering.
         tree: the server keeps the parameter tree.
         judged: clients evaluate the models on their paths at the end.
+        signatures: what gradient signatures show, which are compared in place of updates.
     """
     view: list[str] = []
     if weighted:
         view.append(OfPlainSums("each client's number of samples"))
-    view.append(
-        "norms and pairwise cosines of a round's updates (and full gradients, if asked for)"
-    )
+    if signatures:
+        view += signatures
+        view.append(OfPlainSums("each client's update (the plain sum reads every reply)"))
+    else:
+        view.append(
+            "norms and pairwise cosines of a round's updates (and full gradients, if asked for)"
+        )
     view.append("the clusters, splits and members")
     if compresses:
         view.append(
@@ -367,9 +374,9 @@ def fetch_split_model(
     Returns:
         False if no member posts it.
     """
-    width = statistics.updates.shape[1]
-    if statistics.mean is not None:  # compressed updates are shorter than the model
-        width = len(statistics.mean)
+    # What α compares may be shorter than the model.
+    mean = statistics.mean
+    width = statistics.updates.shape[1] if mean is None else len(mean)
     statistics.model = request_model(net, outbox, statistics.members, width)
     return len(statistics.model.displacement) > 0
 

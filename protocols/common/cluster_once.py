@@ -18,6 +18,7 @@ import numpy as np
 
 from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
+from securecluster.clustering.noisy_rows import NoisyRows
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.errors import UsageError
@@ -29,15 +30,26 @@ from securecluster.protocols.common.averaging import (
     average_clusters,
     visible_sample_counts,
 )
-from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.gradient_signatures import SignatureSender
 from securecluster.protocols.common.labels import check_numbering, checked_labels
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec
 from securecluster.protocols.common.sampling import TRIES
+from securecluster.protocols.common.signature_collection import (
+    Collected,
+    collect_gradient_signatures,
+    comparable,
+)
+from securecluster.protocols.common.signature_protocol import (
+    GRADIENT,
+    GradientSignatureProtocol,
+)
 from securecluster.runtime.endpoint import GATHER, message_types
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
+
+OWN = "own"
 
 
 @dataclass
@@ -50,15 +62,6 @@ class Signatures:
     step: int  # the call in which they were received, which determines the mask
 
 
-@dataclass(frozen=True)
-class Collected:
-    """Signatures that clients sent."""
-
-    ids: list[int]  # the r clients that replied, in the order of the rows
-    rows: torch.Tensor  # (r, ...) what `cluster` and `assign_signatures` get
-    step: int  # the call in which they were received
-
-
 @dataclass
 class ClusterOnceState(AveragingState):
     """The state of the server's loop, with the signatures for newcomers."""
@@ -67,17 +70,41 @@ class ClusterOnceState(AveragingState):
 
 
 @dataclass(kw_only=True)
-class ClusterOnce(ClusteringProtocol):
+class ClusterOnce(GradientSignatureProtocol):
     """Base class of methods that cluster once and then average within clusters.
 
-    A method defines `signature`, `cluster` and `assign_signatures`.
+    A method defines `signature_method`, `cluster` and `assign_signatures`. Where it clusters rows
+    by their distances, and its clients derive from `SignatureClient`, it can say so in
+    `clusters_rows`: then `signature="gradient"` gives it private signatures in place of its own.
     """
 
-    signature: ClassVar[Callable[..., Any] | None] = None
+    signature: str = OWN
+    """what clients are clustered by: own (what the method's clients send) or gradient (a private
+    signature of about a kilobyte that each client sends once)
+    """
+
+    signature_choices: ClassVar[tuple[str, ...]] = (OWN, GRADIENT)
+    signature_method: ClassVar[Callable[..., Any] | None] = None
     """Client method that returns the signature: gathered, with `Empty` as query, and a reply of one
     tensor, which is named in `through`."""
     noises_signatures: ClassVar[bool] = True
     """Whether signatures are clipped, and get noise, as updates do."""
+    clusters_rows: ClassVar[bool] = False
+    """Whether `cluster` and `assign_signatures` work on any rows (r, q) that are alike within
+    clusters."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Check that a class does not name its client method as the option is named.
+
+        Raises:
+            UsageError: `signature` is set to a method.
+        """
+        super().__init_subclass__(**keywords)
+        if not isinstance(vars(cls).get("signature", OWN), str):
+            raise UsageError(
+                f"{cls.__name__}.signature is the option that says what clients are clustered by: "
+                "name the client method `signature_method`"
+            )
 
     @abstractmethod
     def cluster(self, signatures: torch.Tensor, seed: int) -> Sequence[int]:
@@ -137,7 +164,7 @@ class ClusterOnce(ClusteringProtocol):
         seed = net.randomness.integer("server", "clusterer")
         # Authors write this function: what it returns is checked, and errors name it.
         name = f"{type(self).__name__}.cluster"
-        labels = checked_labels(name, self.cluster(rows, seed), len(rows))
+        labels = checked_labels(name, self.cluster(self._rows(rows, rows), seed), len(rows))
         check_numbering(name, labels)
         label_of = dict(zip(collected.ids, labels, strict=True))
         # A client without a signature needs a model, and most clients share this one.
@@ -159,14 +186,29 @@ class ClusterOnce(ClusteringProtocol):
             UsageError: fewer than two clients of the run sent a signature.
             UpdateError: a newcomer does not reply.
         """
+        reference = None
+        if known is not None:
+            reference = Collected(known.ids, known.rows, known.step)
+        if self.by_gradients:
+            collected = collect_gradient_signatures(net, to, reference)
+        else:
+            collected = self._collect_own(net, to, reference)
+        if known is None:
+            check_enough(len(collected.ids))
+        else:
+            check_newcomers(to, collected.ids)
+        return collected
+
+    def _collect_own(
+        self, net: ServerChannel, to: Sequence[int], known: Collected | None
+    ) -> Collected:
+        """Return the method's own signatures."""
         step = None
         if known is not None:
             step = known.step
         replies = net.gather(self._method(), Empty(), to=to, step=step, tries=TRIES)
-        if known is None:
-            check_enough(len(replies))
-        else:
-            check_newcomers(to, replies.ids)
+        if not replies.ids:
+            return Collected([], torch.zeros(0), replies.step)
         rows = getattr(replies.rows, self.signature_field).values.cpu()
         return Collected(list(replies.ids), rows, replies.step)
 
@@ -188,12 +230,28 @@ class ClusterOnce(ClusteringProtocol):
         collected = self.collect_signatures(net, to, signatures)
         rows = collected.rows
         labels = [signatures.labels[i] for i in signatures.ids]
-        assigned = self.assign_signatures(rows, signatures.rows, labels)
+        reference = signatures.rows
+        assigned = self.assign_signatures(
+            self._rows(rows, reference), self._rows(reference, reference), labels
+        )
         name = f"{type(self).__name__}.assign_signatures"
         # No newcomer founds a cluster: it would have no model.
         clusters = checked_labels(name, assigned, len(rows), existing=max(labels) + 1)
         cluster_of = dict(zip(collected.ids, clusters, strict=True))
         return [cluster_of[i] for i in to]
+
+    def _rows(self, rows: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+        """Return what `cluster` and `assign_signatures` get of signatures.
+
+        Args:
+            rows: (r, ...) as they were collected.
+            reference: (m, ...) those of the run's clients.
+        """
+        if not self.by_gradients:
+            return rows
+        compared = comparable(rows, reference)
+        assert isinstance(compared, NoisyRows)
+        return torch.from_numpy(compared.values)
 
     def _method(self) -> Callable[..., Any]:
         """Return the client method of the signature.
@@ -201,23 +259,23 @@ class ClusterOnce(ClusteringProtocol):
         Raises:
             UsageError: the class names none, or one that its clients do not have.
         """
-        method = type(self).signature
+        method = type(self).signature_method
         name = type(self).__name__
         if method is None:
             raise UsageError(
-                f"{name} names no signature: set `signature` to the client method that returns "
-                "what clients are clustered by"
+                f"{name} names no signature: set `signature_method` to the client method that "
+                "returns what clients are clustered by"
             )
         release = getattr(method, "__release__", None)
         if release is None or GATHER not in release.via:
             raise UsageError(
-                f"{name}.signature is no client method that can be gathered: decorate the method "
-                "with @answers(GATHER, ...)"
+                f"{name}.signature_method is no client method that can be gathered: decorate the "
+                "method with @answers(GATHER, ...)"
             )
         if getattr(self.client, method.__name__, None) is None:
             raise UsageError(
-                f"{name}.signature is {method.__qualname__}, which {self.client.__name__} lacks: "
-                "set `client` to the class that has it"
+                f"{name}.signature_method is {method.__qualname__}, which {self.client.__name__} "
+                "lacks: set `client` to the class that has it"
             )
         return method
 
@@ -271,6 +329,8 @@ class ClusterOnce(ClusteringProtocol):
             config: the run's configuration.
         """
         updates = super().pipeline(config)
+        if self.by_gradients:
+            return updates
         mask = build(self.mask, config["width"])
         signatures = Pipeline(mask)
         if self.noises_signatures:
@@ -285,6 +345,8 @@ class ClusterOnce(ClusteringProtocol):
             noise: Z.
         """
         spec = super().privacy_spec(noise)
+        if self.by_gradients:
+            return spec.with_releases(replace(spec.releases, signatures=self.signatures_sent))
         if not self.noises_signatures:
             return spec
         releases = replace(spec.releases, updates=spec.releases.updates + 1)
@@ -292,14 +354,54 @@ class ClusterOnce(ClusteringProtocol):
 
     def disclosures(self) -> Disclosures:
         """Return what the server sees of all signatures together, and of averages."""
-        inner_products = f"norms and inner products of all clients' {self.signature_field}"
+        views = self.signature_views()
+        if not self.by_gradients:
+            views = [f"norms and inner products of all clients' {self.signature_field}"]
         return Disclosures(
             server=[
-                inner_products,
+                *views,
                 "the clusters, and each client's cluster",
                 *visible_sample_counts(weighted=not self.per_client),
-            ]
+            ],
+            not_covered=self.signature_assumptions(),
         )
+
+    def check(self, clients: int) -> None:
+        """Check that gradient signatures can replace the method's own.
+
+        Args:
+            clients: m.
+
+        Raises:
+            UsageError: they cannot.
+        """
+        super().check(clients)
+        if self.by_gradients:
+            self._check_replaceable()
+
+    def _check_replaceable(self) -> None:
+        """Raise UsageError where gradient signatures cannot replace the method's own."""
+        name = type(self).__name__
+        if not self.clusters_rows:
+            raise UsageError(
+                f"{name} works on what its own clients send, and not on any rows: take signature "
+                "own"
+            )
+        if not issubclass(self.client, SignatureSender):
+            raise UsageError(
+                f"{self.client.__name__} sends no gradient signatures: derive it from "
+                "SignatureClient, or take signature own"
+            )
+        if self.signature_blocks == "blocks":
+            raise UsageError(
+                f"class blocks are compared pair by pair, and {name} clusters rows: take "
+                "signature_blocks plain"
+            )
+
+    @property
+    def offers_blocks(self) -> bool:
+        """Return that the rows of `cluster` are no class blocks."""
+        return False
 
 
 def check_enough(replied: int) -> None:

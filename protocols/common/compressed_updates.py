@@ -282,6 +282,11 @@ def check_compression(protocol: Any) -> None:
             "sketches and compression are of updates, and similarity='gradient' compares full "
             "gradients: choose one of them"
         )
+    if getattr(protocol, "signature", "update") == "gradient" and uses_compression(vars(protocol)):
+        raise UsageError(
+            "sketches and compression are of updates, and gradient signatures are compared: leave "
+            "sketch and compress out, or take signature update"
+        )
     if getattr(protocol, "metric", "l2") == "l1" and protocol.sketch is not None:
         raise UsageError(
             "a sketch keeps inner products, hence l2 and cosine, and not l1: use one of these "

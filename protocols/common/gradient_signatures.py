@@ -41,10 +41,9 @@ from securecluster.privacy.gradient_signatures import (
     scaled_to_norm,
     signature_mean,
 )
-from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
+from securecluster.protocols.common.client import TrainingClient
 from securecluster.runtime.endpoint import GATHER, CallContext, answers
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 Array = NDArray[np.float64]
 
@@ -74,7 +73,7 @@ class GradientSignature:
     """Client to server: the sketch of its clipped gradients."""
 
     # (b, q) mean of clipped sketches, with noise
-    signature: Annotated[Rows, Real(("width",), squared=True)]
+    signature: Annotated[Rows, Real(("signature_size",), squared=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +81,7 @@ class SignatureDirections:
     """Server to client: the directions in which noisy signatures differ."""
 
     # (r, q) rows, as linear functions of masked signatures
-    directions: Annotated[Shared, Real(("axes", "width"), sent="signature", squared=True)]
+    directions: Annotated[Shared, Real(("axes", "signature_size"), sent="signature", squared=True)]
     step: Annotated[int, Between(maximum="steps")]  # the call of the signatures, by its mask
 
 
@@ -97,7 +96,8 @@ class SignatureCoordinates:
 class ClassSums:
     """Client to server: for each class, the sum of projections and the share of examples."""
 
-    projections: Annotated[Rows, Real(("classes", "width"), squared=True)]  # (b, C, r), with noise
+    # (b, C, r), with noise
+    projections: Annotated[Rows, Real(("classes", "signature_size"), squared=True)]
     shares: Annotated[Rows, Real(("classes",), squared=True)]  # (b, C), with noise
 
 
@@ -150,29 +150,32 @@ class SignatureOptions:
         return self.draws.noised(client, purpose, 0, row, self.multiplier, sensitivity)
 
 
-class SignatureClient(SumClient):
-    """Clients that send a signature of their gradients, and then contribute to averages.
+class SignatureSender(TrainingClient):
+    """Clients that send a signature of their gradients, in runs that ask for one."""
 
-    Args:
-        cohort: the clients' data and local training.
-        training: local training between two averages.
-        pipeline: the stages between a client's update and the wire.
-        weighted: whether averages are weighted by |D_i|.
-        options: of the signature.
-    """
+    # None in runs without gradient signatures, where clients send none
+    _signature_options: SignatureOptions | None = None
 
-    def __init__(
-        self,
-        cohort: LocalTrainer,
-        training: LocalTraining,
-        pipeline: Pipeline,
-        weighted: bool,
-        options: SignatureOptions,
-    ) -> None:
-        super().__init__(cohort, training, pipeline, weighted)
-        self._options = options
+    def use_signatures(self, options: SignatureOptions) -> None:
+        """Let the clients send signatures.
+
+        Args:
+            options: of the signatures.
+        """
+        self._signature_options = options
         # The digest of the directions that clients have answered; zeros before.
-        self._answered = torch.zeros(len(cohort.ids), 32, dtype=torch.uint8)
+        self._answered = torch.zeros(len(self.cohort.ids), 32, dtype=torch.uint8)
+
+    @property
+    def _options(self) -> SignatureOptions:
+        """Return the options of signatures.
+
+        Raises:
+            PolicyError: the run has no gradient signatures.
+        """
+        if self._signature_options is None:
+            raise PolicyError("this run has no gradient signatures, so clients send none")
+        return self._signature_options
 
     @answers(GATHER, through=("signature",), fresh=True)
     def send_signature(self, context: CallContext, query: Empty) -> GradientSignature:
@@ -223,12 +226,15 @@ class SignatureClient(SumClient):
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Add digests of the directions that clients have answered."""
+        if self._signature_options is None:
+            return super().memory()
         return {**super().memory(), "answered": self._answered.clone()}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Restore what `memory` returned."""
         super().recall(memory)
-        self._answered = memory["answered"].clone()
+        if self._signature_options is not None:
+            self._answered = memory["answered"].clone()
 
     def _sketch(self) -> GradientSketch:
         """Return the run's sketch of gradients.
@@ -275,6 +281,10 @@ class SignatureClient(SumClient):
             data = (self.cohort.inputs(k), self.cohort.labels(k))
             rows.append(self._options.release(purpose, i, examples, data, clip))
         return torch.stack(rows).to(self.cohort.start)
+
+
+class SignatureClient(SignatureSender, SumClient):
+    """Clients that can send a signature of their gradients, and then contribute to averages."""
 
 
 @dataclass(frozen=True)
@@ -359,7 +369,7 @@ def plan_of(config: Mapping[str, Any]) -> SignaturePlan:
     """
     return SignaturePlan(
         bool(config["signature_kind"] == "blocks"),
-        int(config["width"]),
+        int(config["signature_size"]),
         float(config["signature_noise"]),
         config["dp_unit"] == "client",
         int(config["signature_releases"]) > 1,
@@ -377,7 +387,7 @@ def example_map(config: Mapping[str, Any]) -> GradientSketch | ClassBlocks:
     if config["signature_kind"] == "blocks":
         make = ClassBlocks
     return make(
-        int(config["width"]),
+        int(config["signature_size"]),
         math.prod(config["shape"]),
         int(config["classes"]),
         float(config["signature_centre"]),
@@ -409,7 +419,7 @@ def resolved_signature(protocol: Any, federation: Federation, noise: float) -> d
     if blocks == "auto":
         by_rule = blocks_by_rule(noise, federation.classes, sizes, per_client)
         blocks = "plain"
-        if by_rule:
+        if by_rule and protocol.offers_blocks:
             blocks = "blocks"
     size = protocol.signature_size
     if size is None:

@@ -137,6 +137,11 @@ class ProtocolHooks(ABC):
         )
 
     @property
+    def unused_options(self) -> frozenset[str]:
+        """Return the names of hyper-parameters that have no effect beside the others' values."""
+        return frozenset()
+
+    @property
     def server_knows_labels(self) -> bool:
         """Return whether the final state of `run_server` has the clients' clusters."""
         return True

@@ -220,6 +220,8 @@ class SumOptions(DPOptions):
         for method, release in sorted(releases_of(self.client).items()):
             if release.via == (SUM,) or not release.private or release.derived:
                 continue
+            if method in self.refused_methods:
+                continue
             names = [name for name in release.through if name not in covered]
             if names:
                 raise UsageError(
@@ -241,6 +243,11 @@ class SumOptions(DPOptions):
         noise = self.sum_noise(config)
         if noise is not None:
             noise.plan(pipeline.width(config["dimension"]), config["clients"])
+
+    @property
+    def refused_methods(self) -> frozenset[str]:
+        """Return the names of client methods that the clients of this run refuse to answer."""
+        return frozenset()
 
     def secure_sums_refusal(self) -> str | None:
         """Return why this method does not work with secure sums, and the nearest choice that does.

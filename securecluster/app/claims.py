@@ -145,13 +145,13 @@ CLAIMS = (
         "Noise bounds what all released messages together reveal",
         "docs/privacy.md",
         "label-counts",
-        {"clip": 1.0, "noise": 4.0},
+        {"clip": 1.0, "noise": 16.0},
     ),
     Claim(
         "Noise bounds what all released messages together reveal",
         "docs/privacy.md",
         "linkage",
-        {"clip": 1.0, "noise": 4.0},
+        {"clip": 1.0, "noise": 16.0},
     ),
     Claim(
         "over two clients or more, in secure sums that hide each one's",

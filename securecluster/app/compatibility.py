@@ -34,6 +34,7 @@ OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 # variants whose protections differ from those of the protocol with its defaults
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "cfl --sketch 256": ("cfl", {"sketch": 256}),
+    "cfl --signature gradient": ("cfl", {"signature": "gradient"}),
     "srfca --distance l2": ("srfca", {"distance": "l2"}),
 }
 YES = "yes"

@@ -67,7 +67,8 @@ class Variant:
                 _check_option(protocol_type, "target_epsilon")
                 params["target_epsilon"] = level
         elif level > 0:
-            others = [name for name in noise_options(protocol_type) if name not in params]
+            multipliers = noise_options(protocol_type(**params))
+            others = [name for name in multipliers if name not in params]
             if others and params.get("clip") is None:
                 params.update(dict.fromkeys(others, level))
             else:
@@ -325,14 +326,14 @@ def mechanism(protocol: Any) -> str:
     return "+".join(phrases) or "none"
 
 
-def noise_options(kind: type) -> list[str]:
-    """Return a protocol's options, besides `noise`, that are noise multipliers.
+def noise_options(protocol: Any) -> list[str]:
+    """Return a protocol's options, besides `noise`, that are noise multipliers and have an effect.
 
     Args:
-        kind: class of the protocol.
+        protocol: with its hyper-parameters.
     """
-    names = [option.name for option in fields(kind)]
-    return [name for name in names if name.endswith("_noise")]
+    names = [option.name for option in fields(protocol) if option.name.endswith("_noise")]
+    return [name for name in names if name not in protocol.unused_options]
 
 
 def _check_option(kind: Any, name: str) -> None:

@@ -8,6 +8,7 @@ apart. None of this is from a paper.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,11 @@ class NoisyRows:
     width: int
     tested: Array | None = None
 
+    @property
+    def noisy(self) -> bool:
+        """Return whether the numbers have noise."""
+        return bool((self.deviations > 0).any())
+
     def clusters(self, k: int | None, seed: int) -> list[int]:
         """Return labels (m,) by k-means.
 
@@ -77,6 +83,36 @@ class NoisyRows:
         rounding = 1e-6 * float(np.linalg.norm(rows))
         above = int((singular > max(edge, rounding)).sum())
         return min(m, 1 + above)
+
+    def select(self, positions: Sequence[int]) -> NoisyRows:
+        """Return the rows of some clients.
+
+        Args:
+            positions: of the clients.
+        """
+        index = np.asarray(positions, dtype=np.int64)
+        tested = None
+        if self.tested is not None:
+            tested = self.tested[index]
+        return NoisyRows(
+            self.values[index], self.deviations[index], self.sampling[index], self.width, tested
+        )
+
+    def pair_distances(self) -> Array:
+        """Return squared distances of all pairs less noise, none of them negative, (m, m)."""
+        return without_negative(self.squared_distances(self))
+
+    def squared_distances(self, others: NoisyRows) -> Array:
+        """Return squared distances from others' rows less what noise adds, (m, b).
+
+        They scatter around those of exact rows, and can be negative.
+
+        Args:
+            others: b clients' rows, in the same coordinates.
+        """
+        difference = self.values[:, None] - others.values[None]
+        noise = self.deviations[:, None] ** 2 + others.deviations[None] ** 2
+        return np.asarray(np.square(difference).sum(2) - self.width * noise)
 
 
 def leading_directions(rows: Array, count: int) -> Array:
@@ -143,6 +179,11 @@ class NoisyBlocks:
     sampling: Array
     width: int
 
+    @property
+    def noisy(self) -> bool:
+        """Return whether the numbers have noise."""
+        return bool((self.deviations > 0).any())
+
     def distances(self, others: NoisyBlocks) -> BlockDistances:
         """Return the distances of these clients from others, (m, b).
 
@@ -172,7 +213,34 @@ class NoisyBlocks:
             k = _count_apart(pairs.score)
         if k < 2:
             return [0] * len(self.blocks)
-        return partition(_similarity(pairs.distance), "spectral", k, seed)
+        return partition(similarity_of(pairs.distance), "spectral", k, seed)
+
+    def count(self) -> int:
+        """Return the number of groups that are apart beyond their noise."""
+        return _count_apart(self.distances(self).score)
+
+    def select(self, positions: Sequence[int]) -> NoisyBlocks:
+        """Return the blocks of some clients.
+
+        Args:
+            positions: of the clients.
+        """
+        index = np.asarray(positions, dtype=np.int64)
+        return NoisyBlocks(
+            self.blocks[index], self.deviations[index], self.sampling[index], self.width
+        )
+
+    def pair_distances(self) -> Array:
+        """Return squared distances of all pairs less noise, none of them negative, (m, m)."""
+        return without_negative(self.squared_distances(self))
+
+    def squared_distances(self, others: NoisyBlocks) -> Array:
+        """Return `distances` less what noise and sampling add, (m, b).
+
+        Args:
+            others: b clients' blocks, by the same maps.
+        """
+        return self.distances(others).distance
 
     def _class_means(self) -> tuple[Array, Array]:
         """Return the means of classes (m, C, r), and the variance of a number in each, (m, C)."""
@@ -188,14 +256,41 @@ class NoisyBlocks:
         return means, variance
 
 
-def _similarity(distance: Array) -> Array:
+def without_negative(squared: Array) -> Array:
+    """Return squared distances plus a constant by which the lowest is not negative, (m, m).
+
+    What noise and sampling add is an estimate, and distances less this can be negative. A constant
+    keeps the order of pairs.
+
+    Args:
+        squared: (m, m) of pairs; its diagonal is not read.
+    """
+    pairs = ~np.eye(len(squared), dtype=bool)
+    symmetric = (squared + squared.T) / 2
+    lowest = float(symmetric[pairs].min(initial=0.0))
+    return np.asarray((symmetric - lowest) * pairs)
+
+
+def centred_products(squared: Array) -> Array:
+    """Return inner products of points less their mean, from squared distances, (m, m).
+
+    They are −½·J·D·J with J = I − 1/m (classical scaling, Torgerson 1952).
+
+    Args:
+        squared: D, (m, m), symmetric, with zeros in the diagonal.
+    """
+    rows = squared.mean(1, keepdims=True)
+    return np.asarray(-(squared - rows - rows.T + squared.mean()) / 2)
+
+
+def similarity_of(distance: Array) -> Array:
     """Return similarities exp(−d/median d) of distances from the lowest one on, (m, m).
 
     Excess distances are about zero within a cluster, and often negative: what noise and sampling
     add is an estimate.
 
     Args:
-        distance: (m, m) of pairs; its diagonal is not read.
+        distance: (m, m) of pairs, squared; its diagonal is not read.
     """
     pairs = ~np.eye(len(distance), dtype=bool)
     above_lowest = distance - distance[pairs].min()

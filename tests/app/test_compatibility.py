@@ -86,7 +86,11 @@ RUNNING = running()
 COVERING = covering(RUNNING)
 REST = [cases.exhaustive(*cell) for cell in RUNNING if cell not in COVERING]
 # methods by their names in the table; NSIM's and IFCA's small parameters are those of `cases`
-NAMED = {"cfl --sketch 256": "cfl sketch", "srfca --distance l2": "srfca l2"}
+NAMED = {
+    "cfl --sketch 256": "cfl sketch",
+    "cfl --signature gradient": "cfl signature",
+    "srfca --distance l2": "srfca l2",
+}
 
 
 @pytest.fixture(scope="module")

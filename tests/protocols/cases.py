@@ -112,6 +112,9 @@ ONE_MODEL = tuple(p for p in AVERAGING if p not in (CLoVE, FineTune, IFCA, RDPCF
 # CFL with limits that let it split in its first rounds
 SPLITTING: Parameters = {"criterion": "absolute", "eps1": 100.0, "eps2": 1e-6, "gamma_max": 0.0}
 SKETCH: Parameters = {"sketch": 64}
+# gradient signatures in place of updates; their noise is so small that clusters of few samples show
+GRADIENTS: Parameters = {"signature": "gradient", "signature_blocks": "plain"}
+PRIVATE_GRADIENTS: Parameters = {**GRADIENTS, "signature_noise": 0.02}
 VARIANTS: dict[str, tuple[Protocol, Parameters]] = {
     "cfl": (CFL, SPLITTING),
     "cfl gradient": (CFL, {**SPLITTING, "similarity": "gradient"}),
@@ -119,11 +122,13 @@ VARIANTS: dict[str, tuple[Protocol, Parameters]] = {
     "cfl sketch average": (CFL, {**SPLITTING, **SKETCH, "clusterer": "average"}),
     "cfl compress": (CFL, {**SPLITTING, "compress": "8bit", "average": "weighted"}),
     "cfl fallback": (CFL, {**SPLITTING, "fallback": 0.3}),
+    "cfl signature": (CFL, PRIVATE_GRADIENTS),
     "flhc": (FLHC, {}),
     "flhc apart": (FLHC, {"threshold": 0.0}),  # leaves every client alone
     "flhc 4bit": (FLHC, {"compress": "4bit"}),
     "flhc sketch": (FLHC, {**SKETCH, "compress": "8bit"}),
     "flhc sketch spectral": (FLHC, {**SKETCH, "compress": "8bit", "clusterer": "spectral"}),
+    "flhc signature": (FLHC, PRIVATE_GRADIENTS),
     "srfca": (SRFCA, {}),
     "srfca l2": (SRFCA, {"distance": "l2"}),
     "srfca trim": (SRFCA, {"trim": 0.2}),

@@ -57,7 +57,7 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
     """number of clusters; None finds it"""
 
     name: ClassVar[str] = "outside-pacfl"
-    signature = EigenvectorClient.eigen
+    signature_method = EigenvectorClient.eigen
 
     def cluster(self, signatures: torch.Tensor, seed: int) -> list[int]:
         """Return the cluster of each client."""

@@ -63,11 +63,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "cfl",
         "cfl gradient",
         "cfl sketch",
+        "cfl signature",
         "cfl compress",
         "cfl fallback",
         "flhc",
         "flhc apart",
         "flhc 4bit",
+        "flhc signature",
         "hidden",
         "clove",
         "rdpcfl",
@@ -98,6 +100,8 @@ NOISY: dict[str, tuple[str, dict[str, Any]]] = {
     "oneshot, examples": ("oneshot", {"gram_noise": 0.05}),
     "pacfl, examples": ("pacfl noise", {"gram_noise": 0.05}),
     "signature, examples": ("signature noise", {"signature_noise": 0.05, "dp_unit": "example"}),
+    "cfl signature, examples": ("cfl signature", {"dp_unit": "example"}),
+    "flhc signature, examples": ("flhc signature", {"dp_unit": "example"}),
     "signature, blocks": ("signature blocks", {"signature_noise": 0.05}),
 }
 MOMENTUM: dict[str, Any] = {"momentum": 0.9, "lr": 0.05, "keep_momentum": True}

@@ -32,8 +32,10 @@ from securecluster.protocols import (
 NAMES = (
     "cfl",
     "cfl sketch average",
+    "cfl signature",
     "flhc",
     "flhc sketch spectral",
+    "flhc signature",
     "srfca",
     "srfca l2",
     "oneshot noise",
@@ -53,6 +55,8 @@ NAMES = (
 )
 # hyper-parameters by which a variant has no noise of its own
 OWN_NOISE: dict[str, dict[str, Any]] = {
+    "cfl signature": {"signature_noise": 0.0},
+    "flhc signature": {"signature_noise": 0.0},
     "oneshot noise": {"gram_noise": 0.0},
     "pacfl noise": {"gram_noise": 0.0},
     "signature noise": {"signature_noise": 0.0},

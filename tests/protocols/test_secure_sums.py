@@ -46,8 +46,10 @@ from securecluster.runtime.secure_sum_client import LostMembers, SeedShares
 ACCEPTED = (
     "cfl sketch",
     "cfl compress",
+    "cfl signature",
     "flhc",
     "flhc apart",
+    "flhc signature",
     "srfca",
     "srfca sealed",
     "oneshot",

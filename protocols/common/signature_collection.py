@@ -1,0 +1,216 @@
+"""Collection of gradient signatures by the server, and their comparison.
+
+`signature`, and every method with `signature="gradient"`, asks clients and newcomers like this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from securecluster.clustering.noisy_rows import (
+    NoisyBlocks,
+    NoisyRows,
+    centred_products,
+    leading_directions,
+)
+from securecluster.clustering.similarity import FLOOR, cosine
+from securecluster.core.lazy_torch import torch
+from securecluster.messaging.messages import Empty, Shared
+from securecluster.protocols.common.gradient_signatures import (
+    AXES,
+    CLIP,
+    Array,
+    BlockSignatures,
+    SignatureDirections,
+    SignatureSender,
+    SketchSignatures,
+    plan_of,
+)
+from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.sampling import TRIES
+from securecluster.runtime.server_channel import ServerChannel
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Signatures that clients sent."""
+
+    ids: list[int]  # the r clients that replied, in the order of the rows
+    rows: torch.Tensor  # (r, ...) the signatures, under the mask of their call
+    step: int  # the call in which they were received, which determines the mask
+
+
+def collect_gradient_signatures(
+    net: ServerChannel, to: Sequence[int], known: Collected | None = None
+) -> Collected:
+    """Return the signatures of clients, or of newcomers, with what is known of their noise.
+
+    Args:
+        net: client ids and the verbs by which the server calls clients.
+        to: the clients' numbers.
+        known: the signatures of the run, for newcomers.
+    """
+    if plan_of(net.agreed).blocks:
+        return _collect_blocks(net, to, known)
+    return _collect_sketches(net, to, known)
+
+
+def _collect_blocks(net: ServerChannel, to: Sequence[int], known: Collected | None) -> Collected:
+    """Return class blocks, as `BlockSignatures` packs them."""
+    plan = plan_of(net.agreed)
+    step = None
+    if known is not None:
+        step = known.step
+    method = SignatureSender.send_class_sums
+    replies = net.gather(method, Empty(), to=to, step=step, tries=TRIES)
+    ids = list(replies.ids)
+    if not ids:
+        return Collected(ids, torch.zeros(0), replies.step)
+    projections = replies.rows.projections.values.cpu().double().numpy()
+    shares = replies.rows.shares.values.cpu().double().numpy()
+    blocks = np.concatenate([projections, shares[:, :, None]], axis=2)
+    signatures = BlockSignatures(blocks, plan.deviations(ids, CLIP), plan.examples(ids), plan.size)
+    return Collected(ids, signatures.packed(), replies.step)
+
+
+def _collect_sketches(net: ServerChannel, to: Sequence[int], known: Collected | None) -> Collected:
+    """Return sketches of one or two releases, as `SketchSignatures` packs them."""
+    plan = plan_of(net.agreed)
+    step = None
+    if known is not None:
+        step = known.step
+    method = SignatureSender.send_signature
+    replies = net.gather(method, Empty(), to=to, step=step, tries=TRIES)
+    ids = list(replies.ids)
+    if not ids:
+        return Collected(ids, torch.zeros(0), replies.step)
+    first = replies.rows.signature.values.cpu().double().numpy()
+    second = np.zeros((len(ids), 0))
+    if plan.releases > 1:
+        reference = first
+        if known is not None:
+            reference = SketchSignatures.unpacked(known.rows).first
+        elif len(ids) < 2:
+            return Collected(ids, torch.zeros(0), replies.step)
+        again = _second_release(net, ids, reference, replies.step)
+        position = {i: n for n, i in enumerate(ids)}
+        first = first[[position[i] for i in again.ids]]
+        ids = again.ids
+        second = again.rows.numpy()
+    signatures = SketchSignatures(
+        first, second, plan.deviations(ids, CLIP), plan.examples(ids), plan.size
+    )
+    return Collected(ids, signatures.packed(), replies.step)
+
+
+def _second_release(
+    net: ServerChannel, to: Sequence[int], reference: Array, step: int
+) -> Collected:
+    """Return clients' coordinates in the directions in which reference rows differ.
+
+    Args:
+        to: the clients that sent a signature.
+        reference: (m, w) signatures of the run's clients.
+        step: the call of the signatures.
+    """
+    directions = torch.from_numpy(leading_directions(reference, AXES))
+    dtype = torch.float32
+    if net.agreed["dtype"] == "float64":
+        dtype = torch.float64
+    query = SignatureDirections(Shared(directions.to(dtype)), step)
+    replies = net.gather(SignatureSender.send_coordinates, query, to=to, tries=TRIES)
+    rows = torch.zeros(0, AXES)
+    if replies.ids:
+        rows = replies.rows.coordinates.values.cpu().double()
+    return Collected(list(replies.ids), rows, replies.step)
+
+
+def comparable(rows: torch.Tensor, reference: torch.Tensor) -> NoisyRows | NoisyBlocks:
+    """Return signatures as they are compared, with what is known of their noise.
+
+    Args:
+        rows: (m, ...) as they were packed.
+        reference: (r, ...) of the run's clients, which give the directions of a second release.
+    """
+    if rows.ndim == 3:
+        return BlockSignatures.unpacked(rows).comparable()
+    directions = leading_directions(SketchSignatures.unpacked(reference).first, AXES)
+    return SketchSignatures.unpacked(rows).comparable(directions)
+
+
+def squared_distances(newcomers: torch.Tensor, reference: torch.Tensor) -> Array:
+    """Return squared distances of newcomers from the run's clients, less noise, (n, r).
+
+    Args:
+        newcomers: (n, ...) as they were packed.
+        reference: (r, ...) of the run's clients.
+    """
+    ours: Any = comparable(newcomers, reference)
+    squared: Array = ours.squared_distances(comparable(reference, reference))
+    return squared
+
+
+def centred_cosines(squared: Array, noisy: bool) -> Array:
+    """Return cosines of signatures less their mean, (m, m).
+
+    At a stationary point updates have the mean zero; signatures are made to.
+
+    Args:
+        squared: (m, m) squared distances less noise, with zeros in the diagonal.
+        noisy: whether there was noise, after whose subtraction a row can be next to nothing.
+    """
+    floor = 0.0
+    if noisy:
+        floor = FLOOR
+    products = torch.from_numpy(centred_products(squared))
+    cosines: Array = cosine(products, floor).numpy()
+    return cosines
+
+
+def nearest_on_average(distance: Array, labels: Sequence[int]) -> list[int]:
+    """Return the cluster of least mean squared distance, (n,).
+
+    The spread of a cluster's own members is the same for all newcomers, so it is not subtracted:
+    noise gives clusters equal spreads.
+
+    Args:
+        distance: (n, r) squared distances from the run's clients.
+        labels: (r,) the clients' clusters.
+    """
+    clusters = np.asarray(labels)
+    means = []
+    for cluster in range(max(labels) + 1):
+        members = clusters == cluster
+        # a cluster may have silent clients alone
+        mean = np.full(len(distance), np.inf)
+        if members.any():
+            mean = distance[:, members].mean(1)
+        means.append(mean)
+    nearest: list[int] = np.argmin(np.stack(means, 1), 1).tolist()
+    return nearest
+
+
+def assign_by_signatures(
+    net: ServerChannel, labels: Sequence[int], known: Collected, to: Sequence[int]
+) -> list[int]:
+    """Return the clusters of newcomers whose members' signatures are nearest on average.
+
+    Args:
+        net: a channel to the newcomers.
+        labels: (m,) the clusters of the run's clients.
+        known: the signatures of the run.
+        to: the newcomers' numbers.
+
+    Raises:
+        UpdateError: a newcomer does not reply.
+    """
+    collected = collect_gradient_signatures(net, to, known)
+    check_newcomers(to, collected.ids)
+    squared = squared_distances(collected.rows, known.rows)
+    clusters = nearest_on_average(squared, [labels[i] for i in known.ids])
+    cluster_of = dict(zip(collected.ids, clusters, strict=True))
+    return [cluster_of[i] for i in to]
