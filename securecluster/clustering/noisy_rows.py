@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from securecluster.clustering.agglomerative import merges
+from securecluster.clustering.agglomerative import cut, merges, threshold
 from securecluster.clustering.k_means import kmeans
 from securecluster.clustering.labels import relabel
 from securecluster.clustering.noise_robust import partition
@@ -25,6 +25,12 @@ EDGE_SLACK = 1.05
 LEAST_COUNT = 0.5
 # mean difference, in standard deviations, from which two groups of class blocks are two clusters
 APART = 2.0
+# share of the pairs of class blocks that are taken to be within a cluster, and up to which multiple
+# of what noise adds their squared distances are explained by it
+NEAREST = 0.1
+EXPLAINED = 1.2
+# ratio of squared distances of consecutive merges from which groups of class blocks are clusters
+GAP = 1.27
 
 
 @dataclass(frozen=True)
@@ -156,10 +162,12 @@ class BlockDistances:
     Attributes:
         distance: (a, b) the mean over classes of squared distances of class means, less what noise
             and sampling add, weighted by precision.
+        spread: (a, b) the same without subtracting anything.
         score: (a, b) their sum in standard deviations of what noise alone would give.
     """
 
     distance: Array
+    spread: Array
     score: Array
 
 
@@ -197,9 +205,11 @@ class NoisyBlocks:
         excess = np.square(difference).sum(3) - self.width * joint
         precision = 1 / joint
         squared = (precision * excess).sum(2)
-        distance = squared / precision.sum(2)
+        total = precision.sum(2)
+        distance = squared / total
+        spread = distance + self.width * means.shape[1] / total
         score = squared / math.sqrt(2 * self.width * means.shape[1])
-        return BlockDistances(distance, score)
+        return BlockDistances(distance, spread, score)
 
     def clusters(self, k: int | None, seed: int) -> list[int]:
         """Return labels (m,): spectral clustering, or average linkage where k is not known.
@@ -210,14 +220,41 @@ class NoisyBlocks:
         """
         pairs = self.distances(self)
         if k is None:
-            k = _count_apart(pairs.score)
+            k = self._count(pairs)
         if k < 2:
             return [0] * len(self.blocks)
         return partition(similarity_of(pairs.distance), "spectral", k, seed)
 
     def count(self) -> int:
-        """Return the number of groups that are apart beyond their noise."""
-        return _count_apart(self.distances(self).score)
+        """Return the number of clusters.
+
+        Where the known noise explains how far the nearest pairs are apart, it is the number of
+        groups that are apart beyond it. Where sampling matters more, whose size nobody knows, it is
+        the number before the largest relative gap of merges, if that is large.
+        """
+        return self._count(self.distances(self))
+
+    def _count(self, pairs: BlockDistances) -> int:
+        """Return the number of clusters from the distances of these clients."""
+        if self._noise_alone():
+            return _count_apart(pairs.score)
+        symmetric = (pairs.spread + pairs.spread.T) / 2
+        np.fill_diagonal(symmetric, 0.0)
+        tree = merges(symmetric, "average")
+        return len(set(cut(tree, threshold(tree, GAP))))
+
+    def _noise_alone(self) -> bool:
+        """Return whether noise explains the squared distances of the nearest pairs."""
+        if not self.noisy:
+            return False
+        exact = NoisyBlocks(self.blocks, self.deviations, np.zeros_like(self.sampling), self.width)
+        means, variance = exact._class_means()
+        joint = variance[:, None] + variance[None]
+        squares = np.square(means[:, None] - means[None]).sum(3)
+        # 1 on average for a pair of one cluster, without sampling
+        relative = (squares / (self.width * joint)).mean(2)
+        pairs = ~np.eye(len(relative), dtype=bool)
+        return float(np.quantile(relative[pairs], NEAREST)) <= EXPLAINED
 
     def select(self, positions: Sequence[int]) -> NoisyBlocks:
         """Return the blocks of some clients.
