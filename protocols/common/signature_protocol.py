@@ -233,7 +233,7 @@ class GradientSignatureProtocol(ClusteringProtocol):
         """
         if not self.by_gradients:
             return []
-        views = ["norms and inner products of all clients' signature, each of which it reads"]
+        views = ["norms and inner products of all clients' gradient signature, sent one by one"]
         if self.signature_blocks != "plain":
             views.append("of class blocks, each client's share of each class (with their noise)")
         return views

@@ -12,8 +12,10 @@ from securecluster.clustering.metrics import agreement
 from securecluster.clustering.noisy_rows import (
     NoisyBlocks,
     NoisyRows,
+    centred_products,
     leading_directions,
     weighted_mean,
+    without_negative,
 )
 
 Array = NDArray[np.float64]
@@ -135,3 +137,33 @@ def test_a_class_that_a_client_lacks_does_not_count_without_noise() -> None:
     same_cluster = lacking.distances(lacking).distance[0, 1]
     others = lacking.distances(lacking).distance[0, 12]
     assert abs(same_cluster) < 1e-3 * others
+
+
+def test_products_are_those_of_points_less_their_mean() -> None:
+    points = np.random.default_rng(0).standard_normal((7, 3)) + 5.0
+    difference = points[:, None] - points[None]
+    centred = points - points.mean(0)
+    products = centred_products(np.square(difference).sum(2))
+    np.testing.assert_allclose(products, centred @ centred.T, atol=1e-10)
+
+
+def test_noise_is_subtracted_from_squared_distances_on_average() -> None:
+    draw = np.random.default_rng(0)
+    points = draw.standard_normal((2, 50))
+    deviations = np.array([0.5, 2.0])
+    measured = []
+    for _ in range(400):
+        noisy = points + deviations[:, None] * draw.standard_normal(points.shape)
+        rows = NoisyRows(noisy, deviations, np.zeros(2), 50)
+        measured.append(rows.squared_distances(rows)[0, 1])
+    exact = np.square(points[0] - points[1]).sum()
+    assert abs(np.mean(measured) - exact) < 4 * np.std(measured) / 20
+    assert np.std(measured) < exact
+
+
+def test_distances_that_noise_made_negative_keep_their_order() -> None:
+    squared = np.array([[9.0, -1.0, 2.0], [-1.0, 9.0, 0.0], [2.0, 0.0, 9.0]])
+    expected = np.array([[0.0, 0.0, 3.0], [0.0, 0.0, 1.0], [3.0, 1.0, 0.0]])
+    np.testing.assert_array_equal(without_negative(squared), expected)
+    positive = np.array([[0.0, 4.0], [4.0, 0.0]])
+    np.testing.assert_array_equal(without_negative(positive), positive)

@@ -1,0 +1,135 @@
+"""Compare FL+HC and CFL by gradient signatures with themselves by full updates, at equal ε.
+
+python -m securecluster.benchmarks.signature_methods [--seeds 20 21 22]
+
+Whole runs: 21 clients of 300 MNIST images in four clusters with swapped labels, of which one has 3
+clients; softmax regression, 20 rounds of DP-SGD, and ε of everything that a client releases, for
+single examples at δ = 1e-5. Nothing is known of the number of clusters. An infinite ε is a run
+without noise. Rows are written as they are measured, and a run that was cut off goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from securecluster import Federation
+from securecluster.benchmarks.signatures import CLASSES, DELTA, EPSILONS, dealt, truth_of
+from securecluster.benchmarks.table import RESULTS, machine
+from securecluster.protocols import CFL, FLHC
+
+DATA = "mnist"
+CLUSTERS = 4
+SAMPLES = 300
+METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "flhc": (FLHC, {"pre_rounds": 5}),
+    "cfl": (CFL, {}),
+}
+TRAINING: dict[str, Any] = {"rounds": 20, "epochs": 1, "batch_size": 30, "model": "linear"}
+# what clients are clustered by, and how: full updates also by the clusterer that bears more noise
+CLUSTERINGS = (("gradient", "paper"), ("update", "paper"), ("update", "average"))
+KEY = ("method", "signature", "clusterer", "epsilon", "seed")
+COLUMNS = (*KEY, "found", "ari", "accuracy", "spent")
+
+
+def swapped(seed: int, samples: int = SAMPLES) -> Federation:
+    """Return clients in four clusters, each of which swaps another pair of labels.
+
+    Args:
+        seed: of the federation, and of the pairs.
+        samples: training samples of each client.
+    """
+    federation = dealt(DATA, seed)
+    truth = truth_of(CLUSTERS).tolist()
+    pairs = np.random.default_rng(seed).permutation(CLASSES)
+    shards = []
+    for cluster, shard in zip(truth, federation.shards, strict=True):
+        one, other = pairs[2 * cluster : 2 * cluster + 2]
+        names = np.arange(CLASSES)
+        names[[one, other]] = other, one
+        x, y = shard.x[:samples], names[shard.y[:samples]]
+        shards.append(replace(shard, x=x, y=y, y_test=names[shard.y_test]))
+    return replace(federation, shards=tuple(shards), truth=tuple(truth))
+
+
+def cells(seeds: list[int]) -> Iterator[dict[str, Any]]:
+    """Yield what is measured.
+
+    Args:
+        seeds: of the federations.
+    """
+    for seed in seeds:
+        for epsilon in (*EPSILONS, math.inf):
+            for method in METHODS:
+                for signature, clusterer in CLUSTERINGS:
+                    values = (method, signature, clusterer, epsilon, seed)
+                    yield dict(zip(KEY, values, strict=True))
+
+
+def measured(cell: dict[str, Any], federation: Federation) -> dict[str, Any]:
+    """Return a cell with its clusters, the mean accuracy of clients and the ε that was spent.
+
+    Args:
+        cell: one of `cells`.
+        federation: the clients.
+    """
+    kind, own = METHODS[cell["method"]]
+    privacy: dict[str, Any] = {"dp_unit": "example", "delta": DELTA}
+    if math.isfinite(cell["epsilon"]):
+        privacy |= {"clip": 1.0, "target_epsilon": cell["epsilon"]}
+    params = {**TRAINING, **own, **privacy}
+    made = kind(signature=cell["signature"], clusterer=cell["clusterer"], **params)
+    fitted = made.fit(federation)
+    return {
+        **cell,
+        "found": len(set(fitted.labels_.tolist())),
+        "ari": round(fitted.agreement_["ari"], 4),
+        "accuracy": round(float(np.nanmean(fitted.scores_)), 4),
+        "spent": round(fitted.ledger_.epsilon, 4),
+    }
+
+
+def finished(path: Path) -> set[tuple[str, ...]]:
+    """Return the cells that a file has rows of.
+
+    Args:
+        path: of the CSV file, which need not exist.
+    """
+    if not path.exists():
+        return set()
+    with path.open(newline="") as stream:
+        lines = (line for line in stream if not line.startswith("#"))
+        return {tuple(row[name] for name in KEY) for row in csv.DictReader(lines)}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure what the file does not have yet.
+
+    Args:
+        arguments: of the command line.
+    """
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[20, 21, 22])
+    parser.add_argument("--out", type=Path, default=RESULTS / "signature_methods.csv")
+    given = parser.parse_args(arguments)
+    done = finished(given.out)
+    if not done:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(f"# {machine()}\n{','.join(COLUMNS)}\n")
+    for cell in cells(given.seeds):
+        if tuple(str(cell[name]) for name in KEY) in done:
+            continue
+        row = measured(cell, swapped(cell["seed"]))
+        with given.out.open("a", newline="") as stream:
+            csv.DictWriter(stream, COLUMNS, lineterminator="\n").writerow(row)
+
+
+if __name__ == "__main__":
+    main()
