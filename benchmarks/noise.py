@@ -86,7 +86,17 @@ EIGENVECTORS = Part(
     ("--scenario", "rotation", "--dp-unit", "example", "--clip", "1"),
 )
 EPSILON = Part(
-    ("signature", "cfl", "flhc", "srfca", "ifca", *BASELINES),
+    (
+        "signature",
+        "cfl",
+        "flhc",
+        "flhc:signature=gradient",
+        "srfca",
+        "ifca:k=2",
+        "clove:k=2",
+        "rdpcfl:k=2",
+        *BASELINES,
+    ),
     ("--epsilon", "1", "2", "4", "8", "inf"),
     ("--dp-unit", "example", "--clip", "1"),
 )

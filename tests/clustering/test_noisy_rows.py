@@ -129,6 +129,26 @@ def test_blocks_of_one_cluster_are_one() -> None:
     assert class_blocks(clusters=1).clusters(None, 0) == [0] * M
 
 
+@pytest.mark.parametrize("declared", [1e-6, 1e-3, 1.0])
+@pytest.mark.parametrize("clusters", [1, 3])
+def test_clusters_are_counted_whatever_sampling_adds(clusters: int, declared: float) -> None:
+    # class means scatter by far more, or far less, than was declared
+    draw = np.random.default_rng(1)
+    means = draw.normal(size=(clusters, 10, 12))[TRUTH % clusters]
+    shares = draw.dirichlet(np.full(10, 5.0), size=M)[:, :, None]
+    for spread in (0.3, 0.001):
+        scattered = means + spread * draw.normal(size=means.shape)
+        blocks = np.concatenate([scattered * shares, shares], axis=2)
+        made = NoisyBlocks(blocks, np.zeros(M), np.full(M, declared), 12)
+        assert made.count() == clusters, spread
+
+
+def test_known_noise_counts_where_it_explains_the_distances() -> None:
+    # noise alone makes gaps of any size between few rows
+    for seed in range(5):
+        assert class_blocks(seed, clusters=1, noise=0.05).count() == 1
+
+
 def test_a_class_that_a_client_lacks_does_not_count_without_noise() -> None:
     whole = class_blocks(noise=0.0)
     blocks = whole.blocks.copy()
