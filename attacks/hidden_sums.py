@@ -135,21 +135,21 @@ class TwoSums(Attack):
         Args:
             view: what the adversary observed.
         """
-        own = list(_sums(view, self.field))
-        others = [*own]
+        sums = list(_sums(view, self.field))
+        others = [*sums]
         for client, second in self.second.items():
             for one in _sums(second, self.field):
                 others.append(replace(one, members=_numbers_before(one.members, client)))
-        found: dict[int, Difference] = {}
-        for larger in own:
+        by_client: dict[int, Difference] = {}
+        for larger in sums:
             for smaller in others:
                 gone = larger.members - smaller.members
                 if len(gone) != 1 or not smaller.members < larger.members:
                     continue
                 if smaller.round == larger.round:
                     (client,) = gone
-                    found.setdefault(client, _difference(larger, smaller))
-        return dict(sorted(found.items()))
+                    by_client.setdefault(client, _difference(larger, smaller))
+        return dict(sorted(by_client.items()))
 
 
 class RecoveredPoints(Scorer):
@@ -244,8 +244,8 @@ class HiddenDifferencing(TwoSums):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        found = self.differences(view)
-        return Guess("points", {client: one.values for client, one in found.items()})
+        guesses = self.differences(view)
+        return Guess("points", {client: one.values for client, one in guesses.items()})
 
 
 class HiddenCluster(TwoSums):
@@ -277,13 +277,13 @@ class HiddenCluster(TwoSums):
         public = _public_centres(view)
         assert public is not None
         mean, basis, centres = public
-        found = {}
+        guesses = {}
         for client, difference in self.differences(view).items():
             point = noisy_centres.unit(difference.values[None])
             directions = noisy_centres.directions_from(point, mean)
             coordinates = noisy_centres.projections(directions, basis)
-            found[client] = int(noisy_centres.nearest_centres(coordinates, centres)[0])
-        return Guess("clusters", found)
+            guesses[client] = int(noisy_centres.nearest_centres(coordinates, centres)[0])
+        return Guess("clusters", guesses)
 
 
 class HiddenLabelCounts(TwoSums):
@@ -372,13 +372,13 @@ class HiddenMembership(TwoSums):
         gradients = candidate_gradients(knowledge)
         basis = _leading_rows(gradients, MOST_DIRECTIONS)
         labels = np.asarray(knowledge.samples[1]).astype(np.int64)
-        known = PublicRows(gradients @ basis.T, labels, int(knowledge.config["classes"]))
-        found = {}
+        public = PublicRows(gradients @ basis.T, labels, int(knowledge.config["classes"]))
+        guesses = {}
         for client, difference in self.differences(view).items():
             size = _whole_size(difference)
             mean = -_update(difference, knowledge).numpy() / float(knowledge.config["lr"])
-            found[client] = mean_ratios(basis @ mean, known, size or TYPICAL_SIZE, 0.0)
-        return Guess(OWN_MEMBERSHIP, found, {"candidates": np.asarray(knowledge.samples[0])})
+            guesses[client] = mean_ratios(basis @ mean, public, size or TYPICAL_SIZE, 0.0)
+        return Guess(OWN_MEMBERSHIP, guesses, {"candidates": np.asarray(knowledge.samples[0])})
 
 
 def candidate_gradients(knowledge: Knowledge) -> Array:
@@ -403,8 +403,8 @@ def candidate_gradients(knowledge: Knowledge) -> Array:
 def _leading_rows(rows: Array, count: int) -> Array:
     """Return orthonormal directions (count or fewer, d) in which rows vary most."""
     _, scales, directions = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
-    kept = int((scales > 1e-9 * scales[0]).sum())
-    return np.asarray(directions[: min(kept, count)])
+    rank = int((scales > 1e-9 * scales[0]).sum())
+    return np.asarray(directions[: min(rank, count)])
 
 
 def _sums(view: View, field: str) -> Iterator[ObservedSum]:

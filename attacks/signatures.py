@@ -69,7 +69,7 @@ def observed_signatures(view: View, knowledge: Knowledge) -> dict[int, Observed]
     """
     if "signature_kind" not in knowledge.config:
         return {}
-    found: dict[int, Observed] = {}
+    observed: dict[int, Observed] = {}
     sizes: dict[int, float] = dict(enumerate(knowledge.config.get("signature_sizes", ())))
     for message in view.messages():
         client = message.sender.index
@@ -77,11 +77,11 @@ def observed_signatures(view: View, knowledge: Knowledge) -> dict[int, Observed]
             continue
         signature = _signature_of(message.content)
         if signature is not None:
-            found.setdefault(client, signature)
+            observed.setdefault(client, signature)
         size = getattr(message.content, "size", None)
         if isinstance(size, Rows) and size.values.is_floating_point():
             sizes.setdefault(client, float(size.values[0]))
-    return {client: replace(one, size=sizes.get(client)) for client, one in found.items()}
+    return {client: replace(one, size=sizes.get(client)) for client, one in observed.items()}
 
 
 def _signature_of(content: Any) -> Observed | None:
@@ -172,8 +172,8 @@ class SignatureLabelCounts(Attack):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        found = observed_signatures(view, knowledge)
-        if not found:
+        observed = observed_signatures(view, knowledge)
+        if not observed:
             return NO_SIGNATURES
         if knowledge.config["signature_kind"] == "blocks":
             return None
@@ -219,9 +219,9 @@ class OwnSampleMembership(SampleMembership):
         rows = np.full((len(guess.values), len(keys), 2), np.nan)
         for position, (client, scores) in enumerate(guess.values.items()):
             members = set(_keys(shards[client].x))
-            own = members | set(_keys(shards[client].x_test))
+            clients_samples = members | set(_keys(shards[client].x_test))
             for k, key in enumerate(keys):
-                if key in own:
+                if key in clients_samples:
                     rows[position, k] = scores[k], key in members
         return rows
 
@@ -235,8 +235,8 @@ class OwnSampleMembership(SampleMembership):
         """
         rows = self.units(guess, truth)
         for client_rows in rows:
-            own = ~np.isnan(client_rows[:, 1])
-            client_rows[own, 1] = draw.permutation(client_rows[own, 1])
+            in_training = ~np.isnan(client_rows[:, 1])
+            client_rows[in_training, 1] = draw.permutation(client_rows[in_training, 1])
         return rows
 
     def summary(self, units: Array) -> float:
@@ -279,16 +279,16 @@ class SignatureMembership(Attack):
             knowledge: what it knows besides.
         """
         assert knowledge.samples is not None
-        found = {}
+        guesses = {}
         for client, observed in observed_signatures(view, knowledge).items():
             if observed.shares is not None:
-                found[client] = _blocks_ratios(observed, observed.shares, knowledge)
+                guesses[client] = _blocks_ratios(observed, observed.shares, knowledge)
             else:
-                known = public_rows(knowledge, observed.rows.shape[1])
+                public = public_rows(knowledge, observed.rows.shape[1])
                 size = _size(observed)
                 deviation = _deviation(knowledge, size)
-                found[client] = mean_ratios(observed.rows[0], known, size, deviation)
-        return Guess(OWN_MEMBERSHIP, found, {"candidates": np.asarray(knowledge.samples[0])})
+                guesses[client] = mean_ratios(observed.rows[0], public, size, deviation)
+        return Guess(OWN_MEMBERSHIP, guesses, {"candidates": np.asarray(knowledge.samples[0])})
 
 
 def class_weights(observed: Observed, knowledge: Knowledge) -> Array:
@@ -303,47 +303,47 @@ def class_weights(observed: Observed, knowledge: Knowledge) -> Array:
     """
     if observed.shares is not None and knowledge.samples is None:
         return observed.shares
-    known = public_rows(knowledge, observed.rows.shape[1])
+    public = public_rows(knowledge, observed.rows.shape[1])
     if observed.shares is not None:
-        return np.asarray(observed.shares / known.means()[:, -1])
+        return np.asarray(observed.shares / public.means()[:, -1])
     size = _size(observed)
-    return explained_weights(observed.rows[0], known, size, _deviation(knowledge, size))
+    return explained_weights(observed.rows[0], public, size, _deviation(knowledge, size))
 
 
-def explained_weights(row: Array, known: PublicRows, size: float, deviation: float) -> Array:
+def explained_weights(row: Array, public: PublicRows, size: float, deviation: float) -> Array:
     """Return the weights (C,) with which the means of classes explain a mean, by least squares.
 
     They are not negative. Numbers are weighted by the precision with which they are explained.
 
     Args:
         row: (w,) the mean of a client's rows.
-        known: rows of public samples.
+        public: rows of public samples.
         size: number of the client's samples.
         deviation: of the noise in each number.
     """
     from scipy.optimize import nnls
 
-    precision = precision_of(known.covariance(), size, deviation)
+    precision = precision_of(public.covariance(), size, deviation)
     root = np.linalg.cholesky(precision).T
-    weights, _ = nnls(root @ known.means().T, root @ row)
+    weights, _ = nnls(root @ public.means().T, root @ row)
     return np.asarray(weights)
 
 
-def mean_ratios(row: Array, known: PublicRows, size: float, deviation: float) -> Array:
+def mean_ratios(row: Array, public: PublicRows, size: float, deviation: float) -> Array:
     """Return the log-likelihood ratio of each known row to be in a mean, (n,).
 
     Args:
         row: (w,) the mean of a client's rows, up to a factor.
-        known: rows of the candidates.
+        public: rows of the candidates.
         size: number of the client's samples.
         deviation: of the noise in each number.
     """
-    weights = explained_weights(row, known, size, deviation)
+    weights = explained_weights(row, public, size, deviation)
     scale = _positive(weights.sum())
-    means = known.means()
+    means = public.means()
     residual = (row - weights @ means) / scale
-    precision = precision_of(known.covariance(), size, deviation / scale)
-    return likelihood_ratios(known.rows - means[known.labels], residual, precision, size)
+    precision = precision_of(public.covariance(), size, deviation / scale)
+    return likelihood_ratios(public.rows - means[public.labels], residual, precision, size)
 
 
 def likelihood_ratios(rows: Array, residual: Array, precision: Array, size: float) -> Array:
@@ -395,9 +395,9 @@ def precision_of(covariance: Array, size: float, deviation: float) -> Array:
         size: number of rows.
         deviation: of the noise in each number.
     """
-    total = covariance / size + deviation**2 * np.eye(len(covariance))
-    ridge = RIDGE * np.trace(total) / len(total)
-    return np.asarray(np.linalg.inv(total + ridge * np.eye(len(total))))
+    variance = covariance / size + deviation**2 * np.eye(len(covariance))
+    ridge = RIDGE * np.trace(variance) / len(variance)
+    return np.asarray(np.linalg.inv(variance + ridge * np.eye(len(variance))))
 
 
 def _deviation(knowledge: Knowledge, size: float) -> float:

@@ -250,14 +250,14 @@ class CLoVE(ClusteringProtocol):
         """
         minimum = min(self.k, len(net.clients))
         recipients = sample_clients(net, net.clients, self.participation, t, minimum=minimum)
-        asked = []
+        measuring = []
         if t <= self.loss_rounds:
-            asked = [i for i in recipients if not (state.stable and state.assigned(i))]
-        told = [i for i in recipients if i not in asked and state.assigned(i)]
-        measured = self._measure(net, state, asked, t)
+            measuring = [i for i in recipients if not (state.stable and state.assigned(i))]
+        receiving = [i for i in recipients if i not in measuring and state.assigned(i)]
+        measured = self._measure(net, state, measuring, t)
         received: Sequence[int] = []
-        if told:
-            received = self._send_models(net, state.running, told)
+        if receiving:
+            received = self._send_models(net, state.running, receiving)
         state.training = sorted([*measured, *received])
         if measured and not state.stable:
             shortest = min(state.streaks[i] for i in measured)
@@ -472,9 +472,9 @@ class CLoVE(ClusteringProtocol):
         """Return each client's model, after pending averages of those at some positions."""
         recipients = [client.cohort.ids[k] for k in positions]
         query = state.running.message_for(recipients)
-        used = state.used
+        in_use = state.used
         labels = state.labels
-        choice = [used[labels[i]] for i in client.cohort.ids]
+        choice = [in_use[labels[i]] for i in client.cohort.ids]
         models: Rows = client.taken(query, positions, choice)
         return models
 

@@ -104,11 +104,11 @@ class SubspaceClient(EigenvectorClient):
         """Return eigenvalues (p,) and eigenvectors (p, D) of each class of the client at k."""
         features = self._features(k)
         labels = self.cohort.labels(k)
-        parts = [features[labels == c] for c in range(self._classes)]
+        by_class = [features[labels == c] for c in range(self._classes)]
         noise = self._gram_noise
         if noise is None:
-            return [top(part, self._count) for part in parts]
-        matrices = self._checked(k, noise.matrices(parts, self.cohort.ids[k]))
+            return [top(of_class, self._count) for of_class in by_class]
+        matrices = self._checked(k, noise.matrices(by_class, self.cohort.ids[k]))
         return [noise.spectrum(matrix, self._count) for matrix in matrices]
 
 

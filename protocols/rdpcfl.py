@@ -319,8 +319,8 @@ class RDPCFL(ClusteringProtocol):
         rows = replies.rows.delta.values
         seed = net.randomness.integer("server", "mixture")
         mixture = soft_clusters(rows.cpu().double().numpy(), self.k, seed)
-        found = mixture.shares.shape[1]
-        state.shares[ids, :found] = torch.from_numpy(mixture.shares)
+        components = mixture.shares.shape[1]
+        state.shares[ids, :components] = torch.from_numpy(mixture.shares)
         state.last_soft = int((1 - mixture.overlap) * SWITCH * self.rounds)
         labels = state.shares[ids].argmax(1)
         for i, label in zip(ids, labels.tolist(), strict=True):
@@ -363,8 +363,8 @@ class RDPCFL(ClusteringProtocol):
         cumulative = state.shares.numpy().cumsum(1)
         for i in ids:
             if cumulative[i, -1] > 0:
-                place = uniforms[i] * cumulative[i, -1]
-                state.running.choice[i] = int((cumulative[i] <= place).sum())
+                threshold = uniforms[i] * cumulative[i, -1]
+                state.running.choice[i] = int((cumulative[i] <= threshold).sum())
 
     def _average(self, net: ServerChannel, state: RDPCFLState) -> None:
         """Average the models of this round's clients in their clusters."""

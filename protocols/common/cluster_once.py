@@ -173,27 +173,27 @@ class ClusterOnce(GradientSignatureProtocol):
         return Signatures(all_labels, collected.ids, rows, collected.step)
 
     def collect_signatures(
-        self, net: ServerChannel, to: Sequence[int], known: Signatures | None = None
+        self, net: ServerChannel, to: Sequence[int], run_signatures: Signatures | None = None
     ) -> Collected:
         """Return the signatures of clients, or of newcomers under the mask of the run's.
 
         Args:
             net: client ids and the verbs by which the server calls clients.
             to: the clients' numbers.
-            known: the signatures of the run, for newcomers.
+            run_signatures: the signatures of the run, for newcomers.
 
         Raises:
             UsageError: fewer than two clients of the run sent a signature.
             UpdateError: a newcomer does not reply.
         """
         reference = None
-        if known is not None:
-            reference = Collected(known.ids, known.rows, known.step)
+        if run_signatures is not None:
+            reference = Collected(run_signatures.ids, run_signatures.rows, run_signatures.step)
         if self.by_gradients:
             collected = collect_gradient_signatures(net, to, reference)
         else:
             collected = self._collect_own(net, to, reference)
-        if known is None:
+        if run_signatures is None:
             check_enough(len(collected.ids))
         else:
             check_newcomers(to, collected.ids)

@@ -167,7 +167,7 @@ class GramNoise:
         """
         return self.matrices([features], client)[0]
 
-    def matrices(self, parts: Sequence[torch.Tensor], client: int) -> torch.Tensor:
+    def matrices(self, by_class: Sequence[torch.Tensor], client: int) -> torch.Tensor:
         """Return noisy Gram matrices of disjoint parts of a client's samples, as one release.
 
         A sample is in one part, so all matrices together move no further than a single one does:
@@ -176,22 +176,22 @@ class GramNoise:
         samples, so their norms add up to at most 1.
 
         Args:
-            parts: (n_c, D) features of each part.
+            by_class: (n_c, D) features of each part.
             client: the client's number.
 
         Returns:
             (parts, D, D) float64.
         """
-        total = sum(len(features) for features in parts)
+        samples = sum(len(features) for features in by_class)
         rows = []
-        for features in parts:
+        for features in by_class:
             matrix = gram(features, self.per_client)
             if self.per_client:
-                matrix *= len(features) / max(total, 1)
+                matrix *= len(features) / max(samples, 1)
             rows.append(packed(matrix))
         noisy = self.draws.noised(client, "gram", 0, torch.cat(rows), self.multiplier, 1.0)
-        d = parts[0].shape[1]
-        return torch.stack([unpacked(row, d) for row in noisy.chunk(len(parts))])
+        d = by_class[0].shape[1]
+        return torch.stack([unpacked(row, d) for row in noisy.chunk(len(by_class))])
 
     def spectrum(self, matrix: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the largest eigenvalues of a noisy A, and their eigenvectors.

@@ -45,26 +45,28 @@ class Collected:
 
 
 def collect_gradient_signatures(
-    net: ServerChannel, to: Sequence[int], known: Collected | None = None
+    net: ServerChannel, to: Sequence[int], run_signatures: Collected | None = None
 ) -> Collected:
     """Return the signatures of clients, or of newcomers, with what is known of their noise.
 
     Args:
         net: client ids and the verbs by which the server calls clients.
         to: the clients' numbers.
-        known: the signatures of the run, for newcomers.
+        run_signatures: the signatures of the run, for newcomers.
     """
     if plan_of(net.agreed).blocks:
-        return _collect_blocks(net, to, known)
-    return _collect_sketches(net, to, known)
+        return _collect_blocks(net, to, run_signatures)
+    return _collect_sketches(net, to, run_signatures)
 
 
-def _collect_blocks(net: ServerChannel, to: Sequence[int], known: Collected | None) -> Collected:
+def _collect_blocks(
+    net: ServerChannel, to: Sequence[int], run_signatures: Collected | None
+) -> Collected:
     """Return class blocks, as `BlockSignatures` packs them."""
     plan = plan_of(net.agreed)
     step = None
-    if known is not None:
-        step = known.step
+    if run_signatures is not None:
+        step = run_signatures.step
     method = SignatureSender.send_class_sums
     replies = net.gather(method, Empty(), to=to, step=step, tries=TRIES)
     ids = list(replies.ids)
@@ -77,12 +79,14 @@ def _collect_blocks(net: ServerChannel, to: Sequence[int], known: Collected | No
     return Collected(ids, signatures.packed(), replies.step)
 
 
-def _collect_sketches(net: ServerChannel, to: Sequence[int], known: Collected | None) -> Collected:
+def _collect_sketches(
+    net: ServerChannel, to: Sequence[int], run_signatures: Collected | None
+) -> Collected:
     """Return sketches of one or two releases, as `SketchSignatures` packs them."""
     plan = plan_of(net.agreed)
     step = None
-    if known is not None:
-        step = known.step
+    if run_signatures is not None:
+        step = run_signatures.step
     method = SignatureSender.send_signature
     replies = net.gather(method, Empty(), to=to, step=step, tries=TRIES)
     ids = list(replies.ids)
@@ -92,8 +96,8 @@ def _collect_sketches(net: ServerChannel, to: Sequence[int], known: Collected | 
     second = np.zeros((len(ids), 0))
     if plan.releases > 1:
         reference = first
-        if known is not None:
-            reference = SketchSignatures.unpacked(known.rows).first
+        if run_signatures is not None:
+            reference = SketchSignatures.unpacked(run_signatures.rows).first
         elif len(ids) < 2:
             return Collected(ids, torch.zeros(0), replies.step)
         again = _second_release(net, ids, reference, replies.step)

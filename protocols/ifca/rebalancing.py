@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def rebalanced(choices: Sequence[int], k: int, least: int, draw: np.random.Generator) -> list[int]:
+def rebalanced(
+    choices: Sequence[int], k: int, minimum: int, draw: np.random.Generator
+) -> list[int]:
     """Return the model that each client trains, of which every one has at least B clients.
 
     Random clients of models with more than B are moved to random places of those with fewer. No
@@ -20,22 +22,22 @@ def rebalanced(choices: Sequence[int], k: int, least: int, draw: np.random.Gener
     Args:
         choices: (b,) the model that each client chose.
         k: number of models.
-        least: B; where clients do not suffice for all models, the largest number that they do.
+        minimum: B; where clients do not suffice for all models, the largest number that they do.
         draw: numpy generator.
     """
-    least = min(least, len(choices) // k)
+    minimum = min(minimum, len(choices) // k)
     counts = np.bincount(choices, minlength=k)
     spare: list[int] = []
     missing: list[int] = []
     for model in range(k):
         members = np.flatnonzero(np.asarray(choices) == model)
-        surplus = max(0, int(counts[model]) - least)
+        surplus = max(0, int(counts[model]) - minimum)
         spare += draw.choice(members, surplus, replace=False).tolist()
-        missing += [model] * max(0, least - int(counts[model]))
+        missing += [model] * max(0, minimum - int(counts[model]))
     models = list(choices)
-    moved: list[int] = []
+    reassigned: list[int] = []
     if missing:
-        moved = draw.choice(spare, len(missing), replace=False).tolist()
-    for client, model in zip(moved, missing, strict=True):
+        reassigned = draw.choice(spare, len(missing), replace=False).tolist()
+    for client, model in zip(reassigned, missing, strict=True):
         models[client] = model
     return models

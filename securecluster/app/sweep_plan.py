@@ -287,11 +287,11 @@ def batches(cells: Sequence[Cell], together: int) -> list[list[Cell]]:
     by_variant: dict[str, list[Cell]] = {}
     for cell in cells:
         by_variant.setdefault(cell.variant.label, []).append(cell)
-    found = []
+    batched = []
     for runs in by_variant.values():
         for first in range(0, len(runs), together):
-            found.append(runs[first : first + together])
-    return found
+            batched.append(runs[first : first + together])
+    return batched
 
 
 @lru_cache(maxsize=2)

@@ -205,9 +205,9 @@ class NoisyBlocks:
         excess = np.square(difference).sum(3) - self.width * joint
         precision = 1 / joint
         squared = (precision * excess).sum(2)
-        total = precision.sum(2)
-        distance = squared / total
-        spread = distance + self.width * means.shape[1] / total
+        weights = precision.sum(2)
+        distance = squared / weights
+        spread = distance + self.width * means.shape[1] / weights
         score = squared / math.sqrt(2 * self.width * means.shape[1])
         return BlockDistances(distance, spread, score)
 

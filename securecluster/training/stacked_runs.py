@@ -37,9 +37,9 @@ class _Tables:
     def of(cls, trainers: Sequence[LocalTrainer]) -> _Tables:
         """Return the samples of some runs, copied into one table."""
         samples = [trainer.training_samples for trainer in trainers]
-        x = torch.cat([each.x for each in samples])
-        y = torch.cat([each.y for each in samples])
-        sizes = [len(each.x) for each in samples]
+        x = torch.cat([one.x for one in samples])
+        y = torch.cat([one.y for one in samples])
+        sizes = [len(one.x) for one in samples]
         first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         return cls(list(trainers), x, y, [int(row) for row in first])
 
@@ -135,11 +135,11 @@ def _shape(request: Request) -> Any:
 
 def _batches(group: Sequence[Request]) -> list[list[Request]]:
     """Return a group in parts that fit into the caches of a CPU, or the memory of a GPU."""
-    most = group[0].trainer.models_in_chunk()
+    largest = group[0].trainer.models_in_chunk()
     batches: list[list[Request]] = [[]]
     clients = 0
     for request in group:
-        if batches[-1] and clients + len(request.clients) > most:
+        if batches[-1] and clients + len(request.clients) > largest:
             batches.append([])
             clients = 0
         batches[-1].append(request)

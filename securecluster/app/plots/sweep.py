@@ -309,8 +309,8 @@ def _draw_level_line(panel: Any, rows: Sequence[Row], score: str, look: Look, la
         label: of the legend.
     """
     # with the least noise: what is not released needs none
-    least = min(rows, key=lambda row: float(row["noise"]))
-    mean = least[score]
+    quietest = min(rows, key=lambda row: float(row["noise"]))
+    mean = quietest[score]
     text = f"{label} (ε = 0)"
     panel.axhline(mean, color=look.color, linestyle=look.line, linewidth=look.width, label=text)
 
