@@ -48,11 +48,11 @@ def swapped(seed: int, samples: int = SAMPLES) -> Federation:
     """
     federation = dealt(DATA, seed)
     truth = truth_of(CLUSTERS).tolist()
-    pairs = np.random.default_rng(seed).permutation(CLASSES)
+    pairs = np.random.default_rng(seed).permutation(CLASSES[DATA])
     shards = []
     for cluster, shard in zip(truth, federation.shards, strict=True):
         one, other = pairs[2 * cluster : 2 * cluster + 2]
-        names = np.arange(CLASSES)
+        names = np.arange(CLASSES[DATA])
         names[[one, other]] = other, one
         x, y = shard.x[:samples], names[shard.y[:samples]]
         shards.append(replace(shard, x=x, y=y, y_test=names[shard.y_test]))
