@@ -96,9 +96,9 @@ def check_nodes(make: Make, federation: Federation, **params: Any) -> None:
     in one batch.
     """
     made = make(rounds=3, **params)
-    _, nodes = serve_nodes(made, federation)
+    state, nodes = serve_nodes(made, federation)
     together = made.fit(federation, DOUBLE).client_models_.values
-    apart = torch.cat([node.client.models.values for node in nodes])
+    apart = torch.cat([made.final_models(node.client, state).values for node in nodes])
     torch.testing.assert_close(apart, together, rtol=0, atol=1e-9)
 
 

@@ -99,8 +99,12 @@ def test_labels_are_numbered_from_zero(run: conformance.Example) -> None:
     assert set(labels) == set(range(max(labels) + 1))
 
 
+# R-DPCFL standardises each coordinate, so that a rotation leads to other clusters
+KEEPING = [pair for pair in HIDDEN if pair not in {(RDPCFL, "rotation"), (RDPCFL, "haar")}]
+
+
 @pytest.mark.few(3)
-@pytest.mark.parametrize(("protocol", "mask"), cases.covering(HIDDEN))
+@pytest.mark.parametrize(("protocol", "mask"), cases.covering(KEEPING))
 def test_one_masked_round_equals_a_plain_one(
     protocol: Protocol, mask: str, small: Federation
 ) -> None:
