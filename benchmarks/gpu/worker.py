@@ -127,6 +127,20 @@ def _driver() -> str:
     return first_line.strip()
 
 
+def every_piece() -> list[Piece]:
+    """Return all checks and timings, in the order in which they are done."""
+    from securecluster.benchmarks.gpu.checks import every_check
+    from securecluster.benchmarks.gpu.sweeps import sweep_checks, sweep_timings
+    from securecluster.benchmarks.gpu.timings import every_timing
+
+    return [
+        *every_check(),
+        *sweep_checks(),
+        *sweep_timings(),
+        *every_timing(),
+    ]
+
+
 def main() -> None:
     """Do the task on standard input: a device's name, seconds, and the pieces that are done."""
     task = json.loads(sys.stdin.readline())
@@ -145,16 +159,7 @@ def main() -> None:
     except UsageError as error:
         tell({"event": "usage", "message": str(error)})
         return
-    from securecluster.benchmarks.gpu.checks import every_check
-    from securecluster.benchmarks.gpu.sweeps import sweep_checks, sweep_timings
-    from securecluster.benchmarks.gpu.timings import every_timing
-
-    pieces: list[Piece] = [
-        *every_check(),
-        *sweep_checks(),
-        *sweep_timings(),
-        *every_timing(),
-    ]
+    pieces = every_piece()
     names = [[piece.name, piece.category] for piece in pieces]
     notes = []
     if task["device"] == "auto" and device.type == "cpu":

@@ -29,7 +29,8 @@ class Ordered(LocalTrainer):
 
     work: Work
 
-    def _batches(self, client: int, plan: LocalTraining, step: int) -> Iterator[NDArray[np.int64]]:
+    def batches(self, client: int, plan: LocalTraining, step: int) -> Iterator[NDArray[np.int64]]:
+        """Yield the rows of a client's mini-batches in the exported order."""
         # calls are numbered from 1
         exported = self.work.order[step - 1, self.ids[client]]
         order = exported + self._offsets[client]

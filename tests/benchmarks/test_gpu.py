@@ -231,7 +231,7 @@ def test_mistakes_are_one_sentence_and_leave_no_folder(
 def test_the_worker_tells_of_every_piece_once_and_does_what_it_has_time_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    every = [piece.name for piece in (*checks.every_check(), *timings.every_timing())]
+    every = [piece.name for piece in worker.every_piece()]
     task = {"device": "cpu", "seconds": 2, "done": every[:1]}
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(task)))
     stdout = sys.stdout
@@ -263,7 +263,7 @@ def test_the_command_ends_in_time_and_leaves_whole_files(tmp_path: Path) -> None
     passed, left = rows(tmp_path / "out" / "checks.csv"), rows(tmp_path / "out" / "skipped.csv")
     assert all(row["result"] == "passed" and row["why"] and row["bound"] for row in passed)
     names = {row["check"] for row in passed} | {row["piece"] for row in left}
-    assert names == {piece.name for piece in (*checks.every_check(), *timings.every_timing())}
+    assert names == {piece.name for piece in worker.every_piece()}
     assert all(row["reason"] for row in left)
     assert "device: cpu" in (tmp_path / "out" / "summary.md").read_text()
 

@@ -536,7 +536,8 @@ def test_a_lost_reply_ends_as_a_lost_request_does(
 ) -> None:
     """Training alone is another matter (below).
 
-    It is done, whether the server hears of it or not.
+    It is done, whether the server hears of it or not; so is MR-MTL's training of a client's own
+    model in its last round.
     """
     found = {}
     for what in ("request", "reply", "late"):
@@ -547,7 +548,8 @@ def test_a_lost_reply_ends_as_a_lost_request_does(
             assert found[what].peers_agree()
     for what in ("reply", "late"):
         assert found[what].state == found["request"].state, what
-        assert found[what].same_models(found["request"]), what
+        if not name.startswith("mrmtl"):
+            assert found[what].same_models(found["request"]), what
         assert found[what].ledger == found["request"].ledger, what
 
 

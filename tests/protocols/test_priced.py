@@ -20,11 +20,13 @@ from securecluster.messaging import wire
 from securecluster.messaging.messages import Rows
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.auditing import Audit, lower_bound
+from securecluster.privacy.dp.exponential_mechanism import choice
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import (
     CFL,
     Settings,
+    rdpcfl,
 )
 from securecluster.runtime.endpoint import message_types
 from securecluster.runtime.transport import Framed
@@ -68,7 +70,7 @@ def method(name: str, **params: Any) -> Any:
 class Spy:
     """What clients did, whatever they say of it."""
 
-    # (client, purpose, call) of noise on what leaves
+    # (client, purpose, call) of noise on what leaves, and of choices in private
     drawn: set[tuple[int, str, int]] = field(default_factory=set)
     # (client, noise multiplier, sampling rate, steps)
     trained: Counter[Any] = field(default_factory=Counter)
@@ -88,6 +90,12 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
         seen.drawn.add((client, purpose, step))
         return noised(self, client, purpose, step, *rest, **more)
 
+    def spied_choice(
+        scores: Any, eta: float, draws: NoiseStreams, client: int, purpose: str, step: int
+    ) -> int:
+        seen.drawn.add((client, purpose, step))
+        return choice(scores, eta, draws, client, purpose, step)
+
     def spied_train(
         self: LocalTrainer,
         start: Rows,
@@ -105,6 +113,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
         return train(self, start, who, plan, *rest, **more)
 
     monkeypatch.setattr(NoiseStreams, "noised", spied_noise)
+    monkeypatch.setattr(rdpcfl, "choice", spied_choice)
     monkeypatch.setattr(LocalTrainer, "train", spied_train)
     return seen
 
