@@ -14,7 +14,8 @@ models are released.
 
 Every method has the same grid: four learning rates by two values of one option of its own. The
 setting of the largest mean accuracy over both shifts is taken, at ε = 1 for 1 and 2, and at ε = 4
-for 4 and 8; `field_settings.csv` has them. PACFL has those of one-shot clustering. The clip norm is
+for 4 and 8; `field_settings.csv` has them. Methods that cluster are compared with the settings of
+their largest ARI, too. PACFL has those of one-shot clustering. The clip norm is
 1, and each step takes all examples.
 
 The second comparison is R-DPCFL's own setting but for its size: turned images, batches of 32,
@@ -69,9 +70,13 @@ SAMPLES = 300
 STEPS = 20  # of DP-SGD that are released
 ALONE_RATE = 0.5  # learning rate of training alone without noise
 CLIP = 1.0
+Settings = dict[tuple[str, float], tuple[float, int]]  # learning rate and option, by method and ε
 DELTA = 1e-5
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
-TUNED_AT = {1.0: 1.0, 2.0: 1.0, 4.0: 4.0, 8.0: 4.0}
+ARI_EPSILONS = (0.5, *EPSILONS)
+BY_FIELD = "field"  # settings of the largest accuracy
+BY_ARI = "ari"  # settings of the largest ARI, of methods that cluster
+TUNED_AT = {0.5: 1.0, 1.0: 1.0, 2.0: 1.0, 4.0: 4.0, 8.0: 4.0}
 TUNING_SEEDS = (100, 101)
 RATES = (0.5, 1.0, 2.0, 4.0)
 SHIFTS: dict[str, Any] = {
@@ -169,7 +174,7 @@ def tuning_cells() -> list[Cell]:
 
 
 def cells(seeds: int) -> list[Cell]:
-    """Return seed by method by shift by ε, and R-DPCFL's setting.
+    """Return seed by method by shift by ε, with settings for accuracy and for ARI, and R-DPCFL's.
 
     Args:
         seeds: how many.
@@ -179,7 +184,19 @@ def cells(seeds: int) -> list[Cell]:
         for method, shift, epsilon in product(METHODS, SHIFTS, EPSILONS):
             grid.append(
                 {
-                    "setting": "field",
+                    "setting": BY_FIELD,
+                    "method": method,
+                    "shift": shift,
+                    "target": epsilon,
+                    "seed": seed,
+                }
+            )
+    clusterers = [method for method in METHODS if method not in ONE_CLUSTER]
+    for seed in range(seeds):
+        for method, shift, epsilon in product(clusterers, SHIFTS, ARI_EPSILONS):
+            grid.append(
+                {
+                    "setting": BY_ARI,
                     "method": method,
                     "shift": shift,
                     "target": epsilon,
@@ -372,7 +389,7 @@ def setting_of(cell: Cell) -> tuple[str, float]:
     """Return the method and the ε whose setting a cell of the comparison takes.
 
     Args:
-        cell: one of `cells`, of the setting "field".
+        cell: one of `cells`, of the setting "field" or "ari".
     """
     method = str(cell["method"])
     return TUNED_AS.get(method, method), TUNED_AT[cell["target"]]
@@ -389,18 +406,19 @@ def tuning_outcome(cell: Cell) -> dict[str, Any]:
     return outcome(federation, cell["method"], options)
 
 
-def measure(cell: Cell, settings: Mapping[tuple[str, float], tuple[float, int]]) -> dict[str, Any]:
+def measure(cell: Cell, settings: Mapping[str, Settings]) -> dict[str, Any]:
     """Run one cell of the comparison.
 
     Args:
         cell: one of `cells`.
-        settings: learning rate and option by method and ε, as `chosen` returns them.
+        settings: learning rate and option by method and ε, as `chosen` returns them, for each
+            setting.
     """
     method = cell["method"]
     if cell["setting"] == "rdpcfl":
         federation = clients_of("rotation", OWN_SAMPLES, cell["seed"])
         return outcome(federation, method, own_setting(method, cell["target"]))
-    rate, own = settings[setting_of(cell)]
+    rate, own = settings[cell["setting"]][setting_of(cell)]
     federation = clients_of(cell["shift"], SAMPLES, cell["seed"])
     return outcome(federation, method, options_of(method, cell["target"], rate, own))
 
@@ -416,21 +434,22 @@ def stored_rows(path: Path) -> list[Row]:
         return list(csv.DictReader(lines))
 
 
-def chosen(rows: Sequence[Row]) -> dict[tuple[str, float], tuple[float, int]]:
+def chosen(rows: Sequence[Row], column: str = "accuracy") -> Settings:
     """Return the learning rate and option of the largest mean accuracy, by method and ε.
 
     Args:
         rows: of the tuning sheet; settings that were not run on all seeds and shifts do not count.
+        column: "accuracy" or "ari".
     """
-    accuracies: dict[tuple[str, float, float, int], list[float]] = {}
+    scores: dict[tuple[str, float, float, int], list[float]] = {}
     for row in rows:
         if row["status"] != "done":
             continue
         key = (row["method"], float(row["target"]), float(row["lr"]), int(row["own"]))
-        accuracies.setdefault(key, []).append(float(row["accuracy"]))
-    best: dict[tuple[str, float], tuple[float, int]] = {}
+        scores.setdefault(key, []).append(float(row[column]))
+    best: Settings = {}
     largest: dict[tuple[str, float], float] = {}
-    for (method, epsilon, rate, own), values in accuracies.items():
+    for (method, epsilon, rate, own), values in scores.items():
         if len(values) < len(SHIFTS) * len(TUNING_SEEDS):
             continue
         mean = float(np.mean(values))
@@ -440,7 +459,7 @@ def chosen(rows: Sequence[Row]) -> dict[tuple[str, float], tuple[float, int]]:
     return best
 
 
-def write_settings(settings: Mapping[tuple[str, float], tuple[float, int]]) -> Path:
+def write_settings(settings: Settings) -> Path:
     """Write the chosen settings to a table.
 
     Args:
@@ -464,22 +483,39 @@ def write_needed(rows: Sequence[Row]) -> Path:
     for method, shift in product(METHODS, SHIFTS):
         if method in ONE_CLUSTER:
             continue
-        needed = f"above {max(EPSILONS):g}"
-        # from the largest down, until the first level that does not suffice
-        for epsilon in sorted(EPSILONS, reverse=True):
-            values = _values(rows, method, shift, epsilon, "ari")
-            if not values or np.mean(values) < ENOUGH:
-                break
-            needed = f"{epsilon:g}"
-        table.append({"method": method, "shift": shift, "needed": needed})
+        row = {"method": method, "shift": shift}
+        row["needed"] = _needed(rows, BY_FIELD, method, shift, EPSILONS)
+        row["needed_by_ari"] = _needed(rows, BY_ARI, method, shift, ARI_EPSILONS)
+        table.append(row)
     return write("field_needed", table)
 
 
-def _values(rows: Sequence[Row], method: str, shift: str, epsilon: float, name: str) -> list[float]:
+def _needed(
+    rows: Sequence[Row], setting: str, method: str, shift: str, epsilons: Sequence[float]
+) -> str:
+    """Return the smallest ε from which on a method's mean ARI is `ENOUGH` or more, as text."""
+    needed = f"above {max(epsilons):g}"
+    # from the largest down, until the first level that does not suffice
+    for epsilon in sorted(epsilons, reverse=True):
+        values = _values(rows, method, shift, epsilon, "ari", setting)
+        if not values or np.mean(values) < ENOUGH:
+            break
+        needed = f"{epsilon:g}"
+    return needed
+
+
+def _values(
+    rows: Sequence[Row],
+    method: str,
+    shift: str,
+    epsilon: float,
+    name: str,
+    setting: str = BY_FIELD,
+) -> list[float]:
     """Return a column of the comparison for one method, shift and ε."""
     values = []
     for row in rows:
-        of_field = row["setting"] == "field" and row["status"] == "done"
+        of_field = row["setting"] == setting and row["status"] == "done"
         key = (row["method"], row["shift"], float(row["target"]))
         if of_field and key == (method, shift, epsilon):
             values.append(float(row[name]))
@@ -555,11 +591,12 @@ def main(argv: Sequence[str] | None = None) -> Path:
         asked = [cell for cell in tuning_cells() if cell["method"] in given.methods]
         tuning.fill(asked, tuning_outcome, given.minutes)
         return write_settings(chosen(stored_rows(tuning.path)))
-    settings = chosen(stored_rows(tuning.path))
+    tuned_rows = stored_rows(tuning.path)
+    settings = {BY_FIELD: chosen(tuned_rows), BY_ARI: chosen(tuned_rows, "ari")}
     ready = []
     for cell in cells(given.seeds):
         own = cell["setting"] == "rdpcfl"
-        tuned = own or setting_of(cell) in settings
+        tuned = own or setting_of(cell) in settings[cell["setting"]]
         if tuned and cell["method"] in given.methods:
             ready.append(cell)
     sheet = Sheet("field")
