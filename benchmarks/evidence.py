@@ -21,7 +21,8 @@ NAME=A|B selects either, NAME!=A the others. A table has a line for each combina
 that `rows` names, in the order of the file. A column is a statistic of the runs on that line: mean,
 min, max, median or sum of a column's numbers, `share` or `count` of its "True", `runs` for the
 number of runs, `first` for a text. `/1e6` divides, `:.3f` formats, and `as TEXT` is the heading.
-`by` makes one set of columns for each value of another column. Every cell has one number.
+`by` makes one set of columns for each value of another column, in ascending order if they are
+numbers. Every cell has one number.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ class Table:
         groups = _grouped(runs, self.rows, self.source)
         values = [""]
         if self.by:
-            values = [value for (value,) in _grouped(runs, (self.by,), self.source)]
+            values = _ascending([value for (value,) in _grouped(runs, (self.by,), self.source)])
         headings = list(self.rows)
         for value in values:
             headings += self._headings(value)
@@ -299,6 +300,14 @@ def _conditions(text: str) -> Iterator[Condition]:
         included = not name.endswith("!")
         column = name.rstrip("! ")
         yield column, included, frozenset(values.split("|"))
+
+
+def _ascending(values: list[str]) -> list[str]:
+    """Return texts in the order of their numbers, or as they are if one of them is no number."""
+    try:
+        return sorted(values, key=float)
+    except ValueError:
+        return values
 
 
 def _grouped(

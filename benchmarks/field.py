@@ -1,7 +1,7 @@
 """Compare private clustering with the field at equal ε of whole runs: ARI, accuracy, bytes.
 
 python -m securecluster.benchmarks.field --tune [--minutes 15]      settings, on seeds 100 and 101
-python -m securecluster.benchmarks.field [--seeds 3] [--minutes 10] the comparison, on seeds 0 to 2
+python -m securecluster.benchmarks.field [--seeds 5] [--minutes 10] the comparison, on seeds 0 to 4
     [--methods signature ifca ...] some methods only
 
 21 clients with 300 MNIST images each, in four clusters of 3, 6, 6 and 6 clients whose labels are
@@ -13,9 +13,10 @@ noise, which is the same for all methods. Local training is MR-MTL without regul
 models are released.
 
 Every method has the same grid: four learning rates by two values of one option of its own. The
-setting of the largest mean accuracy over both shifts is taken, at ε = 1 for 1 and 2, and at ε = 4
-for 4 and 8; `field_settings.csv` has them. PACFL has those of one-shot clustering. The clip norm is
-1, and each step takes all examples.
+setting of the largest mean accuracy over both shifts is taken, at ε = 1 for levels up to 2, and at
+ε = 4 for larger ones; `field_settings.csv` has them. Methods that cluster are compared with the
+settings of their largest ARI, too, at more levels. PACFL has those of one-shot clustering. The clip
+norm is 1, and each step takes all examples.
 
 The second comparison is R-DPCFL's own setting but for its size: turned images, batches of 32,
 δ = 1e-4, 1000 images a client and 10 rounds in place of about 6,400 and 200, since clients of 6,400
@@ -69,9 +70,14 @@ SAMPLES = 300
 STEPS = 20  # of DP-SGD that are released
 ALONE_RATE = 0.5  # learning rate of training alone without noise
 CLIP = 1.0
+Settings = dict[tuple[str, float], tuple[float, int]]  # learning rate and option, by method and ε
 DELTA = 1e-5
-EPSILONS = (1.0, 2.0, 4.0, 8.0)
-TUNED_AT = {1.0: 1.0, 2.0: 1.0, 4.0: 4.0, 8.0: 4.0}
+EPSILONS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
+ARI_EPSILONS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.7, 8.0)
+BY_FIELD = "field"  # settings of the largest accuracy
+BY_ARI = "ari"  # settings of the largest ARI, of methods that cluster
+# settings are tuned at one ε for all levels up to 2, and at another above
+LOW_TUNED, LOW_UNTIL, HIGH_TUNED = 1.0, 2.0, 4.0
 TUNING_SEEDS = (100, 101)
 RATES = (0.5, 1.0, 2.0, 4.0)
 SHIFTS: dict[str, Any] = {
@@ -151,7 +157,7 @@ ONE_CLUSTER = ("mrmtl", "fedavg", "finetune", "local")
 def tuning_cells() -> list[Cell]:
     """Return method by ε by learning rate by option by shift by seed."""
     grid: list[Cell] = []
-    levels = sorted(set(TUNED_AT.values()))
+    levels = (LOW_TUNED, HIGH_TUNED)
     tuned = [method for method in METHODS if method not in TUNED_AS]
     settings = product(tuned, levels, RATES, range(2), SHIFTS, TUNING_SEEDS)
     for method, epsilon, rate, own, shift, seed in settings:
@@ -169,7 +175,7 @@ def tuning_cells() -> list[Cell]:
 
 
 def cells(seeds: int) -> list[Cell]:
-    """Return seed by method by shift by ε, and R-DPCFL's setting.
+    """Return seed by method by shift by ε, with settings for accuracy and for ARI, and R-DPCFL's.
 
     Args:
         seeds: how many.
@@ -179,7 +185,19 @@ def cells(seeds: int) -> list[Cell]:
         for method, shift, epsilon in product(METHODS, SHIFTS, EPSILONS):
             grid.append(
                 {
-                    "setting": "field",
+                    "setting": BY_FIELD,
+                    "method": method,
+                    "shift": shift,
+                    "target": epsilon,
+                    "seed": seed,
+                }
+            )
+    clusterers = [method for method in METHODS if method not in ONE_CLUSTER]
+    for seed in range(seeds):
+        for method, shift, epsilon in product(clusterers, SHIFTS, ARI_EPSILONS):
+            grid.append(
+                {
+                    "setting": BY_ARI,
                     "method": method,
                     "shift": shift,
                     "target": epsilon,
@@ -372,10 +390,11 @@ def setting_of(cell: Cell) -> tuple[str, float]:
     """Return the method and the ε whose setting a cell of the comparison takes.
 
     Args:
-        cell: one of `cells`, of the setting "field".
+        cell: one of `cells`, of the setting "field" or "ari".
     """
     method = str(cell["method"])
-    return TUNED_AS.get(method, method), TUNED_AT[cell["target"]]
+    tuned_at = LOW_TUNED if cell["target"] <= LOW_UNTIL else HIGH_TUNED
+    return TUNED_AS.get(method, method), tuned_at
 
 
 def tuning_outcome(cell: Cell) -> dict[str, Any]:
@@ -389,18 +408,19 @@ def tuning_outcome(cell: Cell) -> dict[str, Any]:
     return outcome(federation, cell["method"], options)
 
 
-def measure(cell: Cell, settings: Mapping[tuple[str, float], tuple[float, int]]) -> dict[str, Any]:
+def measure(cell: Cell, settings: Mapping[str, Settings]) -> dict[str, Any]:
     """Run one cell of the comparison.
 
     Args:
         cell: one of `cells`.
-        settings: learning rate and option by method and ε, as `chosen` returns them.
+        settings: learning rate and option by method and ε, as `chosen` returns them, for each
+            setting.
     """
     method = cell["method"]
     if cell["setting"] == "rdpcfl":
         federation = clients_of("rotation", OWN_SAMPLES, cell["seed"])
         return outcome(federation, method, own_setting(method, cell["target"]))
-    rate, own = settings[setting_of(cell)]
+    rate, own = settings[cell["setting"]][setting_of(cell)]
     federation = clients_of(cell["shift"], SAMPLES, cell["seed"])
     return outcome(federation, method, options_of(method, cell["target"], rate, own))
 
@@ -416,21 +436,22 @@ def stored_rows(path: Path) -> list[Row]:
         return list(csv.DictReader(lines))
 
 
-def chosen(rows: Sequence[Row]) -> dict[tuple[str, float], tuple[float, int]]:
+def chosen(rows: Sequence[Row], column: str = "accuracy") -> Settings:
     """Return the learning rate and option of the largest mean accuracy, by method and ε.
 
     Args:
         rows: of the tuning sheet; settings that were not run on all seeds and shifts do not count.
+        column: "accuracy" or "ari".
     """
-    accuracies: dict[tuple[str, float, float, int], list[float]] = {}
+    scores: dict[tuple[str, float, float, int], list[float]] = {}
     for row in rows:
         if row["status"] != "done":
             continue
         key = (row["method"], float(row["target"]), float(row["lr"]), int(row["own"]))
-        accuracies.setdefault(key, []).append(float(row["accuracy"]))
-    best: dict[tuple[str, float], tuple[float, int]] = {}
+        scores.setdefault(key, []).append(float(row[column]))
+    best: Settings = {}
     largest: dict[tuple[str, float], float] = {}
-    for (method, epsilon, rate, own), values in accuracies.items():
+    for (method, epsilon, rate, own), values in scores.items():
         if len(values) < len(SHIFTS) * len(TUNING_SEEDS):
             continue
         mean = float(np.mean(values))
@@ -440,17 +461,21 @@ def chosen(rows: Sequence[Row]) -> dict[tuple[str, float], tuple[float, int]]:
     return best
 
 
-def write_settings(settings: Mapping[tuple[str, float], tuple[float, int]]) -> Path:
+def write_settings(settings: Mapping[str, Settings]) -> Path:
     """Write the chosen settings to a table.
 
     Args:
-        settings: as `chosen` returns them.
+        settings: those of the largest accuracy and of the largest ARI, as `chosen` returns them.
     """
     rows = []
-    for (method, epsilon), (rate, own) in settings.items():
-        values = METHODS[method].own[own]
-        text = ", ".join(f"{name} {value:g}" for name, value in values.items())
-        rows.append({"method": method, "target": epsilon, "lr": rate, "own": text})
+    for by, chosen_settings in settings.items():
+        for (method, epsilon), (rate, own) in chosen_settings.items():
+            if by == BY_ARI and method in ONE_CLUSTER:
+                continue
+            values = METHODS[method].own[own]
+            text = ", ".join(f"{name} {value:g}" for name, value in values.items())
+            row = {"setting": by, "method": method, "target": epsilon, "lr": rate, "own": text}
+            rows.append(row)
     return write("field_settings", rows)
 
 
@@ -464,22 +489,39 @@ def write_needed(rows: Sequence[Row]) -> Path:
     for method, shift in product(METHODS, SHIFTS):
         if method in ONE_CLUSTER:
             continue
-        needed = f"above {max(EPSILONS):g}"
-        # from the largest down, until the first level that does not suffice
-        for epsilon in sorted(EPSILONS, reverse=True):
-            values = _values(rows, method, shift, epsilon, "ari")
-            if not values or np.mean(values) < ENOUGH:
-                break
-            needed = f"{epsilon:g}"
-        table.append({"method": method, "shift": shift, "needed": needed})
+        row = {"method": method, "shift": shift}
+        row["needed"] = _needed(rows, BY_FIELD, method, shift, EPSILONS)
+        row["needed_by_ari"] = _needed(rows, BY_ARI, method, shift, ARI_EPSILONS)
+        table.append(row)
     return write("field_needed", table)
 
 
-def _values(rows: Sequence[Row], method: str, shift: str, epsilon: float, name: str) -> list[float]:
+def _needed(
+    rows: Sequence[Row], setting: str, method: str, shift: str, epsilons: Sequence[float]
+) -> str:
+    """Return the smallest ε from which on a method's mean ARI is `ENOUGH` or more, as text."""
+    needed = f"above {max(epsilons):g}"
+    # from the largest down, until the first level that does not suffice
+    for epsilon in sorted(epsilons, reverse=True):
+        values = _values(rows, method, shift, epsilon, "ari", setting)
+        if not values or np.mean(values) < ENOUGH:
+            break
+        needed = f"{epsilon:g}"
+    return needed
+
+
+def _values(
+    rows: Sequence[Row],
+    method: str,
+    shift: str,
+    epsilon: float,
+    name: str,
+    setting: str = BY_FIELD,
+) -> list[float]:
     """Return a column of the comparison for one method, shift and ε."""
     values = []
     for row in rows:
-        of_field = row["setting"] == "field" and row["status"] == "done"
+        of_field = row["setting"] == setting and row["status"] == "done"
         key = (row["method"], row["shift"], float(row["target"]))
         if of_field and key == (method, shift, epsilon):
             values.append(float(row[name]))
@@ -487,7 +529,7 @@ def _values(rows: Sequence[Row], method: str, shift: str, epsilon: float, name: 
 
 
 def draw(sheet: Sheet, rows: Sequence[Row]) -> Path:
-    """Draw ARI (above) and accuracy (below) over ε, for each shift.
+    """Draw ARI (above) and accuracy (below) over ε, for each shift, each with settings for it.
 
     Args:
         sheet: the table, which saves the figure.
@@ -514,39 +556,54 @@ def _draw_panel(ax: Any, rows: Sequence[Row], shift: str, name: str) -> None:
         shift: a name of `SHIFTS`.
         name: "ari" or "accuracy".
     """
+    setting, epsilons = BY_FIELD, EPSILONS
+    if name == "ari":
+        setting, epsilons = BY_ARI, ARI_EPSILONS
     for number, method in enumerate(METHODS):
         if name == "ari" and method in ONE_CLUSTER:
             continue
         levels, means, lows, highs = [], [], [], []
-        for epsilon in EPSILONS:
-            values = _values(rows, method, shift, epsilon, name)
+        for epsilon in epsilons:
+            values = _values(rows, method, shift, epsilon, name, setting)
             if values:
                 levels.append(epsilon)
                 means.append(float(np.mean(values)))
                 lows.append(min(values))
                 highs.append(max(values))
-        style = "--"
-        width = 1.2
-        if method not in ONE_CLUSTER:
-            style = "-"
-        if method == "signature":
-            width = 2.6
-        line = {"color": f"C{number}", "marker": "osv^D*PhxX"[number], "ls": style, "lw": width}
-        ax.plot(levels, means, label=method, **line)
+        ax.plot(levels, means, label=method, **_line(number, method))
         ax.fill_between(levels, lows, highs, color=f"C{number}", alpha=0.1)
     ax.set_xscale("log")
-    ax.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+    ticks = (ARI_EPSILONS[0], *EPSILONS)
+    ax.set_xticks(ticks, [f"{epsilon:g}" for epsilon in ticks])
     ax.minorticks_off()
     ax.set_ylim(0, 1.02)
     if name == "ari":
         ax.set_ylim(-0.1, 1.05)
-    ax.set_ylabel({"ari": "ARI", "accuracy": "accuracy"}[name])
+    labels = {"ari": "ARI (settings for ARI)", "accuracy": "accuracy (settings for it)"}
+    ax.set_ylabel(labels[name])
     ax.grid(alpha=0.3)
+
+
+def _line(number: int, method: str) -> dict[str, Any]:
+    """Return how a method's line looks: dashed without clusters, and that of signatures bold.
+
+    Args:
+        number: of the method.
+        method: its name.
+    """
+    style = "--"
+    width = 1.2
+    if method not in ONE_CLUSTER:
+        style = "-"
+    if method == "signature":
+        width = 2.6
+    marker = "osv^D*PhxX"[number]
+    return {"color": f"C{number}", "marker": marker, "ls": style, "lw": width}
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, print, and draw."""
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, seeds=5)
     parser.add_argument("--tune", action="store_true", help="choose settings on seeds 100 and 101")
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
     given = read_options(parser, argv)
@@ -554,12 +611,14 @@ def main(argv: Sequence[str] | None = None) -> Path:
     if given.tune:
         asked = [cell for cell in tuning_cells() if cell["method"] in given.methods]
         tuning.fill(asked, tuning_outcome, given.minutes)
-        return write_settings(chosen(stored_rows(tuning.path)))
-    settings = chosen(stored_rows(tuning.path))
+    tuned_rows = stored_rows(tuning.path)
+    settings = {BY_FIELD: chosen(tuned_rows), BY_ARI: chosen(tuned_rows, "ari")}
+    if given.tune:
+        return write_settings(settings)
     ready = []
     for cell in cells(given.seeds):
         own = cell["setting"] == "rdpcfl"
-        tuned = own or setting_of(cell) in settings
+        tuned = own or setting_of(cell) in settings[cell["setting"]]
         if tuned and cell["method"] in given.methods:
             ready.append(cell)
     sheet = Sheet("field")

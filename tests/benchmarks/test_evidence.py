@@ -97,6 +97,13 @@ def test_a_column_for_each_value_of_another(folder: Path) -> None:
     ]
 
 
+def test_columns_by_numbers_are_in_ascending_order(tmp_path: Path) -> None:
+    runs = "method,target,ari\ncfl,2.0,0.5\ncfl,10,1.0\ncfl,0.7,0.0\n"
+    (tmp_path / "runs.csv").write_text(runs)
+    text = page(source="runs.csv", rows="method", by="target", columns="mean ari:.1f")
+    assert table(filled(text, tmp_path))[0] == ["method", "0.7", "2.0", "10"]
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
