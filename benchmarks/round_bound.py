@@ -3,8 +3,8 @@
 python -m securecluster.benchmarks.round_bound [--model mlp|cnn] [--clients 100] [--repeats 9]
 
 One thread, and 10 steps of 10 samples for every client. Of `mlp`, 784-200-10, the first layer; of
-`cnn`, the network of Briggs et al. (2020), both convolutions and the wide dense layer, which have
-all but 0.4 % of its operations. Seconds are of the processor, the least of the repeats. Bytes
+`cnn`, the network of Briggs et al. (2020), both convolutions with pooling and ReLU, and the wide
+dense layer. Seconds are of the processor, the least of the repeats. Bytes
 follow from the shapes: a product reads its two factors and writes its result, and one in place
 reads that as well.
 """
@@ -153,10 +153,22 @@ def _convolution_parts(name: str, channels: int, filters: int, side: int) -> dic
                 gradient, x, kernel, None, [1, 1], [2, 2], [1, 1], False, [0, 0], 1, wanted
             )
 
+    window = [2, 2], [2, 2], [0, 0], [1, 1], False  # of 2 × 2 pooling
+
+    def pool() -> None:
+        for _ in calls:
+            pooled, positions = torch.ops.aten.max_pool2d_with_indices(gradient, *window)
+            pooled.relu_()
+            masked = torch.ops.aten.threshold_backward(pooled, pooled, 0)
+            torch.ops.aten.max_pool2d_with_indices_backward(masked, gradient, *window, positions)
+
     gradients = 2 * numbers if name != "first" else numbers
+    outputs = places * filters
     return {
         f"{name} convolution, outputs": (forward, numbers),
         f"{name} convolution, gradients": (backward, gradients),
+        # reads, and writes a gradient; what is pooled is a quarter, and moved six times
+        f"{name} pooling and ReLU": (pool, 2 * outputs + 6 * outputs // 4),
     }
 
 
