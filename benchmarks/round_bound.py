@@ -1,10 +1,12 @@
-"""Measure what bounds a round of the MLP: its matrix products, and bytes beside a memory copy.
+"""Measure what bounds a round: its products and convolutions, and bytes beside a memory copy.
 
-python -m securecluster.benchmarks.round_bound [--clients 100] [--repeats 9]
+python -m securecluster.benchmarks.round_bound [--model mlp|cnn] [--clients 100] [--repeats 9]
 
-One thread, the first layer of 784-200-10, and 10 steps of 10 samples for every client. Seconds are
-of the processor, the least of the repeats. Bytes follow from the shapes: a product reads its two
-factors and writes its result, and one in place reads that as well.
+One thread, and 10 steps of 10 samples for every client. Of `mlp`, 784-200-10, the first layer; of
+`cnn`, the network of Briggs et al. (2020), both convolutions with pooling and ReLU, and the wide
+dense layer. Seconds are of the processor, the least of the repeats. Bytes
+follow from the shapes: a product reads its two factors and writes its result, and one in place
+reads that as well.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ OUTPUTS = 200
 BATCH = 10
 STEPS = 10
 ROWS = STEPS * BATCH  # of a client's samples in a round
+FEATURES = 3136  # inputs of the CNN's wide dense layer
+HIDDEN = 512
 CHUNK = 25  # clients that train together
 NUMBER_BYTES = 4
 COPIED = 1 << 24  # numbers of the copy, more than caches hold
@@ -33,8 +37,8 @@ LR = -0.05
 Part = tuple[Callable[[], Any], int]
 
 
-def parts() -> dict[str, Part]:
-    """Return the parts of a round's work on the first layer, by name."""
+def mlp_parts() -> dict[str, Part]:
+    """Return the parts of a round's work on the first layer of 784-200-10, by name."""
     torch.manual_seed(0)
     weights = torch.randn(CHUNK, OUTPUTS, INPUTS)
     x = torch.rand(CHUNK, ROWS, INPUTS)
@@ -79,6 +83,95 @@ def parts() -> dict[str, Part]:
     }
 
 
+def cnn_parts() -> dict[str, Part]:
+    """Return the parts of a round's work on the layers of the CNN that take time, by name.
+
+    Convolutions take one client's mini-batch at a time, in channels-last layout.
+    """
+    torch.manual_seed(0)
+    named = {}
+    for name, channels, filters, side in (("first", 1, 32, 28), ("second", 32, 64, 14)):
+        named |= _convolution_parts(name, channels, filters, side)
+    # the mini-batches of all clients of the chunk, and a client's rows of all steps
+    weights = torch.randn(FEATURES, HIDDEN).T.contiguous()
+    x = torch.rand(CHUNK * BATCH, FEATURES)
+    gradients = torch.randn(CHUNK * BATCH, HIDDEN)
+    layer = FEATURES * HIDDEN
+    inputs = ROWS * FEATURES
+    outputs = ROWS * HIDDEN
+    moved = inputs + outputs + STEPS * layer // CHUNK
+    window = torch.rand(CHUNK, ROWS, FEATURES)
+    window_gradients = torch.randn(CHUNK, ROWS, HIDDEN)
+    clients = torch.randn(CHUNK, HIDDEN, FEATURES)
+
+    def every_step(product: Callable[[], Any]) -> Callable[[], None]:
+        def work() -> None:
+            for _ in range(STEPS):
+                product()
+
+        return work
+
+    return {
+        **named,
+        "dense layer, outputs": (every_step(lambda: torch.mm(x, weights.T)), moved),
+        "dense layer, gradient at its inputs": (
+            every_step(lambda: torch.mm(gradients, weights)),
+            moved,
+        ),
+        "dense layer, changes of a window": (
+            lambda: clients.baddbmm_(window_gradients.mT, window, alpha=LR),
+            2 * layer + inputs + outputs,
+        ),
+    }
+
+
+def _convolution_parts(name: str, channels: int, filters: int, side: int) -> dict[str, Part]:
+    """Return the forward and the backward pass of a 5 × 5 convolution.
+
+    Args:
+        name: of the layer; the first one needs no gradient at its inputs.
+        channels: of its inputs.
+        filters: of its outputs.
+        side: height and width of its images.
+    """
+    layout = torch.channels_last
+    x = torch.rand(BATCH, channels, side, side).contiguous(memory_format=layout)
+    kernel = torch.randn(filters, channels, 5, 5).contiguous(memory_format=layout)
+    gradient = torch.randn(BATCH, filters, side, side).contiguous(memory_format=layout)
+    calls = range(CHUNK * STEPS)
+    places = ROWS * side * side
+    numbers = places * (channels + filters) + STEPS * kernel.numel()
+    wanted = [name != "first", True, False]
+
+    def forward() -> None:
+        for _ in calls:
+            torch.conv2d(x, kernel, padding=2)
+
+    def backward() -> None:
+        for _ in calls:
+            torch.ops.aten.convolution_backward(
+                gradient, x, kernel, None, [1, 1], [2, 2], [1, 1], False, [0, 0], 1, wanted
+            )
+
+    window = [2, 2], [2, 2], [0, 0], [1, 1], False  # of 2 × 2 pooling
+
+    def pool() -> None:
+        for _ in calls:
+            pooled, positions = torch.ops.aten.max_pool2d_with_indices(gradient, *window)
+            pooled.relu_()
+            masked = torch.ops.aten.threshold_backward(pooled, pooled, 0)
+            torch.ops.aten.max_pool2d_with_indices_backward(masked, gradient, *window, positions)
+
+    gradients = 2 * numbers if name != "first" else numbers
+    outputs = places * filters
+    return {
+        f"{name} convolution, outputs": (forward, numbers),
+        f"{name} convolution, gradients": (backward, gradients),
+        # reads, and writes a gradient; what is pooled is a quarter, and moved six times
+        f"{name} pooling and ReLU": (pool, 2 * outputs + 6 * outputs // 4),
+    }
+
+
 def seconds(work: Callable[[], Any], repeats: int) -> float:
     """Return the processor's seconds of the fastest call.
 
@@ -95,10 +188,11 @@ def seconds(work: Callable[[], Any], repeats: int) -> float:
     return min(times)
 
 
-def measure(clients: int, repeats: int) -> list[dict[str, Any]]:
+def measure(parts: dict[str, Part], clients: int, repeats: int) -> list[dict[str, Any]]:
     """Return a row for each part.
 
     Args:
+        parts: by name.
         clients: of a round.
         repeats: of each measurement.
     """
@@ -107,7 +201,7 @@ def measure(clients: int, repeats: int) -> list[dict[str, Any]]:
     copy_bytes = 2 * source.numel() * source.element_size()
     bytes_per_second = copy_bytes / seconds(lambda: target.copy_(source), repeats)
     rows = []
-    for name, (work, numbers) in parts().items():
+    for name, (work, numbers) in parts.items():
         moved = NUMBER_BYTES * numbers * clients
         row = {
             "part": name,
@@ -127,11 +221,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: the command line; None takes the process's own.
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", choices=("mlp", "cnn"), default="mlp")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args(arguments)
     with cpu_threads(1):
-        print(write("round_bound", measure(options.clients, options.repeats)))
+        name = "round_bound"
+        parts = mlp_parts
+        if options.model == "cnn":
+            name = "round_bound_cnn"
+            parts = cnn_parts
+        print(write(name, measure(parts(), options.clients, options.repeats)))
 
 
 if __name__ == "__main__":

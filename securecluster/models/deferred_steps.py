@@ -1,22 +1,31 @@
-"""Several steps of SGD on a wide dense layer, whose weights are read and written once.
+"""Several steps of SGD on a wide dense layer, whose weights change once at the end.
 
 A mini-batch of ten samples reads all of a wide layer's weights for twenty operations a number, and
 writes them again. In a window of steps the gradients G_s (n, o) and inputs X_s (n, i) of earlier
 steps say what the weights are, W_t = W_0 − η Σ_{s<t} G_sᵀ X_s, so that
 
     X_t W_tᵀ = X_t W_0ᵀ − η Σ_{s<t} (X_t X_sᵀ) G_s,
+    G_t W_t  = G_t W_0  − η Σ_{s<t} (G_t G_sᵀ) X_s,
 
-where X_t W_0ᵀ and X_t X_sᵀ of all steps are products of many rows, and so is the one change of W at
-the end. The steps are those of SGD; only their sums are formed in another order. The idea is ours;
-that a step is a product of low rank is plain backpropagation.
+the second for the layers before. The steps are those of SGD; only their sums are formed in another
+order. W_0 is the same for all clients that start from one model, so that one product of many rows
+serves them all, and the change of W at the end is one product of all steps' rows.
+
+Where no layer before has weights, the inputs of all steps are known, and X_t W_0ᵀ and X_t X_sᵀ of
+a whole window are one product each. Layers before that have weights, convolutions, take one client
+and one step at a time.
+
+The idea is ours; that a step is a product of low rank is plain backpropagation.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from securecluster.models.fused_layers import Params, Stack, cross_entropy_gradient
-from securecluster.models.optimizers import Optimizer
+from securecluster.models.optimizers import Optimizer, Sgd
 
 # weights of the smallest layer for which the products of a window pay
 SMALLEST = 1 << 16
@@ -38,7 +47,7 @@ def window(stack: Stack, params: Params, batch_size: int) -> int:
         The number, or 0 where it would not pay.
     """
     dense = stack.first_dense
-    if dense is None or stack.convolves:
+    if dense is None:
         return 0
     outputs, inputs = params[dense.weight].shape[1:]
     if outputs * inputs < SMALLEST:
@@ -54,9 +63,9 @@ class DeferredSteps:
     """A window of SGD steps of k clients, without momentum.
 
     Args:
-        stack: the layers; the first one with weights is dense.
-        params: parameters (k, …) by name; all but the weights of that layer change at each step,
-            and these with `finish`.
+        stack: the layers, one of which is dense.
+        params: parameters (k, …) by name; all but the weights of the first dense layer change at
+            each step, and these with `finish`.
         x: samples of all steps, (k, R, …), which may be overwritten.
         lr: learning rate η.
         equal: True if all clients' weights are equal, so that one product serves them all.
@@ -68,24 +77,34 @@ class DeferredSteps:
         dense = stack.first_dense
         assert dense is not None
         first = stack.layers.index(dense)
-        for layer in stack.layers[:first]:
-            x, _ = layer.forward(params, x)
-        weights = params[dense.weight]  # (k, o, i)
+        self._before = stack.layers[:first]
         self._dense = dense
-        self._layers = stack.layers[first + 1 :]
+        self._after = stack.layers[first + 1 :]
         self._params = params
-        self._x = x
         self._lr = lr
-        if equal:
-            outputs = torch.mm(x.flatten(0, 1), weights[0].T)
-            self._outputs = outputs.view(*x.shape[:2], -1)
+        weights = params[dense.weight]  # (k, o, i)
+        self._weights = weights[:1] if equal else weights  # W_0, which no step changes
+        # by client: the parameters of the layers before, and their optimizer
+        self._clients: list[tuple[Params, Sgd]] = []
+        self._first = stack.first_with_weights
+        self._inputs_known = self._first == first
+        if self._inputs_known:
+            for layer in self._before:
+                x, _ = layer.forward(params, x)
+            self._x = x
+            self._outputs = self._times(x, self._weights.mT)
+            # all inputs with each other, though only those with earlier ones are used: one product
+            # of many rows takes less time than a product a step
+            self._similarity = torch.bmm(x, x.mT)  # (k, R, R)
         else:
-            self._outputs = torch.bmm(x, weights.mT)
-        # all inputs with each other, though only those with earlier ones are used: one product of
-        # many rows takes less time than a product a step
-        self._similarity = torch.bmm(x, x.mT)  # (k, R, R)
+            clients, rows = x.shape[:2]
+            self._samples = x
+            self._x = x.new_zeros(clients, rows, weights.shape[2])
+            for k in range(clients):
+                own = {name: value[k : k + 1] for name, value in params.items()}
+                self._clients.append((own, Sgd(own, lr)))
         # zeros for clients without a step, whose rows then change nothing
-        self._gradients = torch.zeros_like(self._outputs)
+        self._gradients = x.new_zeros(*x.shape[:2], weights.shape[1])
 
     def step(
         self,
@@ -104,32 +123,108 @@ class DeferredSteps:
         """
         active = len(y)
         params = {name: value[:active] for name, value in self._params.items()}
+        saved_before = []
+        if not self._inputs_known:
+            saved_before = self._compute_inputs(rows, active)
         out = self._output(rows, active)
-        saved = []
         if self._dense.bias is not None:
             out = out.add_(params[self._dense.bias][:, None])
-        for layer in self._layers:
+        saved = []
+        for layer in self._after:
             out, saved_by_layer = layer.forward(params, out)
             saved.append(saved_by_layer)
         gradient = cross_entropy_gradient(out, y).mul_(weight[..., None])
         optimizer.begin()
-        for layer, saved_by_layer in zip(reversed(self._layers), reversed(saved), strict=True):
+        for layer, saved_by_layer in zip(reversed(self._after), reversed(saved), strict=True):
             gradient = layer.backward(params, gradient, saved_by_layer, optimizer, True)
         if self._dense.bias is not None:
             optimizer.value(self._dense.bias, gradient.sum(1))
         self._gradients[:active, rows] = gradient
-
-    def _output(self, rows: slice, active: int) -> torch.Tensor:
-        """Return the layer's output without its bias, under the weights of this step, (a, n, o)."""
-        out = self._outputs[:active, rows]
-        earlier = slice(0, rows.start)
-        if rows.start == 0:
-            return out
-        similarity = self._similarity[:active, rows, earlier]
-        gradients = self._gradients[:active, earlier]
-        return torch.baddbmm(out, similarity, gradients, alpha=-self._lr)
+        if not self._inputs_known:
+            self._step_before(self._input_gradient(rows, gradient), saved_before)
 
     def finish(self) -> None:
         """Change the weights by all steps of the window."""
         weights = self._params[self._dense.weight]
         weights.baddbmm_(self._gradients.mT, self._x, alpha=-self._lr)
+
+    def _output(self, rows: slice, active: int) -> torch.Tensor:
+        """Return the layer's output without its bias, under the weights of this step, (a, n, o)."""
+        earlier = slice(0, rows.start)
+        if self._inputs_known:
+            out = self._outputs[:active, rows]
+            similarity = self._similarity[:active, rows, earlier]
+        else:
+            x = self._x[:active, rows]
+            out = self._times(x, self._weights.mT)
+            similarity = torch.bmm(x, self._x[:active, earlier].mT)
+        if rows.start == 0:
+            return out
+        gradients = self._gradients[:active, earlier]
+        return torch.baddbmm(out, similarity, gradients, alpha=-self._lr)
+
+    def _input_gradient(self, rows: slice, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the gradient at the layer's input, under the weights of this step, (a, n, i).
+
+        Args:
+            rows: of this step.
+            gradient: at the layer's output, (a, n, o).
+        """
+        grad_input = self._times(gradient, self._weights)
+        if rows.start == 0:
+            return grad_input
+        active = len(gradient)
+        earlier = slice(0, rows.start)
+        similarity = torch.bmm(gradient, self._gradients[:active, earlier].mT)
+        return grad_input.baddbmm_(similarity, self._x[:active, earlier], alpha=-self._lr)
+
+    def _compute_inputs(self, rows: slice, active: int) -> list[list[Any]]:
+        """Compute the inputs of this step, client by client.
+
+        Args:
+            rows: of this step.
+            active: number of clients that still train.
+
+        Returns:
+            For each client, what each layer's backward pass needs.
+        """
+        saved = []
+        for k in range(active):
+            params, _ = self._clients[k]
+            x = self._samples[k : k + 1, rows]
+            saved_by_layers = []
+            for layer in self._before:
+                x, saved_by_layer = layer.forward(params, x)
+                saved_by_layers.append(saved_by_layer)
+            self._x[k : k + 1, rows] = x
+            saved.append(saved_by_layers)
+        return saved
+
+    def _step_before(self, grad_input: torch.Tensor, saved: list[list[Any]]) -> None:
+        """Step the layers before the dense one, client by client.
+
+        Args:
+            grad_input: gradient at the dense layer's input, (a, n, i).
+            saved: what `_compute_inputs` returned.
+        """
+        for k, saved_by_layers in enumerate(saved):
+            params, optimizer = self._clients[k]
+            gradient = grad_input[k : k + 1]
+            for number in reversed(range(self._first, len(self._before))):
+                # No gradient is needed below the first layer with weights.
+                needed = number > self._first
+                layer = self._before[number]
+                saved_by_layer = saved_by_layers[number]
+                gradient = layer.backward(params, gradient, saved_by_layer, optimizer, needed)
+
+    def _times(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return rows times weights.
+
+        Args:
+            rows: of each client, (a, n, p).
+            weights: of each client, or one for all of them, (k or 1, p, q).
+        """
+        if len(weights) > 1:
+            return torch.bmm(rows, weights[: len(rows)])
+        product = torch.mm(rows.flatten(0, 1), weights[0])
+        return product.view(*rows.shape[:2], -1)

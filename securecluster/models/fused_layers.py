@@ -376,14 +376,14 @@ class Stack:
 
     @property
     def first_dense(self) -> Dense | None:
-        """Return the first layer with weights where it is dense, else None."""
-        layer = self.layers[self._first]
-        if isinstance(layer, Dense):
-            return layer
+        """Return the first dense layer, or None."""
+        for layer in self.layers:
+            if isinstance(layer, Dense):
+                return layer
         return None
 
     @cached_property
-    def _first(self) -> int:
+    def first_with_weights(self) -> int:
         """Return the position of the first layer with weights."""
         has_weights = [isinstance(layer, Dense | Conv) for layer in self.layers]
         return has_weights.index(True)
@@ -426,7 +426,7 @@ class Stack:
         optimizer.begin()
         for number, layer in self._backwards():
             # No gradient is needed below the first layer with weights.
-            needed = number > self._first
+            needed = number > self.first_with_weights
             gradient = layer.backward(params, gradient, saved[number], optimizer, needed)
 
     def examples(self, params: Params, x: torch.Tensor, y: torch.Tensor) -> Parts:
@@ -444,7 +444,7 @@ class Stack:
         gradient = cross_entropy_gradient(out, y)
         example_gradients: Parts = {}
         for number, layer in self._backwards():
-            needed = number > self._first
+            needed = number > self.first_with_weights
             if isinstance(layer, Dense | Conv):
                 gradient, layer_gradients = layer.examples(params, gradient, saved[number], needed)
                 example_gradients |= layer_gradients
@@ -454,7 +454,7 @@ class Stack:
 
     def _backwards(self) -> Iterator[tuple[int, Layer]]:
         """Yield layers and their positions from the last one to the first one with weights."""
-        for number in reversed(range(self._first, len(self.layers))):
+        for number in reversed(range(self.first_with_weights, len(self.layers))):
             yield number, self.layers[number]
 
 

@@ -40,6 +40,8 @@ __all__ = ["CPU_CHUNK", "GPU_CHUNK", "LocalTrainer", "LocalTraining", "check_tra
 # parameters of the clients that train together: what a CPU's caches, or a GPU's memory, hold
 CPU_CHUNK = 1 << 22
 GPU_CHUNK = 1 << 28
+# clients on a CPU whose convolutions go one by one, and whose dense layers go together
+CONVOLUTION_CHUNK = 4
 KEY_RANGE = 1 << 62  # keys of dropout
 
 FloatArray = NDArray[np.float64]
@@ -244,8 +246,7 @@ class LocalTrainer:
                 self._momenta = Momenta(len(self.ids), self.start)
             self._momenta.begin(clients, step)
         threads = self._threads()
-        order = self._by_steps(clients, plan)
-        chunks = _split(order, self._chunk_size(), threads)
+        chunks = self._chunks(start, clients, plan, threads, regularizer)
         d = self.model.dimension
         # one (m, width) matrix for training and masks, since a copy may not fit into memory
         width = max(row_width, d)
@@ -366,7 +367,7 @@ class LocalTrainer:
         optimizer = build_optimizer(plan.optimizer, params, plan.lr, plan.momentum, velocity)
         if means is not None:
             optimizer = _regularized(optimizer, params, model.views(means), task)
-        span = self._window(model, params, task)
+        span = self._window(model, params, task.plan, task.regularizer)
         if span:
             self._train_in_windows(model, params, chunk, request, optimizer, span)
             return
@@ -383,18 +384,24 @@ class LocalTrainer:
         if momenta is not None and buffers is not None:
             momenta.end(clients, buffers)
 
-    def _window(self, model: FlatModel, params: Params, task: _Task) -> int:
-        """Return the steps in which changes of the first layer wait for each other, or 0.
+    def _window(
+        self,
+        model: FlatModel,
+        params: Params,
+        plan: LocalTraining,
+        regularizer: MeanRegularizer | None,
+    ) -> int:
+        """Return the steps in which changes of the first dense layer wait for each other, or 0.
 
         Only plain SGD on a CPU, without a regularizer, has such windows.
 
         Args:
             model: the thread's model.
-            params: parameters of the clients, by name.
-            task: the call.
+            params: parameters of clients, by name.
+            plan: hyper-parameters.
+            regularizer: of the call, or None.
         """
-        plan = task.plan
-        if task.regularizer is not None or plan.private or plan.momentum or plan.optimizer != "sgd":
+        if regularizer is not None or plan.private or plan.momentum or plan.optimizer != "sgd":
             return 0
         if model.stack is None or self.device.type != "cpu":
             return 0
@@ -483,20 +490,46 @@ class LocalTrainer:
             data=digests,
         )
 
-    def _chunk_size(self) -> int:
-        """Return the number of clients that train together.
+    def _chunks(
+        self,
+        start: Rows,
+        clients: Sequence[int],
+        plan: LocalTraining,
+        threads: int,
+        regularizer: MeanRegularizer | None,
+    ) -> list[list[int]]:
+        """Return the clients that train together, as entries of `clients`.
 
         On a CPU they are as many as keep their weights in cache, and one if the model has
         convolutions or requests it: vmap makes grouped convolutions of several clients' ones, which
-        are slow on CPUs.
+        are slow on CPUs. Steps of a dense layer that wait for each other change this: then one
+        product serves clients that start from one model, and convolutions take them one by one.
+
+        Args:
+            start: model that each client starts from.
+            clients: positions of the clients in this cohort.
+            plan: hyper-parameters.
+            threads: that train chunks.
+            regularizer: of the call, or None.
         """
+        order = self._by_steps(clients, plan)
         if not self.model.together:
-            return 1
+            return _split(order, 1, threads)
         on_cpu = self.device.type == "cpu"
         requests_it = getattr(self.model.module, "alone_on_cpu", False)
-        if on_cpu and (self.model.convolves or requests_it):
-            return 1
-        return self.models_in_chunk()
+        if not on_cpu or not (self.model.convolves or requests_it):
+            return _split(order, self.models_in_chunk(), threads)
+        params = self.model.views(self.start[None])
+        if not self._window(self.model, params, plan, regularizer):
+            return _split(order, 1, threads)
+        by_start: dict[int, list[int]] = {}
+        for entry in order:
+            row = entry if start.index is None else start.index[entry]
+            by_start.setdefault(row, []).append(entry)
+        chunks = []
+        for group in by_start.values():
+            chunks += _split(group, CONVOLUTION_CHUNK, threads)
+        return chunks
 
     def models_in_chunk(self) -> int:
         """Return the number of models that fit into a chunk, one or more."""

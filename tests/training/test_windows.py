@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from securecluster import Federation
 from securecluster.core.randomness import Randomness
 from securecluster.messaging.messages import Rows
 from securecluster.models import deferred_steps, validation
+from securecluster.training import local_trainer
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 SIZES = (4, 17, 30, 9, 1)
@@ -34,12 +36,24 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         nn.ReLU(),
         nn.Linear(20, 3),
     ),
+    "convolutions": lambda: nn.Sequential(
+        nn.ReLU(),
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 3, 3, padding=1, bias=False),
+        nn.Flatten(),
+        nn.Linear(48, 40),
+        nn.ReLU(),
+        nn.Linear(40, 3),
+    ),
 }
 
 
 @pytest.fixture(autouse=True)
 def windows_of_small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_steps, "SMALLEST", 1)
+    monkeypatch.setattr(local_trainer, "CONVOLUTION_CHUNK", len(SIZES))
 
 
 @pytest.fixture
@@ -101,8 +115,35 @@ def test_windows_make_the_steps_of_a_plain_loop(
         expected = plain_loop(batched, k, starts[k], PLAN) - starts[k]
         torch.testing.assert_close(updates[k], expected, rtol=0, atol=1e-12)
         assert expected.abs().max() > 1e-3
-    # 20 steps of the largest client, 6 in a window, and two left over
-    assert windows == [18, 18, 18, 6]
+    if model == "convolutions" and apart:
+        # each client by itself, since it starts from weights of its own: 20, 12, 6, 4 and 2 steps
+        assert windows == [18, 18, 18, 6, 18, 18, 18, 12, 2]
+    else:
+        # 20 steps of the largest client, 6 in a window, and two left over
+        assert windows == [18, 18, 18, 6]
+
+
+def test_clients_that_start_from_one_model_train_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    windows: list[tuple[int, bool]] = []
+    begin = deferred_steps.DeferredSteps.__init__
+
+    def spied(window: deferred_steps.DeferredSteps, *, x: torch.Tensor, **more: Any) -> None:
+        windows.append((len(x), more["equal"]))
+        begin(window, x=x, **more)
+
+    monkeypatch.setattr(deferred_steps.DeferredSteps, "__init__", spied)
+    batched = trainer("convolutions")
+    starts = torch.stack([batched.start, batched.start + 0.01])
+    models = Rows(starts, (0, 1, 0, 1, 1))
+    updates = batched.train(models, EVERYONE, PLAN, 1)
+    for k in EVERYONE:
+        start = models.row(k)
+        expected = plain_loop(batched, k, start, PLAN) - start
+        torch.testing.assert_close(updates[k], expected, rtol=0, atol=1e-12)
+    # clients of 30 and 4 samples, then of 17, 9 and 1; their weights differ after the first window
+    assert windows == [(2, True), (1, False), (1, False), (1, False), (3, True), (1, False)]
 
 
 def test_a_client_trains_in_windows_as_it_does_alone(windows: list[int]) -> None:
