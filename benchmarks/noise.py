@@ -59,16 +59,23 @@ class Part:
 
 
 BASELINES = ("fedavg", "finetune", "local")
+# each client adds a share of the noise, inside secure sums
+DISTRIBUTED = "placement=distributed,aggregation=secagg"
 UPDATES = Part(
     (
         "cfl",
         "cfl:placement=central",
         "cfl:sketch=64",
         "cfl:compress=4bit",
+        "cfl:signature=gradient",
         "flhc",
         "flhc:sketch=64",
+        "flhc:compress=4bit",
         "srfca:distance=l2",
         "ifca:loss-clip=4",
+        "clove:k=4",
+        f"hidden:k=4,{DISTRIBUTED}",
+        f"fedavg:{DISTRIBUTED}",
         *BASELINES,
     ),
     ("--noise", "0", "0.003", "0.01", "0.03", "0.1", "0.3", "1"),
@@ -85,10 +92,21 @@ EIGENVECTORS = Part(
     ("--noise", "0.03", "0.1", "0.3", "1", "3", "10"),
     ("--scenario", "rotation", "--dp-unit", "example", "--clip", "1"),
 )
+POSITIONS = Part(
+    ("nsim", "nsim:layer=last", "fedavg", "local"),
+    ("--noise", "0", "0.01", "0.03", "0.1", "0.3"),
+    (
+        *("--data", "mobility", "--samples", "200", "--clip", "0.3"),
+        # the paper's numbers of synthetic users and networks, in the format of such clients
+        *("--synthetic", "100", "--networks", "1", "--grid", "1", "--positions", "90", "210"),
+        *("--rounds", "10", "--local-rounds", "5"),
+    ),
+)
 EPSILON = Part(
     (
         "signature",
         "cfl",
+        "cfl:signature=gradient",
         "flhc",
         "flhc:signature=gradient",
         "srfca",
@@ -109,7 +127,8 @@ GRIDS: dict[str, dict[str, dict[str, Part]]] = {
             "epsilon": EPSILON.on(
                 *("--model", "linear", "--rounds", "20", "--clients", "8", "--clusters", "2")
             ),
-        }
+        },
+        "mobility": {"positions": POSITIONS},
     },
     "full": {
         data: {
@@ -120,6 +139,9 @@ GRIDS: dict[str, dict[str, dict[str, Part]]] = {
     },
 }
 PICTURES = ("noise", "epsilon", "bytes")
+PARETO = (
+    "target_epsilon", "variant", "accuracy", "ari", "up", "down", "efficient", "efficient_ari",
+)  # fmt: skip
 
 
 def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
@@ -141,8 +163,9 @@ def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
     if not (folder / "thresholds.csv").is_file():
         raise SystemExit(code)
     for table in ("runs", "summary", "thresholds"):
-        with (folder / f"{table}.csv").open(newline="") as stream:
-            print(write(f"noise_{name}_{table}", list(csv.DictReader(stream))))
+        print(write(f"noise_{name}_{table}", _rows(folder / f"{table}.csv")))
+    if "--epsilon" in part.levels:
+        print(write(f"noise_{name}_pareto", pareto(_rows(folder / "summary.csv"))))
     for picture in PICTURES:
         path = folder / f"{picture}.png"
         if path.is_file():
@@ -150,46 +173,74 @@ def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
             atomic_files.write_atomic(target, atomic_files.read(path))
 
 
+def pareto(rows: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
+    """Return the lines of a sweep over ε that are efficient in accuracy or in ARI, by target.
+
+    Args:
+        rows: of its summary, as texts.
+    """
+    efficient = [row for row in rows if "True" in (row["efficient"], row["efficient_ari"])]
+    # stable, so that variants stay in the grid's order
+    efficient.sort(key=lambda row: float(row["target_epsilon"]))
+    lines = []
+    for row in efficient:
+        line: dict[str, Any] = {name: row[name] for name in PARETO}
+        line["bytes"] = float(row["up"]) + float(row["down"])
+        lines.append(line)
+    return lines
+
+
 def draw_all() -> Path:
-    """Draw ARI over noise, and over ε, and accuracy over the share of malicious clients."""
+    """Draw ARI, NSIM's correlation, accuracy over bytes, and the harm of malicious clients."""
     from securecluster.app.plots.figure import figure, save
 
-    picture, axes = figure(10.4, 8.4, rows=2, columns=2, share=False)
-    updates, eigenvectors, equal, malicious = axes.flat
+    picture, axes = figure(10.4, 12.8, rows=3, columns=2, share=False)
+    updates, eigenvectors, positions, equal, sent, malicious = axes.flat
     for panel in axes.flat:
         panel.grid(alpha=0.25)
         panel.set_ylim(-0.1, 1.05)
-    _draw_part(updates, "digits_updates", "noise", "noise multiplier")
+    _draw_part(updates, "digits_updates", "ari", "noise", "noise multiplier")
     updates.set_title("updates, compressed updates and losses (whole clients)", fontsize=9)
-    _draw_part(eigenvectors, "digits_eigenvectors", "noise", "noise multiplier")
+    _draw_part(eigenvectors, "digits_eigenvectors", "ari", "noise", "noise multiplier")
     eigenvectors.set_title("eigenvectors and signatures (single examples)", fontsize=9)
-    _draw_part(equal, "digits_epsilon", "target_epsilon", "ε of the whole run")
+    _draw_part(positions, "mobility_positions", "pearson", "noise", "noise multiplier")
+    positions.set_title("NSIM: layers of models of positions (whole clients)", fontsize=9)
+    positions.set_ylabel("correlation with true similarity")
+    _draw_part(equal, "digits_epsilon", "ari", "target_epsilon", "ε of the whole run")
     equal.set_title("at equal ε (single examples)", fontsize=9)
+    _draw_bytes(sent)
+    sent.set_title("accuracy at equal ε; filled: efficient", fontsize=9)
     _draw_malicious(malicious)
     malicious.set_title("malicious clients, the worst of six behaviours", fontsize=9)
     for panel in (updates, eigenvectors, equal):
         panel.set_ylabel("ARI, mean over seeds")
+        panel.axhline(HOLDS, color="0.8", linewidth=0.8, zorder=0)
     malicious.set_ylabel("accuracy of honest clients")
     return save(RESULTS / "noise.png", picture)
 
 
 def _results(name: str) -> list[dict[str, str]]:
     """Return the lines of a table of `results`, without its comment."""
-    text = (RESULTS / f"{name}.csv").read_text()
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return _rows(RESULTS / f"{name}.csv")
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """Return the lines of a CSV file, without comments."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     return list(csv.DictReader(lines))
 
 
-def _draw_part(panel: Any, name: str, column: str, text: str) -> None:
-    """Draw the ARI of each variant over a column of a part's summary.
+def _draw_part(panel: Any, name: str, score: str, column: str, text: str) -> None:
+    """Draw a score of each variant over a column of a part's summary.
 
     Args:
         panel: matplotlib axes.
         name: of the part's tables.
+        score: column of the vertical axis.
         column: of the horizontal axis, whose levels are evenly spaced.
         text: of the horizontal axis.
     """
-    rows = [row for row in _results(f"noise_{name}_summary") if row["ari"]]
+    rows = [row for row in _results(f"noise_{name}_summary") if row[score]]
     levels = sorted({float(row[column]) for row in rows})
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     for label, look in looks(variants).items():
@@ -197,12 +248,33 @@ def _draw_part(panel: Any, name: str, column: str, text: str) -> None:
             continue  # baselines do not cluster
         points = [row for row in rows if row["variant"] == label]
         places = [levels.index(float(row[column])) for row in points]
-        means = [float(row["ari"]) for row in points]
+        means = [float(row[score]) for row in points]
         panel.plot(places, means, look.line, marker=look.marker, color=look.color, label=label)
     texts = ["∞" if math.isinf(level) else f"{level:g}" for level in levels]
     panel.set_xticks(range(len(levels)), texts)
     panel.set_xlabel(text)
-    panel.axhline(HOLDS, color="0.8", linewidth=0.8, zorder=0)
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=7)
+
+
+def _draw_bytes(panel: Any) -> None:
+    """Draw the accuracy of each variant at each ε over the bytes of its runs.
+
+    Args:
+        panel: matplotlib axes.
+    """
+    rows = _results("noise_digits_epsilon_summary")
+    for label, look in looks(list(dict.fromkeys(row["variant"] for row in rows))).items():
+        points = [row for row in rows if row["variant"] == label and row["accuracy"]]
+        sent = [float(row["up"]) + float(row["down"]) for row in points]
+        means = [float(row["accuracy"]) for row in points]
+        panel.plot(sent, means, look.line, linewidth=0.6, color=look.color)
+        for place, mean, row in zip(sent, means, points, strict=True):
+            filling = look.color if row["efficient"] == "True" else "none"
+            panel.scatter(place, mean, 22, filling, look.marker, edgecolors=look.color)
+        panel.plot([], [], look.marker, color=look.color, label=label)
+    panel.set_xscale("log")
+    panel.set_xlabel("bytes of a run, up and down (one mark for each ε)")
+    panel.set_ylabel("accuracy, mean over seeds")
     panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=7)
 
 
