@@ -100,7 +100,7 @@ EIGENVECTORS = Part(
 )
 POSITIONS = Part(
     ("nsim", "nsim:layer=last", "fedavg", "local"),
-    ("--noise", "0", "0.01", "0.03", "0.1", "0.3"),
+    ("--noise", "0", "0.03", "0.1", "0.3"),
     (
         *("--data", "mobility", "--samples", "200", "--clip", "0.3"),
         # the paper's numbers of synthetic users and networks, in the format of such clients
@@ -145,6 +145,7 @@ GRIDS: dict[str, dict[str, dict[str, Part]]] = {
     },
 }
 TRACES = "most_mobility/traces.parquet"
+BELOW = -0.17  # of a panel: place of its legend
 PICTURES = ("noise", "epsilon", "bytes")
 PARETO = (
     "target_epsilon", "variant", "accuracy", "ari", "up", "down", "efficient", "efficient_ari",
@@ -207,8 +208,8 @@ def draw_all() -> Path:
     """Draw ARI, NSIM's correlation, accuracy over bytes, and the harm of malicious clients."""
     from securecluster.app.plots.figure import figure, save
 
-    picture, axes = figure(10.4, 12.8, rows=3, columns=2, share=False)
-    updates, eigenvectors, positions, equal, sent, malicious = axes.flat
+    picture, axes = figure(10.4, 13.6, rows=3, columns=2, share=False)
+    updates, eigenvectors, positions, equal, accuracy, malicious = axes.flat
     for panel in axes.flat:
         panel.grid(alpha=0.25)
         panel.set_ylim(-0.1, 1.05)
@@ -221,8 +222,9 @@ def draw_all() -> Path:
     positions.set_ylabel("correlation with true similarity")
     _draw_part(equal, "digits_epsilon", "ari", "target_epsilon", "ε of the whole run")
     equal.set_title("at equal ε (single examples)", fontsize=9)
-    _draw_bytes(sent)
-    sent.set_title("accuracy at equal ε; filled: efficient", fontsize=9)
+    _draw_accuracy(accuracy)
+    accuracy.set_title("accuracy at equal ε (dots: efficient in accuracy, bytes and ε)", fontsize=9)
+    accuracy.set_ylabel("accuracy, mean over seeds")
     _draw_malicious(malicious)
     malicious.set_title("malicious clients, the worst of six behaviours", fontsize=9)
     for panel in (updates, eigenvectors, equal):
@@ -263,32 +265,41 @@ def _draw_part(panel: Any, name: str, score: str, column: str, text: str) -> Non
         places = [levels.index(float(row[column])) for row in points]
         means = [float(row[score]) for row in points]
         panel.plot(places, means, look.line, marker=look.marker, color=look.color, label=label)
-    texts = ["∞" if math.isinf(level) else f"{level:g}" for level in levels]
-    panel.set_xticks(range(len(levels)), texts)
-    panel.set_xlabel(text)
-    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=7)
+    _finish(panel, levels, text)
 
 
-def _draw_bytes(panel: Any) -> None:
-    """Draw the accuracy of each variant at each ε over the bytes of its runs.
+def _draw_accuracy(panel: Any) -> None:
+    """Draw the accuracy of each variant at equal ε, with a filled mark where it is efficient.
 
     Args:
         panel: matplotlib axes.
     """
     rows = _results("noise_digits_epsilon_summary")
+    levels = sorted({float(row["target_epsilon"]) for row in rows})
     for label, look in looks(list(dict.fromkeys(row["variant"] for row in rows))).items():
         points = [row for row in rows if row["variant"] == label and row["accuracy"]]
-        sent = [float(row["up"]) + float(row["down"]) for row in points]
+        places = [levels.index(float(row["target_epsilon"])) for row in points]
         means = [float(row["accuracy"]) for row in points]
-        panel.plot(sent, means, look.line, linewidth=0.6, color=look.color)
-        for place, mean, row in zip(sent, means, points, strict=True):
-            filling = look.color if row["efficient"] == "True" else "none"
-            panel.scatter(place, mean, 22, filling, look.marker, edgecolors=look.color)
-        panel.plot([], [], look.marker, color=look.color, label=label)
-    panel.set_xscale("log")
-    panel.set_xlabel("bytes of a run, up and down (one mark for each ε)")
-    panel.set_ylabel("accuracy, mean over seeds")
-    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=7)
+        line = {"color": look.color, "linestyle": look.line, "linewidth": 0.8}
+        panel.plot(places, means, marker=look.marker, fillstyle="none", label=label, **line)
+        for place, mean, row in zip(places, means, points, strict=True):
+            if row["efficient"] == "True":
+                panel.plot(place, mean, "o", color=look.color, markersize=8)
+    _finish(panel, levels, "ε of the whole run")
+
+
+def _finish(panel: Any, levels: Sequence[float], text: str) -> None:
+    """Label evenly spaced levels, and add the legend.
+
+    Args:
+        panel: matplotlib axes.
+        levels: of noise or ε.
+        text: of the horizontal axis.
+    """
+    texts = ["∞" if math.isinf(level) else f"{level:g}" for level in levels]
+    panel.set_xticks(range(len(levels)), texts)
+    panel.set_xlabel(text)
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, BELOW), ncols=2, fontsize=7)
 
 
 def _draw_malicious(panel: Any) -> None:
@@ -313,7 +324,7 @@ def _draw_malicious(panel: Any) -> None:
         means = [worst[label][share] for share in shares]
         panel.plot(shares, means, look.line, marker=look.marker, color=look.color, label=label)
     panel.set_xlabel("share of malicious clients")
-    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=7)
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, BELOW), ncols=2, fontsize=7)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -29,8 +29,9 @@ def efficient(rows: Sequence[Row], score: str, higher: bool = True) -> list[bool
     """Return for each line whether no other line dominates it.
 
     A line is dominated by another one with at least its score, at most its bytes up and down and at
-    most its ε, one of them strictly. Of a sweep over ε this is the target: what is found is less by
-    the search's tolerance, and a variant that releases nothing trains with the target's noise.
+    most its ε, one of them strictly. Of a sweep over ε this is the target, whatever a run spends of
+    it: by the tolerance of the search for its noise, ε of equal targets differ, and what releases
+    nothing trains with the target's noise all the same.
 
     Args:
         rows: of a summary.
