@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app.cli import main as command_line
+from securecluster.app.pareto import efficient
 from securecluster.app.plots.sweep import looks
 from securecluster.app.sweep_tables import HOLDS
 from securecluster.benchmarks.table import RESULTS, write
@@ -182,20 +183,27 @@ def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
 
 
 def pareto(rows: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
-    """Return the lines of a sweep over ε that are efficient in accuracy or in ARI, by target.
+    """Return the lines of a sweep over ε that are efficient, by target.
+
+    A line is efficient by accuracy, by ARI, or by accuracy among those that cluster: baselines may
+    dominate all of these.
 
     Args:
         rows: of its summary, as texts.
     """
-    efficient = [row for row in rows if "True" in (row["efficient"], row["efficient_ari"])]
-    # stable, so that variants stay in the grid's order
-    efficient.sort(key=lambda row: float(row["target_epsilon"]))
+    clustering = [row for row in rows if row["protocol"] not in BASELINES and row["accuracy"]]
+    marks = efficient(clustering, "accuracy")
+    best = [row for row, mark in zip(clustering, marks, strict=True) if mark]
     lines = []
-    for row in efficient:
-        line: dict[str, Any] = {name: row[name] for name in PARETO}
-        line["bytes"] = float(row["up"]) + float(row["down"])
-        lines.append(line)
-    return lines
+    for row in rows:
+        among_clustering = row in best
+        if "True" in (row["efficient"], row["efficient_ari"], str(among_clustering)):
+            line: dict[str, Any] = {name: row[name] for name in PARETO}
+            line["efficient_clustering"] = among_clustering
+            line["bytes"] = float(row["up"]) + float(row["down"])
+            lines.append(line)
+    # stable, so that variants stay in the grid's order
+    return sorted(lines, key=lambda line: float(line["target_epsilon"]))
 
 
 def _has_positions() -> bool:

@@ -45,28 +45,33 @@ def test_the_default_grid_has_all_five_methods_and_each_mechanism() -> None:
     }
 
 
-def lines(*values: tuple[str, str, str, str, str]) -> list[dict[str, str]]:
-    names = ("variant", "target_epsilon", "accuracy", "efficient", "efficient_ari")
-    rows = []
-    for line in values:
-        row = dict(zip(names, line, strict=True))
-        rows.append({**row, "ari": "0.5", "up": "70.0", "down": "30.0", "noise": "1.5"})
-    return rows
+def line(variant: str, target: str, accuracy: str, marks: str) -> dict[str, str]:
+    """Return a line of a summary with 100 bytes, and its marks by accuracy and by ARI."""
+    by_accuracy, by_ari = marks.split()
+    sent = {"up": "70.0", "down": "30.0", "noise": "1.5", "ari": "0.5"}
+    row = {"protocol": variant.partition(":")[0], "variant": variant, "target_epsilon": target}
+    return row | sent | {"accuracy": accuracy, "efficient": by_accuracy, "efficient_ari": by_ari}
 
 
 def test_efficient_lines_are_sorted_by_their_target() -> None:
-    rows = lines(
-        ("cfl", "10.0", "0.8", "False", "True"),
-        ("cfl", "inf", "0.9", "True", "False"),
-        ("flhc", "2.0", "0.7", "False", "False"),
-        ("flhc", "10.0", "0.7", "True", "True"),
-        ("local", "2.0", "0.6", "True", "False"),
-        ("ifca", "2.0", "", "", ""),
-    )
+    rows = [
+        line("cfl", "10.0", "0.6", "False True"),
+        line("cfl", "inf", "0.9", "True False"),
+        line("flhc", "2.0", "0.5", "False False"),
+        line("flhc:sketch=64", "2.0", "0.4", "False False"),
+        line("flhc", "10.0", "0.5", "False False"),
+        line("local", "2.0", "0.6", "True False"),
+        line("ifca", "2.0", "", "None None"),
+    ]
     found = noise.pareto(rows)
-    targets = [(line["target_epsilon"], line["variant"]) for line in found]
-    assert targets == [("2.0", "local"), ("10.0", "cfl"), ("10.0", "flhc"), ("inf", "cfl")]
-    assert {line["bytes"] for line in found} == {100.0}
+    told = [(x["target_epsilon"], x["variant"], x["efficient_clustering"]) for x in found]
+    assert told == [
+        ("2.0", "flhc", True),  # of those that cluster; local training is better
+        ("2.0", "local", False),
+        ("10.0", "cfl", True),
+        ("inf", "cfl", True),
+    ]
+    assert {x["bytes"] for x in found} == {100.0}
 
 
 @pytest.fixture
