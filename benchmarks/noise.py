@@ -3,7 +3,7 @@ protocols and mechanisms, ARI and accuracy over noise, ε and bytes.
 
 python -m securecluster.benchmarks.noise [--seeds 5] [--jobs 0] [--grid digits] [--only PART …]
 
-`--grid digits` (about six minutes on two cores) has four parts, each a `securecluster sweep`:
+`--grid digits` (about seven minutes on two cores) has four parts, each a `securecluster sweep`:
 
 - updates: what clients send of their updates, with noise for whole clients: full or compressed,
   sketches, signatures, losses, noise of a trusted server or in shares. 20 clients with four swapped
@@ -220,7 +220,7 @@ def draw_all() -> Path:
     updates, eigenvectors, positions, equal, accuracy, malicious = axes.flat
     for panel in axes.flat:
         panel.grid(alpha=0.25)
-        panel.set_ylim(-0.1, 1.05)
+        panel.set_ylim(-0.15, 1.05)
     _draw_part(updates, "digits_updates", "ari", "noise", "noise multiplier")
     updates.set_title("updates, compressed updates and losses (whole clients)", fontsize=9)
     _draw_part(eigenvectors, "digits_eigenvectors", "ari", "noise", "noise multiplier")
