@@ -720,7 +720,7 @@ class _Liar:
 def brief_estimator() -> Iterator[None]:
     """Have NSIM's pair network hardly train: its similarities do not matter here."""
 
-    def brief(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
+    def brief(rows: Any, true: Any, draws: Any, grid: Any = None, networks: int = 1) -> Any:
         return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
 
     module = vars(synthetic_users)

@@ -3,19 +3,23 @@ protocols and mechanisms, ARI and accuracy over noise, ε and bytes.
 
 python -m securecluster.benchmarks.noise [--seeds 5] [--jobs 0] [--grid digits] [--only PART …]
 
-`--grid digits` (about five minutes on two cores) has three parts, each a `securecluster sweep`:
+`--grid digits` (about seven minutes on two cores) has four parts, each a `securecluster sweep`:
 
-- updates: what clients send of their updates, with noise for whole clients. 20 clients with four
-  swapped labels, clip norm 1 (chosen by trial on these data, which no ε covers);
+- updates: what clients send of their updates, with noise for whole clients: full or compressed,
+  sketches, signatures, losses, noise of a trusted server or in shares. 20 clients with four swapped
+  labels, clip norm 1 (chosen by trial on these data, which no ε covers);
 - eigenvectors: one-shot clustering by noisy Gram matrices or naively noised eigenvectors, and
   signatures of gradients, with noise for single examples. 20 clients with rotated images;
-- epsilon: all of them at equal ε of whole runs, for single examples. 8 clients, two clusters.
+- epsilon: all of them at equal ε of whole runs, for single examples, and which of them are
+  efficient in accuracy (or ARI), bytes and ε. 8 clients, two clusters;
+- positions: NSIM, which takes positions and no images. 20 persons of mobility, noise for whole
+  clients on the layer that they send and on updates. It is left out where the data are not there.
 
 `--grid full` is for a GPU: updates and epsilon on MNIST, Fashion-MNIST and CIFAR-10 with the
 networks that suit them. A grid that was stopped goes on from its folders, runs/noise-DATA-PART,
-which also have the pictures as PDF and SVG. `--picture` only draws noise.png anew: the three parts,
-and the accuracy of honest clients over the share of malicious ones (`benchmarks.malicious_clients`,
-the behaviour that does most harm to each protocol).
+which also have the pictures as PDF and SVG. `--picture` only draws noise.png anew: the parts,
+accuracy over bytes at equal ε, and the accuracy of honest clients over the share of malicious ones
+(`benchmarks.malicious_clients`, the behaviour that does most harm to each protocol).
 """
 
 from __future__ import annotations
@@ -29,10 +33,13 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app.cli import main as command_line
+from securecluster.app.pareto import efficient
 from securecluster.app.plots.sweep import looks
 from securecluster.app.sweep_tables import HOLDS
 from securecluster.benchmarks.table import RESULTS, write
 from securecluster.core import atomic_files
+from securecluster.data import locations
+from securecluster.data.locations import FOLDER
 
 
 @dataclass(frozen=True)
@@ -59,16 +66,23 @@ class Part:
 
 
 BASELINES = ("fedavg", "finetune", "local")
+# each client adds a share of the noise, inside secure sums
+DISTRIBUTED = "placement=distributed,aggregation=secagg"
 UPDATES = Part(
     (
         "cfl",
         "cfl:placement=central",
         "cfl:sketch=64",
         "cfl:compress=4bit",
+        "cfl:signature=gradient",
         "flhc",
         "flhc:sketch=64",
+        "flhc:compress=4bit",
         "srfca:distance=l2",
         "ifca:loss-clip=4",
+        "clove:k=4",
+        f"hidden:k=4,{DISTRIBUTED}",
+        f"fedavg:{DISTRIBUTED}",
         *BASELINES,
     ),
     ("--noise", "0", "0.003", "0.01", "0.03", "0.1", "0.3", "1"),
@@ -85,10 +99,21 @@ EIGENVECTORS = Part(
     ("--noise", "0.03", "0.1", "0.3", "1", "3", "10"),
     ("--scenario", "rotation", "--dp-unit", "example", "--clip", "1"),
 )
+POSITIONS = Part(
+    ("nsim", "nsim:layer=last", "fedavg", "local"),
+    ("--noise", "0", "0.03", "0.1", "0.3"),
+    (
+        *("--data", "mobility", "--samples", "200", "--clip", "0.3"),
+        # the paper's numbers of synthetic users and networks, in the format of such clients
+        *("--synthetic", "100", "--networks", "1", "--grid", "1", "--positions", "90", "210"),
+        *("--rounds", "10", "--local-rounds", "5"),
+    ),
+)
 EPSILON = Part(
     (
         "signature",
         "cfl",
+        "cfl:signature=gradient",
         "flhc",
         "flhc:signature=gradient",
         "srfca",
@@ -109,7 +134,8 @@ GRIDS: dict[str, dict[str, dict[str, Part]]] = {
             "epsilon": EPSILON.on(
                 *("--model", "linear", "--rounds", "20", "--clients", "8", "--clusters", "2")
             ),
-        }
+        },
+        "mobility": {"positions": POSITIONS},
     },
     "full": {
         data: {
@@ -119,7 +145,12 @@ GRIDS: dict[str, dict[str, dict[str, Part]]] = {
         for data in ("mnist", "fashion_mnist", "cifar10")
     },
 }
+TRACES = "most_mobility/traces.parquet"
+BELOW = -0.17  # of a panel: place of its legend
 PICTURES = ("noise", "epsilon", "bytes")
+PARETO = (
+    "target_epsilon", "variant", "accuracy", "ari", "up", "down", "efficient", "efficient_ari",
+)  # fmt: skip
 
 
 def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
@@ -141,8 +172,9 @@ def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
     if not (folder / "thresholds.csv").is_file():
         raise SystemExit(code)
     for table in ("runs", "summary", "thresholds"):
-        with (folder / f"{table}.csv").open(newline="") as stream:
-            print(write(f"noise_{name}_{table}", list(csv.DictReader(stream))))
+        print(write(f"noise_{name}_{table}", _rows(folder / f"{table}.csv")))
+    if "--epsilon" in part.levels:
+        print(write(f"noise_{name}_pareto", pareto(_rows(folder / "summary.csv"))))
     for picture in PICTURES:
         path = folder / f"{picture}.png"
         if path.is_file():
@@ -150,46 +182,88 @@ def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
             atomic_files.write_atomic(target, atomic_files.read(path))
 
 
+def pareto(rows: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
+    """Return the lines of a sweep over ε that are efficient, by target.
+
+    A line is efficient by accuracy, by ARI, or by accuracy among those that cluster: baselines may
+    dominate all of these.
+
+    Args:
+        rows: of its summary, as texts.
+    """
+    clustering = [row for row in rows if row["protocol"] not in BASELINES and row["accuracy"]]
+    marks = efficient(clustering, "accuracy")
+    best = [row for row, mark in zip(clustering, marks, strict=True) if mark]
+    lines = []
+    for row in rows:
+        among_clustering = row in best
+        if "True" in (row["efficient"], row["efficient_ari"], str(among_clustering)):
+            line: dict[str, Any] = {name: row[name] for name in PARETO}
+            line["efficient_clustering"] = among_clustering
+            line["bytes"] = float(row["up"]) + float(row["down"])
+            lines.append(line)
+    # stable, so that variants stay in the grid's order
+    return sorted(lines, key=lambda line: float(line["target_epsilon"]))
+
+
+def _has_positions() -> bool:
+    """Return whether the data of mobility are there."""
+    folder = locations.folder()
+    return folder is not None and (folder / TRACES).is_file()
+
+
 def draw_all() -> Path:
-    """Draw ARI over noise, and over ε, and accuracy over the share of malicious clients."""
+    """Draw ARI, NSIM's correlation, accuracy over bytes, and the harm of malicious clients."""
     from securecluster.app.plots.figure import figure, save
 
-    picture, axes = figure(10.4, 8.4, rows=2, columns=2, share=False)
-    updates, eigenvectors, equal, malicious = axes.flat
+    picture, axes = figure(10.4, 13.6, rows=3, columns=2, share=False)
+    updates, eigenvectors, positions, equal, accuracy, malicious = axes.flat
     for panel in axes.flat:
         panel.grid(alpha=0.25)
-        panel.set_ylim(-0.1, 1.05)
-    _draw_part(updates, "digits_updates", "noise", "noise multiplier")
+        panel.set_ylim(-0.15, 1.05)
+    _draw_part(updates, "digits_updates", "ari", "noise", "noise multiplier")
     updates.set_title("updates, compressed updates and losses (whole clients)", fontsize=9)
-    _draw_part(eigenvectors, "digits_eigenvectors", "noise", "noise multiplier")
+    _draw_part(eigenvectors, "digits_eigenvectors", "ari", "noise", "noise multiplier")
     eigenvectors.set_title("eigenvectors and signatures (single examples)", fontsize=9)
-    _draw_part(equal, "digits_epsilon", "target_epsilon", "ε of the whole run")
+    _draw_part(positions, "mobility_positions", "pearson", "noise", "noise multiplier")
+    positions.set_title("NSIM: layers of models of positions (whole clients)", fontsize=9)
+    positions.set_ylabel("correlation with true similarity")
+    _draw_part(equal, "digits_epsilon", "ari", "target_epsilon", "ε of the whole run")
     equal.set_title("at equal ε (single examples)", fontsize=9)
+    _draw_accuracy(accuracy)
+    accuracy.set_title("accuracy at equal ε (dots: efficient in accuracy, bytes and ε)", fontsize=9)
+    accuracy.set_ylabel("accuracy, mean over seeds")
     _draw_malicious(malicious)
     malicious.set_title("malicious clients, the worst of six behaviours", fontsize=9)
     for panel in (updates, eigenvectors, equal):
         panel.set_ylabel("ARI, mean over seeds")
+        panel.axhline(HOLDS, color="0.8", linewidth=0.8, zorder=0)
     malicious.set_ylabel("accuracy of honest clients")
     return save(RESULTS / "noise.png", picture)
 
 
 def _results(name: str) -> list[dict[str, str]]:
     """Return the lines of a table of `results`, without its comment."""
-    text = (RESULTS / f"{name}.csv").read_text()
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return _rows(RESULTS / f"{name}.csv")
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """Return the lines of a CSV file, without comments."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     return list(csv.DictReader(lines))
 
 
-def _draw_part(panel: Any, name: str, column: str, text: str) -> None:
-    """Draw the ARI of each variant over a column of a part's summary.
+def _draw_part(panel: Any, name: str, score: str, column: str, text: str) -> None:
+    """Draw a score of each variant over a column of a part's summary.
 
     Args:
         panel: matplotlib axes.
         name: of the part's tables.
+        score: column of the vertical axis.
         column: of the horizontal axis, whose levels are evenly spaced.
         text: of the horizontal axis.
     """
-    rows = [row for row in _results(f"noise_{name}_summary") if row["ari"]]
+    rows = [row for row in _results(f"noise_{name}_summary") if row[score]]
     levels = sorted({float(row[column]) for row in rows})
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     for label, look in looks(variants).items():
@@ -197,13 +271,43 @@ def _draw_part(panel: Any, name: str, column: str, text: str) -> None:
             continue  # baselines do not cluster
         points = [row for row in rows if row["variant"] == label]
         places = [levels.index(float(row[column])) for row in points]
-        means = [float(row["ari"]) for row in points]
+        means = [float(row[score]) for row in points]
         panel.plot(places, means, look.line, marker=look.marker, color=look.color, label=label)
+    _finish(panel, levels, text)
+
+
+def _draw_accuracy(panel: Any) -> None:
+    """Draw the accuracy of each variant at equal ε, with a filled mark where it is efficient.
+
+    Args:
+        panel: matplotlib axes.
+    """
+    rows = _results("noise_digits_epsilon_summary")
+    levels = sorted({float(row["target_epsilon"]) for row in rows})
+    for label, look in looks(list(dict.fromkeys(row["variant"] for row in rows))).items():
+        points = [row for row in rows if row["variant"] == label and row["accuracy"]]
+        places = [levels.index(float(row["target_epsilon"])) for row in points]
+        means = [float(row["accuracy"]) for row in points]
+        line = {"color": look.color, "linestyle": look.line, "linewidth": 0.8}
+        panel.plot(places, means, marker=look.marker, fillstyle="none", label=label, **line)
+        for place, mean, row in zip(places, means, points, strict=True):
+            if row["efficient"] == "True":
+                panel.plot(place, mean, "o", color=look.color, markersize=8)
+    _finish(panel, levels, "ε of the whole run")
+
+
+def _finish(panel: Any, levels: Sequence[float], text: str) -> None:
+    """Label evenly spaced levels, and add the legend.
+
+    Args:
+        panel: matplotlib axes.
+        levels: of noise or ε.
+        text: of the horizontal axis.
+    """
     texts = ["∞" if math.isinf(level) else f"{level:g}" for level in levels]
     panel.set_xticks(range(len(levels)), texts)
     panel.set_xlabel(text)
-    panel.axhline(HOLDS, color="0.8", linewidth=0.8, zorder=0)
-    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=7)
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, BELOW), ncols=2, fontsize=7)
 
 
 def _draw_malicious(panel: Any) -> None:
@@ -228,7 +332,7 @@ def _draw_malicious(panel: Any) -> None:
         means = [worst[label][share] for share in shares]
         panel.plot(shares, means, look.line, marker=look.marker, color=look.color, label=label)
     panel.set_xlabel("share of malicious clients")
-    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=7)
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, BELOW), ncols=2, fontsize=7)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -249,6 +353,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for data, parts in GRIDS[chosen.grid].items():
         for name, part in parts.items():
             if chosen.only and name not in chosen.only:
+                continue
+            if data == "mobility" and not _has_positions():
+                print(f"{name} is left out: {FOLDER} names no folder that holds {TRACES}")
                 continue
             folder = chosen.out / f"noise-{data}-{name}"
             measure(f"{data}_{name}", part, chosen.seeds, chosen.jobs, folder)

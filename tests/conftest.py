@@ -140,7 +140,7 @@ def brief_fit() -> Callable[..., Any]:
     from securecluster.protocols.nsim.pair_network import PairNetworkConfig
     from securecluster.protocols.nsim.similarity_model import fit
 
-    def brief(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
+    def brief(rows: Any, true: Any, draws: Any, grid: Any = None, networks: int = 1) -> Any:
         return fit(
             rows,
             true,

@@ -115,7 +115,7 @@ class Case:
             return made.run_in(folder, digits(), settings, report)
 
 
-def _few_steps(rows: Any, true: Any, draws: Any, grid: Any) -> Any:
+def _few_steps(rows: Any, true: Any, draws: Any, grid: Any, networks: int) -> Any:
     return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
 
 

@@ -132,6 +132,8 @@ class NSIM(ClusteringProtocol):
     """number of architectures that the grid search compares, the first of similarity_model.GRID; 1
     means no search
     """
+    networks: int = 3
+    """pair networks whose predictions are averaged (the paper has one)"""
     eps: float | None = None
     """DBSCAN: users are neighbours up to this value of 1 - similarity; None chooses one from the
     predicted similarities
@@ -238,6 +240,7 @@ class NSIM(ClusteringProtocol):
             rounds=self._local,
             stride=self.stride,
             grid=self.grid,
+            networks=self.networks,
             shape=tuple(shape),
             clip=float(self.clip or 0),
             noise=float(noise) if self.per_client else 0.0,

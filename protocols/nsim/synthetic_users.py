@@ -69,6 +69,7 @@ class SyntheticUsersConfig:
         shape: of a sample, which a generator of samples must respect; () accepts any.
         clip: S of the layers that real users send, to which synthetic users' are clipped, too.
         noise: z of the layers that real users send; 0 leaves layers as they are.
+        networks: number of pair networks whose predictions are averaged.
     """
 
     users: int
@@ -83,6 +84,7 @@ class SyntheticUsersConfig:
     shape: tuple[int, ...] = ()
     clip: float = 0.0
     noise: float = 0.0
+    networks: int = 3
 
     def __post_init__(self) -> None:
         _check_word("layer", self.layer, LAYERS)
@@ -95,6 +97,7 @@ class SyntheticUsersConfig:
         _check_count("local_rounds", self.rounds, 1)
         _check_count("synthetic", self.users, LEAST_USERS)
         _check_count("stride", self.stride, 1)
+        _check_count("networks", self.networks, 1)
         is_count = isinstance(self.grid, Integral) and not isinstance(self.grid, bool)
         if not (is_count and 1 <= int(self.grid) <= len(GRID)):
             raise UsageError(
@@ -151,6 +154,7 @@ class SyntheticUsersConfig:
             torch.from_numpy(true),
             Randomness(draws.integer("estimator")),
             grid=GRID[: self.grid],
+            networks=self.networks,
         )
 
         # accuracy on users that took no part in the fit

@@ -233,6 +233,7 @@ class Cell:
             "epsilon": price.epsilon,
             "clusters": len(set(protocol.labels_.tolist())),
             "ari": agreement["ari"],
+            "pearson": _correlation(protocol.history_),
             protocol.metric_: _finite(protocol.scores_.mean()),
             f"worst_{protocol.metric_}": _finite(worst(protocol.scores_)),
             "up": protocol.bytes_["up"],
@@ -305,6 +306,18 @@ def _finite(value: Any) -> float | None:
     number = float(value)
     if math.isfinite(number):
         return number
+    return None
+
+
+def _correlation(history: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return Pearson's correlation of predicted and true similarities of clients' data.
+
+    Args:
+        history: lines of a run; NSIM's have it after the clustering.
+    """
+    for line in reversed(history):
+        if line.get("pearson_real") is not None:
+            return float(line["pearson_real"])
     return None
 
 

@@ -29,7 +29,7 @@ def write(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
     """
     metric = federation.objective.metric
     runs = sweep_tables.tidy(rows, metric)
-    means = sweep_tables.summary(runs, metric)
+    means = sweep_tables.summary(runs, metric, federation.objective.higher)
     sweep_tables.write(folder / "runs.csv", runs)
     sweep_tables.write(folder / "summary.csv", means)
     sweep_tables.write(folder / "thresholds.csv", sweep_tables.thresholds(runs))
@@ -114,7 +114,7 @@ def show(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
     console = Console(markup=False, highlight=False)
     metric = federation.objective.metric
     runs = sweep_tables.tidy(rows, metric)
-    means = sweep_tables.summary(runs, metric)
+    means = sweep_tables.summary(runs, metric, federation.objective.higher)
     console.print(_means_table(means, metric, _title(federation, runs)))
     console.print(_thresholds_table(sweep_tables.thresholds(runs)))
     for line in _refusals(runs):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.app.pareto import efficient
 from securecluster.core import atomic_files
 
 Row = dict[str, Any]
@@ -23,9 +24,10 @@ COUNTS = ("run", "seed", "clients", "clusters", "up", "down", "servers", "rounds
 FIRST = (
     "run", "protocol", "variant", "mechanism", "dp_unit", "clip", "data", "scenario", "clients",
     "seed", "noise", "target_epsilon", "epsilon", "delta", "status", "reason", "clusters", "ari",
+    "pearson",
 )  # fmt: skip
 LAST = ("up", "down", "servers", "rounds", "seconds")
-MEASURED = ("up", "down", "servers", "rounds", "seconds")  # means without an interval
+MEASURED = ("pearson", *LAST)  # means without an interval
 KEYS = ("variant", "noise", "target_epsilon")  # of a line of the summary
 SUMMED = ("protocol", "variant", "mechanism", "dp_unit", "delta")  # the same in all of its runs
 
@@ -77,15 +79,18 @@ def tidy(rows: Iterable[Row], metric: str) -> list[Row]:
     return [{name: row.get(name) for name in names} for row in ordered]
 
 
-def summary(rows: Sequence[Row], metric: str) -> list[Row]:
+def summary(rows: Sequence[Row], metric: str, higher: bool = True) -> list[Row]:
     """Return a line per variant and level, with means over the seeds.
 
     ARI, the metric and the worst client's metric have the interval of Student's t at 95 % in the
     columns `_low` and `_high`. Runs that failed or were refused are counted, and in no mean.
+    `efficient` says that no other line has at least this metric for at most the bytes and ε, and
+    `efficient_ari` that none has this ARI.
 
     Args:
         rows: as `tidy` returns them.
         metric: the name of the clients' score.
+        higher: True if a larger score is better.
     """
     groups = []
     for variant_rows in _groups(rows, ("variant",)):
@@ -111,6 +116,9 @@ def summary(rows: Sequence[Row], metric: str) -> list[Row]:
         for name in MEASURED:
             line[name] = _mean(done, name)
         lines.append(line)
+    marks = zip(lines, efficient(lines, metric, higher), efficient(lines, "ari"), strict=True)
+    for line, by_metric, by_ari in marks:
+        line |= {"efficient": by_metric, "efficient_ari": by_ari}
     return lines
 
 
@@ -320,6 +328,8 @@ def _column_kind(name: str, rows: Sequence[Row]) -> tuple[str, Callable[[Any], A
     """
     if name in TEXTS or name.endswith("_kind"):
         return "string", str
+    if name.startswith("efficient"):
+        return "bool_", bool
     means = "runs" in rows[0] and name in MEASURED
     if name in ("runs", "refused", "failed") or (name in COUNTS and not means):
         return "int64", int

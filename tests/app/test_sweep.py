@@ -100,8 +100,8 @@ def test_csv_and_parquet_hold_the_same_numbers(whole: Path) -> None:
             for value, text in zip(table[column].to_pylist(), lines, strict=True):
                 if value is None:
                     assert text[column] == ""
-                elif isinstance(value, str):
-                    assert text[column] == value
+                elif isinstance(value, str | bool):
+                    assert text[column] == str(value)
                 else:
                     assert float(text[column]) == value
     types = {field.name: str(field.type) for field in parquet.read_schema(whole / "runs.parquet")}
@@ -135,6 +135,16 @@ def test_baselines_are_grey_and_nobody_else() -> None:
     assert grey == ["fedavg", "local", "finetune"]
     assert len({(look.line, look.marker, look.color) for look in found.values()}) == 5
     assert "C7" not in {look.color for look in plots.looks([f"x{n}" for n in range(20)]).values()}
+
+
+def test_a_legend_has_as_many_columns_as_its_texts_leave_room_for() -> None:
+    assert plots._legend_columns([5] * 8, 160) == 4
+    assert plots._legend_columns([5, 5], 160) == 2
+    # four columns of 21, 22, 51 and 48 letters need 142 and their lines
+    texts = [3, 21, 13, 18, 22, 4, 14, 17, 17, 16, 9, 51, 48, 6, 8, 15]
+    assert plots._legend_columns(texts, 142 + 4 * 9) == 4
+    assert plots._legend_columns(texts, 142 + 4 * 9 - 1) == 3
+    assert plots._legend_columns([200] * 3, 160) == 1
 
 
 def test_the_summary_has_means_and_students_interval() -> None:

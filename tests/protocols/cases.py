@@ -206,7 +206,7 @@ def two_clusters(clients: int, samples: int, seed: int = 0) -> Federation:
 def stub_pair_network(patch: pytest.MonkeyPatch) -> None:
     """Let NSIM's pair network hardly train, where nothing depends on what it predicts."""
 
-    def hardly(rows: Any, true: Any, draws: Any, grid: Any = None) -> Any:
+    def hardly(rows: Any, true: Any, draws: Any, grid: Any = None, networks: int = 1) -> Any:
         return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
 
     patch.setattr(synthetic_users, "fit", hardly)

@@ -16,14 +16,18 @@ from securecluster.core import atomic_files
 
 Row = dict[str, Any]  # of the summary
 BASELINES = ("fedavg", "finetune", "local")  # which do not cluster
+COLORS = (0, 1, 2, 3, 4, 5, 6, 8, 9)  # C7 is grey, which belongs to baselines
+COLOR_LINES = ("-", "-.", "--")
 GREY_LINES = ("--", ":", "-.")
-GREY_MARKERS = "x+1"
+GREY_MARKERS = "x+12"
 MARKERS = "osD^vP*X<>"
 # of the files: no dates, the same names inside, and text that stays text
 STYLE: Any = {"svg.hashsalt": "securecluster", "svg.fonttype": "none", "pdf.fonttype": 42}
 METADATA: dict[str, Any] = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 PALEST = 0.25  # opacity of the level with the most noise
 MOST_TICKS = 9
+LETTERS_PER_INCH = 17.0  # of a legend's texts
+HANDLE = 9  # letters in place of a legend's line, with its gaps
 TICK_GAP = 0.07  # between two ticks, as a share of the axis
 LONG = 1000  # from here on powers of ten are written as such
 MARGIN = 2.0  # factor between the outermost level and the place of 0 or infinity
@@ -89,14 +93,12 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
             grey += 1
         else:
             marker = MARKERS[colored % len(MARKERS)]
-            styles[label] = Look(f"C{_color(colored)}", marker, "-", 1.6, 2)
+            # colours that come again have another line
+            line = COLOR_LINES[colored // len(COLORS) % len(COLOR_LINES)]
+            color = COLORS[colored % len(COLORS)]
+            styles[label] = Look(f"C{color}", marker, line, 1.6, 2)
             colored += 1
     return styles
-
-
-def _color(position: int) -> int:
-    """Return the number of a colour; C7 is grey, which belongs to baselines."""
-    return [0, 1, 2, 3, 4, 5, 6, 8, 9][position % 9]
 
 
 def _over(
@@ -364,9 +366,25 @@ def _finish(panel: Any, xlabel: str, ylabel: str, score: str) -> None:
 def _with_legend(picture: Any, panels: Sequence[Any]) -> Any:
     """Return the figure with one legend below its panels."""
     handles, labels = panels[0].get_legend_handles_labels()
-    columns = min(len(labels), 4)
+    width = LETTERS_PER_INCH * picture.get_figwidth()
+    columns = _legend_columns([len(label) for label in labels], width)
     picture.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
     return picture
+
+
+def _legend_columns(lengths: Sequence[int], width: float) -> int:
+    """Return the number of columns of a legend, at most 4, that fit a figure.
+
+    Args:
+        lengths: of its texts, in letters.
+        width: of the figure, in letters.
+    """
+    for columns in (4, 3, 2):
+        height = math.ceil(len(lengths) / columns)
+        longest = [max(lengths[k : k + height]) for k in range(0, len(lengths), height)]
+        if sum(longest) + HANDLE * columns <= width:
+            return min(columns, len(lengths))
+    return 1
 
 
 def _save(folder: Path, name: str, picture: Any) -> list[Path]:

@@ -20,7 +20,7 @@ from securecluster.models.validation import build
 from securecluster.protocols import NSIM, Local, Settings
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.nsim.client import NSIMClient, find_layer
-from securecluster.protocols.nsim.pair_network import PairNetworkConfig
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig, pairwise
 from securecluster.protocols.nsim.random_walks import Format, RandomWalk, windows
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.protocols.nsim.synthetic_users import SyntheticUsersConfig, correlations
@@ -32,6 +32,7 @@ SMALL: dict[str, Any] = {
     "lr": 0.1,
     "epochs": 2,
     "synthetic": 24,
+    "networks": 1,
     "positions": (40, 80),
     "local_rounds": 2,
     "rounds": 2,
@@ -49,7 +50,7 @@ def trained_for(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     brief = PairNetworkConfig(width=64, embedding=16, steps=steps, dropout=0.0)
     monkeypatch.setattr(
         "securecluster.protocols.nsim.synthetic_users.fit",
-        lambda rows, true, draws, grid: fit(rows, true, draws, grid=(brief,), networks=1),
+        lambda rows, true, draws, grid, networks: fit(rows, true, draws, True, (brief,), networks),
     )
 
 
@@ -98,6 +99,17 @@ def test_users_of_the_same_places_share_a_cluster(
         fitted.labels_[0],
         fitted.labels_[3],
     ]
+
+
+def test_similarities_are_the_mean_of_so_many_networks(corners: Federation) -> None:
+    state = NSIM(**SMALL | {"networks": 2}).fit(corners).state_
+    estimator = state.known.fitted.estimator
+    assert len(estimator.networks) == 2
+    standardised = ((state.layers - estimator.mean) / estimator.scale).clamp(-5, 5)
+    by_network = [pairwise(network, standardised, standardised) for network in estimator.networks]
+    apart = ~torch.eye(len(state.ids), dtype=torch.bool)
+    expected = (by_network[0] + by_network[1]) / 2
+    torch.testing.assert_close(state.similarity[apart], expected[apart])
 
 
 def test_the_layer_comes_as_it_is_and_nothing_else_of_a_client(corners: Federation) -> None:
@@ -296,6 +308,7 @@ def test_the_estimator_is_replayed_with_the_threads_of_the_run(corners: Federati
         ({"init": "same"}, "unknown init"),
         ({"walks": "levy"}, "walks = 'levy'"),
         ({"synthetic": 7}, "synthetic = 7"),
+        ({"networks": 0}, "networks = 0"),
         ({"local_rounds": 0}, "local_rounds = 0"),
         ({"radius": -1}, "radius = -1"),
         ({"grid": 0}, "grid = 0"),
