@@ -89,7 +89,7 @@ def cnn_parts() -> dict[str, Part]:
     Convolutions take one client's mini-batch at a time, in channels-last layout.
     """
     torch.manual_seed(0)
-    named = {}
+    named: dict[str, Part] = {}
     for name, channels, filters, side in (("first", 1, 32, 28), ("second", 32, 64, 14)):
         named |= _convolution_parts(name, channels, filters, side)
     # the mini-batches of all clients of the chunk, and a client's rows of all steps

@@ -211,15 +211,31 @@ def block_means(distance: Array, labels: Sequence[int]) -> Array:
     Returns:
         (K, K), symmetric.
     """
-    one_hot = np.eye(1 + max(labels))
-    membership = one_hot[list(labels)].T
-    sizes = membership.sum(1)
+    sizes = np.bincount(labels)
     diagonal = np.eye(len(distance), dtype=bool)
     between = np.where(diagonal, 0.0, distance)
     pairs = np.outer(sizes, sizes) - np.diag(sizes)
-    sums = membership @ between @ membership.T
+    sums_by_model = _sums_by_cluster(between, labels).T  # (m, K)
+    sums = _sums_by_cluster(sums_by_model, labels)
     means: Array = sums / np.maximum(pairs, 1)
     return means
+
+
+def _sums_by_cluster(rows: Array, labels: Sequence[int]) -> Array:
+    """Return the sum of each cluster's rows, in time that does not grow with the clusters.
+
+    Args:
+        rows: (m, n).
+        labels: (m,) 0 … K − 1, each of one row or more.
+
+    Returns:
+        (K, n)
+    """
+    by_cluster = np.argsort(labels, kind="stable")
+    ends = np.bincount(labels).cumsum()
+    starts = np.concatenate([[0], ends[:-1]])
+    sums: Array = np.add.reduceat(rows[by_cluster], starts, axis=0)
+    return sums
 
 
 def _unit(distance: Array, squared: bool) -> float:
@@ -267,8 +283,7 @@ def _cuts(distance: Array, minimum: int) -> Iterator[list[int]]:
         # finer cuts have no larger clusters
         if not len(large):
             break
-        membership = np.eye(len(sizes))[cut]
-        mean_distance = distance @ membership / sizes
+        mean_distance = _sums_by_cluster(distance, cut.tolist()).T / sizes
         nearest = large[mean_distance[:, large].argmin(1)]
         is_large = sizes[cut] >= minimum
         labels = renumbered(np.where(is_large, cut, nearest).tolist())
