@@ -136,7 +136,7 @@ class Disclosure:
         if self.derived:
             return "made of earlier releases"
         if self.mechanism == "free":
-            return "computed from other releases, or public"
+            return "computed from other releases, noised and priced with one, or public"
         if self.mechanism == "exact":
             return "without noise"
         if self.central:
@@ -322,7 +322,10 @@ def free(disclosed: Sequence[Disclosure], rows: Sequence[Row]) -> list[str]:
         if row.mechanism != "free":
             continue
         name = f"{row.field} of {row.method}"
-        source = "computed from other releases or from training with noise, or public"
+        source = (
+            "computed from other releases or from training with noise, noised and priced with "
+            "another field, or public"
+        )
         if name in derived:
             source = "made of earlier releases"
         # post-processing: a function of releases costs no more than these
