@@ -36,9 +36,11 @@ from numpy.typing import NDArray
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_number, check_whole
+from securecluster.data import Federation
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Whole
 from securecluster.messaging.messages import Ack, Empty, Rows
+from securecluster.models.objectives import Classification
 from securecluster.privacy.dp.exponential_mechanism import bounded_range, choice
 from securecluster.protocols.common.averaging import total_weights
 from securecluster.protocols.common.base import ClusteringProtocol
@@ -455,6 +457,25 @@ class RDPCFL(ClusteringProtocol):
         models = self.most_clusters
         averages = models * sizes["averages"]
         return {**sizes, "models": models, "starts": 1, "model_averages": averages}
+
+    def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
+        """Refuse data without labels, of which there are no right answers to count.
+
+        A sample counts by 0 or 1 in a choice. Other scores, such as losses, would cost more than
+        choices are priced at, and the best model would not have the largest one.
+
+        Args:
+            federation: the clients and their data.
+
+        Raises:
+            UsageError: the data have no labels.
+        """
+        if not isinstance(federation.objective, Classification):
+            raise UsageError(
+                "clients of rdpcfl choose by right answers, and these data have no labels: take "
+                "clove, whose clients compare losses"
+            )
+        return super().resolve_defaults(federation)
 
     def check(self, clients: int) -> None:
         """Check the number of clusters, and the options of choices, too.

@@ -43,6 +43,7 @@ from securecluster.privacy.gradient_signatures import (
 )
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.newcomers import training_sizes
 from securecluster.runtime.endpoint import GATHER, CallContext, answers
 
 Array = NDArray[np.float64]
@@ -414,7 +415,8 @@ def resolved_signature(protocol: Any, federation: Federation, noise: float) -> d
     per_client = protocol.dp_unit == "client"
     sizes: list[int] = []
     if not per_client:
-        sizes = [len(shard.y) for shard in federation.shards]
+        # signatures are of the samples that clients train on
+        sizes = training_sizes(protocol, federation)
     blocks = str(protocol.signature_blocks)
     if blocks == "auto":
         by_rule = blocks_by_rule(noise, federation.classes, sizes, per_client)

@@ -235,7 +235,10 @@ class GradientSignatureProtocol(ClusteringProtocol):
             return []
         views = ["norms and inner products of all clients' gradient signature, sent one by one"]
         if self.signature_blocks != "plain":
-            views.append("of class blocks, each client's share of each class (with their noise)")
+            views.append(
+                "where signatures are class blocks, each client's share of each class, with as "
+                "much noise as its projections"
+            )
         return views
 
     def signature_assumptions(self) -> list[str]:

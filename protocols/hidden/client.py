@@ -20,6 +20,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError
 from securecluster.messaging.bounds import Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
+from securecluster.privacy.dp.noise_streams import digest
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.messages import AVERAGES, MOST_SAMPLES, AverageDeltas
@@ -58,6 +59,11 @@ class PublicCentres:
     mean: Annotated[Shared, Real(("signature",))]  # (q,)
     basis: Annotated[Shared, Real(("signature", "subspace"))]  # (q, r)
     centres: Annotated[Shared, Real((Upto("centres", "cells", minimum=1), "subspace"))]  # (c, r)
+
+    def digest(self) -> torch.Tensor:
+        """Return the 32 bytes of a digest of all numbers, uint8."""
+        numbers = [part.value.flatten() for part in (self.mean, self.basis, self.centres)]
+        return torch.tensor(list(digest(torch.cat(numbers))), dtype=torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +134,8 @@ class HiddenClient(TrainingClient):
         self._clusters = clusters
         self._points: dict[int, Array] = {}  # by position
         self.labels = [UNASSIGNED] * len(cohort.ids)
+        # digests of the centres to which clients have assigned themselves; zeros before
+        self._assigned_to = torch.zeros(len(cohort.ids), 32, dtype=torch.uint8)
         # the last message of averages, and the same by blocks: chunks of a sum share it
         self._split: tuple[torch.Tensor | None, torch.Tensor] = (None, torch.zeros(0, 0))
 
@@ -158,26 +166,31 @@ class HiddenClient(TrainingClient):
     def assign(self, context: CallContext, query: PublicCentres) -> Ack:
         """Take the nearest centre's cluster, without saying which.
 
-        Security rule: a client assigns itself once. By its updates under other centres, a server
-        could find out what the client is near to.
+        Security rule: a client assigns itself once. By its updates under other centres, or by
+        whether it accepts them, a server could find out what the client is near to.
 
         Raises:
-            PolicyError: more centres than clusters, or another cluster than before.
+            PolicyError: more centres than clusters, or other centres than before.
         """
         if len(query.centres.value) > self._clusters:
             raise PolicyError(
                 f"{len(query.centres.value)} centres are not those of {self._clusters} clusters: "
                 "the request is refused"
             )
-        nearest = noisy_centres.nearest_centres(
-            self._coordinates(context, query), query.centres.value.double().cpu().numpy()
-        )
-        for i, k, label in zip(context.ids, context.positions, nearest.tolist(), strict=True):
-            if self.labels[k] not in (UNASSIGNED, label):
+        current = query.digest()
+        for i, k in zip(context.ids, context.positions, strict=True):
+            before = self._assigned_to[k]
+            # Whatever its cluster would be: a refusal must not tell of the data.
+            if bool(before.any()) and not torch.equal(before, current):
                 raise PolicyError(
                     f"client {i} has assigned itself before, and other centres could tell to what: "
                     "the request is refused"
                 )
+        nearest = noisy_centres.nearest_centres(
+            self._coordinates(context, query), query.centres.value.double().cpu().numpy()
+        )
+        for k, label in zip(context.positions, nearest.tolist(), strict=True):
+            self._assigned_to[k] = current
             self.labels[k] = label
         return Ack()
 
@@ -242,13 +255,18 @@ class HiddenClient(TrainingClient):
         )
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add the clients' clusters."""
-        return {**super().memory(), "labels": torch.as_tensor(self.labels)}
+        """Add the clients' clusters, and digests of the centres that they follow from."""
+        return {
+            **super().memory(),
+            "labels": torch.as_tensor(self.labels),
+            "assigned_to": self._assigned_to.clone(),
+        }
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Restore what `memory` returned."""
         super().recall(memory)
         self.labels = memory["labels"].tolist()
+        self._assigned_to = memory["assigned_to"].clone()
 
     def _check_assigned(self, context: CallContext) -> None:
         """Raise PolicyError for clients that have no cluster yet."""

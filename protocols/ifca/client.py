@@ -251,6 +251,7 @@ def hidden_view(k: int) -> list[str]:
         "with a block of two clients, each of them can subtract its own update from the average",
         "a server that reports false counts to clients, or names other survivors to each of them, "
         "could read a block of one client: clients check their own choice and the number of "
-        "clients, and cannot check who else chose their model",
+        "clients, and cannot check who else chose their model; who refuses false counts tells by "
+        "that what it chose",
         "at the end how far each model has moved (masked where updates are)",
     ]

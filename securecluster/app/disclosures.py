@@ -136,7 +136,7 @@ class Disclosure:
         if self.derived:
             return "made of earlier releases"
         if self.mechanism == "free":
-            return "computed from other releases, or public"
+            return "computed from other releases, noised and priced with one, or public"
         if self.mechanism == "exact":
             return "without noise"
         if self.central:
@@ -322,7 +322,10 @@ def free(disclosed: Sequence[Disclosure], rows: Sequence[Row]) -> list[str]:
         if row.mechanism != "free":
             continue
         name = f"{row.field} of {row.method}"
-        source = "computed from other releases or from training with noise, or public"
+        source = (
+            "computed from other releases or from training with noise, noised and priced with "
+            "another field, or public"
+        )
         if name in derived:
             source = "made of earlier releases"
         # post-processing: a function of releases costs no more than these
@@ -344,6 +347,7 @@ def uncovered(fitted: ClusteringProtocol) -> list[str]:
         *_observed(fitted),
         *_transcript(fitted),
         *_models_without_noise(fitted),
+        *_own_labels(fitted),
         *_sample_counts(learned),
         "config.json: a digest of all clients' data, by which a guess of all of them can be "
         "checked",
@@ -388,14 +392,27 @@ def _models_without_noise(fitted: ClusteringProtocol) -> list[str]:
     return [f"{MODELS}: the model of {clusters}, which one client trained alone, without noise"]
 
 
+def _own_labels(fitted: ClusteringProtocol) -> list[str]:
+    """Return a sentence on the labels of clients that assign themselves, if they do."""
+    if fitted.with_fitted_params().server_knows_labels:
+        return []
+    files = f"result.json, history.jsonl, {LEARNED}, {MODELS} and pictures"
+    return [
+        f"{files}: each client's cluster, or what follows from it, which the client alone knows, "
+        "without noise"
+    ]
+
+
 def _sample_counts(learned: FittedSummary) -> list[str]:
     """Return a sentence on clients' numbers of samples, where a file has them."""
-    if not learned.network.ledger.samples:
+    files = []
+    if "sizes" in learned.config or learned.config.get("signature_sizes"):
+        files.append("config.json")
+    if learned.network.ledger.samples:
+        files.append(LEARNED)
+    if not files:
         return []
-    files = LEARNED
-    if "sizes" in learned.config:
-        files = f"config.json, {LEARNED}"
-    return [f"{files}: each client's number of samples"]
+    return [f"{', '.join(files)}: each client's number of samples"]
 
 
 def _shown_alone(fitted: ClusteringProtocol) -> list[int]:

@@ -88,8 +88,8 @@ PLACED = {
     "fewest survivors of which a sum is unmasked amount to the noise, if all of them are honest",
     "local": "local: each client adds the noise itself, so it protects from the server, too",
     "central": "central: a trusted server adds the noise to what it uses; it reads clipped updates "
-    "without noise, and a full transcript contains them like this; losses, layers and Gram "
-    "matrices have noise of their clients",
+    "without noise, and a full transcript contains them like this; losses, choices, layers, "
+    "signatures and Gram matrices have noise of their clients",
 }
 # the relation under which ε bounds how much one client, or one example, can change a release
 NEIGHBOURS = {

@@ -26,6 +26,10 @@ from securecluster.core.randomness import Randomness
 
 # rows of examples that are processed at once; bounds memory, not results beyond rounding
 BLOCK = 4096
+# Norm to which an example is scaled down before it is projected. A product in single precision
+# errs by a share of its longest row, and by how much depends on how many rows it has: examples of
+# any length would move the rows of others further than the sensitivity says.
+LONGEST = 256.0
 # factor of projections in class blocks: their norm is then near that of the 1 for digits
 PROJECTION_SCALE = 1 / 6
 
@@ -72,6 +76,18 @@ def clipped_rows(rows: torch.Tensor, clip: float) -> torch.Tensor:
     finite = wide.isfinite().all(1, keepdim=True)
     wide = wide.masked_fill(~finite, 0.0)
     return wide * clip_factors(wide, clip)
+
+
+def shortened(rows: torch.Tensor) -> torch.Tensor:
+    """Return examples (n, D), scaled down to norm `LONGEST` where they are longer.
+
+    Others keep their bits. Rows that are not finite stay so.
+
+    Args:
+        rows: (n, D).
+    """
+    factors = clip_factors(rows.double(), LONGEST)
+    return rows * factors.to(rows.dtype)
 
 
 def scaled_to_norm(row: torch.Tensor, norm: float = 1.0) -> torch.Tensor:
@@ -199,7 +215,7 @@ class ClassBlocks:
         Args:
             inputs: (n, D).
         """
-        centred = inputs.float() - self.centre
+        centred = shortened(inputs.float() - self.centre)
         projected = centred @ self.projection().to(inputs.device)
         ones = projected.new_ones(len(projected), 1)
         return torch.cat([projected, ones], 1)
@@ -293,7 +309,7 @@ def client_sensitivity(clip: float) -> float:
 
 
 def _extended(inputs: torch.Tensor, centre: float) -> torch.Tensor:
-    """Return (x − c, 1) of each example, (n, D + 1)."""
+    """Return (x − c, 1) of each example, (n, D + 1), scaled down where it is very long."""
     centred = inputs.float() - centre
     ones = centred.new_ones(len(centred), 1)
-    return torch.cat([centred, ones], 1)
+    return shortened(torch.cat([centred, ones], 1))

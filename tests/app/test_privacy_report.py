@@ -12,19 +12,22 @@ import pytest
 import torch
 from mpmath import exp as mexp
 from mpmath import mp, mpf, ncdf
+from safetensors import safe_open
 from safetensors.torch import load_file
 
-from securecluster import Federation
+from securecluster import Federation, LabelSwap
 from securecluster.app.cli import main
 from securecluster.app.privacy_report import section
 from securecluster.models.objectives import Language, Trajectory
 from securecluster.protocols import (
     ClusteringProtocol,
     FedAvg,
+    Hidden,
     Local,
     OneShot,
     RandomClusters,
     Settings,
+    Signature,
 )
 
 SMALL = ["--clients", "6", "--clusters", "2", "--samples", "40", "--rounds", "2", "--threads", "1"]
@@ -390,6 +393,33 @@ def test_the_shared_files_with_the_numbers_of_samples_are_named(tmp_path: Path) 
             f"{'config.json, ' if there else ''}learned.safetensors: each client's number of "
             "samples"
         ]
+
+
+def test_numbers_of_samples_that_signatures_publish_are_named(small: Federation) -> None:
+    for unit, there in (("example", True), ("client", False)):
+        method = Signature(rounds=1, model="linear", k=2, signature_noise=1.0, dp_unit=unit)
+        privacy = section(method.fit(small))
+        text = "config.json: each client's number of samples"
+        assert (text in privacy["uncovered_files"]) == there
+
+
+def test_labels_that_only_clients_know_are_named_where_files_have_them(tmp_path: Path) -> None:
+    clients = Federation.simulate(
+        "digits", scenario=LabelSwap(clusters=2), clients=8, samples=100, seed=0
+    )
+    params: dict[str, Any] = {"rounds": 1, "model": "linear", "clip": 1.0, "noise": 0.1}
+    assigned = Hidden(k=2, **params).fit(clients, folder=tmp_path)
+    labels = json.loads((tmp_path / "result.json").read_text())["labels"]
+    # they follow from the clients' points without noise
+    assert labels == assigned.labels_.tolist() and len(set(labels)) == 2
+    with safe_open(tmp_path / "models.safetensors", "pt") as models:
+        shared = json.loads(models.metadata()["securecluster"])
+    assert json.loads(shared["labels"]) == labels
+    sentence = "each client's cluster, or what follows from it, which the client alone knows"
+    for fitted, own in ((assigned, True), (FedAvg(**params).fit(clients), False)):
+        named = [text for text in section(fitted)["uncovered_files"] if sentence in text]
+        assert bool(named) == own
+        assert all("models.safetensors" in text for text in named)
 
 
 def test_a_run_without_test_data_or_truth_or_transcript_does_not_name_them(

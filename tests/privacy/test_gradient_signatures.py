@@ -8,6 +8,7 @@ import torch
 
 from securecluster.core.randomness import Randomness
 from securecluster.privacy.gradient_signatures import (
+    LONGEST,
     ClassBlocks,
     GradientSketch,
     Projected,
@@ -15,6 +16,7 @@ from securecluster.privacy.gradient_signatures import (
     clipped_rows,
     example_sensitivity,
     scaled_to_norm,
+    shortened,
     signature_mean,
 )
 
@@ -113,6 +115,53 @@ def test_one_example_moves_a_signature_by_at_most_its_sensitivity(public: object
     bound = example_sensitivity(0.7, 20)
     assert moved == pytest.approx(bound, rel=1e-9)  # a long row is clipped: the bound is reached
     assert float(whole.norm()) <= client_sensitivity(0.7)
+
+
+@pytest.mark.parametrize(
+    "public", [sketch(), blocks(), Projected(sketch(), 5 * torch.eye(4, dtype=torch.float64))]
+)
+def test_a_replaced_example_moves_a_signature_by_at_most_twice_that(public: object) -> None:
+    # the replacement is of any class, and of any length
+    inputs, labels = examples(6)
+    before = signature_mean(public, inputs, labels, 0.7)  # type: ignore[arg-type]
+    furthest = 0.0
+    for place in range(6):
+        for label in range(CLASSES):
+            for factor in (0.0, -1e4, 1e4):
+                others, theirs = inputs.clone(), labels.clone()
+                others[place] *= factor
+                theirs[place] = label
+                after = signature_mean(public, others, theirs, 0.7)  # type: ignore[arg-type]
+                furthest = max(furthest, float((after - before).norm()))
+    bound = 2 * example_sensitivity(0.7, 6)
+    assert 0.7 * bound < furthest <= bound * (1 + 1e-9)
+
+
+def test_long_examples_that_the_sketch_hardly_sees_keep_the_sensitivity() -> None:
+    # The sketch of these examples is almost only what rounding leaves, and single precision rounds
+    # a product of three rows otherwise than one of four: all of them would change direction.
+    public = GradientSketch(16, 64, 10, CENTRE, Randomness(3))
+    seen = (public._mean_map() - public.class_map(0)).double().numpy().T[:, :64]
+    labels = torch.zeros(4, dtype=torch.int64)
+    draw = np.random.default_rng(0)
+    for _ in range(20):
+        x = draw.normal(size=64)
+        x -= np.linalg.lstsq(seen, seen @ x, rcond=None)[0]
+        x *= 1e7 / np.linalg.norm(x)
+        inputs = torch.from_numpy(np.tile(x, (4, 1))).float()
+        whole = signature_mean(public, inputs, labels, 1.0) * 4
+        rest = signature_mean(public, inputs[1:], labels[1:], 1.0) * 3
+        assert float((whole - rest).norm()) <= 1.001
+
+
+def test_examples_of_usual_length_are_not_scaled() -> None:
+    inputs, _ = examples()
+    flat = inputs.flatten(1)
+    assert torch.equal(shortened(flat), flat)
+    long = torch.cat([flat * 1e9, torch.full((1, FEATURES), float("inf"))])
+    norms = shortened(long).norm(dim=1)
+    torch.testing.assert_close(norms[:-1], torch.full((20,), LONGEST))
+    assert not bool(norms[-1].isfinite())
 
 
 def test_rows_that_are_not_finite_count_as_zeros() -> None:

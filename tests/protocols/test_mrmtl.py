@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import cases
@@ -163,6 +164,31 @@ def test_it_costs_what_dp_sgd_of_the_same_steps_costs(z: float) -> None:
     assert fitted.ledger_.epsilon == same.ledger_.epsilon < math.inf
     expected = gaussian_epsilon(math.sqrt(3 * 2) / z, 1e-5)
     assert fitted.ledger_.epsilon == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_own_models_are_in_no_file_but_their_owners(
+    noise: float, small: Federation, tmp_path: Path
+) -> None:
+    method = MRMTL(rounds=1, model="linear", mask="none", clip=100.0, noise=noise)
+    fitted = method.fit(small, Settings(transcript="full"), folder=tmp_path)
+    own = fitted.client_models_.values
+    for row in own:
+        pattern = row[:64].numpy().tobytes()
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        holders = [path.name for path in files if pattern in path.read_bytes()]
+        assert holders == ["clients.safetensors"]
+
+    transcript = fitted.transcript_
+    places = [k for k, entry in enumerate(transcript.entries) if entry.method == "contribute"]
+    sent = torch.cat([transcript.content(k)[1].reply.delta.values for k in places])
+    moved = own - fitted._flat.initial()
+    apart = torch.cdist(sent.double(), moved.double()).amin(0)
+    # without noise the update is sent as it is, which shows that this would find it
+    if noise:
+        assert apart.min() > 0.9 * noise * 100.0 * math.sqrt(own.shape[1])
+    else:
+        assert apart.max() < 1e-4
 
 
 def test_a_target_is_met(small: Federation) -> None:

@@ -16,6 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from securecluster import RDPCFL, Federation, LabelSwap, Settings
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
+from securecluster.models.objectives import Language
 from securecluster.privacy.dp.accounting import epsilon
 from securecluster.privacy.dp.exponential_mechanism import noise_multiplier
 from securecluster.protocols.rdpcfl import projected, soft_clusters
@@ -162,6 +163,15 @@ def test_mistakes_are_one_sentence(
 ) -> None:
     with pytest.raises(UsageError, match=reason) as caught:
         RDPCFL(rounds=3, model="linear", **params).fit(swapped)
+    assert "\n" not in str(caught.value)
+
+
+def test_data_without_right_answers_are_refused() -> None:
+    draw = np.random.default_rng(0)
+    texts = {f"c{k}": (t := draw.integers(0, 5, (8, 6)), np.roll(t, -1, 1)) for k in range(4)}
+    federation = Federation.from_arrays(texts, objective=Language(), seed=0)
+    with pytest.raises(UsageError, match="these data have no labels: take clove") as caught:
+        RDPCFL(rounds=2, k=2).fit(federation)
     assert "\n" not in str(caught.value)
 
 

@@ -17,7 +17,7 @@ from securecluster.messaging.messages import Empty, Shared
 from securecluster.models.objectives import Language
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.gradient_signatures import GradientSketch, signature_mean
-from securecluster.protocols import Signature
+from securecluster.protocols import CFL, Settings, Signature
 from securecluster.protocols.common.gradient_signatures import (
     AXES,
     BlockSignatures,
@@ -209,6 +209,16 @@ def test_auto_and_sizes_are_in_the_configuration_of_runs_with_noise(clients: Fed
     assert noisy["signature_kind"] == "plain"
     assert noisy["signature_sizes"] == [60] * 8
     assert plan_of(noisy).examples([3, 99]).tolist() == [60.0, 60.0]
+
+
+def test_samples_that_are_kept_out_of_training_are_in_no_signature(clients: Federation) -> None:
+    # the server takes the noise of a signature to be divided by the number that clients divide by
+    params: dict[str, Any] = {"rounds": 1, "model": "linear", "signature": "gradient"}
+    fitted = CFL(**params, fallback=0.25, signature_noise=1.0, dp_unit="example").fit(clients)
+    sizes = fitted.kept_.learned.config["signature_sizes"]
+    assert sizes == [45] * 8  # of 60
+    client = fitted.build_client(clients, Settings()).client
+    assert [len(client.cohort.labels(k)) for k in range(8)] == sizes
 
 
 def test_a_signature_fits_into_a_kilobyte(clients: Federation) -> None:

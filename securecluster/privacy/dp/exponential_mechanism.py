@@ -62,6 +62,9 @@ def bounded_range(multiplier: float) -> float:
     low, high = SMALLEST, LARGEST
     if noise_multiplier(high) > multiplier:
         return high
+    if noise_multiplier(low) < multiplier:
+        # so small ranges have prices in proportion to them
+        return low * noise_multiplier(low) / multiplier
     for _ in range(100):
         middle = math.sqrt(low * high)
         if noise_multiplier(middle) >= multiplier:

@@ -47,6 +47,51 @@ def test_the_price_is_never_below_the_mechanisms_own_divergence(eta: float) -> N
                 assert hockey_stick(other, one, epsilon) <= bound + 1e-12
 
 
+def joint_delta(first: np.ndarray, second: np.ndarray, mean: float, epsilon: float) -> float:
+    """Return δ(ε) of a choice together with a Gaussian release, whose means are `mean` apart."""
+    rest = epsilon - np.log(first / second)  # what is left of ε after each choice
+    above = first * norm.cdf(mean / 2 - rest / mean)
+    below = second * norm.cdf(-mean / 2 - rest / mean)
+    return float((above - math.exp(epsilon) * below).sum())
+
+
+@pytest.mark.parametrize("choices", [2, 3, 5])
+@pytest.mark.parametrize("eta", [0.2, 1.0, 3.0])
+def test_choices_and_a_gaussian_release_cost_no_more_than_gaussians(
+    eta: float, choices: int
+) -> None:
+    # three choices, of which later ones depend on earlier ones, and one release with noise z = 2
+    mean = 0.5
+    priced = math.sqrt(3 / noise_multiplier(eta) ** 2 + mean**2)
+    draw = np.random.default_rng(choices)
+    for _ in range(8):
+        one, other = np.ones(1), np.ones(1)
+        for step in range(3):
+            # counts of each branch, and one sample more: by a whole one or, of a client, by shares
+            counts = draw.integers(0, 4, (choices**step, choices)).astype(float)
+            more = draw.integers(0, 2, counts.shape) if step else draw.random(counts.shape)
+            smaller = np.stack([probabilities(row, eta) for row in counts])
+            larger = np.stack([probabilities(row, eta) for row in counts + more])
+            one = (one[:, None] * smaller).ravel()
+            other = (other[:, None] * larger).ravel()
+        for epsilon in (0.0, 0.5, 1.0, 2.0, 4.0):
+            bound = gaussian_delta(epsilon, priced) + 1e-12
+            assert joint_delta(one, other, mean, epsilon) <= bound
+            assert joint_delta(other, one, mean, epsilon) <= bound
+
+
+@pytest.mark.parametrize("eta", [0.1, 1.0, 4.0])
+def test_a_replaced_sample_costs_at_most_twice_the_mean(eta: float) -> None:
+    # one count falls and another rises, by 1 each
+    mean = 2 / noise_multiplier(eta)
+    for counts in itertools.product(range(3), repeat=3):
+        for changes in itertools.permutations((1.0, -1.0, 0.0)):
+            one = probabilities(np.array(counts, dtype=float), eta)
+            other = probabilities(np.array(counts) + np.array(changes), eta)
+            for epsilon in (0.0, eta / 2, eta, 1.5 * eta):
+                assert hockey_stick(one, other, epsilon) <= gaussian_delta(epsilon, mean) + 1e-12
+
+
 @pytest.mark.parametrize("eta", [0.01, 0.3, 1.0, 4.0])
 def test_two_equally_likely_answers_need_the_whole_price(eta: float) -> None:
     # randomized response with ratios ±η/2: its vertex lies on the Gaussian's curve
@@ -63,6 +108,13 @@ def test_the_range_of_a_multiplier_is_the_inverse(multiplier: float) -> None:
     assert noise_multiplier(bounded_range(multiplier)) == pytest.approx(multiplier, rel=1e-6)
     # rounded towards more privacy
     assert noise_multiplier(bounded_range(multiplier)) >= multiplier * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("multiplier", [1e8, 1e10, 1e13])
+def test_a_range_is_never_dearer_than_its_multiplier(multiplier: float) -> None:
+    # 2Φ⁻¹(1/(1 + e^(−η/2))) is concave in η, so it lies below its tangent at 0
+    tangent = math.sqrt(2 * math.pi) / 4
+    assert bounded_range(multiplier) * tangent <= 1 / multiplier
 
 
 def test_choices_follow_the_probabilities_and_repeat_themselves() -> None:

@@ -201,6 +201,30 @@ def test_a_client_assigns_itself_once(asked: Any) -> None:
         client.assign(context, other)
 
 
+def test_no_refusal_of_other_centres_tells_a_cluster(asked: Any) -> None:
+    # everyone is nearest to the first of these centres, or everyone to the second: a client that
+    # took the centres of its own cluster would tell by that which it is
+    client, centres, context = asked
+    near, far = torch.zeros(1, 1), torch.full((1, 1), 100.0)
+    for order in ((near, far), (far, near)):
+        everyone = dataclasses.replace(centres, centres=Shared(torch.cat(order).double()))
+        for k, label in enumerate(list(client.labels)):
+            alone = CallContext((k,), (k,), context.round, context.step)
+            with pytest.raises(PolicyError, match="assigned itself before"):
+                client.assign(alone, everyone)
+            assert client.labels[k] == label
+
+
+def test_a_restarted_client_remembers_its_centres(asked: Any) -> None:
+    client, centres, context = asked
+    memory = {name: value.clone() for name, value in client.memory().items()}
+    client.recall(memory)
+    other = dataclasses.replace(centres, mean=Shared(centres.mean.value + 1e-9))
+    with pytest.raises(PolicyError, match="assigned itself before"):
+        client.assign(context, other)
+    client.assign(context, centres)
+
+
 def test_a_client_refuses_more_centres_than_clusters(asked: Any) -> None:
     client, centres, context = asked
     many = dataclasses.replace(centres, centres=Shared(torch.zeros(3, 1)))
