@@ -203,7 +203,7 @@ def without_client(
 
 @dataclass(frozen=True)
 class Probed:
-    """What a client did with a crafted call.
+    """Reaction of a client to a crafted call.
 
     Args:
         reply: its reply; None if it refused.

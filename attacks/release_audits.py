@@ -1,9 +1,9 @@
 """Audits of noise by canary samples: losses, Gram matrices, eigenvectors, training with DP-SGD.
 
-The clients of a repeated exchange hold canary samples, or samples that show nothing; a coin decides
-which. They answer the protocol's own calls through their own endpoint, with the configuration of
-the run, and what their frames say along the canary's direction is the statistic of
-`securecluster.attacks.dp_audit`. The server is active: it relays θ_0 in place of trained models, or
+The exchange is repeated with clients that hold either canary samples or samples without effect, as
+a coin decides. They answer the protocol's own calls through their own endpoint, with the
+configuration of the run. The component of their frames along the canary's direction is the
+statistic of `securecluster.attacks.dp_audit`. The server is active: it relays θ_0 in place of trained models, or
 a direction in place of eigenvectors, since that is where a canary shows most.
 
 - Losses (SR-FCA's matrix, CFL's fallback): a canary's loss is beyond the bound of a sample's loss,
@@ -78,7 +78,7 @@ LOSS_FIELD = "loss"
 def planted_losses(
     protocol: ClusteringProtocol, federation: Federation, settings: Settings
 ) -> Planted:
-    """Return what losses show of canary samples.
+    """Return the statistics of canary samples in losses.
 
     Args:
         protocol: SR-FCA or CFL, with its hyper-parameters.
@@ -204,8 +204,11 @@ def _surest_sample(protocol: ClusteringProtocol, federation: Federation) -> tupl
         logits = network.call(parameters, torch.from_numpy(samples)).double().numpy()
     ordered = np.sort(logits, axis=1)
     # the larger the margin, the nearer the loss of the surest label is to 0
-    best = int(np.argmax(ordered[:, -1] - ordered[:, -2]))
-    return samples[best], int(logits[best].argmax()), int(logits[best].argmin())
+    margins = ordered[:, -1] - ordered[:, -2]
+    best = int(np.argmax(margins))
+    surest = int(logits[best].argmax())
+    unlikeliest = int(logits[best].argmin())
+    return samples[best], surest, unlikeliest
 
 
 def planted_rows(
@@ -241,8 +244,10 @@ def planted_rows(
         raise UsageError(f"canary rows would take {numbers} numbers in memory")
 
     def change(client: int, shard: Shard) -> Shard:
-        held = rows + int(coins[client])
-        x = np.concatenate([np.tile(along, (held, 1)), np.tile(others, (SPREAD * rows, 1))])
+        # the canary is one more row along u, so the two worlds differ in a single sample
+        rows_along = np.tile(along, (rows + int(coins[client]), 1))
+        rows_across = np.tile(others, (SPREAD * rows, 1))
+        x = np.concatenate([rows_along, rows_across])
         return _shard_of(shard, x)
 
     clients = with_poisoned_data(federation, range(len(federation)), change)
@@ -320,7 +325,8 @@ def planted_samples(
     bare = _opened(protocol).set_params(rounds=1, noise=0.0, target_epsilon=None)
     coins = heads(len(federation))
     # one number of samples for all, so that all updates have the same scale
-    size = int(np.median([len(shard.y) for shard in federation.shards]))
+    sizes = [len(shard.y) for shard in federation.shards]
+    size = int(np.median(sizes))
     clients = _labelled_canaries(opened, federation, coins, size, several=False)
     width = opened.flat_model(clients).dimension
     plain = _first_updates(bare.fit(clients, settings), width)
@@ -328,6 +334,7 @@ def planted_samples(
     absent = [row for client, row in plain.items() if not coins[client]]
     if not (present and absent):
         raise UsageError("clients send no updates by themselves")
+    # Noise has no direction, so the statistic of most power lies along the difference of means.
     difference = np.mean(present, axis=0) - np.mean(absent, axis=0)
     fitted = opened.fit(clients, settings)
     rows = _first_updates(fitted, width)

@@ -73,7 +73,7 @@ def empty() -> torch.Tensor:
 
 @dataclass
 class Centres:
-    """What the server tells all clients about the clusters."""
+    """Public summary of the clusters, which the server sends to all clients."""
 
     mean: torch.Tensor = field(default_factory=empty)  # (q,)
     basis: torch.Tensor = field(default_factory=empty)  # (q, r)
