@@ -2,9 +2,9 @@
 
 A sum over a group hides its members' updates, unless the server also has the sum over all of them
 but one. It obtains such a pair by choosing who takes part, by moving a client to another cluster,
-or because a client does not reply in one of two rounds. Updates of the other clients cancel as far as
-they are the same in both sums: exactly within a round in which clients repeat their step, and
-roughly in consecutive rounds with a small learning rate.
+or because a client does not reply in one of two rounds. Updates of the other clients cancel as far
+as they are the same in both sums: exactly within a round in which clients repeat their step, and
+approximately in consecutive rounds with a small learning rate.
 """
 
 from __future__ import annotations

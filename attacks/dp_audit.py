@@ -111,6 +111,7 @@ def one_run_epsilon(
         )
     if one_run_p_value(canaries, guesses, correct, 0.0, delta) >= error:
         return 0.0
+    # the p-value grows with ε: bracket the smallest ε that is not refuted, then bisect
     high = 1.0
     while one_run_p_value(canaries, guesses, correct, high, delta) < error:
         high *= 2
@@ -485,6 +486,8 @@ def _statistics(view: View, knowledge: Knowledge) -> dict[int, float]:
             continue
         for row, group in zip(delta.values.double(), outcome.groups, strict=True):
             for client in group:
+                # canaries are orthogonal, so those of the group's other clients add nothing
                 along = float(row @ planted[client])
-                statistics[client] = statistics.get(client, 0.0) + along / len(group)
+                earlier = statistics.get(client, 0.0)
+                statistics[client] = earlier + along / len(group)
     return dict(sorted(statistics.items()))

@@ -201,6 +201,7 @@ class GradientMatching(GradientInversion):
             knowledge: what it knows besides.
         """
         gradients = observed_gradients(view, knowledge)
+        # Labels first: searching for them as well makes DLG unstable (Zhao et al. 2020).
         prediction = torch.from_numpy(mean_prediction(knowledge))
         labels = [guessed_labels(gradient, knowledge, prediction) for gradient in gradients]
         samples: dict[int, Any] = {}

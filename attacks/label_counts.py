@@ -231,5 +231,6 @@ def local_steps(knowledge: Knowledge, size: float) -> int:
         knowledge: of the configuration.
         size: number of its samples.
     """
+    # the last batch of an epoch may be smaller, and is a step as well
     batches = math.ceil(size / int(knowledge.config["batch_size"]))
     return int(knowledge.config["epochs"]) * batches

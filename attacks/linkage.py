@@ -203,12 +203,15 @@ def _fixed_point(gram: Array, other: Array, costs: Array) -> Match:
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(costs)
-    diagonals = (np.diag(gram)[:, None] - np.diag(other)[None, :]) ** 2
+    norm_differences = np.diag(gram)[:, None] - np.diag(other)[None, :]
+    diagonals = norm_differences**2
     for _ in range(PASSES):
         # entries of both matrices that the current match makes one client's
         differences = gram[:, None, rows] - other[None, :, columns]
-        next_rows, next_columns = linear_sum_assignment((differences**2).sum(-1) + diagonals)
-        unchanged = np.array_equal(rows, next_rows) and np.array_equal(columns, next_columns)
+        costs = (differences**2).sum(-1) + diagonals
+        next_rows, next_columns = linear_sum_assignment(costs)
+        same_rows = np.array_equal(rows, next_rows)
+        unchanged = same_rows and np.array_equal(columns, next_columns)
         rows = next_rows
         columns = next_columns
         if unchanged:
@@ -228,6 +231,7 @@ def _exchanged(gram: Array, other: Array, match: Match) -> Match:
     rows, columns = match
     columns = columns.copy()
     best = _agreement(gram, other, match)
+    # a pass over all pairs takes O(n⁴) operations
     improved = len(rows) <= MOST_EXCHANGED
     while improved:
         improved = False
@@ -238,6 +242,7 @@ def _exchanged(gram: Array, other: Array, match: Match) -> Match:
                 best = agreement
                 improved = True
             else:
+                # undo the exchange
                 columns[[a, b]] = columns[[b, a]]
     return rows, columns
 

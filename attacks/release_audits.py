@@ -3,8 +3,8 @@
 The exchange is repeated with clients that hold either canary samples or samples without effect, as
 a coin decides. They answer the protocol's own calls through their own endpoint, with the
 configuration of the run. The component of their frames along the canary's direction is the
-statistic of `securecluster.attacks.dp_audit`. The server is active: it relays θ_0 in place of trained models, or
-a direction in place of eigenvectors, since that is where a canary shows most.
+statistic of `securecluster.attacks.dp_audit`. The server is active: it relays θ_0 in place of
+trained models, or a direction in place of eigenvectors, since a canary shows most there.
 
 - Losses (SR-FCA's matrix, CFL's fallback): a canary's loss is beyond the bound of a sample's loss,
   that of another sample next to zero. The statistic is the mean of a row.
@@ -124,6 +124,7 @@ def _ask_for_cross_losses(net: ServerChannel) -> None:
 def _ask_for_path_losses(net: ServerChannel) -> None:
     """Ask all clients for the losses of a path of two copies of θ_0, as after one split."""
     clients = len(net.clients)
+    # a split must have two halves, whatever the clients' data
     half = clients // 2
     tree = ParameterTree.start(clients)
     tree.branch(0, (list(range(half)), list(range(half, clients))), 1)
@@ -179,7 +180,11 @@ def _labelled_canaries(
         x = np.repeat(sample[None], count, axis=0).astype(shard.x.dtype)
         y = np.full(count, surest, dtype=shard.y.dtype)
         if coins[client]:
-            y[: count if several else 1] = unlikeliest
+            # with DP for single examples the worlds may differ in one sample only
+            canary_samples = 1
+            if several:
+                canary_samples = count
+            y[:canary_samples] = unlikeliest
         return replace(shard, x=x, y=y)
 
     return with_poisoned_data(federation, range(len(federation)), change)
@@ -293,7 +298,10 @@ def planted_eigenvectors(
     scales = np.arange(count, 0, -1, dtype=np.float32)[:, None]
 
     def change(client: int, shard: Shard) -> Shard:
-        return _shard_of(shard, scales * (present if coins[client] else absent))
+        eigenvectors = absent
+        if coins[client]:
+            eigenvectors = present
+        return _shard_of(shard, scales * eigenvectors)
 
     clients = with_poisoned_data(federation, range(len(federation)), change)
     net, transcript = _connected(opened, clients, settings)
@@ -322,6 +330,7 @@ def planted_samples(
     if not protocol.per_example:
         raise UsageError("no noise is in the training: dp_unit is client")
     opened = _opened(protocol).set_params(rounds=1)
+    # the same run without noise gives the direction in which the two worlds differ
     bare = _opened(protocol).set_params(rounds=1, noise=0.0, target_epsilon=None)
     coins = heads(len(federation))
     # one number of samples for all, so that all updates have the same scale
@@ -402,6 +411,7 @@ def _connected(
     transcript = Transcript("full")
     transport = Recorded(InProcess(endpoint.answer), transcript)
     net = protocol.build_network(transport, protocol.config(clients, settings.dtype))
+    # clients refuse calls outside the run's rounds
     net.round = 1
     return net, transcript
 

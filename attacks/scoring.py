@@ -225,6 +225,7 @@ def _unbiased(resampled: Array, value: float) -> Interval:
         resampled: scores of resamples, (n,).
         value: the score itself.
     """
+    # bootstrap estimate of bias (Efron & Tibshirani 1993, Section 10.2)
     bias = float(np.mean(resampled)) - value
     reached = np.append(resampled, value)
     shifted = Interval.of(resampled - bias)

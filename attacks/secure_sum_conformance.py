@@ -270,6 +270,7 @@ def swapped_keys() -> Probed:
 def keys_of_another_run() -> Probed:
     """Relay keys with the signatures of another run."""
     server = LyingServer().prepared("sum_offer")
+    # valid signatures, of a configuration with another hash
     other = honest_plan(noise=False, rounds=1).calls["sum_keys"].select([0])
     return server.lie("sum_keys", 0, query=other.query)
 
@@ -327,6 +328,7 @@ def replaced_key() -> Probed:
 
 def lone_member() -> Probed:
     """Ask for the sum of one client."""
+    # the sum of one row is the row itself
     server = LyingServer().prepared("sum_keys")
     return server.lie(SUM_METHOD, 0, **members([0]))
 
@@ -346,6 +348,7 @@ def gathered_row() -> Probed:
 def second_row() -> Probed:
     """Have another row masked in the same attempt, by sending the model of a later round."""
     server = LyingServer().prepared(SUM_METHOD)
+    # two rows under one pad differ by the rows' own difference
     later = server.plan.later.select([0])
     return server.lie(SUM_METHOD, 0, query=later.query)
 
@@ -452,6 +455,7 @@ def altered_box() -> Probed:
     server = LyingServer().prepared(SUM_METHOD)
     query = server.call("reveal_shares", 0).query
     table = query.boxes.table.clone()
+    # authenticated encryption must notice a single bit
     table[query.boxes.picks[0][0], 0] ^= 1
     return server.lie(
         "reveal_shares", 0, query=dataclasses.replace(query, boxes=Picks(table, query.boxes.picks))
@@ -472,6 +476,7 @@ def isolated_by_lists() -> Probed:
     reveal, all pads of client 0 are known, and the last ones still give shares of its seed.
     """
     refusal = None
+    # any split of the survivors into two lists will do for the server, so all are tried
     for threshold in range(2, CLIENTS):
         probed = _isolated(threshold)
         if not probed.refused:

@@ -168,6 +168,7 @@ def knowledge_of(
     Raises:
         UsageError: not fitted, colluders without a federation, or a client that does not exist.
     """
+    # secrets of these clients alone: in a simulation the seed would give everybody's
     colluding = {}
     for number in colluders:
         secrets = fitted.secrets_of(number)
@@ -205,6 +206,7 @@ def truth_of(
     Raises:
         UsageError: the federation has other clients than the run.
     """
+    # clients are compared by name, since another federation would be scored without an error
     names = fitted._fitted().learned.names
     if list(federation.names) != list(names):
         raise UsageError("this federation has other clients than the run: give that of the run")
