@@ -76,6 +76,7 @@ class DeferredSteps:
         self._params = params
         self._x = x
         self._lr = lr
+        # Weights that are equal are read once for all clients, and not once for each.
         if equal:
             outputs = torch.mm(x.flatten(0, 1), weights[0].T)
             self._outputs = outputs.view(*x.shape[:2], -1)
@@ -125,6 +126,7 @@ class DeferredSteps:
         earlier = slice(0, rows.start)
         if rows.start == 0:
             return out
+        # X_t X_sᵀ of all earlier steps s, times their gradients: the second term of X_t W_tᵀ
         similarity = self._similarity[:active, rows, earlier]
         gradients = self._gradients[:active, earlier]
         return torch.baddbmm(out, similarity, gradients, alpha=-self._lr)
