@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class View(ABC):
-    """What some colluding parties observed of a run.
+    """Observations that colluding parties made in a run.
 
-    `securecluster.attacks.views.view_of` makes it from a fitted protocol or a run folder.
+    `securecluster.attacks.views.view_of` creates it from a fitted protocol or a run folder.
 
     Attributes:
         parties: the colluding parties.
@@ -66,7 +66,7 @@ class View(ABC):
 
 @dataclass(frozen=True)
 class Colluder:
-    """What a colluding client gives the adversary.
+    """Data and secrets that a colluding client gives the adversary.
 
     Args:
         number: of the client.
@@ -81,11 +81,11 @@ class Colluder:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What an adversary may know besides its view.
+    """Background knowledge of an adversary, besides its view.
 
-    All of it but `colluders` and `samples` is public: it follows from the configuration that every
-    party of the run has. In a simulation, clients' keys follow from the configuration's seed, too;
-    in a deployment they do not, so an attack must not derive keys from it.
+    Everything except `colluders` and `samples` is public: it follows from the configuration, which
+    every party of the run has. In a simulation, clients' keys follow from the configuration's seed
+    as well. In a deployment they do not, so an attack must not derive keys from the seed.
 
     Args:
         protocol: name of the protocol.
@@ -119,6 +119,7 @@ class Knowledge:
             Tensors (…, *shape) by the parameters' names.
         """
         d = self.network.dimension
+        # masks may pad rows beyond d; `views` splits exactly d contiguous coordinates
         return self.network.views(rows[..., :d].contiguous())
 
     @cached_property
@@ -126,6 +127,7 @@ class Knowledge:
         """Return by name which coordinates of an unmasked row a parameter has."""
         layers = {}
         first = 0
+        # the flat vector concatenates parameters in the order of `shapes`
         for name, shape in self.network.shapes.items():
             end = first + shape.numel()
             layers[name] = slice(first, end)
@@ -156,7 +158,7 @@ class Tap:
 
 @dataclass(frozen=True)
 class Truth:
-    """What no adversary has, and scorers compare guesses with.
+    """Ground truth of a run, which scorers compare guesses with and no adversary gets.
 
     Args:
         federation: the clients and their data.
@@ -185,7 +187,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Guess:
-    """What an attack concludes, about one subject or more.
+    """Conclusions of an attack about one or more subjects.
 
     Args:
         quantity: what is guessed, such as "label counts".

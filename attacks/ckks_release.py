@@ -1,12 +1,12 @@
-"""CKKS key recovery: the secret key, from two decryptions in full precision.
+"""Recovery of the CKKS secret key from two decryptions in full precision.
 
 A decryption is m' = c0 + c1·s exactly, noise included (Li and Micciancio 2021). TenSEAL returns the
-real parts of the slots, so it tells p = m' + conj(m') with conj: X → 1/X, and two decryptions give
-two linear equations for each pair of s(ω), s(1/ω) at the roots ω of X^N + 1. The key authority of a
-run rounds sums to a grid first, and then the equations are wrong.
+real parts of the slots, which reveals p = m' + conj(m') with conj: X → 1/X. Two decryptions then
+give two linear equations for each pair s(ω), s(1/ω) at the roots ω of X^N + 1. In a run the key
+authority rounds sums to a grid before it releases them, which makes these equations wrong.
 
-The server cannot have full decryptions from a run's frames, so the attack makes keys and sums of
-its own with the parameters of every run, and reads them as they are released.
+A run's frames never hold full decryptions. The attack therefore generates keys and sums of its own,
+with the parameters that every run has, and reads the sums as they are released.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def as_released(sums: dict[str, Array]) -> Array:
         sums: integers by field.
     """
     (slots,) = pack(sums, LAYOUT, LARGEST, PARAMETERS)
+    # slot 0 holds the number of clients, which a release tells exactly
     slots[0] = MEMBERS
     released: Array = slots
     return released
@@ -127,6 +128,7 @@ class SealReader:
             data: TenSEAL's bytes of a ciphertext.
         """
         loaded = self._load("Ciphertext", length_delimited(data)[2])
+        # Python integers, since products modulo q exceed 64 bits
         numbers = [int(loaded[k]) for k in range(2 * DEGREE)]
         return np.array(numbers, object).reshape(2, DEGREE)
 
@@ -137,7 +139,7 @@ class SealReader:
             cipher: with the secret key.
         """
         private = length_delimited(cipher.secret)[3]
-        # its data live as long as it does
+        # `key` owns the memory that data() points to, so it must stay referenced
         key = self._load("SecretKey", length_delimited(private)[1])
         return np.array([int(key.data()[k]) for k in range(DEGREE)], object)
 
@@ -174,8 +176,10 @@ def recovered_key(
     rows = []
     for data, numbers in zip(ciphertexts, released, strict=True):
         c0, c1 = seal.ciphertext(data)
+        # p = 2·Re(m'), so c1·s + conj(c1·s) = p − c0 − conj(c0)
         right_side = (seal.encoded(2 * numbers) - c0 - c0[MIRROR]) % q
         rows.append((c1, c1[MIRROR], right_side))
+    # Cramer's rule, at each root, for  a·s(ω) + b·s(1/ω) = e  and  c·s(ω) + d·s(1/ω) = f  mod q.
     (a, b, e), (c, d, f) = rows
     determinant = (a * d - b * c) % q
     inverse = np.array([pow(int(x), -1, q) for x in determinant], object)
@@ -193,6 +197,7 @@ def length_delimited(data: bytes) -> dict[int, bytes]:
     position = 0
 
     def varint() -> int:
+        # seven bits a byte, the lowest first; the top bit says that another byte follows
         nonlocal position
         value = 0
         shift = 0
@@ -205,6 +210,7 @@ def length_delimited(data: bytes) -> dict[int, bytes]:
                 return value
 
     while position < len(data):
+        # a tag is the field's number, shifted by three bits, and the wire type
         tag = varint()
         if tag & 7 == LENGTH_DELIMITED:
             length = varint()

@@ -1,4 +1,4 @@
-"""Clients' models, for attacks on them: θ_0 and a client's first update, or what it trained alone.
+"""Clients' models for attacks: θ_0 plus the first update, or a model that was trained locally.
 
 Clients of some methods first train alone for several rounds, and then send their model once. Those
 of IFCA begin with one of several initial models, which are as public as θ_0.
@@ -77,6 +77,7 @@ def shown_models(view: View, knowledge: Knowledge) -> dict[int, ShownModel]:
             continue
         steps: tuple[int, ...] = ()
         if update.method == SENT_ALONE:
+            # calls after this upload trained other models
             steps = tuple(step for step in alone.get(client, ()) if step < update.step)
         elif update.round == 1:
             steps = (update.step,)
@@ -97,6 +98,7 @@ def initial_model(knowledge: Knowledge, number: int) -> torch.Tensor:
     """
     if number == 0:
         return knowledge.initial
+    # the labels under which IFCA's clients and server draw the same initial models
     randomness = Randomness(int(knowledge.config["seed"]))
     drawn = knowledge.network.redrawn(randomness, "start", 0, number)
     return drawn.to(knowledge.initial)
@@ -132,6 +134,7 @@ def _trained_alone(view: View) -> dict[int, list[int]]:
         client = message.receiver.index
         if means is None or client is None:
             continue
+        # from its first average on, the model reflects other clients' data
         if means.picks[0]:
             averaged.add(client)
         if client not in averaged:

@@ -1,15 +1,15 @@
-"""A property of clients, from the clusters that a party sees and what is public besides.
+"""Property inference from cluster memberships and public knowledge.
 
-Who is in a cluster with whom is a result that methods give to the server. Clients of a cluster have
-similar data, so what is known of one member, or of the cluster's model, tells something of all:
+Clustering methods reveal to the server which clients share a cluster. Clients of a cluster have
+similar data, so knowledge about one member, or about the cluster's model, carries over to all:
 
-- A client whose property is known, since it is public or the client colludes, gives its property to
-  the members of its cluster: the commonest one of several.
-- Of a cluster without such a client, the model is asked, if it can be read: public samples are
-  evaluated with it. This works under secure sums, too.
+- If the property of some members is known, because it is public or because they collude, the most
+  common one is guessed for the rest of the cluster.
+- If no member's property is known, the cluster's model is evaluated on public samples, provided
+  that it can be read. This also works under secure sums.
 
-Nothing is guessed of clients whose property is known. Guessing the commonest property for everybody
-needs no clusters, so an attack has to be better than that.
+Clients whose property is known are not guessed. Guessing the most common property for every client
+needs no clusters, so an attack must do better than that.
 """
 
 from __future__ import annotations
@@ -115,11 +115,13 @@ class MajorityClass(Property):
         x = torch.as_tensor(np.asarray(knowledge.samples[0])).to(model)
         with torch.no_grad():
             outputs = knowledge.network.call(knowledge.parameters(model), x)
-        return int(outputs.double().softmax(-1).mean(0).argmax())
+        # a model trained on unbalanced classes shifts its predictions towards the frequent ones
+        mean_prediction = outputs.double().softmax(-1).mean(0)
+        return int(mean_prediction.argmax())
 
 
 class Rotation(Property):
-    """How many quarter turns a client's images have, in the scenario "rotation".
+    """Number of quarter turns of a client's images, in the scenario "rotation".
 
     Public samples are not turned.
     """
@@ -150,6 +152,7 @@ class Rotation(Property):
                 f"clients of the scenario {truth.federation.scenario!r} have no rotation: ask for "
                 'another property, or simulate the scenario "rotation"'
             )
+        # the scenario's angles depend on its number of clusters
         turns = TURNS[max(truth.clusters) + 1]
         return int(turns[truth.clusters[client]])
 
@@ -172,6 +175,7 @@ class Rotation(Property):
         x = np.asarray(knowledge.samples[0])
         losses = []
         for turns in range(4):
+            # torch takes no arrays with negative strides, which rot90 returns: hence the copy
             turned = np.rot90(x, turns, axes=(-2, -1)).copy()
             losses.append(candidate_losses(model, knowledge, turned).mean())
         return int(np.argmin(losses))
@@ -278,13 +282,14 @@ class ClusterProperty(Attack):
         """
         known_properties = self._known(knowledge)
         of_cluster = self._by_model(view, knowledge)
+        # a member's own property is better evidence than the model's, which it replaces
         members: dict[int, list[int]] = {}
         for client, cluster in view.clusters.items():
             if client in known_properties:
                 members.setdefault(cluster, []).append(known_properties[client])
         for cluster, properties in members.items():
             of_cluster[cluster] = _commonest(properties)
-        # of a cluster of which nothing is known
+        # fallback for clusters about which nothing is known
         usual = _commonest(known_properties.values() or of_cluster.values())
         guesses = {}
         for client, cluster in view.clusters.items():
@@ -329,6 +334,7 @@ def cluster_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
             continue
         if message.receiver.kind != "client" or client is None or client not in view.clusters:
             continue
+        # an absolute message holds displacements from θ_0; the last one is the newest model
         rows = content.means.table[list(content.means.picks[0])]
         if len(rows) and rows.shape[-1] == knowledge.network.dimension:
             models[view.clusters[client]] = knowledge.initial + rows[-1].to(knowledge.initial)
@@ -338,4 +344,5 @@ def cluster_models(view: View, knowledge: Knowledge) -> dict[int, torch.Tensor]:
 def _commonest(properties: Iterable[int]) -> int:
     """Return the commonest property, and the smallest of several."""
     counts = Counter(properties)
+    # ties are broken by value, so that a guess does not depend on the order of clients
     return min(counts, key=lambda value: (-counts[value], value))

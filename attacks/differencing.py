@@ -1,10 +1,10 @@
-"""Differencing: the update of one client, from two sums over groups that it alone tells apart.
+"""Differencing: one client's update from two sums over groups that differ in this client alone.
 
-A sum over a group hides its members' updates, unless the server also has the sum over the same
-clients but one. It gets there by choosing who takes part, by moving a client to another cluster, or
-because a client does not reply in one of two rounds. Updates of the other clients cancel as far as
-they are the same in both sums: exactly within a round in which clients repeat their step, and
-roughly in consecutive rounds with a small learning rate.
+A sum over a group hides its members' updates, unless the server also has the sum over all of them
+but one. It obtains such a pair by choosing who takes part, by moving a client to another cluster,
+or because a client does not reply in one of two rounds. Updates of the other clients cancel as far
+as they are the same in both sums: exactly within a round in which clients repeat their step, and
+approximately in consecutive rounds with a small learning rate.
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ def _differences(view: View, knowledge: Knowledge) -> dict[Subject, torch.Tensor
         if not smaller.members or not smaller.members < larger.members:
             continue
         (client,) = lone
+        # other clients' updates cancel best between calls that are close in time
         subject = (larger.method, larger.step, client)
         distance = abs(larger.step - smaller.step)
         if subject not in nearest or distance < nearest[subject][0]:
@@ -148,6 +149,7 @@ def _sums(view: View, knowledge: Knowledge) -> Iterator[GroupSum]:
         if outcome.verb != SUM or not isinstance(delta, Rows):
             continue
         rows = delta.values.double()
+        # sums of other things, such as losses, have another width
         if rows.shape[-1] != knowledge.width:
             continue
         for row, group in zip(rows, outcome.groups, strict=True):

@@ -76,6 +76,7 @@ def one_run_p_value(
     """
     from scipy.stats import binom
 
+    # randomised response: the best guess that ε-DP allows
     right = 1 / (1 + math.exp(-epsilon))
     tail = float(binom.sf(correct - 1, guesses, right))
     if not correct or not delta:
@@ -110,6 +111,7 @@ def one_run_epsilon(
         )
     if one_run_p_value(canaries, guesses, correct, 0.0, delta) >= error:
         return 0.0
+    # the p-value grows with ε: bracket the smallest ε that is not refuted, then bisect
     high = 1.0
     while one_run_p_value(canaries, guesses, correct, high, delta) < error:
         high *= 2
@@ -125,7 +127,7 @@ def one_run_epsilon(
 
 @dataclass(frozen=True)
 class Planted:
-    """What releases showed of clients' canaries, and the ε that the ledger has for them.
+    """Statistics of clients' canaries in releases, and the ε that the ledger claims.
 
     Args:
         statistics: by client, larger where its canary shows.
@@ -202,13 +204,16 @@ def with_canaries(
         )
     clients = len(federation)
     coins = heads(clients, seed)
+    # longer than the clip norm, so that clipping brings every canary to the full sensitivity
     length = LONG * float(params["clip"])
 
+    # Zeros and not the client's update: its direction would overlap canaries and blur the worlds.
     def plant(client: int, row: torch.Tensor, round: int) -> torch.Tensor:
         if not coins[client]:
             return torch.zeros_like(row)
         return (length * canaries(clients, len(row))[client]).to(row)
 
+    # without a mask directions stay readable; masks do not count towards ε anyway
     unmasked = type(protocol)(**{**params, "mask": "none"})
     fitted = with_malicious_updates(unmasked, federation, range(clients), plant, settings)
     return fitted, (tap_of(coins),)
@@ -263,7 +268,9 @@ class CanaryScorer(Scorer):
             guess: statistics by client.
             truth: of the run, with the tap of `with_canaries`.
         """
-        return np.asarray(list(zip(guess.values.values(), _coins(guess, truth), strict=True)))
+        statistics = list(guess.values.values())
+        coins = _coins(guess, truth)
+        return np.asarray(list(zip(statistics, coins, strict=True)))
 
     def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Array:
         """Return the statistics with shuffled coins, (m, 2).
@@ -294,7 +301,9 @@ class OneRunScorer(CanaryScorer):
             truth: of the run, with the tap of `with_canaries`.
         """
         units = super().units(guess, truth)
-        ranks = np.argsort(np.argsort(-units[:, 0], kind="stable"))
+        descending = np.argsort(-units[:, 0], kind="stable")
+        # argsort of a permutation is its inverse: the rank of each client
+        ranks = np.argsort(descending)
         units[:, 0] = ranks < (len(units) + 1) // 2
         return units
 
@@ -323,9 +332,11 @@ class TwoWorldScorer(CanaryScorer):
         absent = units[units[:, 1] == 0, 0]
         if min(len(present), len(absent)) < FEWEST:
             return 0.0
+        # Without noise the variance is that of rounding, and its estimate of μ is arbitrary.
         spread = max(present.std(), absent.std())
         if present.mean() - absent.mean() > NOISELESS * spread:
             return float(gaussian_epsilon(NOISELESS, DELTA))
+        # for Gaussian noise (ε, δ) follows from μ exactly (Dong et al. 2022, Cor. 2.13)
         mu = Audit(present, absent, 1 - TWO_WORLD_ERROR).by_moments(TWO_WORLD_ERROR)
         return float(gaussian_epsilon(mu, DELTA))
 
@@ -475,6 +486,8 @@ def _statistics(view: View, knowledge: Knowledge) -> dict[int, float]:
             continue
         for row, group in zip(delta.values.double(), outcome.groups, strict=True):
             for client in group:
+                # canaries are orthogonal, so those of the group's other clients add nothing
                 along = float(row @ planted[client])
-                statistics[client] = statistics.get(client, 0.0) + along / len(group)
+                earlier = statistics.get(client, 0.0)
+                statistics[client] = earlier + along / len(group)
     return dict(sorted(statistics.items()))

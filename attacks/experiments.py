@@ -129,6 +129,7 @@ def with_colluding_updates(
         delta = getattr(reply, "delta", None)
         if not isinstance(delta, Rows):
             return reply
+        # a sum may be called in chunks, some of which have no malicious client
         positions = [k for k, client in enumerate(call.to) if client in clients]
         if not positions:
             return reply
@@ -197,13 +198,14 @@ def without_client(
     """
     _check_clients([client], federation)
     others = [other for other in range(len(federation)) if other != client]
+    # a new object, since fitting would overwrite the results of the given one
     made = type(protocol)(**protocol.get_params())
     return made.fit(federation.select(others), settings)
 
 
 @dataclass(frozen=True)
 class Probed:
-    """What a client did with a crafted call.
+    """Reaction of a client to a crafted call.
 
     Args:
         reply: its reply; None if it refused.

@@ -74,6 +74,7 @@ class ReadLabels(Scorer):
         for client, other in zip(guess.values, clients, strict=True):
             true = truth.label_counts(other)
             read = np.bincount(guess.details["labels"][client], minlength=len(true))
+            # the size of the multisets' intersection
             shares.append(np.minimum(read, true).sum() / read.sum())
         return np.asarray(shares)
 
@@ -141,12 +142,14 @@ def dense_input(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         weight: gradient of a dense layer's weights, (outputs, inputs).
         bias: gradient of its bias, (outputs,); zeros give zeros.
     """
+    # Least squares over x of ‖weight − bias xᵀ‖²; the clamp keeps a zero gradient from giving NaN.
     return bias @ weight / bias.square().sum().clamp_min(torch.finfo(bias.dtype).tiny)
 
 
 def _first_dense(knowledge: Knowledge) -> str | None:
     """Return the prefix of the first layer's parameters, or None if it is not dense with a bias."""
     for name, layer in knowledge.network.module.named_modules():
+        # containers and activations have no parameters of their own
         if not list(layer.parameters(recurse=False)):
             continue
         if not isinstance(layer, torch.nn.Linear) or layer.bias is None:
@@ -198,6 +201,7 @@ class GradientMatching(GradientInversion):
             knowledge: what it knows besides.
         """
         gradients = observed_gradients(view, knowledge)
+        # Labels first: searching for them as well makes DLG unstable (Zhao et al. 2020).
         prediction = torch.from_numpy(mean_prediction(knowledge))
         labels = [guessed_labels(gradient, knowledge, prediction) for gradient in gradients]
         samples: dict[int, Any] = {}
@@ -219,6 +223,7 @@ class GradientMatching(GradientInversion):
         numbers = count * int(np.prod(problem.shape))
         starts = []
         for client in clients:
+            # a seed for each client, so that its start does not depend on who else is attacked
             draw = np.random.default_rng([self.seed, client])
             starts.append(draw.normal(0.5, 0.25, (self.restarts, numbers)))
         low, high = problem.bounds

@@ -62,6 +62,7 @@ def observed_gradients(view: View, knowledge: Knowledge) -> list[ObservedGradien
             continue
         if plan.number(samples) != 1 or samples > MOST_SAMPLES:
             continue
+        # one step of SGD from θ_0 is Δ = −η·∇L(θ_0), so the gradient is −Δ/η
         row = update.row[: knowledge.network.dimension].double().cpu()
         gradients[client] = ObservedGradient(client, -row / float(config["lr"]), samples)
     return list(gradients.values())[:MOST_CLIENTS]
@@ -84,6 +85,7 @@ def guessed_labels(
     bias = gradient.gradient[-classes:]
     if gradient.samples == 1:
         return bias.argmin()[None]
+    # ∂L/∂b_c = p̄_c − n_c/n (Geng et al. 2021; see `label_counts`)
     shares = (prediction - bias).numpy()
     counts = rounded(shares, gradient.samples)
     return torch.from_numpy(np.repeat(np.arange(classes), counts))
@@ -130,6 +132,8 @@ class GradientProblem:
         flat = outputs.flatten(0, 1)
         losses = self.network.objective.losses(flat, self.labels.flatten())
         means = losses.view(searches, count).mean(1)
+        # Searches are independent, so the gradient of their sum holds every search's own gradient.
+        # The search differentiates it once more, by the samples: hence create_graph.
         (gradients,) = torch.autograd.grad(means.sum(), rows, create_graph=True)
         return gradients
 
@@ -164,9 +168,10 @@ class GradientProblem:
         if len(self.shape) != 3:
             return samples.new_zeros(len(samples))
         x = samples.view(len(samples), -1, *self.shape)
-        down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(1).mean(1)
-        right = (x[..., :, 1:] - x[..., :, :-1]).abs().flatten(1).mean(1)
-        return down + right
+        # anisotropic total variation: vertical and horizontal differences count separately
+        vertical = x.diff(dim=-2).abs().flatten(1)
+        horizontal = x.diff(dim=-1).abs().flatten(1)
+        return vertical.mean(1) + horizontal.mean(1)
 
 
 def problems(
@@ -243,10 +248,12 @@ def lbfgs(losses: Losses, start: torch.Tensor, steps: int, history: int = 20) ->
     for _ in range(steps):
         direction = _direction(slope, moves, changes, inverses)
         descent = (direction * slope).sum(1)
+        # A poor estimate of the curvature may point uphill: fall back to steepest descent.
         uphill = descent >= 0
         direction = torch.where(uphill[:, None], -slope, direction)
         descent = (direction * slope).sum(1)
         length = torch.ones_like(value)
+        # the first step has no curvature to scale it
         if not moves:
             length = 1 / slope.abs().sum(1).clamp_min(1)
         x_next, accepted = _backtracked(losses, x, value, direction, descent, length)
@@ -259,6 +266,7 @@ def lbfgs(losses: Losses, start: torch.Tensor, steps: int, history: int = 20) ->
         move = x_next - x
         change = slope_next - slope
         product = (move * change).sum(1)
+        # a pair with sᵀy ≤ 0 would make H indefinite, so that −H·slope need not descend
         curved = product > 1e-12 * move.norm(dim=1) * change.norm(dim=1)
         inverse = torch.where(curved, 1 / torch.where(curved, product, 1.0), 0.0)
         moves.append(move)
@@ -293,6 +301,7 @@ def _direction(
         direction = direction - weight[:, None] * change
         weights.append(weight)
     if moves:
+        # initial H = sᵀy / yᵀy (Nocedal & Wright 2006, Equation 7.20)
         squared = changes[-1].square().sum(1)
         product = (moves[-1] * changes[-1]).sum(1)
         counts = (inverses[-1] > 0) & (squared > 0)
@@ -318,8 +327,10 @@ def _backtracked(
     result = x
     for _ in range(20):
         trial = x + length[:, None] * direction
+        # cosine and squared errors are of gradients, which need autograd even for a value alone
         with torch.enable_grad():
             trial_value = losses(trial.detach().requires_grad_()).detach()
+        # Armijo's condition of sufficient decrease, for each search with its own step length
         enough = trial_value <= value + 1e-4 * length * descent
         new = enough & ~accepted & (descent < 0)
         result = torch.where(new[:, None], trial, result)
@@ -356,6 +367,7 @@ def signed_adam(
         optimizer.zero_grad()
         losses(x).sum().backward()  # type: ignore[no-untyped-call]
         assert x.grad is not None
+        # signs keep steps alike over orders of magnitude of the gradient (Geiping et al. 2020)
         x.grad.sign_()
         optimizer.step()
         schedule.step()

@@ -1,19 +1,19 @@
-"""A server that subtracts two sums of the hidden protocol.
+"""Differencing attacks on the hidden protocol, by a server that subtracts two sums.
 
-The server of `hidden` reads nothing but sums over clients. Two of them over groups that differ in
-one client differ by what this client added (Denning 1980, on trackers). Within a call clients
-refuse such groups; an honest server gets them from two runs, before and after a client leaves or
-joins. Of each sum this tells, without noise:
+The server of `hidden` reads nothing but sums over clients. If two groups differ in one client,
+their sums differ by this client's contribution (Denning 1980, on trackers). Within a call clients
+refuse such groups, but an honest server gets them from two runs, before and after a client leaves
+or joins. Without noise the difference reveals:
 
-- points: the client's point, exactly, since it is a function of the client's data alone; and with
-  the public centres also its cluster, by the rule that the client itself follows
-- blocks of the first round: the sum over all blocks holds the updates of all clients from θ_0,
-  whatever cluster each is in. So the difference is the client's weighted update, and that of the
-  weights its number of samples. The update tells what single updates tell: label counts, and which
-  samples the client trains on.
+- from points: the client's point, exactly, since it is a function of the client's data alone; and,
+  with the public centres, its cluster, by the rule that the client itself follows
+- from blocks of the first round: the client's weighted update, since the sum over all blocks holds
+  the updates of all clients from θ_0, whatever cluster each is in; and its number of samples, from
+  the difference of the weights. The update gives away what any single update does: label counts,
+  and which samples the client trains on.
 
-Second moments, cells and steps depend on what the sums before them gave, which differs between two
-runs, so that they are not subtracted. Noise in the sums stays in the difference, √2 times as large.
+Second moments, cells and steps are not subtracted: they depend on the results of earlier sums,
+which differ between two runs. Noise in the sums stays in the difference, √2 times as large.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ObservedSum:
 
 @dataclass(frozen=True)
 class Difference:
-    """What one client added to a sum.
+    """Contribution of one client to a sum.
 
     Attributes:
         step: number of the call of the larger sum.
@@ -136,18 +136,21 @@ class TwoSums(Attack):
             view: what the adversary observed.
         """
         sums = list(_sums(view, self.field))
-        others = [*sums]
-        for client, second in self.second.items():
-            for one in _sums(second, self.field):
-                others.append(replace(one, members=_numbers_before(one.members, client)))
+        # A second run numbers its clients anew from 0: undo this before comparing members.
+        candidates = [*sums]
+        for client, second_view in self.second.items():
+            for observed in _sums(second_view, self.field):
+                members = _numbers_before(observed.members, client)
+                candidates.append(replace(observed, members=members))
         by_client: dict[int, Difference] = {}
         for larger in sums:
-            for smaller in others:
-                gone = larger.members - smaller.members
-                if len(gone) != 1 or not smaller.members < larger.members:
+            for smaller in candidates:
+                missing = larger.members - smaller.members
+                if len(missing) != 1 or not smaller.members < larger.members:
                     continue
+                # other clients' terms cancel only if both sums are of the same round
                 if smaller.round == larger.round:
-                    (client,) = gone
+                    (client,) = missing
                     by_client.setdefault(client, _difference(larger, smaller))
         return dict(sorted(by_client.items()))
 
@@ -174,6 +177,7 @@ class RecoveredPoints(Scorer):
             truth: of the run, with taps.
             draw: source of the other clients.
         """
+        # Points of all clients have a common part: only what goes beyond it is a success.
         clients = list(_true_rows(truth, POINT))
         others = []
         for client in guess.values:
@@ -224,14 +228,20 @@ class RightClusters(Scorer):
     def _clusters(self, guess: Guess, truth: Truth) -> tuple[Array, Array]:
         """Return the guessed and the true clusters of the clients that have one."""
         blocks = _true_rows(truth, BLOCKS, flat=False)
-        clients = [client for client in guess.values if client in blocks]
-        guessed = [guess.values[client] for client in clients]
-        true = [int(np.abs(blocks[client]).sum(1).argmax()) for client in clients]
+        guessed = []
+        true = []
+        for client, cluster in guess.values.items():
+            if client not in blocks:
+                continue
+            guessed.append(cluster)
+            # A client fills the block of its own cluster and leaves the others at zero.
+            magnitudes = np.abs(blocks[client]).sum(1)
+            true.append(int(magnitudes.argmax()))
         return np.asarray(guessed), np.asarray(true)
 
 
 class HiddenDifferencing(TwoSums):
-    """Points of single clients, by subtracting sums of points."""
+    """Points of single clients, recovered by subtracting sums of points."""
 
     name = "hidden-differencing"
     needs = NEEDS
@@ -277,6 +287,7 @@ class HiddenCluster(TwoSums):
         public = _public_centres(view)
         assert public is not None
         mean, basis, centres = public
+        # The steps below are those by which a client assigns itself.
         guesses = {}
         for client, difference in self.differences(view).items():
             point = noisy_centres.unit(difference.values[None])
@@ -323,6 +334,7 @@ class HiddenLabelCounts(TwoSums):
         guesses: dict[int, Array] = {}
         for client, difference in self.differences(view).items():
             update = _update(difference, knowledge)
+            # Δb/η is about −steps·∂L/∂b, from which counts follow as in `label_counts`
             gradients = knowledge.parameters(update)[name].numpy() / lr
             size = _whole_size(difference)
             if size:
@@ -370,14 +382,17 @@ class HiddenMembership(TwoSums):
         """
         assert knowledge.samples is not None
         gradients = candidate_gradients(knowledge)
+        # A covariance in d dimensions cannot be estimated from a few hundred candidates.
         basis = _leading_rows(gradients, MOST_DIRECTIONS)
         labels = np.asarray(knowledge.samples[1]).astype(np.int64)
         public = PublicRows(gradients @ basis.T, labels, int(knowledge.config["classes"]))
+        lr = float(knowledge.config["lr"])
         guesses = {}
         for client, difference in self.differences(view).items():
             size = _whole_size(difference)
-            mean = -_update(difference, knowledge).numpy() / float(knowledge.config["lr"])
-            guesses[client] = mean_ratios(basis @ mean, public, size or TYPICAL_SIZE, 0.0)
+            # An update is −η times a sum of mean gradients; `mean_ratios` allows for its scale.
+            mean_gradient = -_update(difference, knowledge).numpy() / lr
+            guesses[client] = mean_ratios(basis @ mean_gradient, public, size or TYPICAL_SIZE, 0.0)
         return Guess(OWN_MEMBERSHIP, guesses, {"candidates": np.asarray(knowledge.samples[0])})
 
 
@@ -391,6 +406,7 @@ def candidate_gradients(knowledge: Knowledge) -> Array:
     inputs = torch.as_tensor(np.asarray(knowledge.samples[0])).to(knowledge.initial)
     labels = torch.as_tensor(np.asarray(knowledge.samples[1]))
     rows = []
+    # one at a time: per-sample gradients of all candidates at once may not fit into memory
     for x, y in zip(inputs, labels, strict=True):
         model = knowledge.initial.clone().requires_grad_()
         outputs = knowledge.network.call(knowledge.parameters(model), x[None])
@@ -403,6 +419,7 @@ def candidate_gradients(knowledge: Knowledge) -> Array:
 def _leading_rows(rows: Array, count: int) -> Array:
     """Return orthonormal directions (count or fewer, d) in which rows vary most."""
     _, scales, directions = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
+    # directions of rounding errors alone would be scaled up by the inverse covariance
     rank = int((scales > 1e-9 * scales[0]).sum())
     return np.asarray(directions[: min(rank, count)])
 
@@ -417,6 +434,7 @@ def _sums(view: View, field: str) -> Iterator[ObservedSum]:
         for position, group in enumerate(outcome.groups):
             values = _array(rows.values[position])
             if field == BLOCKS:
+                # In the first round all clients train from θ_0, whatever block their update is in.
                 values = values.sum(0)
             weight = None
             if weights is not None:
@@ -434,6 +452,7 @@ def _difference(larger: ObservedSum, smaller: ObservedSum) -> Difference:
 
 def _numbers_before(members: frozenset[int], gone: int) -> frozenset[int]:
     """Return the numbers that clients had before one of them left."""
+    # numbers from the missing one on moved down by one
     return frozenset(member + (member >= gone) for member in members)
 
 

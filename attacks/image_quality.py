@@ -25,7 +25,8 @@ def psnr(guess: Array, true: Array, span: float = 1.0) -> float:
         true: the true one.
         span: largest minus smallest possible value.
     """
-    error = float(np.mean((np.asarray(guess, float) - np.asarray(true, float)) ** 2))
+    difference = np.asarray(guess, float) - np.asarray(true, float)
+    error = float(np.mean(difference**2))
     if error == 0:
         return LARGEST_PSNR
     return min(LARGEST_PSNR, 10 * float(np.log10(span**2 / error)))
@@ -59,6 +60,7 @@ def ssim(guess: Array, true: Array, span: float = 1.0) -> float:
     variance_x = (deviation_x**2).sum(axes) / unbiased
     variance_y = (deviation_y**2).sum(axes) / unbiased
     covariance = (deviation_x * deviation_y).sum(axes) / unbiased
+    # constants K1 = 0.01 and K2 = 0.03 of Wang et al. 2004, which keep ratios of small terms stable
     c1 = (0.01 * span) ** 2
     c2 = (0.03 * span) ** 2
     above = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
@@ -111,6 +113,7 @@ class Reconstruction(Scorer):
         clients = len(truth.federation)
         others = []
         for client in guess.values:
+            # a random other client, never the client itself
             step = int(draw.integers(1, clients)) if clients > 1 else 0
             others.append((client + step) % clients)
         return self._qualities(guess, truth, others)
@@ -119,6 +122,7 @@ class Reconstruction(Scorer):
         """Return the qualities against the samples of the given clients, in the guess's order."""
         qualities = []
         for samples, client in zip(guess.values.values(), clients, strict=True):
+            # images of one value have no span, and any one serves
             true = np.asarray(truth.federation.shards[client].x, float)
             span = float(true.max() - true.min()) or 1.0
             for row, column in nearest(samples, true):
@@ -168,8 +172,10 @@ def nearest(samples: Array, true: Array) -> list[tuple[int, int]]:
     """
     from scipy.optimize import linear_sum_assignment
 
-    first = np.asarray(samples, float).reshape(len(samples), -1)
-    second = np.asarray(true, float).reshape(len(true), -1)
-    costs = ((first[:, None] - second[None]) ** 2).sum(-1)
+    guessed_rows = np.asarray(samples, float).reshape(len(samples), -1)
+    true_rows = np.asarray(true, float).reshape(len(true), -1)
+    differences = guessed_rows[:, None] - true_rows[None]
+    # The order of samples in a batch leaves no trace in its gradient, so they are matched.
+    costs = (differences**2).sum(-1)
     rows, columns = linear_sum_assignment(costs)
     return list(zip(rows.tolist(), columns.tolist(), strict=True))

@@ -121,11 +121,13 @@ class LabelCounts(Attack):
         guesses: dict[int, NDArray[Any]] = {}
         without_size = []
         for client, update in _first_updates(view, knowledge).items():
+            # Δb of the last layer; divided by η it is −Σ ∂L/∂b over the steps
             bias = knowledge.parameters(update.row)[name].double().cpu().numpy()
             gradients = bias / lr
             if update.size:
                 steps = local_steps(knowledge, update.size)
-                guesses[client] = rounded(prediction + gradients / steps, round(update.size))
+                shares = prediction + gradients / steps
+                guesses[client] = rounded(shares, round(update.size))
             else:
                 steps = least_steps(prediction, gradients, int(knowledge.config["epochs"]))
                 guesses[client] = normalised(prediction + gradients / steps)
@@ -143,6 +145,7 @@ def least_steps(
         gradients: Δb/η, (classes,).
         epochs: of a round.
     """
+    # p̄_c + Δb_c/(η·steps) ≥ 0 for every class c bounds the steps from below
     bound = float((-gradients / np.maximum(prediction, SMALLEST)).max())
     return epochs * max(1, round(bound / epochs))
 
@@ -184,6 +187,7 @@ def last_bias(knowledge: Knowledge) -> str | None:
     """
     shapes = knowledge.network.shapes
     name = list(shapes)[-1]
+    # a weight matrix has two dimensions or more, so this shape is a bias
     if tuple(shapes[name]) != (knowledge.config["classes"],):
         return None
     return name
@@ -209,6 +213,7 @@ def mean_prediction(knowledge: Knowledge) -> NDArray[np.float64]:
         samples = torch.as_tensor(knowledge.samples[0])
     else:
         shape = (PROBES, *knowledge.config["shape"])
+        # uniform on [0, 1), the usual range of pixels
         noise = np.random.default_rng(0).random(shape)
         samples = torch.as_tensor(noise)
     views = knowledge.parameters(knowledge.initial)
@@ -226,5 +231,6 @@ def local_steps(knowledge: Knowledge, size: float) -> int:
         knowledge: of the configuration.
         size: number of its samples.
     """
+    # the last batch of an epoch may be smaller, and is a step as well
     batches = math.ceil(size / int(knowledge.config["batch_size"]))
     return int(knowledge.config["epochs"]) * batches

@@ -134,6 +134,7 @@ def _call(view: View, knowledge: Knowledge) -> dict[int, Array]:
     for (method, step, client), update in first_updates(view, knowledge).items():
         rows = calls.setdefault((method, step), {})
         rows[client] = update.row.double().cpu().numpy()
+    # columns are comparable only within a call, which has one mask
     return max(calls.values(), key=len, default={})
 
 
@@ -174,6 +175,7 @@ def matched_correlation(guess: Array, shares: Array) -> float:
     """
     from scipy.optimize import linear_sum_assignment
 
+    # labels have no names here, so each is matched with one group (the Hungarian algorithm)
     correlation = _standardised(shares).T @ _standardised(guess)
     # the assignment minimises, and the best match has the largest correlations
     labels, groups = linear_sum_assignment(-correlation)

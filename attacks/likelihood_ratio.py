@@ -13,9 +13,10 @@ model, with φ, is
 - offline: (φ − μ_out) / σ_out, which orders candidates as the paper's Pr[N(μ_out, σ_out²) < φ]
   does. It takes no model that was trained on the candidate, so those could be trained beforehand.
 
-Few shadow models give a poor variance of each candidate. Then one variance serves all candidates,
-with and without them, as in the authors' code: with two, a model that is far surer of its own
-samples than shadow models are would count as trained without them.
+Few shadow models give a poor estimate of each candidate's variance. In this case one variance is
+shared by all candidates and by both kinds of models, as in the authors' code. With two variances, a
+model that is far more confident of its own samples than the shadow models are would count as
+trained without them.
 
 All shadow models are trained in one batch, as the run's clients are. They have its clip and noise
 where clients apply them to what leaves, but not the noise of a training with DP-SGD.
@@ -100,16 +101,20 @@ class LikelihoodRatio(Attack):
         """
         assert knowledge.samples is not None
         shown = shown_models(view, knowledge)
+        # Shadow models are expensive, and clients of about one size that started alike share them.
         sizes = [_size(model) for model in shown.values()]
         groups: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
+        representative = _representative(sizes)
         for client, model in shown.items():
-            size = min(_representative(sizes), key=lambda other: abs(other - _size(model)))
-            groups.setdefault((size, model.number, model.steps), []).append(client)
+            size = _nearest(representative, _size(model))
+            group = (size, model.number, model.steps)
+            groups.setdefault(group, []).append(client)
         guesses: dict[int, Array] = {}
         for (size, _, _), clients in groups.items():
             inside, shadows = self._shadows(knowledge, size, shown[clients[0]])
             shadow = confidences(shadows, knowledge)
-            observed = confidences(torch.stack([shown[k].model for k in clients]), knowledge)
+            models = torch.stack([shown[client].model for client in clients])
+            observed = confidences(models, knowledge)
             for client, row in zip(clients, observed, strict=True):
                 guesses[client] = scores(row, shadow, inside, self.online)
         ordered = {client: guesses[client] for client in shown}
@@ -145,7 +150,7 @@ class LikelihoodRatio(Attack):
 
 
 class OfflineLikelihoodRatio(LikelihoodRatio):
-    """The same by shadow models without the candidate alone."""
+    """LiRA that uses only shadow models trained without the candidate."""
 
     name = "membership-likelihood-ratio-offline"
     source = "Carlini et al. 2022, Membership Inference Attacks From First Principles (offline)"
@@ -157,8 +162,8 @@ def dealt(
 ) -> Inside:
     """Return which candidates each shadow model is trained on, (shadows, candidates).
 
-    Candidates are shuffled and dealt out in hands of one size, again and again, so that all of them
-    are seen about equally often. No model sees more than half of them.
+    Candidates are shuffled and dealt out in hands of equal size, over and over, so that each is
+    seen about equally often. No model sees more than half of them.
 
     Args:
         candidates: number of candidates, 2 or more.
@@ -167,6 +172,7 @@ def dealt(
         largest: largest number of shadow models.
         draw: source of the order.
     """
+    # half at most, so that every candidate also has models that were trained without it
     hand = max(1, min(size, candidates // 2))
     needed = math.ceil(SEEN * candidates / hand)
     count = min(max(shadows, needed), largest)
@@ -199,7 +205,7 @@ def confidences(models: torch.Tensor, knowledge: Knowledge) -> Array:
             # log(1 − p_y) from the other outputs: of a sure model 1 − p_y is rounded to zero
             others = outputs.scatter(1, y[:, None], -torch.inf).logsumexp(1)
             rows.append((true_class - others).cpu().numpy())
-    # a model that diverged is as unsure as can be
+    # NaN of a model that diverged becomes φ = 0, which is p_y = 1/2
     finite: Array = np.nan_to_num(np.stack(rows))
     return finite
 
@@ -289,11 +295,17 @@ def _size(model: ShownModel) -> int:
     return round(model.size or USUAL_SIZE)
 
 
+def _nearest(sizes: Sequence[int], size: int) -> int:
+    """Return the number of samples that is nearest to a client's; the first of several."""
+    return min(sizes, key=lambda other: abs(other - size))
+
+
 def _representative(sizes: Sequence[int]) -> list[int]:
     """Return all numbers of samples, or a few quantiles of many."""
     distinct = sorted(set(sizes))
     if len(distinct) <= MOST_SIZES:
         return distinct
+    # midpoints of equally large groups, such as 1/6, 1/2 and 5/6 for three
     quantiles = np.quantile(sizes, np.linspace(0, 1, 2 * MOST_SIZES + 1)[1::2])
     return [int(value) for value in quantiles]
 
@@ -310,6 +322,7 @@ def as_sent(updates: torch.Tensor, knowledge: Knowledge, seed: int) -> torch.Ten
     clip = config.get("clip")
     if clip is None or config.get("dp_unit", "client") != "client":
         return updates
+    # the order of a client's own pipeline: clip first, so that the noise fits the sensitivity
     clipped = Clip(float(clip), nonfinite_as_zeros=True).forward(updates, 0)
     noise = float(config.get("noise") or 0.0)
     if not noise or config.get("placement", "local") != "local":

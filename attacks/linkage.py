@@ -110,7 +110,9 @@ class Linkage(Attack):
         for earlier, later in itertools.pairwise(calls):
             before = list(earlier)
             after = list(later)
-            match = matched(np.stack(list(earlier.values())), np.stack(list(later.values())))
+            rows_before = np.stack(list(earlier.values()))
+            rows_after = np.stack(list(later.values()))
+            match = matched(rows_before, rows_after)
             linked = []
             for row, column in match:
                 links[before[row]] = after[column]
@@ -135,6 +137,7 @@ def matched(first: Array, second: Array, seed: int = 0) -> list[tuple[int, int]]
     if len(first) == len(second):
         # With other clients in them the rounds have other means.
         pairs.insert(0, (_correlations(first), _correlations(second)))
+    # agreements are compared across starts, so all are measured on the same matrices
     chosen = pairs[0]
     best: Match | None = None
     best_agreement = -np.inf
@@ -143,7 +146,8 @@ def matched(first: Array, second: Array, seed: int = 0) -> list[tuple[int, int]]
         for start in range(STARTS):
             # the first start is the best guess, and further ones vary it
             spread = costs.std() * min(start, 1)
-            match = _fixed_point(gram, other, costs + spread * draw.normal(size=costs.shape))
+            jitter = spread * draw.normal(size=costs.shape)
+            match = _fixed_point(gram, other, costs + jitter)
             agreement = _agreement(*chosen, match)
             if agreement > best_agreement:
                 best_agreement = agreement
@@ -173,7 +177,8 @@ def _profile_costs(gram: Array, other: Array) -> Array:
     quantiles = np.linspace(0, 1, min(len(gram), len(other)))
     profiles = _profiles(gram, quantiles)
     other_profiles = _profiles(other, quantiles)
-    costs: Array = ((profiles[:, None] - other_profiles[None]) ** 2).sum(-1)
+    differences = profiles[:, None] - other_profiles[None]
+    costs: Array = (differences**2).sum(-1)
     return costs
 
 
@@ -181,6 +186,7 @@ def _profiles(gram: Array, quantiles: Array) -> Array:
     """Return each row's norm and quantiles of its cosines."""
     profiles = []
     for k, row in enumerate(gram):
+        # quantiles do not depend on the order of columns, which is unknown in the other round
         cosines = np.delete(row, k)
         profiles.append([row[k], *np.quantile(cosines, quantiles)])
     return np.asarray(profiles)
@@ -197,12 +203,15 @@ def _fixed_point(gram: Array, other: Array, costs: Array) -> Match:
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(costs)
-    diagonals = (np.diag(gram)[:, None] - np.diag(other)[None, :]) ** 2
+    norm_differences = np.diag(gram)[:, None] - np.diag(other)[None, :]
+    diagonals = norm_differences**2
     for _ in range(PASSES):
         # entries of both matrices that the current match makes one client's
         differences = gram[:, None, rows] - other[None, :, columns]
-        next_rows, next_columns = linear_sum_assignment((differences**2).sum(-1) + diagonals)
-        unchanged = np.array_equal(rows, next_rows) and np.array_equal(columns, next_columns)
+        costs = (differences**2).sum(-1) + diagonals
+        next_rows, next_columns = linear_sum_assignment(costs)
+        same_rows = np.array_equal(rows, next_rows)
+        unchanged = same_rows and np.array_equal(columns, next_columns)
         rows = next_rows
         columns = next_columns
         if unchanged:
@@ -222,6 +231,7 @@ def _exchanged(gram: Array, other: Array, match: Match) -> Match:
     rows, columns = match
     columns = columns.copy()
     best = _agreement(gram, other, match)
+    # a pass over all pairs takes O(n⁴) operations
     improved = len(rows) <= MOST_EXCHANGED
     while improved:
         improved = False
@@ -232,6 +242,7 @@ def _exchanged(gram: Array, other: Array, match: Match) -> Match:
                 best = agreement
                 improved = True
             else:
+                # undo the exchange
                 columns[[a, b]] = columns[[b, a]]
     return rows, columns
 

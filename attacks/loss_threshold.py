@@ -47,5 +47,6 @@ class LossThreshold(Attack):
         assert knowledge.samples is not None
         losses = {}
         for client, model in first_models(view, knowledge).items():
+            # scorers take larger values for likelier members
             losses[client] = -candidate_losses(model, knowledge)
         return Guess("membership", losses, {"candidates": np.asarray(knowledge.samples[0])})

@@ -65,6 +65,7 @@ def impossible(released: torch.Tensor, candidate: torch.Tensor) -> int:
         released: (d,).
         candidate: (d,), of the same type.
     """
+    # The difference is itself rounded, so the noise that was added may be a neighbour of it.
     nearest = released - candidate
     reached = candidate + nearest == released
     for direction in (-torch.inf, torch.inf):
@@ -108,7 +109,7 @@ class ToldApart(Scorer):
 
 
 class LowBits(Attack):
-    """Which of two near rows was released, by numbers that only one of them gives.
+    """Distinguishes two close rows by released numbers that only one of them can produce.
 
     Args:
         release: adds noise; None for the clients' own.
@@ -145,6 +146,7 @@ class LowBits(Attack):
         worlds = draw.integers(0, 2, ROWS)
         guesses = {}
         for number in range(ROWS):
+            # half of the rows are in each world on average, so guessing one world gives 1/2
             candidates = near_rows(draw, norm, getattr(torch, knowledge.config["dtype"]))
             row = candidates[worlds[number]]
             if multiplier > 0:
@@ -153,6 +155,7 @@ class LowBits(Attack):
             if multiplier == 0:
                 # without noise the row itself is read
                 misses = [int((row != candidate).sum()) for candidate in candidates]
+            # a tie tells nothing, so a coin decides
             guesses[number] = int(draw.integers(0, 2))
             if misses[0] != misses[1]:
                 guesses[number] = int(np.argmin(misses))

@@ -50,6 +50,7 @@ def scaled(updates: torch.Tensor, draw: np.random.Generator) -> torch.Tensor:
 
 def random(updates: torch.Tensor, draw: np.random.Generator) -> torch.Tensor:
     """Return updates in random directions, each as long as the client's own."""
+    # a normalised Gaussian vector is uniform on the sphere
     normal = draw.standard_normal(tuple(updates.shape))
     directions = torch.from_numpy(normal).to(updates)
     lengths = updates.norm(dim=1, keepdim=True)
@@ -67,6 +68,7 @@ def inconspicuous(updates: torch.Tensor, draw: np.random.Generator) -> torch.Ten
 
     One colluder knows no deviation, and sends its own update.
     """
+    # Within the spread of honest updates, and so below the thresholds of robust aggregation.
     center = updates.mean(dim=0, keepdim=True)
     deviation = updates.std(dim=0, correction=0, keepdim=True)
     return (center - DEVIATIONS * deviation).expand_as(updates)
@@ -74,10 +76,10 @@ def inconspicuous(updates: torch.Tensor, draw: np.random.Generator) -> torch.Ten
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What malicious clients do.
+    """Behaviour of malicious clients.
 
     Args:
-        about: it in words.
+        about: description in words.
         source: the paper that describes it.
         change: of updates; None if their data are changed instead: label y becomes C − 1 − y of C
             classes.
@@ -130,6 +132,7 @@ def choose_clients(clients: int, share: float, seed: int) -> tuple[int, ...]:
         share: of them that is malicious, in [0, 1], rounded to whole clients.
         seed: of the choice.
     """
+    # a prefix of one permutation, so that shares are nested
     order = np.random.default_rng(seed).permutation(clients)
     chosen = order[: round(share * clients)]
     return tuple(sorted(chosen.tolist()))
@@ -174,7 +177,7 @@ def run_with(
 
 @dataclass(frozen=True)
 class Impact:
-    """What malicious clients did to a run, and where its clusters put them.
+    """Effect of malicious clients on a run, and the clusters that they end up in.
 
     A cluster is set aside if it is not among the K largest ones, where K is the number of true
     clusters. A server that expects K groups can do so without knowing who is malicious.
@@ -223,6 +226,7 @@ def impact(
     if scores is not None:
         accuracy = mean(np.asarray(scores)[honest])
 
+    # clusters that hold at least one client of the kind
     with_honest = np.isin(clusters, clusters[honest])
     with_malicious = np.isin(clusters, clusters[is_malicious])
     aside = _set_aside(clusters, len(set(honest_truth.tolist())))

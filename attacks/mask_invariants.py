@@ -170,22 +170,25 @@ def shadow_shards(knowledge: Knowledge, count: int, sizes: list[int], seed: int 
     by_class = {label: np.flatnonzero(y == label) for label in classes}
     draw = np.random.default_rng(seed)
     shards = []
+    # Dirichlet shares, the usual model of label skew (Hsu et al. 2019)
     for _ in range(count):
         shares = draw.dirichlet(np.full(len(classes), CONCENTRATION))
-        labels = draw.choice(classes, size=int(draw.choice(sizes)), p=shares)
+        size = int(draw.choice(sizes))
+        labels = draw.choice(classes, size=size, p=shares)
         chosen = np.asarray([draw.choice(by_class[label]) for label in labels])
         shards.append(Shard(x[chosen], y[chosen], x[:0], y[:0]))
     return shards
 
 
 def invariants(rows: Array, mask: str, dimension: int) -> Array:
-    """Return what a mask leaves unchanged of rows, (n, f).
+    """Return features of rows that a mask leaves unchanged, (n, f).
 
     Args:
         rows: (n, w), masked or not.
         mask: its name.
         dimension: numbers in a row before the mask; masks of sorted values do not lengthen it.
     """
+    # logarithms, since norms of updates vary by orders of magnitude over clients
     norms: Array = np.log(np.linalg.norm(rows, axis=1) + SMALLEST)[:, None]
     if not keeps_values(mask):
         return norms
@@ -194,6 +197,7 @@ def invariants(rows: Array, mask: str, dimension: int) -> Array:
         values = np.abs(values)
     zeros = (np.abs(values) < SMALLEST).mean(1)[:, None]
     row_sums = values.sum(1, keepdims=True)
+    # sorted values in fewer numbers: d features from a few hundred shadow clients would overfit
     quantiles = np.quantile(values, np.linspace(0, 1, QUANTILES), axis=1).T
     return np.concatenate([norms, zeros, row_sums, quantiles], axis=1)
 
@@ -213,6 +217,7 @@ def _log_odds(examples: Array, present: Array, queries: Array) -> Array:
     scores = np.zeros((len(queries), present.shape[1]))
     for k in range(present.shape[1]):
         answers = present[:, k]
+        # one answer alone cannot be learned from, and the log-odds stay zero
         if answers.all() or not answers.any():
             continue
         model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=500))

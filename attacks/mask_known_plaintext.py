@@ -86,6 +86,7 @@ class MaskKnownPlaintext(Attack):
         for opened, others in _calls(list(updates), knowledge):
             if not opened or not others:
                 continue
+            # training is deterministic given the data and the configuration's seed
             plain = _plain(opened, knowledge)
             masked_known = np.stack([rows[key] for key in opened])
             masked = np.stack([rows[key] for key in others])

@@ -66,5 +66,6 @@ class MaskPublicModel(Attack):
         guesses = {}
         for subject, update in first_updates(view, knowledge).items():
             row = update.row.double().cpu().numpy()[None]
+            # θ_0 stands in for the unmasked row: after one round the order of weights is nearly its
             guesses[subject] = by_rank(initial, row, row, signed)[0]
         return Guess("rows", guesses)

@@ -1,10 +1,10 @@
 """Audits of noise by canary samples: losses, Gram matrices, eigenvectors, training with DP-SGD.
 
-The clients of a repeated exchange hold canary samples, or samples that show nothing; a coin decides
-which. They answer the protocol's own calls through their own endpoint, with the configuration of
-the run, and what their frames say along the canary's direction is the statistic of
-`securecluster.attacks.dp_audit`. The server is active: it relays θ_0 in place of trained models, or
-a direction in place of eigenvectors, since that is where a canary shows most.
+The exchange is repeated with clients that hold either canary samples or samples without effect, as
+a coin decides. They answer the protocol's own calls through their own endpoint, with the
+configuration of the run. The component of their frames along the canary's direction is the
+statistic of `securecluster.attacks.dp_audit`. The server is active: it relays θ_0 in place of
+trained models, or a direction in place of eigenvectors, since a canary shows most there.
 
 - Losses (SR-FCA's matrix, CFL's fallback): a canary's loss is beyond the bound of a sample's loss,
   that of another sample next to zero. The statistic is the mean of a row.
@@ -78,7 +78,7 @@ LOSS_FIELD = "loss"
 def planted_losses(
     protocol: ClusteringProtocol, federation: Federation, settings: Settings
 ) -> Planted:
-    """Return what losses show of canary samples.
+    """Return the statistics of canary samples in losses.
 
     Args:
         protocol: SR-FCA or CFL, with its hyper-parameters.
@@ -124,6 +124,7 @@ def _ask_for_cross_losses(net: ServerChannel) -> None:
 def _ask_for_path_losses(net: ServerChannel) -> None:
     """Ask all clients for the losses of a path of two copies of θ_0, as after one split."""
     clients = len(net.clients)
+    # a split must have two halves, whatever the clients' data
     half = clients // 2
     tree = ParameterTree.start(clients)
     tree.branch(0, (list(range(half)), list(range(half, clients))), 1)
@@ -179,7 +180,11 @@ def _labelled_canaries(
         x = np.repeat(sample[None], count, axis=0).astype(shard.x.dtype)
         y = np.full(count, surest, dtype=shard.y.dtype)
         if coins[client]:
-            y[: count if several else 1] = unlikeliest
+            # with DP for single examples the worlds may differ in one sample only
+            canary_samples = 1
+            if several:
+                canary_samples = count
+            y[:canary_samples] = unlikeliest
         return replace(shard, x=x, y=y)
 
     return with_poisoned_data(federation, range(len(federation)), change)
@@ -204,8 +209,11 @@ def _surest_sample(protocol: ClusteringProtocol, federation: Federation) -> tupl
         logits = network.call(parameters, torch.from_numpy(samples)).double().numpy()
     ordered = np.sort(logits, axis=1)
     # the larger the margin, the nearer the loss of the surest label is to 0
-    best = int(np.argmax(ordered[:, -1] - ordered[:, -2]))
-    return samples[best], int(logits[best].argmax()), int(logits[best].argmin())
+    margins = ordered[:, -1] - ordered[:, -2]
+    best = int(np.argmax(margins))
+    surest = int(logits[best].argmax())
+    unlikeliest = int(logits[best].argmin())
+    return samples[best], surest, unlikeliest
 
 
 def planted_rows(
@@ -241,8 +249,10 @@ def planted_rows(
         raise UsageError(f"canary rows would take {numbers} numbers in memory")
 
     def change(client: int, shard: Shard) -> Shard:
-        held = rows + int(coins[client])
-        x = np.concatenate([np.tile(along, (held, 1)), np.tile(others, (SPREAD * rows, 1))])
+        # the canary is one more row along u, so the two worlds differ in a single sample
+        rows_along = np.tile(along, (rows + int(coins[client]), 1))
+        rows_across = np.tile(others, (SPREAD * rows, 1))
+        x = np.concatenate([rows_along, rows_across])
         return _shard_of(shard, x)
 
     clients = with_poisoned_data(federation, range(len(federation)), change)
@@ -288,7 +298,10 @@ def planted_eigenvectors(
     scales = np.arange(count, 0, -1, dtype=np.float32)[:, None]
 
     def change(client: int, shard: Shard) -> Shard:
-        return _shard_of(shard, scales * (present if coins[client] else absent))
+        eigenvectors = absent
+        if coins[client]:
+            eigenvectors = present
+        return _shard_of(shard, scales * eigenvectors)
 
     clients = with_poisoned_data(federation, range(len(federation)), change)
     net, transcript = _connected(opened, clients, settings)
@@ -317,10 +330,12 @@ def planted_samples(
     if not protocol.per_example:
         raise UsageError("no noise is in the training: dp_unit is client")
     opened = _opened(protocol).set_params(rounds=1)
+    # the same run without noise gives the direction in which the two worlds differ
     bare = _opened(protocol).set_params(rounds=1, noise=0.0, target_epsilon=None)
     coins = heads(len(federation))
     # one number of samples for all, so that all updates have the same scale
-    size = int(np.median([len(shard.y) for shard in federation.shards]))
+    sizes = [len(shard.y) for shard in federation.shards]
+    size = int(np.median(sizes))
     clients = _labelled_canaries(opened, federation, coins, size, several=False)
     width = opened.flat_model(clients).dimension
     plain = _first_updates(bare.fit(clients, settings), width)
@@ -328,6 +343,7 @@ def planted_samples(
     absent = [row for client, row in plain.items() if not coins[client]]
     if not (present and absent):
         raise UsageError("clients send no updates by themselves")
+    # Noise has no direction, so the statistic of most power lies along the difference of means.
     difference = np.mean(present, axis=0) - np.mean(absent, axis=0)
     fitted = opened.fit(clients, settings)
     rows = _first_updates(fitted, width)
@@ -395,6 +411,7 @@ def _connected(
     transcript = Transcript("full")
     transport = Recorded(InProcess(endpoint.answer), transcript)
     net = protocol.build_network(transport, protocol.config(clients, settings.dtype))
+    # clients refuse calls outside the run's rounds
     net.round = 1
     return net, transcript
 

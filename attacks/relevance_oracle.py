@@ -76,7 +76,9 @@ class EnergyError(Scorer):
             largest = np.linalg.norm(gram, 2)
             true = np.linalg.norm(candidates @ gram, axis=1) / largest
             read = guess.details["energies"][client]
-            errors.append(np.mean(np.abs(read - true) / np.maximum(true, 1e-6)))
+            differences = np.abs(read - true)
+            # a relative error needs a floor where a candidate has no energy
+            errors.append(np.mean(differences / np.maximum(true, 1e-6)))
         return np.asarray(errors)
 
 
@@ -184,6 +186,7 @@ def _crafted(knowledge: Knowledge, client: int, vectors: Array) -> Iterator[Call
     width = int(config["width"])
     count = min(int(config["vectors"]), width)
     others = [k for k in range(clients) if k != client]
+    # one call carries a vector in the name of every other client
     for first in range(0, len(vectors), len(others)):
         block = torch.from_numpy(vectors[first : first + len(others)]).to(knowledge.initial)
         table = torch.zeros(clients - 1, count, width, dtype=block.dtype)
@@ -210,6 +213,7 @@ def squared_gram(endpoint: Endpoint[Any], knowledge: Knowledge, client: int) -> 
         client: its number.
     """
     width = int(knowledge.config["width"])
+    # D vectors e_a give the diagonal of A = G², and (e_a + e_b)/√2 the rest, a < b
     basis = np.eye(width)
     rows, columns = np.triu_indices(width, 1)
     sums = (basis[rows] + basis[columns]) / np.sqrt(2)
@@ -225,6 +229,7 @@ def squared_gram(endpoint: Endpoint[Any], knowledge: Knowledge, client: int) -> 
 
 def _share_in_range(squared: Array, vectors: Array) -> Array:
     """Return the share of each vector's squared norm in the range of a matrix, (n,)."""
+    # eigh sorts eigenvalues in ascending order, so the last one is the largest
     values, columns = np.linalg.eigh(squared)
     basis = columns[:, values > RANK * values[-1]]
     share: Array = ((vectors @ basis) ** 2).sum(1)

@@ -1,4 +1,4 @@
-"""Repeated seed: what changed in a client's row, from two runs whose noise may be the same.
+"""Repeated seed: the change of a client's row, from two runs that may share their noise.
 
 If noise follows from a run's seed alone, then two runs on one seed have the same noise, and the
 difference of what they release is that of their rows. Here a client's noise also follows from its

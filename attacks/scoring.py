@@ -131,7 +131,7 @@ class Scorer(ABC):
         """
 
     def why_not(self, guess: Guess, truth: Truth) -> str | None:
-        """Return why this score cannot be told of a guess; None if it can.
+        """Return why this score is not defined for a guess; None if it is.
 
         Args:
             guess: the attack's.
@@ -171,10 +171,12 @@ def score(scorer: Scorer, guess: Guess, truth: Truth, seed: int = 0) -> Score:
             f"a guess of {guess.quantity} that names nothing has no score: let the attack say that "
             "it is not applicable"
         )
+    # Units are resampled whole: rows of one client depend on each other.
     resampled = []
     for _ in range(RESAMPLES):
         chosen = draw.integers(0, count, count)
         resampled.append(scorer.summary(units[chosen]))
+    # Each control draws a new wrong truth, so its spread is that of guessing without information.
     controls = []
     for _ in range(SHUFFLES):
         controls.append(scorer.summary(scorer.shuffled(guess, truth, draw)))
@@ -223,6 +225,7 @@ def _unbiased(resampled: Array, value: float) -> Interval:
         resampled: scores of resamples, (n,).
         value: the score itself.
     """
+    # bootstrap estimate of bias (Efron & Tibshirani 1993, Section 10.2)
     bias = float(np.mean(resampled)) - value
     reached = np.append(resampled, value)
     shifted = Interval.of(resampled - bias)

@@ -1,8 +1,9 @@
-"""Conformance of secure sums: a server that lies to clients, and what they say to each lie.
+"""Conformance of secure sums: a server that lies to clients, and their answers to each lie.
 
 For each rule a few clients with made-up data follow an honest server, up to the lie. A rule holds
-if the client refuses; its sentence is kept. The clients are those of every run: the same endpoint,
-key exchange and guards. What is tried does not depend on the run's data, so it needs no transcript.
+if the client refuses, and its error message is recorded. The clients are those of every run: the
+same endpoint, key exchange and guards. The lies do not depend on the run's data, so the attack
+needs no transcript.
 
 A server of plain sums need not lie: it reads every single row, which is what each rule prevents.
 
@@ -57,7 +58,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one lie.
+    """Outcome of one lie.
 
     Args:
         rule: what clients insist on.
@@ -269,6 +270,7 @@ def swapped_keys() -> Probed:
 def keys_of_another_run() -> Probed:
     """Relay keys with the signatures of another run."""
     server = LyingServer().prepared("sum_offer")
+    # valid signatures, of a configuration with another hash
     other = honest_plan(noise=False, rounds=1).calls["sum_keys"].select([0])
     return server.lie("sum_keys", 0, query=other.query)
 
@@ -294,6 +296,7 @@ def encoded_twice() -> Probed:
     server = LyingServer(signed=False)
     keys = server.offers()
     keys[2] = keys[1]
+    # bytes differ, but X25519 computes the same shared secret: comparing bytes would miss it
     keys[2, -1] ^= HIGHEST_BIT
     return server.lie("sum_keys", 0, query=server.keys_query(keys))
 
@@ -302,6 +305,7 @@ def low_order_key() -> Probed:
     """Relay to a client without a roster a key whose secret everyone knows."""
     server = LyingServer(signed=False)
     keys = server.offers()
+    # zero has low order: its shared secret with every key is zero (RFC 7748, Section 6.1)
     keys[1] = 0
     relayed = server.lie("sum_keys", 0, query=server.keys_query(keys))
     if relayed.refused:
@@ -324,6 +328,7 @@ def replaced_key() -> Probed:
 
 def lone_member() -> Probed:
     """Ask for the sum of one client."""
+    # the sum of one row is the row itself
     server = LyingServer().prepared("sum_keys")
     return server.lie(SUM_METHOD, 0, **members([0]))
 
@@ -343,6 +348,7 @@ def gathered_row() -> Probed:
 def second_row() -> Probed:
     """Have another row masked in the same attempt, by sending the model of a later round."""
     server = LyingServer().prepared(SUM_METHOD)
+    # two rows under one pad differ by the rows' own difference
     later = server.plan.later.select([0])
     return server.lie(SUM_METHOD, 0, query=later.query)
 
@@ -355,6 +361,7 @@ def second_members() -> Probed:
 
 def older_attempt() -> Probed:
     """Go back to an attempt that a later one replaced."""
+    # the members of two open attempts could differ in one client
     server = LyingServer().prepared("sum_keys")
     server.ask(SUM_METHOD, 0, attempt=1)
     return server.lie(SUM_METHOD, 0)
@@ -362,6 +369,7 @@ def older_attempt() -> Probed:
 
 def attempt_after_shares() -> Probed:
     """Ask for a second sum over the same clients once the first is open."""
+    # two sums of one call could differ in a single row, if different clients are lost
     server = LyingServer().prepared("reveal_shares")
     return server.lie(SUM_METHOD, 0, attempt=1)
 
@@ -377,6 +385,7 @@ def differing_members() -> Probed:
 
 def pad_then_share() -> Probed:
     """Ask for the share of a client whose pad was revealed."""
+    # a row has two masks, from pads and from its seed; with both revealed it lies open
     server = LyingServer().prepared(SUM_METHOD)
     server.ask("reveal_shares", 0, method="reveal_pads", query=lost_query(4))
     return server.lie("reveal_shares", 0)
@@ -396,6 +405,7 @@ def second_survivors() -> Probed:
 
 def returning_client() -> Probed:
     """Say that a client was lost, and then that another was instead."""
+    # pads of both would together open more of a row than one list of survivors may
     server = LyingServer().prepared(SUM_METHOD)
     server.ask("reveal_shares", 0, method="reveal_pads", query=lost_query(4))
     return server.lie("reveal_shares", 0, method="reveal_pads", query=lost_query(3))
@@ -415,6 +425,7 @@ def own_row_lost() -> Probed:
 
 def few_noise_shares() -> Probed:
     """Ask for a sum over fewer clients than its noise was planned for."""
+    # each client adds a share of the noise, so fewer clients leave less than ε was computed for
     server = LyingServer(noise=True).prepared(SUM_METHOD)
     return server.lie("reveal_shares", 0, method="reveal_pads", query=lost_query(3, 4))
 
@@ -444,6 +455,7 @@ def altered_box() -> Probed:
     server = LyingServer().prepared(SUM_METHOD)
     query = server.call("reveal_shares", 0).query
     table = query.boxes.table.clone()
+    # authenticated encryption must notice a single bit
     table[query.boxes.picks[0][0], 0] ^= 1
     return server.lie(
         "reveal_shares", 0, query=dataclasses.replace(query, boxes=Picks(table, query.boxes.picks))
@@ -464,6 +476,7 @@ def isolated_by_lists() -> Probed:
     reveal, all pads of client 0 are known, and the last ones still give shares of its seed.
     """
     refusal = None
+    # any split of the survivors into two lists will do for the server, so all are tried
     for threshold in range(2, CLIENTS):
         probed = _isolated(threshold)
         if not probed.refused:
@@ -531,7 +544,7 @@ def _opened(server: LyingServer, numbers: Mapping[int, int]) -> Probed:
         shares.append(shamir.Share(b"", threshold, coordinate(holder), number))
     seed = shamir.recover(shares)
     context = SumContext(run, SUM_METHOD, call.step, call.attempt, EVERYONE, threshold)
-    # asked again, a client sends the same row
+    # asked again within an attempt, a client sends the same row and commitment
     committed = server.ask(SUM_METHOD, 0).reply.commitment.values[0]
     if commitment(seed, context) != as_bytes(committed):
         return Probed(None, FrameError("the shares do not give the seed of client 0"))

@@ -52,6 +52,7 @@ def locally_trained(
     count = len(shards)
     trainer = _trainer(knowledge, shards, numbers)
     updates = torch.zeros(count, knowledge.network.dimension, dtype=initial.dtype)
+    # each call draws other batches, as it did at the client
     for step in steps:
         models = Rows(initial.cpu() + updates, tuple(range(count)))
         updates += trainer.train(models, range(count), _plan(knowledge), step)
@@ -68,6 +69,7 @@ def _trainer(knowledge: Knowledge, shards: Sequence[Shard], numbers: Sequence[in
         seed=int(config["seed"]),
         objective=knowledge.network.objective,
     )
+    # `numbers` and not positions seed the batches, so that a colluder's training is its own
     return LocalTrainer(
         federation,
         knowledge.network,

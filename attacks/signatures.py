@@ -1,19 +1,19 @@
-"""Label counts and membership from signatures of gradients.
+"""Label counts and membership from gradient signatures.
 
-A signature is a mean over a client's samples of public functions of one sample each: a sketch of
-its gradient at zero weights, or a class block (`securecluster.privacy.gradient_signatures`). The
-server can compute these functions for samples of its own, so without noise
+A signature is the mean over a client's samples of a public function of each sample: a sketch of its
+gradient at zero weights, or a class block (`securecluster.privacy.gradient_signatures`). The server
+can compute this function for samples of its own. Without noise, therefore:
 
-- the shares in class blocks are the client's shares of classes, but for the clip, which shortens
-  the rows of a class by a factor that public samples tell. No mask covers them.
-- a sketch is about Σ_y π_y·μ_y, where π_y is the client's share of class y, and μ_y the mean sketch
-  of the class, which public samples tell. Of 64 numbers, least squares give the shares.
-- what a signature is beyond the means of its classes points to the client's own samples: of a
-  Gaussian vector, a member's row adds 1/n of itself to the mean (Homer et al. 2008; Dwork et al.
-  2015, "Robust Traceability from Trace Amounts", for means of attributes).
+- The shares in class blocks are the client's shares of classes, up to the clip, which shortens the
+  rows of a class by a factor that public samples give. No mask covers the shares.
+- A sketch is about Σ_y π_y·μ_y, where π_y is the client's share of class y and μ_y the mean sketch
+  of the class, which public samples give. Least squares on its 64 numbers recover the shares.
+- The residual, a signature less the means of its classes, points to the client's own samples: each
+  member contributes 1/n of its row to the mean (Homer et al. 2008; Dwork et al. 2015, "Robust
+  Traceability from Trace Amounts", for means of attributes).
 
-Under a mask of sketches or projections nobody else can tell which coordinate is which, and the last
-two attacks do not apply.
+If a mask covers sketches or projections, nobody else can tell which coordinate is which, and the
+last two attacks do not apply.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MASKED = "not applicable: signatures are under a mask, and the adversary's sampl
 
 @dataclass(frozen=True)
 class Observed:
-    """A client's signature, as an adversary reads it.
+    """A client's signature as an adversary reads it.
 
     Attributes:
         rows: (C, r) projections of class blocks, or (1, q) a sketch.
@@ -91,7 +91,7 @@ def _signature_of(content: Any) -> Observed | None:
         shares = _numbers(content.shares.values[0])
         return Observed(_numbers(projections.values[0]), shares, None)
     sketch = getattr(content, "signature", None)
-    # keys of secure sums have signatures of another kind, in bytes
+    # messages of key agreement carry cryptographic signatures, in bytes, under the same name
     if not isinstance(sketch, Rows) or not sketch.values.is_floating_point():
         return None
     return Observed(_numbers(sketch.values), None, None)
@@ -99,7 +99,7 @@ def _signature_of(content: Any) -> Observed | None:
 
 @dataclass(frozen=True)
 class PublicRows:
-    """What an adversary's samples would add to a signature.
+    """Rows that the adversary's own samples would add to a signature.
 
     Attributes:
         rows: (n, width) clipped rows: sketches, or blocks of r projections and a one.
@@ -118,6 +118,7 @@ class PublicRows:
             label: the class.
         """
         members = self.labels == label
+        # the mean of no rows is NaN, so a class without samples gets the mean of all
         if not members.any():
             return np.ones_like(members)
         return np.asarray(members)
@@ -142,7 +143,8 @@ def public_rows(knowledge: Knowledge, width: int) -> PublicRows:
     """
     assert knowledge.samples is not None
     config = knowledge.config
-    inputs = torch.as_tensor(np.asarray(knowledge.samples[0])).flatten(1).float()
+    samples = torch.as_tensor(np.asarray(knowledge.samples[0]))
+    inputs = samples.flatten(1).float()
     labels = np.asarray(knowledge.samples[1]).astype(np.int64)
     classes = int(config["classes"])
     options = (classes, float(config["signature_centre"]), Randomness(int(config["seed"])))
@@ -151,7 +153,9 @@ def public_rows(knowledge: Knowledge, width: int) -> PublicRows:
     else:
         sketch = GradientSketch(width, inputs.shape[1], *options)
         rows = sketch.rows(inputs, torch.as_tensor(labels))
-    return PublicRows(_numbers(clipped_rows(rows, CLIP)), labels, classes)
+    # clients clip each row before they average, so the adversary does, too
+    clipped = clipped_rows(rows, CLIP)
+    return PublicRows(_numbers(clipped), labels, classes)
 
 
 class SignatureLabelCounts(Attack):
@@ -214,6 +218,7 @@ class OwnSampleMembership(SampleMembership):
             truth: of the run.
         """
         shards = truth.federation.shards
+        # samples are compared byte by byte, so both sides need the same type
         candidates = np.asarray(guess.details["candidates"]).astype(shards[0].x.dtype)
         keys = _keys(candidates)
         rows = np.full((len(guess.values), len(keys), 2), np.nan)
@@ -324,6 +329,7 @@ def explained_weights(row: Array, public: PublicRows, size: float, deviation: fl
     from scipy.optimize import nnls
 
     precision = precision_of(public.covariance(), size, deviation)
+    # With P = LLᵀ, generalised least squares with weights P is ordinary least squares on Lᵀ·rows.
     root = np.linalg.cholesky(precision).T
     weights, _ = nnls(root @ public.means().T, root @ row)
     return np.asarray(weights)
@@ -339,6 +345,7 @@ def mean_ratios(row: Array, public: PublicRows, size: float, deviation: float) -
         deviation: of the noise in each number.
     """
     weights = explained_weights(row, public, size, deviation)
+    # The mean may be scaled by an unknown factor: weights that explain it sum to that factor.
     scale = _positive(weights.sum())
     means = public.means()
     residual = (row - weights @ means) / scale
@@ -358,6 +365,7 @@ def likelihood_ratios(rows: Array, residual: Array, precision: Array, size: floa
         precision: (w, w) inverse covariance of the residual.
         size: number of samples in the mean.
     """
+    # One product with P serves both terms; forming xᵀPx for all pairs would take n² numbers.
     projected = rows @ precision
     linear = projected @ residual / size
     quadratic = (projected * rows).sum(1) / (2 * size**2)
@@ -374,12 +382,15 @@ def _blocks_ratios(observed: Observed, shares: Array, knowledge: Knowledge) -> A
     means = known.means()
     # The share of a class is known, so that only what is beyond its mean projection per one counts.
     directions = means[:, :-1] / means[:, -1:]
-    rows = known.rows[:, :-1] - known.rows[:, -1:] * directions[known.labels]
+    expected = known.rows[:, -1:] * directions[known.labels]
+    rows = known.rows[:, :-1] - expected
     covariance = rows.T @ rows / len(rows)
     ratios = np.zeros(len(rows))
+    # the blocks have disjoint samples, so each is a test of its own
     for label in range(known.classes):
         candidates = known.labels == label
-        residual = (observed.rows[label] - shares[label] * directions[label]) / scale
+        expected_block = shares[label] * directions[label]
+        residual = (observed.rows[label] - expected_block) / scale
         # the mean over all n samples has those of the class alone; it holds one or more of them
         share = max(float(parts[label]), 1 / size)
         precision = precision_of(share * covariance, size, _deviation(knowledge, size) / scale)
@@ -396,6 +407,7 @@ def precision_of(covariance: Array, size: float, deviation: float) -> Array:
         deviation: of the noise in each number.
     """
     variance = covariance / size + deviation**2 * np.eye(len(covariance))
+    # Fewer samples than numbers give a singular covariance: a ridge makes it invertible.
     ridge = RIDGE * np.trace(variance) / len(variance)
     return np.asarray(np.linalg.inv(variance + ridge * np.eye(len(variance))))
 
@@ -405,9 +417,11 @@ def _deviation(knowledge: Knowledge, size: float) -> float:
     config = knowledge.config
     noise = float(config["signature_noise"])
     if config["dp_unit"] == "client":
+        # the unit is a whole client, whose signature has norm CLIP at most
         return noise * CLIP
     if config["signature_kind"] != "blocks" and int(config["signature_releases"]) > 1:
         noise *= math.sqrt(2)  # each of two releases has half of the budget
+    # one of n samples adds at most CLIP / n to the mean
     return noise * CLIP / size
 
 

@@ -42,6 +42,7 @@ class OwnersFound(Scorer):
 
     def _owned(self, guess: Guess, truth: Truth) -> tuple[Array, Array]:
         """Return the guessed and the true owners of the candidates that a client owns."""
+        # A sample that several clients hold counts as the last one's, which is rare in images.
         owner_of = {}
         for client, shard in enumerate(truth.federation.shards):
             for sample in np.asarray(shard.x, dtype=np.float32):
@@ -86,7 +87,10 @@ class SourceInference(Attack):
         """
         assert knowledge.samples is not None
         models = first_models(view, knowledge)
-        losses = np.stack([candidate_losses(model, knowledge) for model in models.values()])
+        rows = [candidate_losses(model, knowledge) for model in models.values()]
+        losses = np.stack(rows)  # (clients, candidates)
+        # with equal priors, the client of least loss is the likeliest owner (Hu et al. 2021)
+        nearest = losses.argmin(0).tolist()
         clients = list(models)
-        owners = {k: clients[row] for k, row in enumerate(losses.argmin(0).tolist())}
+        owners = {position: clients[row] for position, row in enumerate(nearest)}
         return Guess("owners", owners, {"candidates": np.asarray(knowledge.samples[0])})

@@ -1,6 +1,6 @@
-"""Records, classes and mean samples from clients' leading eigenvectors.
+"""Membership, classes and mean samples from clients' leading eigenvectors.
 
-One-shot clustering has clients share the p leading eigenvectors V_i of their Gram matrices. Each
+In one-shot clustering clients share the p leading eigenvectors V_i of their Gram matrices. Each
 other client reads them; so does the server where they are neither sealed nor masked. They span most
 of a small client's samples, so
 
@@ -81,6 +81,7 @@ def _opened(table: torch.Tensor, ids: list[int], step: int, knowledge: Knowledge
     """
     config = knowledge.config
     seed = _shared_seed(knowledge)
+    # sealed vectors are bytes, and any client with the shared seed can open them
     if not table.is_floating_point():
         if seed is None:
             return None
@@ -91,6 +92,7 @@ def _opened(table: torch.Tensor, ids: list[int], step: int, knowledge: Knowledge
         try:
             table = seal.open(table, ids, step, "eigen", "vectors", template)
         except FrameError:
+            # authentication failed: the colluder's seed is not that of these clients
             return None
     elif config.get("mask", "none") != "none":
         if seed is None:
@@ -119,7 +121,9 @@ def energies(vectors: Array, samples: Array) -> Array:
     """
     flat = np.asarray(samples, float).reshape(len(samples), -1)
     squared = (flat**2).sum(1)
-    inside: Array = ((flat @ vectors.T) ** 2).sum(1) / np.where(squared > 0, squared, 1.0)
+    # rows are orthonormal, so ‖V x‖ is the norm of the projection; a zero sample has share 0
+    coordinates = flat @ vectors.T
+    inside: Array = (coordinates**2).sum(1) / np.where(squared > 0, squared, 1.0)
     return inside
 
 
@@ -135,6 +139,7 @@ def auc(scores: Array, positive: Array) -> float:
     others = np.sort(values[~chosen])
     if not len(others) or not chosen.any():
         return 0.5
+    # Mann–Whitney: the AUC is the probability that a positive exceeds a negative, ties half
     below = np.searchsorted(others, values[chosen], side="left")
     not_above = np.searchsorted(others, values[chosen], side="right")
     return float(np.mean(below + not_above) / 2 / len(others))
@@ -153,6 +158,7 @@ def true_positive_rate(scores: Array, positive: Array, false: float = FALSE_POSI
     others = np.sort(values[~chosen])[::-1]
     if not len(others) or not chosen.any():
         return 0.0
+    # the threshold is the score of the first negative that must not be exceeded
     allowed = math.floor(false * len(others) + ROUNDING)
     threshold = others[allowed]
     return float(np.mean(values[chosen] > threshold))
@@ -221,12 +227,15 @@ class SampleMembership(Detection):
 
     def answers(self, guess: Guess, truth: Truth, client: int) -> Array:
         """Return for each candidate True if it is among the client's samples, (candidates,)."""
-        training = {
-            np.ascontiguousarray(row).tobytes() for row in truth.federation.shards[client].x
-        }
-        candidates = np.asarray(guess.details["candidates"])
-        same_type = candidates.astype(truth.federation.shards[client].x.dtype)
-        return np.asarray([np.ascontiguousarray(row).tobytes() in training for row in same_type])
+        # samples are equal if their bytes are; converting types first makes these comparable
+        samples = truth.federation.shards[client].x
+        training = {np.ascontiguousarray(sample).tobytes() for sample in samples}
+        candidates = np.asarray(guess.details["candidates"]).astype(samples.dtype)
+        answers = []
+        for candidate in candidates:
+            key = np.ascontiguousarray(candidate).tobytes()
+            answers.append(key in training)
+        return np.asarray(answers)
 
 
 class MembershipAtLowRate(SampleMembership):
@@ -405,7 +414,7 @@ class SubspaceComposition(SubspaceAttack):
         for client, vectors in _others(view, knowledge).items():
             inside = energies(vectors, samples)
             table[client] = _class_means(inside, np.asarray(labels), classes)
-        # some classes fit into any span: only the difference between clients tells
+        # Some classes fit well into any span, so only differences between clients are evidence.
         common = np.mean(list(table.values()), axis=0)
         return Guess("classes", {client: row - common for client, row in table.items()})
 
@@ -438,5 +447,6 @@ class MeanImage(SubspaceAttack):
         guesses = {}
         for client, vectors in _others(view, knowledge).items():
             first = vectors[0]
+            # an eigenvector has no sign of its own, and pixels are not negative
             guesses[client] = -first if first.sum() < 0 else first
         return Guess("mean samples", guesses)

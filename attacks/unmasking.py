@@ -1,4 +1,4 @@
-"""What undoing a mask needs, and scorers of unmasked rows."""
+"""Functions that undo masks, and scorers of unmasked rows."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def by_rank(pairs: Array, masked_known: Array, masked: Array, signed: bool = Fal
     Returns:
         (n, d).
     """
-    # any combination will do in which no two coordinates are equal that differ in some row
+    # A random combination: coordinates that differ in some row almost surely differ in it, too.
     weights = np.random.default_rng(0).normal(size=len(pairs))
     if len(pairs) == 1:
         weights = np.ones(1)
@@ -86,6 +86,7 @@ def by_rank(pairs: Array, masked_known: Array, masked: Array, signed: bool = Fal
     after = weights @ masked_known
     signs = np.ones(len(before))
     if signed:
+        # magnitudes survive the flips; comparing signs of matched coordinates then gives these
         order = np.argsort(np.abs(before), kind="stable")
         places = np.argsort(np.abs(after), kind="stable")
         signs = np.sign(before[order]) * np.sign(after[places])
@@ -111,6 +112,7 @@ def by_span(pairs: Array, masked_known: Array, masked: Array) -> Array:
     Returns:
         (n, d), each the projection of its row on the span of the known ones.
     """
+    # for an orthonormal M, ‖Mx − Σ c_k M x_k‖ = ‖x − Σ c_k x_k‖, so both sides have the same c
     combination, *_ = np.linalg.lstsq(masked_known.T, masked.T, rcond=None)
     projected: Array = combination.T @ pairs
     return projected
@@ -197,6 +199,7 @@ class RecoveredCoordinates(UnmaskedRows):
 
     def agreement(self, guess: Array, true: Array) -> float:
         """Return the share of one row."""
+        # Zeros are many and any guess of zero would hit them (weights of unused pixels, padding).
         counted = true != 0
         if not counted.any():
             return 0.0

@@ -72,6 +72,7 @@ class RecordedView(View):
             if outcome.reader not in self.parties:
                 continue
             if self.anonymous:
+                # seeded by position, so that reading a view twice gives the same order
                 draw = np.random.default_rng([self.seed, position])
                 outcome = _anonymous(outcome, draw)
             listed.append(outcome)
@@ -93,6 +94,7 @@ class RecordedView(View):
         encrypted = self.fitted.with_fitted_params().encrypted_verbs
         for outcome in self.fitted.verb_outcomes():
             yield outcome
+            # the authority decrypts a sum before the server gets it
             if SUM in encrypted and outcome.verb == SUM:
                 yield replace(outcome, reader=AUTHORITY)
         yield from getattr(self.fitted, "authority_outcomes_", ())
@@ -106,12 +108,14 @@ def _anonymous(outcome: VerbOutcome, draw: np.random.Generator) -> VerbOutcome:
         draw: of the order of rows that belong to one client each.
     """
     if outcome.verb == PAIRS:
+        # rows and columns alike, so that the matrix stays one of pairs
         order = draw.permutation(len(outcome.content)).tolist()
         content = outcome.content[order][:, order]
         return replace(outcome, groups=(tuple(range(len(order))),), content=content)
     content = outcome.content
     if outcome.verb == GATHER:
         content = select(content, draw.permutation(len(outcome.groups)).tolist())
+    # Sizes of groups stay, since a party sees how many clients replied; numbers are new.
     groups = []
     first = 0
     for group in outcome.groups:
@@ -164,6 +168,7 @@ def knowledge_of(
     Raises:
         UsageError: not fitted, colluders without a federation, or a client that does not exist.
     """
+    # secrets of these clients alone: in a simulation the seed would give everybody's
     colluding = {}
     for number in colluders:
         secrets = fitted.secrets_of(number)
@@ -201,6 +206,7 @@ def truth_of(
     Raises:
         UsageError: the federation has other clients than the run.
     """
+    # clients are compared by name, since another federation would be scored without an error
     names = fitted._fitted().learned.names
     if list(federation.names) != list(names):
         raise UsageError("this federation has other clients than the run: give that of the run")
@@ -247,12 +253,14 @@ def observed_updates(view: View, knowledge: Knowledge) -> list[ObservedUpdate]:
         if delta is None or not from_client:
             continue
         row = delta.values[0]
+        # coded and sealed rows are bytes, and rows masked for a secure sum are integers
         if not row.is_floating_point() or row.shape != (knowledge.width,):
             continue
         sizes = getattr(message.content, "size", None)
         size = None
         if sizes is not None:
             size = float(sizes.values[0])
+        # clients send n·Δ for a mean over samples; attacks are on Δ
         if message.method in knowledge.weighted and size:
             row = row / size
         updates.append(

@@ -235,9 +235,11 @@ def clients_of(shift: str, samples: int, seed: int) -> Federation:
         seed=seed,
     )
     assert everyone.truth is not None
+    # A small cluster is the hard case: the noise in its mean is the largest.
     smallest = [i for i, cluster in enumerate(everyone.truth) if cluster == 0]
     left_out = smallest[SMALLEST:]
-    return everyone.select([i for i in range(len(everyone)) if i not in left_out])
+    remaining = [i for i in range(len(everyone)) if i not in left_out]
+    return everyone.select(remaining)
 
 
 def options_of(method: str, epsilon: float, rate: float, own: int) -> dict[str, Any]:
@@ -260,6 +262,7 @@ def options_of(method: str, epsilon: float, rate: float, own: int) -> dict[str, 
     }
     share = options.pop("share", None)
     pull = options.pop("pull", None)
+    # what a step pulls towards the mean is lr·λ, so the tuned value does not depend on the rate
     if pull is not None:
         options["regularization"] = pull / rate
     if share is None or description.clustering is None:
@@ -290,8 +293,11 @@ def noises_for(epsilon: float, share: float, steps: int) -> tuple[float, float]:
         share: of clustering, in (0, 1).
         steps: of training.
     """
+    # 1/whole² = 1/clustering² + steps/training²: the two terms are share and 1 − share of it
     whole = find_noise(lambda z: [(z, 1.0, 1)], epsilon, DELTA)
-    return whole / math.sqrt(share), whole * math.sqrt(steps / (1 - share))
+    clustering = whole / math.sqrt(share)
+    training = whole * math.sqrt(steps / (1 - share))
+    return clustering, training
 
 
 def own_setting(method: str, epsilon: float) -> dict[str, Any]:
@@ -355,7 +361,9 @@ def tuned_accuracy(federation: Federation, fitted: Any) -> float:
     accuracies = []
     for client, shard in enumerate(federation.shards):
         parameters = [value.clone() for value in fitted.model_of(client).values()]
-        weight, bias = (value.requires_grad_() for value in parameters)
+        weight, bias = parameters
+        weight.requires_grad_()
+        bias.requires_grad_()
         x = torch.as_tensor(shard.x).flatten(1)
         y = torch.as_tensor(shard.y)
         optimizer = torch.optim.SGD([weight, bias], lr=ALONE_RATE)
@@ -366,7 +374,8 @@ def tuned_accuracy(federation: Federation, fitted: Any) -> float:
             optimizer.step()
         tested = torch.as_tensor(shard.x_test).flatten(1)
         with torch.no_grad():
-            predicted = (tested @ weight.T + bias).argmax(1).numpy()
+            logits = tested @ weight.T + bias
+            predicted = logits.argmax(1).numpy()
         accuracies.append(float(np.mean(predicted == shard.y_test)))
     return float(np.mean(accuracies))
 
@@ -562,7 +571,10 @@ def _draw_panel(ax: Any, rows: Sequence[Row], shift: str, name: str) -> None:
     for number, method in enumerate(METHODS):
         if name == "ari" and method in ONE_CLUSTER:
             continue
-        levels, means, lows, highs = [], [], [], []
+        levels = []
+        means = []
+        lows = []
+        highs = []
         for epsilon in epsilons:
             values = _values(rows, method, shift, epsilon, name, setting)
             if values:

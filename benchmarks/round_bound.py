@@ -182,9 +182,10 @@ def seconds(work: Callable[[], Any], repeats: int) -> float:
     work()
     times = []
     for _ in range(repeats):
-        since = time.process_time()
+        start = time.process_time()
         work()
-        times.append(time.process_time() - since)
+        times.append(time.process_time() - start)
+    # other work on the machine only ever adds time, so the minimum is the least disturbed
     return min(times)
 
 
@@ -199,15 +200,20 @@ def measure(parts: dict[str, Part], clients: int, repeats: int) -> list[dict[str
     source = torch.rand(COPIED)
     target = torch.empty_like(source)
     copy_bytes = 2 * source.numel() * source.element_size()
-    bytes_per_second = copy_bytes / seconds(lambda: target.copy_(source), repeats)
+    # A copy measures the rate of memory, as in STREAM (McCalpin 1995).
+    copy_seconds = seconds(lambda: target.copy_(source), repeats)
+    bytes_per_second = copy_bytes / copy_seconds
     rows = []
     for name, (work, numbers) in parts.items():
-        moved = NUMBER_BYTES * numbers * clients
+        moved_bytes = NUMBER_BYTES * numbers * clients
+        chunks = clients / CHUNK
+        milliseconds = 1e3 * seconds(work, repeats) * chunks
+        copy_milliseconds = 1e3 * moved_bytes / bytes_per_second
         row = {
             "part": name,
-            "milliseconds": f"{1e3 * seconds(work, repeats) * clients / CHUNK:.1f}",
-            "megabytes": f"{moved / 1e6:.0f}",
-            "copy_milliseconds": f"{1e3 * moved / bytes_per_second:.1f}",
+            "milliseconds": f"{milliseconds:.1f}",
+            "megabytes": f"{moved_bytes / 1e6:.0f}",
+            "copy_milliseconds": f"{copy_milliseconds:.1f}",
         }
         print("  ".join(row.values()), flush=True)
         rows.append(row)

@@ -209,7 +209,8 @@ def needed_gib(case: str, clients: int) -> float:
         clients: how many.
     """
     _, numbers = METHODS[case]
-    return 8 * numbers * clients**2 / GIB
+    bytes_per_pair = 8 * numbers  # float64
+    return bytes_per_pair * clients**2 / GIB
 
 
 def in_own_process(part: str, case: str, clients: int) -> dict[str, Any]:
@@ -227,13 +228,16 @@ def in_own_process(part: str, case: str, clients: int) -> dict[str, Any]:
             return skipped | {"status": f"not run: needs {needs:.0f} GiB"}
     elif case in COMPARING and clients > MOST_PAIRED:
         return skipped | {"status": "not run: all pairs"}
+    # A process's largest resident set never falls, so each case needs a process of its own.
     command = [sys.executable, "-m", "securecluster.benchmarks.server_scale", part]
     command += ["--one", case, "--clients", str(clients)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S)
+        finished = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=LIMIT_S
+        )
     except subprocess.TimeoutExpired:
         return skipped | {"status": f"stopped after {LIMIT_S} s"}
-    line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    line: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
     return line
 
 

@@ -51,11 +51,14 @@ def swapped(seed: int, samples: int = SAMPLES) -> Federation:
     pairs = np.random.default_rng(seed).permutation(CLASSES[DATA])
     shards = []
     for cluster, shard in zip(truth, federation.shards, strict=True):
-        one, other = pairs[2 * cluster : 2 * cluster + 2]
-        names = np.arange(CLASSES[DATA])
-        names[[one, other]] = other, one
-        x, y = shard.x[:samples], names[shard.y[:samples]]
-        shards.append(replace(shard, x=x, y=y, y_test=names[shard.y_test]))
+        # clusters swap disjoint pairs, so each has a labelling of its own
+        first, second = pairs[2 * cluster : 2 * cluster + 2]
+        new_label = np.arange(CLASSES[DATA])
+        new_label[[first, second]] = second, first
+        x = shard.x[:samples]
+        y = new_label[shard.y[:samples]]
+        y_test = new_label[shard.y_test]
+        shards.append(replace(shard, x=x, y=y, y_test=y_test))
     return replace(federation, shards=tuple(shards), truth=tuple(truth))
 
 
@@ -80,18 +83,19 @@ def measured(cell: dict[str, Any], federation: Federation) -> dict[str, Any]:
         cell: one of `cells`.
         federation: the clients.
     """
-    kind, own = METHODS[cell["method"]]
+    protocol_class, own = METHODS[cell["method"]]
     privacy: dict[str, Any] = {"dp_unit": "example", "delta": DELTA}
     if math.isfinite(cell["epsilon"]):
         privacy |= {"clip": 1.0, "target_epsilon": cell["epsilon"]}
     params = {**TRAINING, **own, **privacy}
-    made = kind(signature=cell["signature"], clusterer=cell["clusterer"], **params)
-    fitted = made.fit(federation)
+    protocol = protocol_class(signature=cell["signature"], clusterer=cell["clusterer"], **params)
+    fitted = protocol.fit(federation)
+    accuracy = float(np.nanmean(fitted.scores_))
     return {
         **cell,
         "found": len(set(fitted.labels_.tolist())),
         "ari": round(fitted.agreement_["ari"], 4),
-        "accuracy": round(float(np.nanmean(fitted.scores_)), 4),
+        "accuracy": round(accuracy, 4),
         "spent": round(fitted.ledger_.epsilon, 4),
     }
 

@@ -88,6 +88,7 @@ class LossVectorClient(ModelSetClient):
         """
         exact = self._losses(context, query)
         released = self._released("measure", context, exact)
+        # k-means on the server computes with these numbers, and infinity has no distance
         finite = np.minimum(released, WORST)
         return LossVector(Rows(torch.as_tensor(finite)))
 
@@ -114,6 +115,7 @@ class LossVectorClient(ModelSetClient):
                     "it has"
                 )
             last_averages, _ = self._last_call[k]
+            # its models have moved on, so an update from the earlier ones cannot be computed
             if context.step < last_averages:
                 late.append(i)
         if late:
@@ -248,8 +250,10 @@ class CLoVE(ClusteringProtocol):
         Clients without a model are still assigned one where clusters are kept, as long as losses
         may be asked.
         """
+        # k clusters need k loss vectors or more
         minimum = min(self.k, len(net.clients))
         recipients = sample_clients(net, net.clients, self.participation, t, minimum=minimum)
+        # Losses cost ε, so clients are asked only while their clusters may change.
         measuring = []
         if t <= self.loss_rounds:
             measuring = [i for i in recipients if not (state.stable and state.assigned(i))]
@@ -390,7 +394,7 @@ class CLoVE(ClusteringProtocol):
             UsageError: the initial weights of a user's module cannot be drawn again.
         """
         if self.k > 1:
-            # all but the first model are drawn by clients, and never sent
+            # Clients draw all models but the first from the seed, so that none has to be sent.
             model = self.flat_model(federation)
             model.redrawn(Randomness(federation.seed), "start", 0, 1)
         return super().config(federation, dtype)
@@ -495,9 +499,15 @@ def matched_models(losses: Array, k: int, seed: int) -> list[int]:
     """
     from scipy.optimize import linear_sum_assignment
 
-    labels = np.asarray(kmeans(losses @ losses.T, k, seed))
-    clusters = labels.max() + 1
-    cost = np.stack([losses[labels == c].sum(0) for c in range(clusters)])
+    gram = losses @ losses.T
+    labels = np.asarray(kmeans(gram, k, seed))
+    # cost[c, j] is the loss of all clients of cluster c under model j
+    costs = []
+    for cluster in range(labels.max() + 1):
+        members = labels == cluster
+        costs.append(losses[members].sum(0))
+    cost = np.stack(costs)
+    # one to one (the Hungarian algorithm), so that two clusters never share a model
     _, model_of = linear_sum_assignment(cost)
     models: list[int] = model_of[labels].tolist()
     return models

@@ -93,6 +93,7 @@ class PersonalClient(TrainingClient):
             raise PolicyError("contribute needs the call of each client's last update")
         late = []
         for i, k in zip(context.ids, context.positions, strict=True):
+            # a client that has trained in a later call no longer has the models of this one
             if self._calls[k] > context.step:
                 late.append(i)
         if late:
@@ -211,9 +212,11 @@ class MRMTL(ClusteringProtocol):
             sampled = sample_clients(net, net.clients, self.participation, t, minimum=MINIMUM)
             sums = net.sum(PersonalClient.contribute, state.message_for(sampled), to=sampled)
             state.outbox.acknowledge(sums.ids)
+            # told with the next request: a client undoes a training whose update did not arrive
             for i in sums.ids:
                 state.received[i] = sums.step
             if sums.ids:
+                # with all clients in the sum, w̄ stays the mean of the w_k: all begin at θ_0
                 state.outbox.post(sums.step, weighted_means(sums), state.labels)
         flush(net, run, state)
         return state
@@ -245,6 +248,7 @@ class MRMTL(ClusteringProtocol):
             UsageError: steps along the regularizer's gradient would go beyond the mean.
         """
         resolved = super().resolve_defaults(federation)
+        # A step on λ/2 ‖w − w̄‖² maps w − w̄ to (1 − lr·λ)(w − w̄), which changes sign if lr·λ > 1.
         lr = float(resolved["lr"])
         if self.optimizer == "sgd" and self.regularization * lr > 1:
             raise UsageError(

@@ -105,6 +105,7 @@ class SubspaceClient(EigenvectorClient):
         features = self._features(k)
         labels = self.cohort.labels(k)
         by_class = [features[labels == c] for c in range(self._classes)]
+        # A sample changes the matrix of its own class only, so all together cost what one does.
         noise = self._gram_noise
         if noise is None:
             return [top(of_class, self._count) for of_class in by_class]
@@ -154,6 +155,7 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
         distance = angles(signatures, signatures, self.angle)
         # a client is at angle 0 to itself; rounding makes it more
         distance.fill_diagonal_(0)
+        # rounding also makes A_ij and A_ji differ, which linkage does not accept
         symmetric = (distance + distance.T) / 2
         return linkage_clusters(
             symmetric.numpy(), self.linkage, count=self.k, height=self.threshold
@@ -271,16 +273,21 @@ def angles(ours: torch.Tensor, theirs: torch.Tensor, kind: str) -> torch.Tensor:
     Returns:
         (a, b) float64, degrees.
     """
-    rows, others = ours.double(), theirs.double()
+    # arccos is steep near 1, where float32 turns rounding errors into hundredths of a degree
+    rows = ours.double()
+    others = theirs.double()
     if kind == "sum":
         cosines = torch.einsum("ikd,jkd->ijk", rows, others)
         return _degrees(cosines.abs()).sum(2)
     if kind == "smallest":
-        rows, others = _orthonormal(rows), _orthonormal(others)
+        # principal angles are those of orthonormal bases; noisy vectors are not orthogonal
+        rows = _orthonormal(rows)
+        others = _orthonormal(others)
     distance = rows.new_zeros(len(rows), len(others))
     for n, row in enumerate(rows):
         cosines = row @ others.mT  # U_iᵀU_j of all j, (b, q, q)
         if kind == "smallest":
+            # the smallest principal angle has the largest singular value as its cosine (equation 2)
             largest = torch.linalg.svdvals(cosines)[:, 0]
         else:
             largest = cosines.abs().amax((1, 2))

@@ -88,6 +88,7 @@ class PrivateChoiceClient(ModelSetClient):
     @answers(GATHER, through=("delta",), fresh=True, trains="first")
     def send_first_update(self, context: CallContext, query: Empty) -> Update:
         """Return Δ_i: one step along the gradient of all samples at θ_0, with noise."""
+        # One gradient over all n_i samples: its noise is divided by n_i and not by a batch's size.
         usual = self.training
         plan = replace(FULL_GRADIENT, lr=usual.lr, clip=usual.clip, noise=usual.noise)
         start = Rows(self.cohort.start[None], (0,) * len(context.positions))
@@ -205,7 +206,7 @@ class PrivateChoiceClient(ModelSetClient):
         update = self._train_chosen(context, chosen)
         delta = update.delta
         if update.size is not None:
-            # of n_i·Δ_i: plain means need Δ_i
+            # the client computed n_i·Δ_i, and a mean over clients needs Δ_i
             sizes = update.size.values.to(delta.values)
             delta = Rows(delta.values / sizes[:, None])
         return Update(delta, None)
@@ -323,10 +324,12 @@ class RDPCFL(ClusteringProtocol):
         mixture = soft_clusters(rows.cpu().double().numpy(), self.k, seed)
         components = mixture.shares.shape[1]
         state.shares[ids, :components] = torch.from_numpy(mixture.shares)
+        # E_c: the more the components overlap, the sooner clients choose for themselves
         state.last_soft = int((1 - mixture.overlap) * SWITCH * self.rounds)
         labels = state.shares[ids].argmax(1)
         for i, label in zip(ids, labels.tolist(), strict=True):
             state.running.choice[i] = label
+        # Clients can still train several models later, but a gradient moves the likeliest one.
         sums = rows.new_zeros(self.most_clusters, rows.shape[1])
         sums.index_add_(0, labels.to(rows.device), rows)
         counts = torch.bincount(labels, minlength=self.most_clusters)
@@ -364,8 +367,10 @@ class RDPCFL(ClusteringProtocol):
         uniforms = generator.random(len(net.clients))
         cumulative = state.shares.numpy().cumsum(1)
         for i in ids:
-            if cumulative[i, -1] > 0:
-                threshold = uniforms[i] * cumulative[i, -1]
+            total = cumulative[i, -1]
+            if total > 0:
+                # inverse of the distribution function; shares sum to 1 only up to rounding
+                threshold = uniforms[i] * total
                 state.running.choice[i] = int((cumulative[i] <= threshold).sum())
 
     def _average(self, net: ServerChannel, state: RDPCFLState) -> None:
@@ -594,11 +599,13 @@ def soft_clusters(updates: Array, k: int | None, seed: int) -> Mixture:
     best: Mixture | None = None
     best_separation = -math.inf
     for number in numbers:
+        # a mixture with a component for each point has variances of zero
         if number is None or number < 2 or number >= len(points):
             continue
         shares, separation = _fitted(points, number, seed)
         if separation > best_separation:
             best_separation = separation
+            # two Gaussians of deviation σ at distance 2σ·s overlap by erfc(s/√2) = 2Φ(−s)
             best = Mixture(shares, math.erfc(separation / math.sqrt(2)))
     if best is None:
         # one component, or a client for each
@@ -615,6 +622,7 @@ def projected(updates: Array) -> Array:
     Args:
         updates: (m, d).
     """
+    # Otherwise a few coordinates of large variance would determine the directions.
     deviations = updates.std(0)
     scale = np.where(deviations > 0, deviations, 1.0)
     standardised = (updates - updates.mean(0)) / scale
@@ -646,6 +654,7 @@ def _fitted(points: Array, k: int, seed: int) -> tuple[Array, float]:
         random_state=seed % SEEDS,
     )
     mixture.fit(points)
+    # clusters are equally likely a priori, as in the authors' program
     mixture.weights_ = np.full(k, 1 / k)
     shares = np.asarray(mixture.predict_proba(points), dtype=np.float64)
     deviations = np.sqrt(mixture.covariances_)

@@ -107,7 +107,7 @@ class ModelSetClient(TrainingClient):
             context: the clients.
             chosen: start and number of each client's model.
         """
-        # clients of one call may train different models, which are one batch
+        # Clients of one call may train different models, and still train as one batch.
         picks = []
         for k, (start, j) in zip(context.positions, chosen, strict=True):
             model = self.model_sets[start][j]
@@ -156,7 +156,7 @@ class ModelSetClient(TrainingClient):
         requested = query.model.values.tolist()
         models = self.model_sets.get(query.start)
         if not models:
-            # a client that was never asked has no models of this start yet
+            # a client that was never asked draws the same initial models as all others
             models = self._first(query.start, 1 + max(requested))
         deltas = []
         for j, i, k in zip(requested, context.ids, context.positions, strict=True):
@@ -226,6 +226,7 @@ class ModelSetClient(TrainingClient):
         models = self._open_start(query)
         for j, averages in enumerate(averages_by_model(query)):
             self._catch_up(context, query.start, j, averages)
+        # A late request leaves the last call as it is, so that later ones are still told apart.
         for k in context.positions:
             last = self._last_call.get(k, (0, query.start))
             self._last_call[k] = max((context.step, query.start), last)

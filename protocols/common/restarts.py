@@ -60,7 +60,7 @@ class Restart:
             to: the recipients.
             best: another start whose models clients are to keep; None means no other.
         """
-        # the averages of all models are stacked; `models` has the model of each row
+        # One frame for all k queues: rows are stacked, and `models` has the model of each row.
         messages = [queue.message_for(to) for queue in self.pending]
         picks = _stacked_picks([message.means for message in messages])
         tables = [message.means.table for message in messages if len(message.means.table)]

@@ -64,6 +64,7 @@ def _collect_blocks(
 ) -> Collected:
     """Return class blocks, as `BlockSignatures` packs them."""
     plan = plan_of(net.agreed)
+    # newcomers' signatures need the mask of the run's, which follows from the step of its call
     step = None
     if run_signatures is not None:
         step = run_signatures.step
@@ -97,10 +98,12 @@ def _collect_sketches(
     if plan.releases > 1:
         reference = first
         if run_signatures is not None:
+            # newcomers answer in the run's own directions, or their coordinates would not compare
             reference = SketchSignatures.unpacked(run_signatures.rows).first
         elif len(ids) < 2:
             return Collected(ids, torch.zeros(0), replies.step)
         again = _second_release(net, ids, reference, replies.step)
+        # Some clients may be lost between the two releases: only those that sent both are kept.
         position = {i: n for n, i in enumerate(ids)}
         first = first[[position[i] for i in again.ids]]
         ids = again.ids

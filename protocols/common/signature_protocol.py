@@ -94,6 +94,7 @@ class GradientSignatureProtocol(ClusteringProtocol):
         """Return the client methods of signatures, which clients refuse in a run without any."""
         if self.by_gradients:
             return super().refused_methods
+        # what a client could be asked in addition would not be in the price of the run
         of_signatures = set(releases_of(SignatureSender)) - set(releases_of(TrainingClient))
         return super().refused_methods | of_signatures
 
@@ -218,6 +219,7 @@ class GradientSignatureProtocol(ClusteringProtocol):
             return spec
         field_noise = FieldNoise(z)
         half = field_noise
+        # 1/z² adds up over Gaussian releases: each of two has half of it, which is z·√2
         if self.signature_releases > 1 and self.dp_unit == "example":
             half = FieldNoise(z * 2**0.5)
         # Projections and shares are one vector with one noise, which `projections` counts.

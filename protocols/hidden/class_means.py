@@ -64,11 +64,13 @@ class ClassMeans:
             sums: (c, D).
             counts: (c,) numbers of samples.
         """
-        means = self.smooth(sums / np.maximum(counts, 1.0)[:, None])
+        divisors = np.maximum(counts, 1.0)  # a class without samples has the sum 0
+        means = self.smooth(sums / divisors[:, None])
         weights = counts / (counts + PRIOR)
         # What all of a client's classes have in common tells nothing about its labels, and with
         # few samples it varies more than anything else.
-        centre = weights @ means / max(weights.sum(), np.finfo(np.float64).tiny)
+        total = max(weights.sum(), np.finfo(np.float64).tiny)
+        centre = weights @ means / total
         centred = weights[:, None] * (means - centre)
         return np.asarray(centred.ravel() @ self._sketch)
 
@@ -82,6 +84,7 @@ class ClassMeans:
             return means
         channels, height, width = self.shape
         images = means.reshape(len(means), channels, height, width)
+        # a two-dimensional DCT is one along columns and one along rows
         spectra = _waves(height) @ images @ _waves(width).T
         return np.asarray(spectra.reshape(len(means), -1))
 
@@ -99,5 +102,6 @@ def _waves(length: int) -> Array:
     frequencies = np.arange(count)[:, None]
     positions = np.arange(length)[None] + 0.5
     waves = np.cos(math.pi * frequencies * positions / length) * math.sqrt(2 / length)
+    # the constant has twice the squared norm of the other waves
     waves[0] *= math.sqrt(0.5)
     return np.asarray(waves)

@@ -1,7 +1,7 @@
 """Clients that assign themselves to clusters, and whose replies leave in sums alone.
 
-A client's point, what it is nearest to, and the model that its update belongs to stay with the
-client. It computes every row from the public summary that the server has told, so that it stores
+A client's point, its nearest centre, and the model that its update belongs to never leave the
+client. It computes every row from the public summary that the server sends, so that it stores
 nothing but its cluster.
 """
 
@@ -210,6 +210,7 @@ class HiddenClient(TrainingClient):
         d = self.cohort.model.dimension
         delta = self.trained(context, self.own_averages(query, context.positions), scale).delta
         updates = delta.values[:, :d]
+        # Every client sends k blocks of one size, so that no frame tells its cluster.
         blocks = updates.new_zeros(len(updates), self._clusters, d)
         labels = torch.as_tensor([self.labels[k] for k in context.positions])
         rows = torch.arange(len(updates))
@@ -246,6 +247,7 @@ class HiddenClient(TrainingClient):
         k = self._clusters
         picks = []
         for position, rows in zip(positions, query.means.picks, strict=True):
+            # the split table has k rows for each average, one a cluster
             label = max(self.labels[position], 0)
             picks.append(tuple(row * k + label for row in rows))
         steps = query.steps.table.repeat_interleave(k)
@@ -280,7 +282,9 @@ class HiddenClient(TrainingClient):
             if k not in self._points:
                 labels = self.cohort.training_samples.targets([k]).tolist()
                 self._points[k] = self._map.point(self.cohort.inputs(k), labels)
-        return noisy_centres.unit(np.stack([self._points[k] for k in context.positions]))
+        points = np.stack([self._points[k] for k in context.positions])
+        # norm 1 is the sensitivity of the sum, whatever the number of a client's samples
+        return noisy_centres.unit(points)
 
     def _directions(self, context: CallContext, mean: Shared) -> Array:
         """Return the directions (b, q) of the clients' points from a public mean."""

@@ -73,7 +73,7 @@ def empty() -> torch.Tensor:
 
 @dataclass
 class Centres:
-    """What the server tells all clients about the clusters."""
+    """Public summary of the clusters, which the server sends to all clients."""
 
     mean: torch.Tensor = field(default_factory=empty)  # (q,)
     basis: torch.Tensor = field(default_factory=empty)  # (q, r)
@@ -151,13 +151,18 @@ class Hidden(ClusteringProtocol):
 
     def _find_centres(self, net: ServerChannel) -> Centres:
         """Return centres from four sums over all clients."""
+        # Sum 1: the mean of all points. It is subtracted before directions are compared, since
+        # the part that all clients have in common does not separate clusters.
         points = self._summed(net, HiddenClient.send_point, Empty())
         mean = points.rows.point.table[0].cpu() / points.counts[0]
+        # Sum 2: second moments. k centres differ in k − 1 directions.
         moments = self._summed(net, HiddenClient.send_moments, PublicMean(Shared(mean)))
         r = self._subspace
         basis = noisy_centres.leading_directions(_array(moments.rows.moments), r)
         public = Centres(mean, torch.as_tensor(basis).to(mean))
 
+        # Sum 3: counts and displacements in the cells of a public code book. The server never sees
+        # single points, so cells stand for them, and the noise falls on few numbers.
         cells = noisy_centres.code_book(r, CELLS_PER_CLUSTER * self.k)
         public.centres = torch.as_tensor(cells).to(public.mean)
         counted = self._summed(net, HiddenClient.send_cell, public.message())
@@ -169,6 +174,7 @@ class Hidden(ClusteringProtocol):
             net.randomness.integer("server", "clusterer"),
         )
 
+        # Sum 4: one step of Lloyd's algorithm with the points themselves.
         public.centres = torch.as_tensor(started).to(public.mean)
         stepped = self._summed(net, HiddenClient.send_step, public.message())
         steps = _array(stepped.rows.steps)
@@ -209,6 +215,7 @@ class Hidden(ClusteringProtocol):
         if noise is None:
             return 0.0
         deviation = noise.norm * noise.multiplier
+        # each client adds the noise of a whole release, and variances add up
         if self.placement == "local":
             deviation *= math.sqrt(sums.counts[0])
         return deviation

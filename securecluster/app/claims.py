@@ -168,7 +168,7 @@ CLAIMS = (
         protocol="fedavg",
     ),
     Claim(
-        "One row gives a permutation away",
+        "One such row gives away a permutation",
         "docs/privacy.md",
         "mask-known-plaintext",
         {"mask": "permutation"},
@@ -177,7 +177,7 @@ CLAIMS = (
         weights=True,
     ),
     Claim(
-        "Of a rotation it tells what lies along that row",
+        "For a rotation it reveals the components along that row",
         "docs/privacy.md",
         "mask-known-plaintext",
         {"mask": "rotation"},
@@ -186,7 +186,7 @@ CLAIMS = (
         weights=True,
     ),
     Claim(
-        "Clients send moves and not weights",
+        "Clients send model deltas and not weights",
         "docs/privacy.md",
         "mask-public-model",
         {"mask": "permutation"},
@@ -405,7 +405,7 @@ CLAIMS = (
     ),
     *(
         Claim(
-            "Two such sums tell what the client added, secure or not",
+            "Two such sums reveal what the client added, secure or not",
             "docs/privacy.md",
             attack,
             {"aggregation": "secagg"},

@@ -83,7 +83,8 @@ class DeferredSteps:
         self._params = params
         self._lr = lr
         weights = params[dense.weight]  # (k, o, i)
-        self._weights = weights[:1] if equal else weights  # W_0, which no step changes
+        # W_0, which no step changes; equal weights are read once for all clients
+        self._weights = weights[:1] if equal else weights
         # by client: the parameters of the layers before, and their optimizer
         self._clients: list[tuple[Params, Sgd]] = []
         self._first = stack.first_with_weights
@@ -161,6 +162,7 @@ class DeferredSteps:
         if rows.start == 0:
             return out
         gradients = self._gradients[:active, earlier]
+        # X_t X_sᵀ of all earlier steps s, times their gradients: the second term of X_t W_tᵀ
         return torch.baddbmm(out, similarity, gradients, alpha=-self._lr)
 
     def _input_gradient(self, rows: slice, gradient: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Member:
-    """One run's place in the joint training.
+    """Membership of one run in a joint training.
 
     Attributes:
         meeting: where the runs wait for each other.
@@ -104,6 +104,7 @@ class JointTraining:
             yield
         finally:
             _member.reset(token)
+            # also after an error, since the other runs would wait for this one
             self._leave(run)
 
     def train(self, request: Request) -> None:
@@ -132,11 +133,13 @@ class JointTraining:
         """Train all requests if no run is left that may still make one."""
         if not self._waiting or len(self._waiting) < len(self.running):
             return
+        # by number and not by arrival, so that rounding does not depend on the threads' order
         requests = sorted(self._waiting, key=lambda request: request.run)
         self._waiting = []
         try:
             self.train_together(requests)
         except BaseException as error:
+            # all runs of the batch have failed, not only the one whose thread trained it
             for request in requests:
                 request.error = error
         for request in requests:

@@ -111,6 +111,7 @@ class StackedRuns:
         chunk, order = _schedule(group, table)
         rows = torch.as_tensor(order, device=trainer.device)
         stacked = torch.cat([request.weights for request in group])
+        # Clients with most steps come first, so the active ones of each step are a prefix.
         weights = stacked[rows]
         params = trainer.model.views(weights)
         optimizer = build_optimizer(plan.optimizer, params, plan.lr, plan.momentum, None)
@@ -127,6 +128,7 @@ def _shape(request: Request) -> Any:
     """Return what two requests must have in common to train as one batch."""
     trainer: LocalTrainer = request.trainer
     model = trainer.model
+    # fixed tensors belong to one run's network, and the stack has one copy of them
     alone = not model.together or model.has_fixed_tensors
     run = request.run if alone else None
     samples = tuple(trainer.training_samples.x.shape[1:])
@@ -174,6 +176,7 @@ def _schedule(group: Sequence[Request], table: _Tables) -> tuple[Chunk, list[int
         if trainer.model.dropouts and plan.dropout:
             drawn = trainer.dropout_keys(request.clients, request.task.step, max(steps, default=0))
             keys.append(drawn)
+    # sorted is stable: clients with equally many steps stay in the order of the runs
     order = sorted(range(len(batches)), key=lambda place: -len(batches[place]))
     trainer = group[0].trainer
     in_order = [batches[place] for place in order]
