@@ -56,10 +56,14 @@ def noise_multiplier(bounded_range: float) -> float:
 def bounded_range(multiplier: float) -> float:
     """Return the largest η whose price is at most that of Gaussian noise.
 
+    It is 0, which makes all choices equally likely, where η would be below `SMALLEST`.
+
     Args:
         multiplier: z of the Gaussian noise, positive.
     """
     low, high = SMALLEST, LARGEST
+    if noise_multiplier(low) < multiplier:
+        return 0.0
     if noise_multiplier(high) > multiplier:
         return high
     for _ in range(100):

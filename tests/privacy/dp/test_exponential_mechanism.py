@@ -65,6 +65,11 @@ def test_the_range_of_a_multiplier_is_the_inverse(multiplier: float) -> None:
     assert noise_multiplier(bounded_range(multiplier)) >= multiplier * (1 - 1e-9)
 
 
+def test_more_noise_than_any_range_needs_makes_all_choices_equally_likely() -> None:
+    # The Gaussian of z = 1e12 tells data sets apart by 1e-12 at most, and η does by about η/2.5.
+    assert bounded_range(1e12) < 1e-11
+
+
 def test_choices_follow_the_probabilities_and_repeat_themselves() -> None:
     counts = np.array([10.0, 12.0, 11.0])
     eta = 0.7
