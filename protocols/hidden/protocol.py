@@ -28,7 +28,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_number as check_range
 from securecluster.core.validation import check_whole
 from securecluster.data import Federation
-from securecluster.errors import UsageError
+from securecluster.errors import UpdateError, UsageError
 from securecluster.messaging.messages import Empty, Rows, Shared
 from securecluster.messaging.replies import Sums
 from securecluster.models.objectives import Classification
@@ -186,13 +186,13 @@ class Hidden(ClusteringProtocol):
         """Return a sum over all clients.
 
         Raises:
-            UsageError: no sum of several tries has enough clients.
+            UpdateError: no sum of several tries has enough clients.
         """
         for _ in range(TRIES):
             sums = net.sum(method, query, to=net.clients)
             if sums.ids:
                 return sums
-        raise UsageError(
+        raise UpdateError(
             "too few clients reply for a sum, and clusters are found by sums: run it anew, with "
             "another seed"
         )

@@ -330,6 +330,7 @@ def _planned(
     from securecluster.app import sweep_plan
     from securecluster.app.registry import protocol_class
 
+    sweep_plan.check_distinct(variants)
     by, values = sweep_plan.levels_of(levels.noise or (), levels.epsilon or ())
     seeds = sweep_plan.seeds_of(simulation.seed, levels.seeds)
     if levels.jobs < 0:

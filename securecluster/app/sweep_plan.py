@@ -49,7 +49,8 @@ class Variant:
         """Return the protocol at a level.
 
         Noise of multiplier Z is put on all that the protocol releases: it is the value of `noise`
-        and of each option whose name ends in `_noise`. Options that the variant sets itself stay.
+        and of each option whose name ends in `_noise` (`noise_options`). Options that the variant
+        sets itself stay.
         Without a clip norm nothing but fields with a bound of their own, such as Gram matrices,
         can have noise, so `noise` is left out where there are such fields.
 
@@ -323,16 +324,25 @@ def mechanism(protocol: Any) -> str:
         hasattr(protocol, "gram_noise") and protocol.target_epsilon is not None
     ):
         phrases.append(getattr(protocol, "gram_mechanism", "gram"))
+    if getattr(protocol, "by_gradients", False) and (
+        protocol.signature_noise or protocol.target_epsilon is not None
+    ):
+        phrases.append("signature")
     return "+".join(phrases) or "none"
 
 
 def noise_options(protocol: Any) -> list[str]:
     """Return a protocol's options, besides `noise`, that are noise multipliers and have an effect.
 
+    One that is not 0 by default is relative to `noise`, which turns it on and off.
+
     Args:
         protocol: with its hyper-parameters.
     """
-    names = [option.name for option in fields(protocol) if option.name.endswith("_noise")]
+    names = []
+    for option in fields(protocol):
+        if option.name.endswith("_noise") and option.default == 0:
+            names.append(option.name)
     return [name for name in names if name not in protocol.unused_options]
 
 
@@ -445,6 +455,21 @@ def variants_of(
     return tuple(variants)
 
 
+def check_distinct(variants: Sequence[Variant]) -> None:
+    """Raise UsageError for two variants that would run the same.
+
+    Args:
+        variants: of a sweep.
+    """
+    for n, variant in enumerate(variants):
+        for other in variants[:n]:
+            same = variant.protocol == other.protocol and variant.options == other.options
+            if same or variant.label == other.label:
+                raise UsageError(
+                    f"{other.label} and {variant.label} would run the same: leave one of them out"
+                )
+
+
 def _own_options(name: str, text: str) -> Row:
     """Return the options in the label of a variant.
 
@@ -467,6 +492,8 @@ def _own_options(name: str, text: str) -> Row:
             raise UsageError(f"{name}:{entry} has no value: write {name}:OPTION=VALUE")
         if option not in names:
             raise unknown(f"option of {name}", typed, names)
+        if option in options:
+            raise UsageError(f"{name}:{text} gives {typed} twice: give it once")
         options[option] = _parsed(name, option, value)
     return options
 
