@@ -378,16 +378,26 @@ class Hidden(ClusteringProtocol):
         return HiddenClient(cohort, self.training(config), pipeline, point, int(self.k))
 
     def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
-        """Refuse data without labels, of which there are no class means.
+        """Refuse data without labels, and points that are longer than the class means.
 
         Args:
             federation: the clients and their data.
+
+        Raises:
+            UsageError: clients cannot have such a point.
         """
         if federation.objective.kind != Classification.kind:
             raise UsageError(
                 "hidden clusters clients by the means of their classes, and these data have none: "
                 "take ifca, with aggregation secagg"
             )
+        if self.signature_size is not None:
+            point = ClassMeans(federation.shape, federation.classes, self.size, federation.seed)
+            if self.size > point.length:
+                raise UsageError(
+                    f"signature_size = {self.size} is more than the {point.length} numbers that it "
+                    "is a sketch of: give a smaller one, or leave it out"
+                )
         return super().resolve_defaults(federation)
 
     def check(self, clients: int) -> None:
