@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial
+from numbers import Integral, Real
 from typing import Any
 
 from securecluster.app.comparison_options import given_params
@@ -22,6 +23,7 @@ from securecluster.errors import (
     UsageError,
     unknown,
 )
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runtime.settings import Settings
 
 NOISE = "noise"
@@ -377,6 +379,8 @@ def levels_of(noise: Sequence[float], epsilon: Sequence[float]) -> tuple[str, tu
         by = EPSILON
         levels = epsilon
     for level in levels:
+        if not isinstance(level, Real) or isinstance(level, bool):
+            raise UsageError(f"{by} = {level!r} is not possible: it is a number")
         _check_level(by, level)
         if list(levels).count(level) > 1:
             raise UsageError(f"{by} = {level:g} is given twice: give each level once")
@@ -406,9 +410,23 @@ def seeds_of(first: int, count: int) -> tuple[int, ...]:
     Raises:
         UsageError: no such number.
     """
+    check_whole_value("seeds", count)
+    check_whole_value("seed", first)
     if not 1 <= count <= MOST_SEEDS:
         raise UsageError(f"seeds = {count} is not possible: it is a number from 1 to {MOST_SEEDS}")
     return tuple(range(first, first + count))
+
+
+def check_whole_value(name: str, value: object) -> None:
+    """Raise UsageError if a value from Python is not a whole number.
+
+    Args:
+        name: of the option, for the message.
+        value: of the option.
+    """
+    # bool is an Integral, and True is no number of runs
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise UsageError(f"{name} = {value!r} is not possible: it is a whole number")
 
 
 def names_of(labels: Sequence[str]) -> list[str]:
@@ -534,8 +552,13 @@ def variant_of(protocol: Any) -> Variant:
         protocol: with its hyper-parameters.
 
     Raises:
-        UsageError: it has noise already, or an object as an option.
+        UsageError: it is no protocol, has noise already, or an object as an option.
     """
+    if not isinstance(protocol, ClusteringProtocol):
+        raise UsageError(
+            f"{protocol!r} is no protocol: give names, such as 'cfl', or protocols with their "
+            "hyper-parameters, such as CFL(clip=1.0)"
+        )
     defaults = type(protocol)().get_params()
     options = {}
     for name, value in protocol.get_params().items():

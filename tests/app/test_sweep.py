@@ -481,6 +481,34 @@ def test_python_goes_on_in_a_folder_and_refuses_another_sweep(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"noise": 1.0}, "noise is a list of numbers"),
+        ({"noise": "1"}, "noise is a list of numbers"),
+        ({"noise": (), "epsilon": 4}, "epsilon is a list of numbers"),
+        ({"noise": None}, "takes levels of noise"),
+        ({"noise": ["1"]}, "noise = '1' is not possible"),
+        ({"noise": [True]}, "noise = True is not possible"),
+        ({"seeds": [1, 2]}, "seeds = [1, 2] is not possible"),
+        ({"seeds": 1.5}, "seeds = 1.5 is not possible"),
+        ({"seed": "x"}, "seed = 'x' is not possible"),
+        ({"jobs": 1.5}, "jobs = 1.5 is not possible"),
+        ({"together": None}, "together = None is not possible"),
+        ({"clients": "six"}, "clients = 'six' is not possible"),
+        ({"data": 3}, "data is the name of a data set"),
+        ({"protocols": [3]}, "3 is no protocol"),
+        ({"protocols": [FedAvg]}, "is no protocol"),
+    ],
+)
+def test_mistakes_in_python_get_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    call: dict[str, Any] = {"protocols": ["local"], "noise": [0.0], "seeds": 1, **options}
+    with pytest.raises(UsageError) as caught:
+        securecluster.sweep(call.pop("protocols"), **call)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["cfll", "--noise", "1"], "did you mean 'cfl'"),
