@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_number, check_whole
-from securecluster.data import Federation
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Whole
 from securecluster.messaging.messages import Ack, Empty, Rows
@@ -70,6 +69,7 @@ DIRECTIONS = 2  # principal directions in which first updates are clustered, for
 LARGEST_K = 6  # number of clusters that is tried where it is not given
 STARTS = 5  # of the mixture
 SEEDS = 1 << 32  # that scikit-learn takes
+SMALLEST_RATIO = 1e-6  # of noises; the price of less is too large a number
 SWITCH = 0.5  # share of the rounds after which separate clusters are chosen
 
 
@@ -83,7 +83,9 @@ class ClusterDraw:
 class PrivateChoiceClient(ModelSetClient):
     """Clients that send one private gradient, and later choose among k models in private."""
 
-    selection_ratio = 0.0  # multiplier of a choice over that of training; set by the protocol
+    # set by the protocol
+    selection_ratio = 0.0  # multiplier of a choice over that of training
+    largest_loss = 1.0  # B, of a sample without a class
 
     @answers(GATHER, through=("delta",), fresh=True, trains="first")
     def send_first_update(self, context: CallContext, query: Empty) -> Update:
@@ -127,7 +129,8 @@ class PrivateChoiceClient(ModelSetClient):
     def choose(self, context: CallContext, query: ModelAverages) -> ModelChoice:
         """Return the model of the largest accuracy on all training samples.
 
-        With noise it is the choice of the exponential mechanism.
+        Without classes it is the model of the least loss. With noise it is the choice of the
+        exponential mechanism.
 
         Raises:
             PolicyError: the request is late, and is about averages before the current ones.
@@ -182,19 +185,34 @@ class PrivateChoiceClient(ModelSetClient):
         return chosen
 
     def _right_answers(self, models: Rows, positions: Sequence[int]) -> Array:
-        """Return the number of training samples that each client's model classifies rightly.
+        """Return the number of training samples that each client's model gets right.
+
+        A sample without a class counts 1 − min(F, B)/B, so that it changes a number by 1 at most,
+        as one with a class does (not in the paper).
 
         Args:
             models: (b, d).
             positions: of the clients.
         """
         cohort = self.cohort
-        scores = cohort.model.objective.scores
-        means = cohort.training_samples.mean(scores, cohort.model, models, positions, bound=1.0)
+        objective = cohort.model.objective
+        samples = cohort.training_samples
         sizes = np.array([cohort.sizes[k] for k in positions])
-        # a score that is not a number counts as none
-        counts: Array = np.nan_to_num(np.rint(means * sizes))
+        if isinstance(objective, Classification):
+            means = samples.mean(objective.scores, cohort.model, models, positions, bound=1.0)
+            numbers = np.rint(means * sizes)
+        else:
+            bound = self.largest_loss
+            means = samples.mean(self._finite_losses, cohort.model, models, positions, bound)
+            numbers = sizes * (1 - means / bound)
+        # the mean of no samples is not a number
+        counts: Array = np.nan_to_num(numbers)
         return counts
+
+    def _finite_losses(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each sample (n,); one that is not a number is as bad as any."""
+        losses = self.cohort.model.objective.losses(outputs, y)
+        return losses.nan_to_num(nan=math.inf)
 
     def _train_unweighted(self, context: CallContext, chosen: Sequence[tuple[int, int]]) -> Update:
         """Return Δ_i from one of the models of each client.
@@ -342,8 +360,10 @@ class RDPCFL(ClusteringProtocol):
         first_choice = state.last_soft + 1
         if first_choice <= t < first_choice + self.selection_rounds:
             replies = net.gather(PrivateChoiceClient.choose, query, to=recipients)
-            for i, model in zip(replies.ids, replies.rows.model.values.tolist(), strict=True):
-                state.running.choice[i] = model
+            if replies.ids:
+                models = replies.rows.model.values.tolist()
+                for i, model in zip(replies.ids, models, strict=True):
+                    state.running.choice[i] = model
             state.chosen = sorted({*state.chosen, *replies.ids})
             received: Sequence[int] = replies.ids
         else:
@@ -450,6 +470,7 @@ class RDPCFL(ClusteringProtocol):
         """
         client = PrivateChoiceClient(cohort, self.training(config), pipeline, self.weighted)
         client.selection_ratio = float(config["selection_noise"])
+        client.largest_loss = float(config["loss_clip"])
         return client
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
@@ -462,25 +483,6 @@ class RDPCFL(ClusteringProtocol):
         models = self.most_clusters
         averages = models * sizes["averages"]
         return {**sizes, "models": models, "starts": 1, "model_averages": averages}
-
-    def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
-        """Refuse data without labels, of which there are no right answers to count.
-
-        A sample counts by 0 or 1 in a choice. Other scores, such as losses, would cost more than
-        choices are priced at, and the best model would not have the largest one.
-
-        Args:
-            federation: the clients and their data.
-
-        Raises:
-            UsageError: the data have no labels.
-        """
-        if not isinstance(federation.objective, Classification):
-            raise UsageError(
-                "clients of rdpcfl choose by right answers, and these data have no labels: take "
-                "clove, whose clients compare losses"
-            )
-        return super().resolve_defaults(federation)
 
     def check(self, clients: int) -> None:
         """Check the number of clusters, and the options of choices, too.
@@ -495,7 +497,7 @@ class RDPCFL(ClusteringProtocol):
         if self.k is not None:
             check_clusters(self.k, clients)
         check_number(self, "selection_share", 0, 1, low_in=False)
-        check_number(self, "selection_noise", 0, 1e6, low_in=False, high_in=True)
+        check_number(self, "selection_noise", SMALLEST_RATIO, 1e6, high_in=True)
         check_whole(self, rounds=1)
 
     def secure_sums_refusal(self) -> str | None:

@@ -40,7 +40,7 @@ class PolicyError(SecureClusterError):
 
 
 class UpdateError(SecureClusterError):
-    """A reply that contains a value other than a finite number."""
+    """A reply that contains a value other than a finite number, or too few replies to go on."""
 
 
 class RunFolderError(SecureClusterError):

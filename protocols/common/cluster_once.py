@@ -21,7 +21,7 @@ from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.noisy_rows import NoisyRows
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
-from securecluster.errors import UsageError
+from securecluster.errors import UpdateError, UsageError
 from securecluster.messaging.messages import Empty
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
@@ -156,8 +156,8 @@ class ClusterOnce(GradientSignatureProtocol):
         """Collect signatures and cluster them; silent clients join the largest cluster.
 
         Raises:
-            UsageError: fewer than two clients sent a signature, or `cluster` returned labels that
-                are none.
+            UpdateError: fewer than two clients sent a signature.
+            UsageError: `cluster` returned labels that are none.
         """
         collected = self.collect_signatures(net, net.clients)
         rows = collected.rows
@@ -183,8 +183,8 @@ class ClusterOnce(GradientSignatureProtocol):
             run_signatures: the signatures of the run, for newcomers.
 
         Raises:
-            UsageError: fewer than two clients of the run sent a signature.
-            UpdateError: a newcomer does not reply.
+            UpdateError: fewer than two clients of the run sent a signature, or a newcomer does not
+                reply.
         """
         reference = None
         if run_signatures is not None:
@@ -405,13 +405,13 @@ class ClusterOnce(GradientSignatureProtocol):
 
 
 def check_enough(replied: int) -> None:
-    """Raise UsageError unless two clients or more sent a signature.
+    """Raise UpdateError unless two clients or more sent a signature.
 
     Args:
         replied: number of clients that did.
     """
     if replied < 2:
-        raise UsageError(
+        raise UpdateError(
             f"{replied} client(s) sent a signature, and clustering needs two or more: run "
             "it anew, with another seed"
         )

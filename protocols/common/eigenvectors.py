@@ -409,6 +409,6 @@ def check_objective(federation: Federation) -> None:
     """
     if isinstance(federation.objective, Language):
         raise UsageError(
-            "one-shot similarity compares samples that are numbers, and text is not: choose "
-            "another protocol, cfl say"
+            "eigenvectors are of samples that are numbers, and text is not: choose another "
+            "protocol, cfl say"
         )

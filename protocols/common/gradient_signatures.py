@@ -405,12 +405,15 @@ def resolved_signature(protocol: Any, federation: Federation, noise: float) -> d
         noise: z of signatures, which `target_epsilon` may have found.
 
     Raises:
-        UsageError: the data have no classes.
+        UsageError: the data have no classes, or signatures would be longer than what they are of.
     """
     if not isinstance(federation.objective, Classification):
+        others = [name for name in protocol.signature_choices if name != protocol.signature]
+        advice = "choose another protocol, cfl say"
+        if others:
+            advice = f"take signature {others[0]}"
         raise UsageError(
-            "gradient signatures are of samples with classes, and these data have none: choose "
-            "another protocol, cfl say"
+            f"gradient signatures are of samples with classes, and these data have none: {advice}"
         )
     per_client = protocol.dp_unit == "client"
     sizes: list[int] = []
@@ -426,6 +429,8 @@ def resolved_signature(protocol: Any, federation: Federation, noise: float) -> d
     size = protocol.signature_size
     if size is None:
         size = DEFAULT_SIZES[blocks]
+    else:
+        _check_size(int(size), blocks, federation)
     if not noise:
         sizes = []  # the server has no use for them
     return {
@@ -434,6 +439,25 @@ def resolved_signature(protocol: Any, federation: Federation, noise: float) -> d
         "signature_size": int(size),
         "signature_sizes": sizes,
     }
+
+
+def _check_size(size: int, kind: str, federation: Federation) -> None:
+    """Raise UsageError for signatures that are longer than what they are of.
+
+    Args:
+        size: numbers of a sketch, or projections of a class block.
+        kind: "plain" or "blocks".
+        federation: the clients and their data.
+    """
+    longest = math.prod(federation.shape)
+    if kind == "plain":
+        # weights and biases of softmax regression
+        longest = (longest + 1) * federation.classes
+    if size > max(longest, DEFAULT_SIZES[kind]):
+        raise UsageError(
+            f"signature_size = {size} is more than the {longest} numbers that it is a sketch of: "
+            "give a smaller one, or leave it out"
+        )
 
 
 @dataclass(frozen=True)

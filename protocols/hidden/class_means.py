@@ -88,12 +88,16 @@ class ClassMeans:
         spectra = _waves(height) @ images @ _waves(width).T
         return np.asarray(spectra.reshape(len(means), -1))
 
+    @property
+    def length(self) -> int:
+        """Return c·f, the numbers of all class means."""
+        return self.smooth(np.zeros((self.classes, math.prod(self.shape)))).size
+
     @cached_property
     def _sketch(self) -> Array:
         """Return the public sketch, (c·f, q)."""
-        numbers = self.smooth(np.zeros((self.classes, math.prod(self.shape)))).size
         generator = Randomness(self.seed).generator("hidden", "sketch")
-        return generator.standard_normal((numbers, self.size))
+        return generator.standard_normal((self.length, self.size))
 
 
 def _waves(length: int) -> Array:

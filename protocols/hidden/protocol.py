@@ -28,7 +28,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_number as check_range
 from securecluster.core.validation import check_whole
 from securecluster.data import Federation
-from securecluster.errors import UsageError
+from securecluster.errors import UpdateError, UsageError
 from securecluster.messaging.messages import Empty, Rows, Shared
 from securecluster.messaging.replies import Sums
 from securecluster.models.objectives import Classification
@@ -192,13 +192,13 @@ class Hidden(ClusteringProtocol):
         """Return a sum over all clients.
 
         Raises:
-            UsageError: no sum of several tries has enough clients.
+            UpdateError: no sum of several tries has enough clients.
         """
         for _ in range(TRIES):
             sums = net.sum(method, query, to=net.clients)
             if sums.ids:
                 return sums
-        raise UsageError(
+        raise UpdateError(
             "too few clients reply for a sum, and clusters are found by sums: run it anew, with "
             "another seed"
         )
@@ -385,16 +385,26 @@ class Hidden(ClusteringProtocol):
         return HiddenClient(cohort, self.training(config), pipeline, point, int(self.k))
 
     def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
-        """Refuse data without labels, of which there are no class means.
+        """Refuse data without labels, and points that are longer than the class means.
 
         Args:
             federation: the clients and their data.
+
+        Raises:
+            UsageError: clients cannot have such a point.
         """
         if federation.objective.kind != Classification.kind:
             raise UsageError(
                 "hidden clusters clients by the means of their classes, and these data have none: "
                 "take ifca, with aggregation secagg"
             )
+        if self.signature_size is not None:
+            point = ClassMeans(federation.shape, federation.classes, self.size, federation.seed)
+            if self.size > point.length:
+                raise UsageError(
+                    f"signature_size = {self.size} is more than the {point.length} numbers that it "
+                    "is a sketch of: give a smaller one, or leave it out"
+                )
         return super().resolve_defaults(federation)
 
     def check(self, clients: int) -> None:

@@ -27,7 +27,7 @@ from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
-from securecluster.errors import UsageError
+from securecluster.errors import UpdateError
 from securecluster.messaging.messages import Empty
 from securecluster.privacy.masking.block_mask import Blocks
 from securecluster.privacy.masking.masks import build, width
@@ -172,7 +172,7 @@ class OneShot(EigenvectorProtocol):
         Clients that never reply are assigned to the largest cluster (not in the paper).
 
         Raises:
-            UsageError: fewer than two clients sent eigenvectors.
+            UpdateError: fewer than two clients sent eigenvectors.
         """
         landmarks = sample_landmarks(net, net.clients, self.landmarks)
         # lines 2–5: clients share eigenvectors
@@ -183,7 +183,7 @@ class OneShot(EigenvectorProtocol):
             tries=TRIES,
         )
         if len(shared) < 2:
-            raise UsageError(
+            raise UpdateError(
                 f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run "
                 "it anew, with another seed"
             )

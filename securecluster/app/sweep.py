@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -223,7 +223,7 @@ def sweep(
 
     simulation, settings, shared = _split(options)
     variants = _variants(protocols, shared, simulation.clusters)
-    levels = Levels(tuple(noise), tuple(epsilon), seeds, jobs, together)
+    levels = Levels(_listed("noise", noise), _listed("epsilon", epsilon), seeds, jobs, together)
     parallel = Parallel(jobs, together)
     plan = _planned(variants, levels, simulation, settings)
     federation = _checked(plan)
@@ -233,6 +233,23 @@ def sweep(
         rows = _in_folder(Path(folder), plan, federation, parallel)
     table = sweep_tables.tidy(rows, federation.objective.metric)
     return pandas.DataFrame(table, columns=list(table[0]))
+
+
+def _listed(name: str, values: Any) -> tuple[float, ...]:
+    """Return the levels of a call from Python.
+
+    Args:
+        name: of the argument.
+        values: a list, or another iterable.
+
+    Raises:
+        UsageError: one number alone, or a text.
+    """
+    if values is None:
+        return ()
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise UsageError(f"{name} is a list of numbers: give [0, 0.1, 0.5], not {values!r}")
+    return tuple(values)
 
 
 def _options_class(names: Sequence[str]) -> type:
@@ -269,7 +286,26 @@ def _split(options: Row) -> tuple[Simulation, Settings, Row]:
             if option.name in remaining:
                 group[option.name] = remaining.pop(option.name)
         groups.append(group)
+    _check_simulation(groups[0])
     return Simulation(**groups[0]), Settings(**groups[1]), remaining
+
+
+def _check_simulation(options: Row) -> None:
+    """Raise UsageError for options of the data that are of another kind than their own.
+
+    Args:
+        options: by name.
+    """
+    from securecluster.app import sweep_plan
+
+    if not isinstance(options.get("data", ""), str):
+        raise UsageError(
+            "a sweep makes the clients of each seed itself: data is the name of a data set, or "
+            "the path of your own file as a text"
+        )
+    for name in ("clients", "clusters", "samples", "labels_per_client"):
+        if options.get(name) is not None:
+            sweep_plan.check_whole_value(name, options[name])
 
 
 def _variants(protocols: Sequence[Any], options: Row, clusters: int | None) -> tuple[Variant, ...]:
@@ -330,8 +366,11 @@ def _planned(
     from securecluster.app import sweep_plan
     from securecluster.app.registry import protocol_class
 
+    sweep_plan.check_distinct(variants)
     by, values = sweep_plan.levels_of(levels.noise or (), levels.epsilon or ())
     seeds = sweep_plan.seeds_of(simulation.seed, levels.seeds)
+    for name in ("jobs", "together"):
+        sweep_plan.check_whole_value(name, getattr(levels, name))
     if levels.jobs < 0:
         raise UsageError(f"jobs = {levels.jobs} is not possible: it is 0, for all cores, or more")
     if levels.together < 0:

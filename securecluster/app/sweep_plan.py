@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial
+from numbers import Integral, Real
 from typing import Any
 
 from securecluster.app.comparison_options import given_params
@@ -22,6 +23,7 @@ from securecluster.errors import (
     UsageError,
     unknown,
 )
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runtime.settings import Settings
 
 NOISE = "noise"
@@ -49,7 +51,8 @@ class Variant:
         """Return the protocol at a level.
 
         Noise of multiplier Z is put on all that the protocol releases: it is the value of `noise`
-        and of each option whose name ends in `_noise`. Options that the variant sets itself stay.
+        and of each option whose name ends in `_noise` (`noise_options`). Options that the variant
+        sets itself stay.
         Without a clip norm nothing but fields with a bound of their own, such as Gram matrices,
         can have noise, so `noise` is left out where there are such fields.
 
@@ -336,16 +339,25 @@ def mechanism(protocol: Any) -> str:
         hasattr(protocol, "gram_noise") and protocol.target_epsilon is not None
     ):
         phrases.append(getattr(protocol, "gram_mechanism", "gram"))
+    if getattr(protocol, "by_gradients", False) and (
+        protocol.signature_noise or protocol.target_epsilon is not None
+    ):
+        phrases.append("signature")
     return "+".join(phrases) or "none"
 
 
 def noise_options(protocol: Any) -> list[str]:
     """Return a protocol's options, besides `noise`, that are noise multipliers and have an effect.
 
+    One that is not 0 by default is relative to `noise`, which turns it on and off.
+
     Args:
         protocol: with its hyper-parameters.
     """
-    names = [option.name for option in fields(protocol) if option.name.endswith("_noise")]
+    names = []
+    for option in fields(protocol):
+        if option.name.endswith("_noise") and option.default == 0:
+            names.append(option.name)
     return [name for name in names if name not in protocol.unused_options]
 
 
@@ -380,6 +392,8 @@ def levels_of(noise: Sequence[float], epsilon: Sequence[float]) -> tuple[str, tu
         by = EPSILON
         levels = epsilon
     for level in levels:
+        if not isinstance(level, Real) or isinstance(level, bool):
+            raise UsageError(f"{by} = {level!r} is not possible: it is a number")
         _check_level(by, level)
         if list(levels).count(level) > 1:
             raise UsageError(f"{by} = {level:g} is given twice: give each level once")
@@ -409,9 +423,23 @@ def seeds_of(first: int, count: int) -> tuple[int, ...]:
     Raises:
         UsageError: no such number.
     """
+    check_whole_value("seeds", count)
+    check_whole_value("seed", first)
     if not 1 <= count <= MOST_SEEDS:
         raise UsageError(f"seeds = {count} is not possible: it is a number from 1 to {MOST_SEEDS}")
     return tuple(range(first, first + count))
+
+
+def check_whole_value(name: str, value: object) -> None:
+    """Raise UsageError if a value from Python is not a whole number.
+
+    Args:
+        name: of the option, for the message.
+        value: of the option.
+    """
+    # bool is an Integral, and True is no number of runs
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise UsageError(f"{name} = {value!r} is not possible: it is a whole number")
 
 
 def names_of(labels: Sequence[str]) -> list[str]:
@@ -458,6 +486,21 @@ def variants_of(
     return tuple(variants)
 
 
+def check_distinct(variants: Sequence[Variant]) -> None:
+    """Raise UsageError for two variants that would run the same.
+
+    Args:
+        variants: of a sweep.
+    """
+    for n, variant in enumerate(variants):
+        for other in variants[:n]:
+            same = variant.protocol == other.protocol and variant.options == other.options
+            if same or variant.label == other.label:
+                raise UsageError(
+                    f"{other.label} and {variant.label} would run the same: leave one of them out"
+                )
+
+
 def _own_options(name: str, text: str) -> Row:
     """Return the options in the label of a variant.
 
@@ -480,6 +523,8 @@ def _own_options(name: str, text: str) -> Row:
             raise UsageError(f"{name}:{entry} has no value: write {name}:OPTION=VALUE")
         if option not in names:
             raise unknown(f"option of {name}", typed, names)
+        if option in options:
+            raise UsageError(f"{name}:{text} gives {typed} twice: give it once")
         options[option] = _parsed(name, option, value)
     return options
 
@@ -520,8 +565,13 @@ def variant_of(protocol: Any) -> Variant:
         protocol: with its hyper-parameters.
 
     Raises:
-        UsageError: it has noise already, or an object as an option.
+        UsageError: it is no protocol, has noise already, or an object as an option.
     """
+    if not isinstance(protocol, ClusteringProtocol):
+        raise UsageError(
+            f"{protocol!r} is no protocol: give names, such as 'cfl', or protocols with their "
+            "hyper-parameters, such as CFL(clip=1.0)"
+        )
     defaults = type(protocol)().get_params()
     options = {}
     for name, value in protocol.get_params().items():

@@ -64,7 +64,8 @@ def check_number(k: object, clients: int, name: str = "k") -> None:
     Raises:
         UsageError: `k` is not a whole number from 1 to `clients`.
     """
-    if not isinstance(k, Integral) or not 1 <= int(k) <= clients:
+    # bool is an Integral, and True is no number of clusters
+    if not isinstance(k, Integral) or isinstance(k, bool) or not 1 <= int(k) <= clients:
         raise UsageError(
             f"{name} = {k!r} clusters cannot be made of {clients} clients: it is a whole number "
             "from 1 to that of clients"

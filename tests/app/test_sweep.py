@@ -279,6 +279,35 @@ def test_the_multiplier_is_that_of_all_releases() -> None:
     assert both.at("epsilon", 4.0).target_epsilon == 4
 
 
+def test_a_noise_that_is_relative_to_training_stays_as_it_is() -> None:
+    (plain, own) = sweep_plan.variants_of(
+        ["rdpcfl:clip=1", "rdpcfl:clip=1,selection-noise=3"],
+        object.__new__(type("Nothing", (), {})),
+    )
+    noise = [(v.at("noise", 0.5).noise, v.at("noise", 0.5).selection_noise) for v in (plain, own)]
+    assert noise == [(0.5, 10.0), (0.5, 3.0)]
+
+
+def test_the_mechanism_names_noise_of_signatures() -> None:
+    labels = ["signature", "signature:clip=1", "cfl:signature=gradient,clip=1", "cfl:clip=1"]
+    variants = sweep_plan.variants_of(labels, object.__new__(type("Nothing", (), {})))
+    names = [sweep_plan.mechanism(variant.at("noise", 0.5)) for variant in variants]
+    assert names == ["signature", "dp-sgd+signature", "local+signature", "local"]
+    assert sweep_plan.mechanism(variants[1].at("epsilon", 4.0)) == "dp-sgd+signature"
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_a_run_that_nobody_replies_to_has_failed_and_is_not_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["hidden", "signature", "oneshot", *SMALL, "--noise", "0", "--seeds", "1"]
+    arguments += ["--k", "2", "--tasks", "2", "--dropout", "0.99"]
+    assert main(["sweep", *arguments, "--quiet", "--out", str(tmp_path / "r")]) == 2
+    assert "3 of 3 runs failed" in capsys.readouterr().err
+    lines = _table(tmp_path / "r" / "runs.csv")
+    assert [line["status"] for line in lines] == ["failed"] * 3
+
+
 @pytest.mark.usefixtures("no_drawings")
 def test_a_run_that_fails_loses_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -457,6 +486,36 @@ def test_python_goes_on_in_a_folder_and_refuses_another_sweep(tmp_path: Path) ->
         securecluster.sweep([FLHC(clip=1.0, noise=1.0)], noise=[0.1])
     with pytest.raises(UsageError, match="takes a list of protocols"):
         securecluster.sweep("cfl", noise=[0.1])
+    with pytest.raises(UsageError, match="cfl and cfl would run the same"):
+        securecluster.sweep([CFL(), "cfl"], noise=[0.1])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"noise": 1.0}, "noise is a list of numbers"),
+        ({"noise": "1"}, "noise is a list of numbers"),
+        ({"noise": (), "epsilon": 4}, "epsilon is a list of numbers"),
+        ({"noise": None}, "takes levels of noise"),
+        ({"noise": ["1"]}, "noise = '1' is not possible"),
+        ({"noise": [True]}, "noise = True is not possible"),
+        ({"seeds": [1, 2]}, "seeds = [1, 2] is not possible"),
+        ({"seeds": 1.5}, "seeds = 1.5 is not possible"),
+        ({"seed": "x"}, "seed = 'x' is not possible"),
+        ({"jobs": 1.5}, "jobs = 1.5 is not possible"),
+        ({"together": None}, "together = None is not possible"),
+        ({"clients": "six"}, "clients = 'six' is not possible"),
+        ({"data": 3}, "data is the name of a data set"),
+        ({"protocols": [3]}, "3 is no protocol"),
+        ({"protocols": [FedAvg]}, "is no protocol"),
+    ],
+)
+def test_mistakes_in_python_get_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    call: dict[str, Any] = {"protocols": ["local"], "noise": [0.0], "seeds": 1, **options}
+    with pytest.raises(UsageError) as caught:
+        securecluster.sweep(call.pop("protocols"), **call)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -473,6 +532,9 @@ def test_python_goes_on_in_a_folder_and_refuses_another_sweep(tmp_path: Path) ->
         (["cfl", "--clip", "1", "--noise", "1", "--seeds", "0"], "seeds = 0 is not possible"),
         (["cfl", "--clip", "1", "--noise", "1", "--jobs", "-1"], "jobs = -1 is not possible"),
         (["cfl", "cfl", "--clip", "1", "--noise", "1"], "cfl is named twice"),
+        (["cfl", "cfl:", "--clip", "1", "--noise", "1"], "cfl and cfl: would run the same"),
+        (["cfl:sketch=64,sketch=32", "--clip", "1", "--noise", "1"], "gives sketch twice"),
+        (["rdpcfl", "--noise", "0.1"], "noise without a clip bounds nothing"),
         (["cfl", "--noise", "0.1"], "noise without a clip bounds nothing"),
         (["cfl:foo=1", "--noise", "1"], "unknown option of cfl 'foo'"),
         (["cfl:sketch", "--noise", "1"], "has no value: write cfl:OPTION=VALUE"),

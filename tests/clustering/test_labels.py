@@ -262,7 +262,7 @@ def test_k_means_of_points_that_coincide_has_fewer_clusters_and_no_warning() -> 
     assert sorted(kmeans(np.eye(2), 3, 0)) == [0, 1]
 
 
-@pytest.mark.parametrize("k", [0, 7, 1.5, "2", None])
+@pytest.mark.parametrize("k", [0, 7, 1.5, "2", None, True])
 def test_a_number_of_clusters_is_a_whole_number_up_to_that_of_clients(k: object) -> None:
     check_number(6, 6)
     check_number(np.int64(1), 6)

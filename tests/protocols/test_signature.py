@@ -10,14 +10,14 @@ import pytest
 import torch
 from cases import DOUBLE, FULL, serve
 
-from securecluster import Federation, LabelSwap
+from securecluster import CFL, Federation, LabelSwap
 from securecluster.core.randomness import Randomness
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty, Shared
 from securecluster.models.objectives import Language
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.gradient_signatures import GradientSketch, signature_mean
-from securecluster.protocols import CFL, Settings, Signature
+from securecluster.protocols import Settings, Signature
 from securecluster.protocols.common.gradient_signatures import (
     AXES,
     BlockSignatures,
@@ -235,6 +235,9 @@ def test_a_signature_fits_into_a_kilobyte(clients: Federation) -> None:
         ({"signature_blocks": "some"}, "signature_blocks"),
         ({"signature_noise": -1.0}, "signature_noise"),
         ({"signature_size": 0}, "signature_size"),
+        # a softmax regression of 64 inputs and a bias, 10 classes
+        ({"signature_size": 651, "signature_blocks": "plain"}, "more than the 650 numbers"),
+        ({"signature_size": 65, "signature_blocks": "blocks"}, "more than the 64 numbers"),
         ({"signature_releases": 3}, "signature_releases"),
         ({"k": 9}, "9"),
         ({"signature_noise": 1.0, "target_epsilon": 8.0, "clip": 1.0}, "both say how much noise"),
@@ -251,5 +254,7 @@ def test_data_without_classes_are_refused() -> None:
     draw = np.random.default_rng(0)
     texts = {f"c{k}": (t := draw.integers(0, 5, (8, 6)), np.roll(t, -1, 1)) for k in range(3)}
     federation = Federation.from_arrays(texts, objective=Language(), seed=0)
-    with pytest.raises(UsageError, match="samples with classes"):
+    with pytest.raises(UsageError, match=r"samples with classes, .* choose another protocol"):
         Signature(rounds=1, k=2).fit(federation)
+    with pytest.raises(UsageError, match=r"samples with classes, .* take signature update"):
+        CFL(rounds=1, signature="gradient").fit(federation)

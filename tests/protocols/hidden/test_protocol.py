@@ -281,6 +281,8 @@ REFUSED = {
     "trust": ({**CENTRAL, "noise": 1.0, "aggregation": "secagg"}, "aggregation plain"),
     "one cluster": ({"k": 1}, "k = 1"),
     "a small point": ({"k": 4, "signature_size": 2}, "signature_size"),
+    # of 10 classes with 7 · 7 frequencies each
+    "a long point": ({"signature_size": 491}, "more than the 490 numbers"),
     "all for clusters": ({"cluster_share": 1.0}, "cluster_share"),
 }
 

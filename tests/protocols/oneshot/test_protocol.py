@@ -311,7 +311,7 @@ def test_who_never_replies_before_training_joins_the_largest_cluster(tasks: Fede
         assert state.labels[odd] == int(
             np.argmax(np.bincount([state.labels[i] for i in state.linkage.ids]))
         )
-    with pytest.raises(UsageError, match="1 client"):
+    with pytest.raises(UpdateError, match="1 client"):
         served(made, tasks, lambda call: set(call.to) - {3} if call.method == "eigen" else set())
     asked = list[tuple[int, ...]]()
 
