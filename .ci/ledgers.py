@@ -67,7 +67,7 @@ def walks(form: Any, users: int, draw: np.random.Generator) -> list[Any]:
     return found
 
 
-def brief_fit(rows: Any, true: Any, draws: Any, grid: Any) -> Any:
+def brief_fit(rows: Any, true: Any, draws: Any, grid: Any, networks: int) -> Any:
     """Train NSIM's pair network for three steps: what it tells costs nothing."""
     return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
 

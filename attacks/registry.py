@@ -25,6 +25,7 @@ ATTACKS = {  # module and class
     "dp-audit-gram": "release_audits:GramAudit",
     "dp-audit-losses": "release_audits:LossAudit",
     "dp-audit-one-run": "dp_audit:OneRunAudit",
+    "dp-audit-signatures": "release_audits:SignatureAudit",
     "dp-audit-training": "release_audits:TrainingAudit",
     "dp-audit-two-worlds": "dp_audit:TwoWorldAudit",
     "gradient-inversion-analytic": "gradient_inversion:AnalyticInversion",

@@ -1,4 +1,4 @@
-"""Audits of noise by canary samples: losses, Gram matrices, eigenvectors, training with DP-SGD.
+"""Audits of noise by canary samples: losses, Gram matrices, eigenvectors, signatures, DP-SGD.
 
 The exchange is repeated with clients that hold either canary samples or samples without effect, as
 a coin decides. They answer the protocol's own calls through their own endpoint, with the
@@ -15,6 +15,9 @@ trained models, or a direction in place of eigenvectors, since a canary shows mo
 - Eigenvectors with noise of their own (one-shot, naive): canaries are eigenvectors that nearly are
   the negative ones, so the whole sensitivity 2√p shows up to the scaling to unit norm. The bound is
   about eigenvectors alone; relevance is exact.
+- Signatures of gradients: the canary is a sample beyond the clip norm in direction u, and the other
+  sample is −u, so the claim is that of replacing a sample. The statistic is the first release,
+  along the same difference without noise; the second one is in directions that follow from it.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ from securecluster.privacy.dp.ledger import Ledger
 from securecluster.protocols import CFL, SRFCA, OneShot
 from securecluster.protocols.cfl.parameter_tree import ParameterTree, choose_fallback_models
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.gradient_signatures import SignatureSender
 from securecluster.protocols.common.messages import ModelDelta
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.oneshot.client import OneShotClient
@@ -314,6 +318,83 @@ def planted_eigenvectors(
     return Planted(statistics, coins, net.state.ledger.price(DELTA).epsilon)
 
 
+def planted_signatures(
+    protocol: ClusteringProtocol, federation: Federation, settings: Settings
+) -> Planted:
+    """Return what the first release of signatures shows of canary samples.
+
+    Args:
+        protocol: one whose clients send gradient signatures, with its hyper-parameters.
+        federation: the clients; their samples are replaced.
+        settings: device and precision.
+
+    Raises:
+        UsageError: no such signatures, or clients keep samples aside.
+    """
+    if not getattr(protocol, "by_gradients", False):
+        raise UsageError("no gradient signatures leave clients in this run")
+    if protocol.validation_share:
+        raise UsageError("a canary sample may be kept aside, and such samples are in no signature")
+    opened = _opened(protocol)
+    # the kind may follow from the noise
+    kind = opened.config(federation, settings.dtype)["signature_kind"]
+    opened = opened.set_params(signature_blocks=kind)
+    bare = _opened(opened).set_params(signature_noise=0.0, noise=0.0, target_epsilon=None)
+    coins = heads(len(federation))
+    # one number of samples for all, so that all signatures have the same scale
+    size = int(np.median([len(shard.y) for shard in federation.shards]))
+    width = int(np.prod(federation.shape))
+    canary = SCALE * directions(1, width, SEED).numpy().astype(np.float32)
+
+    def change(client: int, shard: Shard) -> Shard:
+        own = -canary
+        if coins[client]:
+            own = canary
+        # with DP for single examples the worlds may differ in one sample only
+        count = 1
+        if opened.dp_unit == "client":
+            count = size
+        others = np.zeros((size - count, width), dtype=np.float32)
+        return _shard_of(shard, np.concatenate([np.repeat(own, count, axis=0), others]))
+
+    clients = with_poisoned_data(federation, range(len(federation)), change)
+    plain, _ = _first_signatures(bare, clients, settings)
+    present = [row for client, row in plain.items() if coins[client]]
+    absent = [row for client, row in plain.items() if not coins[client]]
+    if not (present and absent):
+        raise UsageError("clients send no signatures by themselves")
+    difference = np.mean(present, axis=0) - np.mean(absent, axis=0)
+    rows, claimed = _first_signatures(opened, clients, settings)
+    statistics = {client: float(row @ difference) for client, row in rows.items()}
+    return Planted(statistics, coins, claimed)
+
+
+def _first_signatures(
+    protocol: ClusteringProtocol, clients: Federation, settings: Settings
+) -> tuple[dict[int, Array], float]:
+    """Return all numbers of each client's first release, and its ε for a sample that is replaced.
+
+    Args:
+        protocol: whose clients send signatures.
+        clients: with or without canaries.
+        settings: device and precision.
+    """
+    net, transcript = _connected(protocol, clients, settings)
+    method: Any = SignatureSender.send_signature
+    fields = ["signature"]
+    if net.agreed["signature_kind"] == "blocks":
+        method = SignatureSender.send_class_sums
+        fields = ["projections", "shares"]
+    net.gather(method, Empty(), to=net.clients)
+    by_field = [_replies(transcript, method.__name__, name) for name in fields]
+    rows = {}
+    for client in by_field[0]:
+        rows[client] = np.concatenate([replies[client].ravel() for replies in by_field])
+    price = net.state.ledger.price(DELTA, "replace")
+    assert price is not None  # nothing is sampled
+    return rows, price.epsilon
+
+
 def planted_samples(
     protocol: ClusteringProtocol, federation: Federation, settings: Settings
 ) -> Planted:
@@ -522,6 +603,14 @@ class EigenvectorAudit(ReleaseAudit):
     name = "dp-audit-eigenvectors"
     release = "eigenvectors"
     repeated = staticmethod(planted_eigenvectors)
+
+
+class SignatureAudit(ReleaseAudit):
+    """Audit of the first release of gradient signatures by canary samples."""
+
+    name = "dp-audit-signatures"
+    release = "signatures"
+    repeated = staticmethod(planted_signatures)
 
 
 class TrainingAudit(ReleaseAudit):

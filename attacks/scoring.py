@@ -219,7 +219,8 @@ def _unbiased(resampled: Array, value: float) -> Interval:
 
     A score that is fitted to its units, such as a best match, is larger on resamples, which repeat
     units: its percentiles can lie beyond the score itself. They are shifted by the mean difference,
-    though not beyond what was reached, so that a share stays one.
+    though not beyond what was reached, so that a share stays one, and not beyond the score, since
+    a few resamples of one unit alone may be far from all others.
 
     Args:
         resampled: scores of resamples, (n,).
@@ -231,7 +232,7 @@ def _unbiased(resampled: Array, value: float) -> Interval:
     shifted = Interval.of(resampled - bias)
     low = max(shifted.low, float(reached.min()))
     high = min(shifted.high, float(reached.max()))
-    return Interval(low, high)
+    return Interval(min(low, value), max(high, value))
 
 
 def evaluate(

@@ -210,12 +210,13 @@ class IFCAClient(ModelSetClient):
             self._chosen[k] = (start, model, step)
 
 
-def server_view(noisy: bool, clipped: bool) -> list[str]:
+def server_view(noisy: bool, clipped: bool, starts: int) -> list[str]:
     """Return what the server sees of clients under every mask, one phrase each.
 
     Args:
         noisy: whether the run adds noise.
         clipped: whether updates are clipped, and thus not weighted.
+        starts: number of starts; the losses of several are compared.
     """
     noise = "with noise, " if noisy else ""
     chosen = "the model each client takes, in every round"
@@ -226,13 +227,12 @@ def server_view(noisy: bool, clipped: bool) -> list[str]:
         update = f"{noise}each client's clipped {update}"
     else:
         update = f"{noise}each client's number of samples and weighted {update}"
-    loss = "lowest training loss in each start (the plain sum reads all replies)"
-    return [
-        chosen,
-        update,
-        f"{noise}each client's {loss}",
-        "at the end how far each model has moved (masked where updates are)",
-    ]
+    views = [chosen, update]
+    if starts > 1:
+        loss = "lowest training loss in each start (the plain sum reads all replies)"
+        views.append(f"{noise}each client's {loss}")
+    views.append("at the end how far each model has moved (masked where updates are)")
+    return views
 
 
 def hidden_view(k: int) -> list[str]:

@@ -569,7 +569,7 @@ class IFCA(ClusteringProtocol):
         if self.sums_securely:
             return Disclosures(server=hidden_view(self.k))
         # Which clients the server moves follows from their choices, and shows nothing new.
-        return Disclosures(server=server_view(self.noisy, self.per_client))
+        return Disclosures(server=server_view(self.noisy, self.per_client, self.starts))
 
     def models_after_round(self, client: Any, state: Any) -> Rows:
         """Return the model each client chose last, after the averages it has yet to receive.

@@ -514,7 +514,7 @@ def _bounded(
     result: Score | None = None
     claimed: float | None = None
     reason = ""
-    if not (config.get("noise") or config.get("gram_noise")):
+    if not any(config.get(name) for name in ("noise", "gram_noise", "signature_noise")):
         return Finding(attack.name, None, "not applicable: the run has no noise", 0.0)
     if clock.left <= 0.01:
         return Finding(attack.name, None, "skipped: the budget was used up", 0.0)

@@ -473,6 +473,10 @@ NEVER_ABOVE = (
 )
 NOISED: dict[str, Any] = {"clip": 0.5, "noise": 0.25}
 MATRICES: dict[str, Any] = {**NOISED, "gram_noise": 0.25, "tasks": 2}
+SIGNATURES: dict[str, Any] = {
+    "signature": "gradient", "signature_noise": 0.25, "signature_blocks": "blocks", "rounds": 2,
+    "pre_rounds": 1,
+}  # fmt: skip
 NOISE_CLAIMS = tuple(
     NoiseClaim(NEVER_ABOVE, "docs/audit.md", attack, protocol, options)
     for attack, protocol, options in (
@@ -483,5 +487,7 @@ NOISE_CLAIMS = tuple(
         ("dp-audit-training", "fedavg", {**NOISED, "dp_unit": "example"}),
         ("dp-audit-gram", "oneshot", MATRICES),
         ("dp-audit-eigenvectors", "oneshot", {**MATRICES, "gram_mechanism": "naive"}),
+        ("dp-audit-signatures", "signature", {"signature_noise": 0.25}),
+        ("dp-audit-signatures", "flhc", {**SIGNATURES, "dp_unit": "client"}),
     )
 )

@@ -20,17 +20,19 @@ from securecluster.attacks.release_audits import (
     EigenvectorAudit,
     GramAudit,
     LossAudit,
+    SignatureAudit,
     TrainingAudit,
     planted_eigenvectors,
     planted_losses,
     planted_rows,
     planted_samples,
+    planted_signatures,
 )
 from securecluster.attacks.scoring import Score, evaluate
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
-from securecluster.protocols import CFL, SRFCA, FedAvg, OneShot
+from securecluster.protocols import CFL, FLHC, SRFCA, FedAvg, OneShot, Signature
 
 # the less noise, the fewer clients refute half of it
 Z = 0.25
@@ -84,6 +86,26 @@ def test_bounds_are_not_above_the_ledger_and_halved_noise_is_refuted(
     assert halved.score(attack.scorer, federation).value > halved.claimed
 
 
+@pytest.mark.exhaustive  # as above
+@pytest.mark.parametrize("kind", ["plain", "blocks"])
+@pytest.mark.parametrize("unit", ["example", "client"])
+def test_signatures_show_canaries_by_their_whole_sensitivity(
+    unit: str, kind: str, federation: Federation
+) -> None:
+    made = Signature(
+        signature_noise=Z, signature_releases=1, signature_blocks=kind, dp_unit=unit, mask="none"
+    )
+    honest = SignatureAudit().planted_in(made, federation, FULL)
+    with halved_noise():
+        halved = SignatureAudit().planted_in(made, federation, FULL)
+    # a sample, or a client, that is replaced by its opposite moves a signature by 2S/n, or 2S
+    expected = gaussian_epsilon(2 / Z, dp_audit.DELTA)
+    assert honest.claimed == halved.claimed == pytest.approx(expected, rel=1e-6)
+    assert 0.7 < Z * distance(honest) / 2 < 1.4 < Z * distance(halved) / 2 < 2.7
+    assert honest.score(SignatureAudit.scorer, federation).value <= honest.claimed
+    assert halved.score(SignatureAudit.scorer, federation).value > halved.claimed
+
+
 @pytest.mark.parametrize(
     ("repeat", "made", "sentence"),
     [
@@ -95,6 +117,8 @@ def test_bounds_are_not_above_the_ledger_and_halved_noise_is_refuted(
         (planted_rows, OneShot(**ONE_SHOT, features="dct"), "features of samples"),
         (planted_eigenvectors, OneShot(**ONE_SHOT), "noise of their own"),
         (planted_samples, FedAvg(**LOSSES), "no noise is in the training"),
+        (planted_signatures, FLHC(**SMALL, pre_rounds=1), "no gradient signatures"),
+        (planted_signatures, CFL(**SMALL, signature="gradient", fallback=0.3), "kept aside"),
     ],
 )
 def test_releases_that_are_not_there_are_refused(
@@ -137,7 +161,7 @@ def test_an_attack_without_canaries_says_so_and_scores_with_them() -> None:
     fitted = FedAvg(**SMALL).fit(few, FULL)
     view = view_of(fitted)
     truth = truth_of(fitted, few, view)
-    for name in ("losses", "gram", "eigenvectors", "training"):
+    for name in ("losses", "gram", "eigenvectors", "signatures", "training"):
         reason = evaluate(attack_named(f"dp-audit-{name}"), view, knowledge_of(fitted), truth)
         assert isinstance(reason, str) and reason.startswith("not applicable: the run has no can")
     coins = dp_audit.heads(6)

@@ -467,3 +467,13 @@ def test_a_client_that_was_never_reached_shows_the_model_everyone_begins_with(
         lost=lambda call: set(range(6)) if call.method in deaf else set(),
     )
     assert state.offers is not None and not state.offers.table.any()
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+def test_losses_of_starts_are_told_where_clients_send_them(starts: int, small: Federation) -> None:
+    made = IFCA(k=2, starts=starts, start_rounds=1, rounds=4, model="linear")
+    *_, transcript = served(made, small)
+    sent = any(entry.method == "lowest_loss" for entry in transcript.entries)
+    views = made.disclosures().server
+    told = any("lowest training loss" in view for view in views)
+    assert sent == told == (starts > 1)
