@@ -336,9 +336,9 @@ def planted_signatures(
     if protocol.validation_share:
         raise UsageError("a canary sample may be kept aside, and such samples are in no signature")
     opened = _opened(protocol)
-    # the kind may follow from the noise
-    kind = opened.config(federation, settings.dtype)["signature_kind"]
-    opened = opened.set_params(signature_blocks=kind)
+    # which signatures clients send may depend on the noise, and both runs need the same
+    resolved = opened.config(federation, settings.dtype)
+    opened = opened.set_params(signature_blocks=resolved["signature_kind"])
     bare = _opened(opened).set_params(signature_noise=0.0, noise=0.0, target_epsilon=None)
     coins = heads(len(federation))
     # one number of samples for all, so that all signatures have the same scale
@@ -347,23 +347,20 @@ def planted_signatures(
     canary = SCALE * directions(1, width, SEED).numpy().astype(np.float32)
 
     def change(client: int, shard: Shard) -> Shard:
-        own = -canary
+        sample = -canary
         if coins[client]:
-            own = canary
+            sample = canary
         # with DP for single examples the worlds may differ in one sample only
-        count = 1
+        canary_samples = 1
         if opened.dp_unit == "client":
-            count = size
-        others = np.zeros((size - count, width), dtype=np.float32)
-        return _shard_of(shard, np.concatenate([np.repeat(own, count, axis=0), others]))
+            canary_samples = size
+        changed = np.repeat(sample, canary_samples, axis=0)
+        unchanged = np.zeros((size - canary_samples, width), dtype=np.float32)
+        return _shard_of(shard, np.concatenate([changed, unchanged]))
 
     clients = with_poisoned_data(federation, range(len(federation)), change)
     plain, _ = _first_signatures(bare, clients, settings)
-    present = [row for client, row in plain.items() if coins[client]]
-    absent = [row for client, row in plain.items() if not coins[client]]
-    if not (present and absent):
-        raise UsageError("clients send no signatures by themselves")
-    difference = np.mean(present, axis=0) - np.mean(absent, axis=0)
+    difference = _difference_of_worlds(plain, coins, "signatures")
     rows, claimed = _first_signatures(opened, clients, settings)
     statistics = {client: float(row @ difference) for client, row in rows.items()}
     return Planted(statistics, coins, claimed)
@@ -420,12 +417,7 @@ def planted_samples(
     clients = _labelled_canaries(opened, federation, coins, size, several=False)
     width = opened.flat_model(clients).dimension
     plain = _first_updates(bare.fit(clients, settings), width)
-    present = [row for client, row in plain.items() if coins[client]]
-    absent = [row for client, row in plain.items() if not coins[client]]
-    if not (present and absent):
-        raise UsageError("clients send no updates by themselves")
-    # Noise has no direction, so the statistic of most power lies along the difference of means.
-    difference = np.mean(present, axis=0) - np.mean(absent, axis=0)
+    difference = _difference_of_worlds(plain, coins, "updates")
     fitted = opened.fit(clients, settings)
     rows = _first_updates(fitted, width)
     statistics = {client: float(row @ difference) for client, row in rows.items()}
@@ -436,6 +428,27 @@ def planted_samples(
     # sampled batches make mixtures of Gaussians
     full_batch = opened.batch_size >= size and not protocol.validation_share
     return Planted(statistics, coins, training.price(DELTA).epsilon, gaussian=full_batch)
+
+
+def _difference_of_worlds(rows: dict[int, Array], coins: tuple[bool, ...], quantity: str) -> Array:
+    """Return the difference of what clients send without noise, with a canary and without one.
+
+    Noise has no direction, so the statistic of most power lies along the difference of means.
+
+    Args:
+        rows: by client.
+        coins: who holds canaries.
+        quantity: what the rows are, for the error.
+
+    Raises:
+        UsageError: clients send none by themselves.
+    """
+    present = [row for client, row in rows.items() if coins[client]]
+    absent = [row for client, row in rows.items() if not coins[client]]
+    if not (present and absent):
+        raise UsageError(f"clients send no {quantity} by themselves")
+    difference: Array = np.mean(present, axis=0) - np.mean(absent, axis=0)
+    return difference
 
 
 def _first_updates(fitted: ClusteringProtocol, width: int) -> dict[int, Array]:
