@@ -63,7 +63,9 @@ def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_fuzz_finds_what_bounds_prevent(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     unbounded(monkeypatch)
     case = {"client": "srfca", "server": "ifca"}[side]
-    assert fuzz.fuzz(case, side, 400, seed=0).unnamed
+    # clients' keys come from the operating system, so no seed settles what a run of frames finds;
+    # of 60 runs 4 found nothing
+    assert any(fuzz.fuzz(case, side, 400, seed=seed).unnamed for seed in range(10))
 
 
 def test_what_nobody_foresaw_is_named_at_the_door_and_counted_as_unnamed() -> None:
