@@ -37,7 +37,7 @@ from securecluster.data import Federation
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Real, Whole
 from securecluster.messaging.messages import Ack, Rows
-from securecluster.privacy.dp.loss_mechanism import WORST
+from securecluster.privacy.dp.loss_mechanism import LARGEST, WORST
 from securecluster.protocols.common.averaging import total_weights
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient, late_request_error
@@ -66,7 +66,7 @@ class LossVector:
     """Client to server: the mean loss of each model."""
 
     # (b, k) float64, in nats for labels; with noise where the run adds some
-    losses: Annotated[Rows, Real(("models",))]
+    losses: Annotated[Rows, Real(("models",), low=-LARGEST, maximum=LARGEST)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,10 +18,12 @@ from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 from securecluster import Federation, LabelSwap
-from securecluster.errors import PolicyError, UsageError
+from securecluster.errors import FrameError, PolicyError, UsageError
+from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.messages import Call, Rows
+from securecluster.privacy.dp.loss_mechanism import LARGEST
 from securecluster.protocols import CLoVE, Settings
-from securecluster.protocols.clove import Assignment, matched_models
+from securecluster.protocols.clove import Assignment, LossVector, matched_models
 from securecluster.protocols.common.restarts import Restart
 from securecluster.runtime.endpoint import CallContext
 from securecluster.training.local_trainer import LocalTraining
@@ -158,6 +160,16 @@ def test_clusters_are_those_of_k_means_and_models_match_at_least_loss(seed: int)
 def test_fewer_clients_than_models_take_some_of_the_models() -> None:
     losses = np.array([[2.0, 1.0, 3.0], [1.0, 2.0, 0.5]])
     assert matched_models(losses, 3, seed=0) == [1, 2]
+
+
+def test_losses_of_any_size_that_a_frame_may_hold_are_clustered() -> None:
+    limits = Limits({"models": 2})
+    lying = torch.tensor([[LARGEST, 0.2], [0.3, -LARGEST], [0.1, 0.4]], dtype=torch.float64)
+    check(LossVector(Rows(lying)), limits)
+    assert len(matched_models(lying.numpy(), 2, seed=0)) == 3
+    # the squares of these are infinite, and have no eigenvalues
+    with pytest.raises(FrameError, match=r"LossVector\.losses"):
+        check(LossVector(Rows(1e170 * lying)), limits)
 
 
 @pytest.mark.parametrize("mask", ["none", "rotation"])
