@@ -23,7 +23,8 @@ from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.messages import Call, Rows
 from securecluster.privacy.dp.loss_mechanism import LARGEST
 from securecluster.protocols import CLoVE, Settings
-from securecluster.protocols.clove import Assignment, LossVector, matched_models
+from securecluster.protocols.clove import LossVector, matched_models
+from securecluster.protocols.common.model_sets import AssignedModel
 from securecluster.protocols.common.restarts import Restart
 from securecluster.runtime.endpoint import CallContext
 from securecluster.training.local_trainer import LocalTraining
@@ -224,17 +225,17 @@ def test_a_run_killed_before_its_updates_ends_as_if_it_never_had_been(
     digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = made(rounds=3).fit(digits)
-    average = CLoVE._average
+    average = CLoVE.average_assigned
 
-    def killed(self: CLoVE, net: Any, state: Any) -> None:
+    def killed(self: CLoVE, net: Any, *rest: Any) -> None:
         if net.round == 2:
             raise KeyboardInterrupt
-        average(self, net, state)
+        average(self, net, *rest)
 
-    monkeypatch.setattr(CLoVE, "_average", killed)
+    monkeypatch.setattr(CLoVE, "average_assigned", killed)
     with pytest.raises(KeyboardInterrupt):
         made(rounds=3).fit(digits, folder=tmp_path)
-    monkeypatch.setattr(CLoVE, "_average", average)
+    monkeypatch.setattr(CLoVE, "average_assigned", average)
     resumed = made(rounds=3).fit(digits, folder=tmp_path)
     assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
     assert resumed.ledger_.events == whole.ledger_.events
@@ -279,8 +280,8 @@ def test_the_noise_of_a_loss_vector_is_that_of_its_sensitivity(unit: str) -> Non
 def test_clients_contribute_to_models_that_they_have_only() -> None:
     federation = tiny()
     client: Any = made(mask="none").build_client(federation, DOUBLE).client
-    query = Assignment(Rows(torch.tensor([1])))
-    with pytest.raises(PolicyError, match="measure or receive_models comes first"):
+    query = AssignedModel(Rows(torch.tensor([1])))
+    with pytest.raises(PolicyError, match="before it received any"):
         client.contribute(CallContext((0,), (0,), 1, 1), query)
     models = Restart.begin(0, 2, len(SIZES), fresh=False).message_for((0,))
     client.measure(CallContext((0,), (0,), 1, 2), models)
