@@ -1,12 +1,13 @@
-"""Forge and damage frames of every protocol, at clients and at the server, and count what comes of
-them.
+"""Forge and damage frames of every protocol, at clients, at the server and at the key authority,
+and count what comes of them.
 
-python -m securecluster.benchmarks.fuzz [--frames 100000] [--side both] [--seed 0]
+python -m securecluster.benchmarks.fuzz [--frames 200000] [--side all] [--seed 0]
 
-A short run of each protocol over real frames is recorded. Then its frames are changed in one to
-three places (a field of the header, a scalar, a tensor's type, shape or numbers), damaged as bytes,
-or sent out of order: requests to a client's endpoint, and replies to the server's loop. Every one
-must be answered or refused by an error that says why; whatever else is raised counts as unnamed. A
+A short run of each protocol over real frames is recorded, plain, with secure sums and with
+encryption. Then its frames are changed in one to three places (a field of the header, a scalar, a
+tensor's type, shape or numbers), damaged as bytes, or sent out of order: requests to a client's
+endpoint and to the key authority, and replies of both to the server's loop. Every one must be
+answered or refused by an error that says why; whatever else is raised counts as unnamed. A
 row per protocol and side goes to results/fuzz.csv: frames, what became of them, the slowest one in
 milliseconds, and the largest memory of the process in MB.
 """
@@ -42,26 +43,34 @@ from securecluster.protocols import (
     IFCA,
     MRMTL,
     NSIM,
+    PACFL,
+    RDPCFL,
     SRFCA,
+    CLoVE,
     FedAvg,
     FineTune,
+    Hidden,
     Local,
     LocalKMeans,
     OneShot,
     RandomClusters,
     Settings,
+    Signature,
 )
 from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.execution import build_client
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
-from securecluster.runtime.endpoint import KEY_METHODS, Endpoint
+from securecluster.runtime.encrypted_replies import AUTHORITY_METHODS
+from securecluster.runtime.endpoint import SERVICE_METHODS, Endpoint
+from securecluster.runtime.key_authority import AuthorityState, KeyAuthority
 from securecluster.runtime.run import Run
-from securecluster.runtime.transport import Framed
+from securecluster.runtime.transport import Framed, Transport, WithAuthority
 
 CLIENTS = 4
 NEWCOMERS = 2
+AUTHORITY = -1  # stands for the key authority where clients are meant by their ids
 FEATURES = 12
 CLASSES = 4
 EVERYONE = list(range(CLIENTS + NEWCOMERS))
@@ -167,6 +176,28 @@ CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "random": (RandomClusters, {"k": 3, "mask": "signed-permutation"}),
     "local": (Local, {}),
     "mrmtl": (MRMTL, {}),
+    "signature": (Signature, {"k": 2, "signature_blocks": "plain"}),
+    "signature, class blocks": (
+        Signature,
+        {"signature_blocks": "blocks", "signature_noise": 0.5, "mask": "none"},
+    ),
+    "cfl, signatures": (CFL, {**SPLITS, "signature": "gradient", "signature_blocks": "plain"}),
+    "pacfl": (PACFL, {"k": 2}),
+    "clove": (CLoVE, {"k": 2, "stable_rounds": 2}),
+    "rdpcfl": (RDPCFL, {"k": 2}),
+    "ifca, rebalanced": (IFCA, {"k": 2, "starts": 1, "rebalance": 2, "mask": "none"}),
+    "hidden": (Hidden, {"k": 2, "aggregation": "plain"}),
+    "hidden, secure sums": (Hidden, {"k": 2, **PRIVATE, "mask": "none"}),
+    "ifca, secure sums": (IFCA, {"k": 2, "starts": 1, "aggregation": "secagg"}),
+    "fedavg, secure sums": (FedAvg, {"aggregation": "secagg"}),
+    "fedavg, distributed noise": (
+        FedAvg,
+        {"aggregation": "secagg", "placement": "distributed", **PRIVATE},
+    ),
+    "fedavg, bfv": (FedAvg, {"aggregation": "bfv"}),
+    "fedavg, ckks": (FedAvg, {"aggregation": "ckks"}),
+    "oneshot, padded pairs": (OneShot, {"tasks": 2, "model": "mlp-32", "relevance": "pads"}),
+    "oneshot, encrypted pairs": (OneShot, {"tasks": 2, "model": "mlp-32", "relevance": "ckks"}),
 }
 
 
@@ -235,7 +266,7 @@ class Count:
 
         Args:
             case: one of `CASES`.
-            side: "client" or "server".
+            side: one of `SIDES`.
         """
         named = {name: self.errors[name] for name in OUTCOMES}
         others = sum(self.errors.values()) - sum(named.values())
@@ -336,20 +367,39 @@ class Recorded:
         joining = federation(NEWCOMERS, seed=1)
         return build_client(self.method, joining, Settings(), [client - CLIENTS], joins=self.config)
 
+    def authority(self) -> KeyAuthority | None:
+        """Return the key authority, as it is before a run; None where nothing is encrypted."""
+        authority: KeyAuthority | None = self.method.build_authority(self.config)
+        return authority
+
+    @property
+    def parties(self) -> list[int]:
+        """Return the ids of all clients and newcomers, and the key authority if there is one."""
+        if self.authority() is None:
+            return EVERYONE
+        return [*EVERYONE, AUTHORITY]
+
     def run_server(
         self,
         doors: dict[int, Callable[[bytes], bytes]],
         change: Callable[[Any], None] = lambda net: None,
     ) -> None:
-        """Run the server's loop over some clients' doors, and assign newcomers; phases without
-        queries are not run again.
+        """Run the server's loop over the doors of clients and of the key authority, and assign
+        newcomers; phases without queries are not run again.
 
         Args:
-            doors: each client's function from request to reply.
+            doors: each party's function from request to reply.
             change: called with the network before the run.
         """
-        framed = Framed(doors, lambda name: self.method.message_types(name)[1])
-        net = self.method.build_network(framed, self.config)
+
+        def reply_class(name: str) -> type:
+            reply: type = self.method.message_types(name)[1]
+            return reply
+
+        transport: Transport = Framed(doors, reply_class)
+        if AUTHORITY in doors:
+            transport = WithAuthority(transport, doors[AUTHORITY], reply_class)
+        net = self.method.build_network(transport, self.config)
         change(net)
         run = Run(begin=lambda number: setattr(net, "round", number))
         # parts of a run that are there already are not computed again, as in a resumed run
@@ -369,6 +419,11 @@ def record(case: str) -> Recorded:
     config = method.config(data, "float32")
     recorded = Recorded(method, data, config, [], {})
     doors = {i: _recording(recorded, i) for i in EVERYONE}
+    authority = recorded.authority()
+    if authority is not None:
+        doors[AUTHORITY] = _recorded_answer(
+            recorded, AUTHORITY, authority.answer_frame, lambda: pack(authority.state)
+        )
     recorded.run_server(doors)
     return recorded
 
@@ -376,12 +431,31 @@ def record(case: str) -> Recorded:
 def _recording(recorded: Recorded, i: int) -> Callable[[bytes], bytes]:
     """Return client i's function from request to reply, which records both."""
     node = recorded.node(i)
+    return _recorded_answer(
+        recorded, i, node.answer_frame, lambda: pack(node.client.state(node.keys.secrets))
+    )
+
+
+def _recorded_answer(
+    recorded: Recorded,
+    party: int,
+    answer_frame: Callable[[bytes], bytes],
+    state: Callable[[], bytes],
+) -> Callable[[bytes], bytes]:
+    """Return a party's function from request to reply, which records both.
+
+    Args:
+        recorded: the run, to which they are added.
+        party: id of a client, or `AUTHORITY`.
+        answer_frame: the party's function.
+        state: returns what the party remembers.
+    """
 
     def answer(data: bytes) -> bytes:
-        before = pack(node.client.state(node.keys.secrets))
+        before = state()
         header = wire.peek(data)
-        reply = node.answer_frame(data)
-        sent = Sent(i, before, data, reply, header.method, header.step)
+        reply = answer_frame(data)
+        sent = Sent(party, before, data, reply, header.method, header.step)
         recorded.sent.append(sent)
         return reply
 
@@ -591,8 +665,7 @@ def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:
     nodes = {i: run.node(i) for i in (0, CLIENTS)}
     count = Count()
     own_frames = [sent for sent in run.sent if sent.client in nodes]
-    sent_names = {sent.method for sent in run.sent}
-    names = sorted(sent_names | set(remote_methods(run.method.client)))
+    names = sorted({*_methods(run), *remote_methods(run.method.client)})
     requests = [sent.request for sent in run.sent]
     forger = Forger(draw, requests, names)
     forget_peak()
@@ -619,7 +692,47 @@ def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:
 def remote_methods(client: type) -> list[str]:
     """Return the names of the methods that a client's endpoint answers."""
     releases = [name for name in dir(client) if hasattr(getattr(client, name), "__release__")]
-    return [*releases, *KEY_METHODS]
+    return [*releases, *SERVICE_METHODS]
+
+
+def _methods(run: Recorded) -> set[str]:
+    """Return the names of the methods that a run called."""
+    return {sent.method for sent in run.sent}
+
+
+def authority_side(run: Recorded, frames: int, draw: random.Random) -> Count:
+    """Send forged requests to the key authority.
+
+    Args:
+        run: whose requests are forged.
+        frames: how many.
+        draw: what the forger draws from.
+    """
+    authority = run.authority()
+    assert authority is not None
+    count = Count()
+    own_frames = [sent for sent in run.sent if sent.client == AUTHORITY]
+    # its keys are of the recorded run, or no ciphertext in these requests would open
+    authority.restore(unpack(own_frames[-1].before, AuthorityState))
+    names = sorted({*_methods(run), *AUTHORITY_METHODS})
+    forger = Forger(draw, [sent.request for sent in own_frames], names)
+    forget_peak()
+    for _ in range(frames):
+        sent = draw.choice(own_frames)
+        if draw.random() < 0.1:
+            # of what it has released it remembers nothing, so that it decrypts again
+            secrets = authority.state
+            authority.restore(AuthorityState(secrets.secret, secrets.exchange))
+        data = forger.forge(sent.request)
+        count.frames += 1
+        try:
+            with timed(count):
+                authority.answer_frame(data)
+            count.answered += 1
+        except (Exception, EndlessError) as error:
+            count.refuse(error, sent.method)
+    count.memory = peak()
+    return count
 
 
 def server_side(run: Recorded, frames: int, draw: random.Random) -> Count:
@@ -634,15 +747,14 @@ def server_side(run: Recorded, frames: int, draw: random.Random) -> Count:
         draw: what the forger draws from.
     """
     count = Count()
-    names = sorted({sent.method for sent in run.sent})
-    forger = Forger(draw, [sent.reply for sent in run.sent], names)
+    forger = Forger(draw, [sent.reply for sent in run.sent], sorted(_methods(run)))
     forget_peak()
     while count.frames < frames:
         liar = _Liar(run, forger, draw, count)
         try:
             # the time of the loop is not that of any frame
             with timed(Count()):
-                doors = {i: liar.door(i) for i in EVERYONE}
+                doors = {party: liar.door(party) for party in run.parties}
                 run.run_server(doors, liar.intercept)
         except (Exception, EndlessError) as error:
             # the forged reply that stopped the loop was counted as answered when it was taken
@@ -653,7 +765,9 @@ def server_side(run: Recorded, frames: int, draw: random.Random) -> Count:
 
 
 class _Liar:
-    """Clients that answer with recorded replies, or with forged ones when they are told to."""
+    """Clients, and a key authority, that answer with recorded replies, or with forged ones when
+    they are told to.
+    """
 
     def __init__(self, run: Recorded, forger: Forger, draw: random.Random, count: Count) -> None:
         self._forger = forger
@@ -662,16 +776,16 @@ class _Liar:
         self._replies: dict[tuple[int, str], list[Sent]] = {}
         for sent in run.sent:
             self._replies.setdefault((sent.client, sent.method), []).append(sent)
-        self._lies: int | None = None  # the client whose next reply is forged
+        self._lies: int | None = None  # the party whose next reply is forged
         self.taken: list[str] = []  # methods of forged replies that the loop has used
 
     def door(self, i: int) -> Callable[[bytes], bytes]:
-        """Return client i's function from request to reply."""
+        """Return a party's function from request to reply."""
 
         def answer(data: bytes) -> bytes:
             header = wire.peek(data)
             recorded = self._replies.get((i, header.method))
-            # a client that never answered this method is out of reach
+            # a party that never answered this method is out of reach
             if recorded is None:
                 raise ConnectionError
             same_step = [sent for sent in recorded if sent.step == header.step]
@@ -690,11 +804,21 @@ class _Liar:
 
     def intercept(self, net: Any) -> None:
         """Have a network try forged replies before it takes honest ones."""
-        exchange, key = net._exchange, net._key
+        exchange, exchange_masked = net._exchange, net._exchange_masked
+        key, ask, ask_authority = net._key, net._ask, net._ask_authority
         net._exchange = lambda method, call: self._tried(
             lambda: exchange(method, call), call.to, method.__name__
         )
+        net._exchange_masked = lambda release, call: self._tried(
+            lambda: exchange_masked(release, call), call.to, call.method
+        )
         net._key = lambda name, to, query: self._tried(lambda: key(name, to, query), to, name)
+        net._ask = lambda name, to, *message: self._tried(lambda: ask(name, to, *message), to, name)
+        net._ask_authority = lambda name, *message: self._tried(
+            lambda: ask_authority(name, *message), [AUTHORITY], name
+        )
+        # aggregators hold the functions that they were given before
+        net._connect_aggregators()
 
     def _tried(self, ask: Callable[[], Any], to: Sequence[int], name: str) -> Any:
         for _ in range(VARIANTS):
@@ -735,7 +859,19 @@ def brief_estimator() -> Iterator[None]:
 SIDES: dict[str, Callable[[Recorded, int, random.Random], Count]] = {
     "client": client_side,
     "server": server_side,
+    "authority": authority_side,
 }
+
+
+def sides(case: str) -> list[str]:
+    """Return the sides that a case has: there is a key authority where something is encrypted.
+
+    Args:
+        case: one of `CASES`.
+    """
+    _, params = CASES[case]
+    encrypts = {"bfv", "ckks"} & {params.get("aggregation"), params.get("relevance")}
+    return [side for side in SIDES if side != "authority" or encrypts]
 
 
 def fuzz(case: str, side: str, frames: int, seed: int) -> Count:
@@ -743,7 +879,7 @@ def fuzz(case: str, side: str, frames: int, seed: int) -> Count:
 
     Args:
         case: one of `CASES`.
-        side: "client" or "server".
+        side: one of `SIDES`.
         frames: how many.
         seed: of the forger's draws.
     """
@@ -759,27 +895,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--frames", type=int, default=100_000, help="in all")
-    parser.add_argument("--side", choices=[*SIDES, "both"], default="both")
+    parser.add_argument("--frames", type=int, default=200_000, help="in all")
+    parser.add_argument("--side", choices=[*SIDES, "all"], default="all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    sides = [options.side]
-    if options.side == "both":
-        sides = list(SIDES)
-    # rounded up
-    frames = math.ceil(options.frames / (len(sides) * len(options.cases)))
+    chosen = [
+        (case, side)
+        for case in options.cases
+        for side in sides(case)
+        if options.side in (side, "all")
+    ]
+    if not chosen:
+        parser.error("none of these cases has a key authority: choose another side")
+    frames = math.ceil(options.frames / len(chosen))
     rows: list[dict[str, Any]] = []
     unnamed: Counter[str] = Counter()
-    for case in options.cases:
-        for side in sides:
-            count = fuzz(case, side, frames, options.seed)
-            rows.append(count.row(case, side))
-            print(rows[-1], flush=True)
-            for about, times in count.unnamed.most_common():
-                print(f"    unnamed, {times} times: {about}", flush=True)
-            unnamed.update(count.unnamed)
+    for case, side in chosen:
+        count = fuzz(case, side, frames, options.seed)
+        rows.append(count.row(case, side))
+        print(rows[-1], flush=True)
+        for about, times in count.unnamed.most_common():
+            print(f"    unnamed, {times} times: {about}", flush=True)
+        unnamed.update(count.unnamed)
     sent = sum(row["frames"] for row in rows)
     largest = max(row["largest_mb"] for row in rows)
     print(f"{sent} frames, {unnamed.total()} unnamed, largest {largest} MB")

@@ -154,6 +154,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=4, help="of each protocol")
     parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS))
     options = parser.parse_args()
+    # shells start background jobs with Ctrl-C ignored, and runs would inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     draw = random.Random(0)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as home:

@@ -4,7 +4,8 @@
 
 A protocol is a class with `@protocol`, its hyper-parameters as fields, `client` (what clients
 answer), `run_server` (the server's loop) and `assign_newcomers`; `ClusterOnce` has the loop of
-methods that cluster before any training. docs/add-a-protocol.md has the steps.
+methods that cluster before any training, and `ModelSetProtocol` what methods share that average k
+models. docs/add-a-protocol.md has the steps.
 """
 
 from __future__ import annotations
@@ -33,7 +34,19 @@ from securecluster.protocols.common.eigenvectors import (
     Eigenvectors,
 )
 from securecluster.protocols.common.gradient_signatures import SignatureClient
-from securecluster.protocols.common.messages import AverageDeltas, Update
+from securecluster.protocols.common.messages import AverageDeltas, ModelChoice, Update
+from securecluster.protocols.common.model_set_protocol import (
+    ModelSetProtocol,
+    ModelSetState,
+    deliver_models,
+    send_models,
+)
+from securecluster.protocols.common.model_sets import (
+    AssignedModel,
+    AssignedModelClient,
+    ModelAverages,
+    ModelSetClient,
+)
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.privacy_spec import (
@@ -42,6 +55,7 @@ from securecluster.protocols.common.privacy_spec import (
     PrivacySpec,
     ReleaseCounts,
 )
+from securecluster.protocols.common.restarts import OfferedModels, Restart
 from securecluster.protocols.common.sampling import TRIES, sample_clients
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, CallContext, answers
 from securecluster.runtime.release_accounting import FieldNoise
@@ -55,6 +69,8 @@ __all__ = [
     "SUM",
     "TRIES",
     "Ack",
+    "AssignedModel",
+    "AssignedModelClient",
     "AverageDeltas",
     "AveragingState",
     "CallContext",
@@ -68,6 +84,12 @@ __all__ = [
     "Empty",
     "FieldNoise",
     "LocalFirstClient",
+    "ModelAverages",
+    "ModelChoice",
+    "ModelSetClient",
+    "ModelSetProtocol",
+    "ModelSetState",
+    "OfferedModels",
     "Pairs",
     "PendingUpdates",
     "Picks",
@@ -75,6 +97,7 @@ __all__ = [
     "Real",
     "ReleaseCounts",
     "Replies",
+    "Restart",
     "Rows",
     "Run",
     "ServerChannel",
@@ -93,10 +116,12 @@ __all__ = [
     "check_newcomers",
     "check_number",
     "check_whole",
+    "deliver_models",
     "flush",
     "linkage_clusters",
     "nearest",
     "protocol",
     "sample_clients",
+    "send_models",
     "torch",
 ]

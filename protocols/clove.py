@@ -19,7 +19,7 @@ clients are clustered, which limits what their losses cost; and newcomers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -34,25 +34,26 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.core.validation import check_whole
 from securecluster.data import Federation
-from securecluster.errors import PolicyError, UsageError
-from securecluster.messaging.bounds import Real, Whole
-from securecluster.messaging.messages import Ack, Rows
-from securecluster.privacy.dp.loss_mechanism import WORST
-from securecluster.protocols.common.averaging import total_weights
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.client import TrainingClient, late_request_error
+from securecluster.messaging.bounds import Real
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.dp.loss_mechanism import LARGEST, WORST
+from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import ModelChoice, Update
-from securecluster.protocols.common.model_sets import ModelAverages, ModelSetClient
-from securecluster.protocols.common.newcomers import check_newcomers, check_offered
-from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
-from securecluster.protocols.common.restarts import (
-    OfferedModels,
-    Restart,
-    collect_models,
-    lagging_clients_of,
+from securecluster.protocols.common.model_set_protocol import (
+    ModelSetProtocol,
+    ModelSetState,
+    deliver_models,
+    send_models,
 )
-from securecluster.protocols.common.sampling import TRIES, sample_clients
+from securecluster.protocols.common.model_sets import (
+    AssignedModel,
+    AssignedModelClient,
+    ModelAverages,
+)
+from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
+from securecluster.protocols.common.restarts import OfferedModels, Restart
+from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
 from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
@@ -66,17 +67,10 @@ class LossVector:
     """Client to server: the mean loss of each model."""
 
     # (b, k) float64, in nats for labels; with noise where the run adds some
-    losses: Annotated[Rows, Real(("models",))]
+    losses: Annotated[Rows, Real(("models",), low=-LARGEST, maximum=LARGEST)]
 
 
-@dataclass(frozen=True, eq=False)
-class Assignment:
-    """Server to client: the model to train."""
-
-    model: Annotated[Rows, Whole(below="models")]  # (b,) int64
-
-
-class LossVectorClient(ModelSetClient):
+class LossVectorClient(AssignedModelClient):
     """Clients that send their losses under all models, and train the one they are assigned."""
 
     @answers(GATHER, unmasked=("losses",))
@@ -92,14 +86,8 @@ class LossVectorClient(ModelSetClient):
         finite = np.minimum(released, WORST)
         return LossVector(Rows(torch.as_tensor(finite)))
 
-    @answers(GATHER, private=False)
-    def receive_models(self, context: CallContext, query: ModelAverages) -> Ack:
-        """Apply the averages of all models, and answer nothing about them."""
-        self._apply(context, query)
-        return Ack()
-
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
-    def contribute(self, context: CallContext, query: Assignment) -> Update:
+    def contribute(self, context: CallContext, query: AssignedModel) -> Update:
         """Return n_i·Δ_i and n_i, from the model that the client is assigned.
 
         Clipped updates are not weighted. A cluster of one is allowed.
@@ -107,22 +95,7 @@ class LossVectorClient(ModelSetClient):
         Raises:
             PolicyError: a client has no models yet, or has received later averages.
         """
-        late = []
-        for i, k in zip(context.ids, context.positions, strict=True):
-            if k not in self._last_call:
-                raise PolicyError(
-                    "measure or receive_models comes first: a client contributes to models that "
-                    "it has"
-                )
-            last_averages, _ = self._last_call[k]
-            # its models have moved on, so an update from the earlier ones cannot be computed
-            if context.step < last_averages:
-                late.append(i)
-        if late:
-            raise late_request_error(late)
-        start = 0
-        chosen = [(start, model) for model in query.model.values.tolist()]
-        return self._train_chosen(context, chosen)
+        return self._train_assigned(context, query)
 
     @answers(GATHER)
     def join(self, context: CallContext, query: ModelAverages) -> ModelChoice:
@@ -136,27 +109,13 @@ class LossVectorClient(ModelSetClient):
 
 
 @dataclass
-class CLoVEState:
+class CLoVEState(ModelSetState):
     """The state of the server's loop, as checkpoints store it."""
 
-    # models, and the model that each client was assigned last; 0 before
-    running: Restart
     # (m,) rounds in a row in which a client was assigned the same model; 0 before the first
-    streaks: list[int]
+    streaks: list[int] = field(default_factory=list)
     stable: bool = False  # whether clusters are kept
     training: list[int] = field(default_factory=list)  # clients that train in this round
-    offers: OfferedModels | None = None  # the models that newcomers choose from
-
-    @property
-    def used(self) -> list[int]:
-        """Return the models of some client; label c is model `used[c]`."""
-        return sorted(set(self._models()))
-
-    @property
-    def labels(self) -> list[int]:
-        """Return each client's cluster, (m,)."""
-        label_of = {model: label for label, model in enumerate(self.used)}
-        return [label_of[model] for model in self._models()]
 
     def assign(self, ids: Sequence[int], models: Sequence[int]) -> None:
         """Store the models that clients are assigned in a round.
@@ -180,12 +139,8 @@ class CLoVEState:
         """
         return self.streaks[i] > 0
 
-    def settle(self) -> None:
-        """Assign clients that were never assigned the model of most clients (not in the paper)."""
-        self.running.choice = self._models()
-
-    def _models(self) -> list[int]:
-        """Return each client's model, (m,), of most clients where none was assigned."""
+    def final_choice(self) -> list[int]:
+        """Return each client's model, (m,); where none was assigned, that of most clients."""
         choice = self.running.choice
         chosen = [choice[i] for i in range(len(choice)) if self.assigned(i)]
         if not chosen:
@@ -198,7 +153,7 @@ class CLoVEState:
 
 
 @protocol
-class CLoVE(ClusteringProtocol):
+class CLoVE(ModelSetProtocol):
     """k models, each of which the clients of one cluster of loss vectors train."""
 
     mask: str = "permutation"
@@ -218,7 +173,6 @@ class CLoVE(ClusteringProtocol):
 
     name: ClassVar[str] = "clove"
     client: ClassVar[type[TrainingClient]] = LossVectorClient
-    one_model: ClassVar[bool] = False  # a client's model may be another one in each round
 
     def run_server(self, net: ServerChannel, run: Run) -> CLoVEState:
         """Run the server's side.
@@ -227,21 +181,15 @@ class CLoVE(ClusteringProtocol):
             net: the server's channel.
             run: rounds, checkpoints and history.
         """
-        clients = len(net.clients)
-        running = Restart.begin(0, self.k, clients, fresh=self.mask != "none")
-        state = CLoVEState(running, streaks=[0] * clients)
+        state = CLoVEState(self.begin(net), streaks=[0] * len(net.clients))
         for t in run.rounds("train", state, self.rounds):
             # the assignments are checkpointed before anyone trains: computed again, from other
             # replies, they could be others
             run.commit(state, partial(self._assign_models, net, state, t))
-            self._average(net, state)
+            self.average_assigned(net, state.running, state.training, LossVectorClient.contribute)
             run.note(stable=state.stable)
         state.running = run.once("deliver", lambda: self._deliver(net, state), Restart)
-        state.offers = run.once(
-            "offer",
-            lambda: collect_models(net, state.running, self.mask != "none", state.used),
-            OfferedModels,
-        )
+        state.offers = run.once("offer", lambda: self.offered_models(net, state), OfferedModels)
         return state
 
     def _assign_models(self, net: ServerChannel, state: CLoVEState, t: int) -> None:
@@ -261,7 +209,7 @@ class CLoVE(ClusteringProtocol):
         measured = self._measure(net, state, measuring, t)
         received: Sequence[int] = []
         if receiving:
-            received = self._send_models(net, state.running, receiving)
+            received = send_models(net, state.running, receiving)
         state.training = sorted([*measured, *received])
         if measured and not state.stable:
             shortest = min(state.streaks[i] for i in measured)
@@ -296,65 +244,19 @@ class CLoVE(ClusteringProtocol):
         state.assign(ids, models)
         return ids
 
-    def _average(self, net: ServerChannel, state: CLoVEState) -> None:
-        """Average the models of this round's clients in their clusters."""
-        to = state.training
-        if not to:
-            return
-        models = [state.running.choice[i] for i in to]
-        assignment = Assignment(Rows(torch.as_tensor(models)))
-        sums = net.sum(LossVectorClient.contribute, assignment, to=to, by=models, groups=self.k)
-        if sums.ids:
-            weights = total_weights(sums)
-            state.running.post(sums.step, sums.rows.delta.table, weights)
-
-    def _send_models(
-        self, net: ServerChannel, running: Restart, to: Sequence[int]
-    ) -> Sequence[int]:
-        """Send clients the averages that they lack, and return those that received them."""
-        query = running.message_for(to)
-        replies = net.gather(LossVectorClient.receive_models, query, to=to)
-        running.acknowledge(replies.ids)
-        return replies.ids
-
     def _deliver(self, net: ServerChannel, state: CLoVEState) -> Restart:
         """Send the last averages to all clients, and return the models.
 
-        Clients that were never assigned a model use that of most clients.
+        Clients that were never assigned a model use that of most clients (not in the paper).
         """
-        for _ in range(TRIES):
-            lagging = sorted(lagging_clients_of(state.running))
-            if not lagging:
-                break
-            self._send_models(net, state.running, lagging)
-        state.settle()
+        deliver_models(net, state.running)
+        state.running.choice = state.final_choice()
         return state.running
 
-    def assign_newcomers(
-        self, net: ServerChannel, state: CLoVEState, to: Sequence[int]
-    ) -> list[int]:
-        """Send newcomers the models in use, of which each takes the one of lowest loss.
-
-        Args:
-            net: the server's channel.
-            state: the run's final state.
-            to: the newcomers.
-
-        Raises:
-            UsageError: the run ended without models.
-            UpdateError: a newcomer does not reply.
-        """
-        if state.offers is None or not state.offers.models:
-            raise UsageError(
-                "no client could show its model at the end of the run, so newcomers have none to "
-                "choose: run it anew"
-            )
-        offer = state.offers.message_for(state.running, len(to))
-        replies = net.gather(LossVectorClient.join, offer, to=to)
-        check_newcomers(to, replies.ids)
-        choices = replies.rows.model.values.tolist()
-        model_of = check_offered(replies.ids, choices, state.offers.models)
-        return [state.used.index(model_of[i]) for i in to]
+    @property
+    def model_count(self) -> int:
+        """Return k."""
+        return int(self.k)
 
     @property
     def loss_rounds(self) -> int:
@@ -367,21 +269,6 @@ class CLoVE(ClusteringProtocol):
     def weighted(self) -> bool:
         """Return True: each model is the mean over samples."""
         return True
-
-    @property
-    def vectors_per_round(self) -> int:
-        """Return the vectors of d numbers that a client exchanges: k averages and an update."""
-        return 1 + self.k
-
-    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
-        """Add the numbers of models, and of averages of all models.
-
-        Args:
-            config: the run's configuration.
-        """
-        sizes = super().frame_sizes(config)
-        k = int(self.k)
-        return {**sizes, "models": k, "starts": 1, "model_averages": k * sizes["averages"]}
 
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """Return the run's configuration.
@@ -453,34 +340,6 @@ class CLoVE(ClusteringProtocol):
                 "at the end how far each model has moved (masked where updates are)",
             ]
         )
-
-    def models_after_round(self, client: Any, state: Any) -> Rows:
-        """Return each client's model, after the averages it has yet to receive.
-
-        Args:
-            client: a `LossVectorClient`.
-            state: the server's `CLoVEState`.
-        """
-        return self._held(client, state, range(len(client.cohort.ids)))
-
-    def final_models(self, client: Any, state: Any) -> Rows:
-        """Return each client's model.
-
-        Args:
-            client: a `LossVectorClient`.
-            state: the server's `CLoVEState`.
-        """
-        return self._held(client, state, [])
-
-    def _held(self, client: Any, state: CLoVEState, positions: Sequence[int]) -> Rows:
-        """Return each client's model, after pending averages of those at some positions."""
-        recipients = [client.cohort.ids[k] for k in positions]
-        query = state.running.message_for(recipients)
-        in_use = state.used
-        labels = state.labels
-        choice = [in_use[labels[i]] for i in client.cohort.ids]
-        models: Rows = client.taken(query, positions, choice)
-        return models
 
 
 def matched_models(losses: Array, k: int, seed: int) -> list[int]:

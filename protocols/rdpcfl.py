@@ -28,7 +28,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,26 +36,27 @@ from numpy.typing import NDArray
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_number, check_whole
-from securecluster.errors import PolicyError, UsageError
-from securecluster.messaging.bounds import Whole
-from securecluster.messaging.messages import Ack, Empty, Rows
+from securecluster.errors import PolicyError
+from securecluster.messaging.messages import Empty, Rows
 from securecluster.models.objectives import Classification
 from securecluster.privacy.dp.exponential_mechanism import bounded_range, choice
-from securecluster.protocols.common.averaging import total_weights
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.client import TrainingClient, UpdateClient, late_request_error
+from securecluster.protocols.common.client import TrainingClient, UpdateClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.dp_options import History
 from securecluster.protocols.common.messages import ModelChoice, Update
-from securecluster.protocols.common.model_sets import ModelAverages, ModelSet, ModelSetClient
-from securecluster.protocols.common.newcomers import check_newcomers, check_offered
-from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
-from securecluster.protocols.common.restarts import (
-    OfferedModels,
-    Restart,
-    collect_models,
-    lagging_clients_of,
+from securecluster.protocols.common.model_set_protocol import (
+    ModelSetProtocol,
+    ModelSetState,
+    deliver_models,
 )
+from securecluster.protocols.common.model_sets import (
+    AssignedModel,
+    AssignedModelClient,
+    ModelAverages,
+    ModelSet,
+)
+from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
+from securecluster.protocols.common.restarts import OfferedModels, Restart
 from securecluster.protocols.common.sampling import TRIES, sample_clients
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
 from securecluster.runtime.release_accounting import FieldNoise
@@ -73,14 +74,7 @@ SMALLEST_RATIO = 1e-6  # of noises; the price of less is too large a number
 SWITCH = 0.5  # share of the rounds after which separate clusters are chosen
 
 
-@dataclass(frozen=True, eq=False)
-class ClusterDraw:
-    """Server to client: the model to train."""
-
-    model: Annotated[Rows, Whole(below="models")]  # (b,) int64
-
-
-class PrivateChoiceClient(ModelSetClient):
+class PrivateChoiceClient(AssignedModelClient):
     """Clients that send one private gradient, and later choose among k models in private."""
 
     # set by the protocol
@@ -98,32 +92,20 @@ class PrivateChoiceClient(ModelSetClient):
         delta = self.cohort.train(start, context.positions, plan, context.step, room)
         return Update(Rows(delta), None)
 
-    @answers(GATHER, private=False)
-    def receive_models(self, context: CallContext, query: ModelAverages) -> Ack:
-        """Apply the averages of all models, and answer nothing about them."""
-        self._apply(context, query)
-        return Ack()
-
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual")
-    def contribute(self, context: CallContext, query: ClusterDraw) -> Update:
+    def contribute(self, context: CallContext, query: AssignedModel) -> Update:
         """Return Δ_i from the model of the query: means are over clients, not samples.
 
         Raises:
             PolicyError: a client has no models yet, or has received later averages.
         """
-        late = []
-        for i, k in zip(context.ids, context.positions, strict=True):
-            if k not in self._last_call:
-                raise PolicyError(
-                    "receive_models comes first: a client contributes to models that it has"
-                )
-            if context.step < self._last_call[k][0]:
-                late.append(i)
-        if late:
-            raise late_request_error(late)
-        start = 0
-        chosen = [(start, model) for model in query.model.values.tolist()]
-        return self._train_unweighted(context, chosen)
+        update = self._train_assigned(context, query)
+        delta = update.delta
+        if update.size is not None:
+            # the client computed n_i·Δ_i, and a mean over clients needs Δ_i
+            sizes = update.size.values.to(delta.values)
+            delta = Rows(delta.values / sizes[:, None])
+        return Update(delta, None)
 
     @answers(GATHER)
     def choose(self, context: CallContext, query: ModelAverages) -> ModelChoice:
@@ -214,21 +196,6 @@ class PrivateChoiceClient(ModelSetClient):
         losses = self.cohort.model.objective.losses(outputs, y)
         return losses.nan_to_num(nan=math.inf)
 
-    def _train_unweighted(self, context: CallContext, chosen: Sequence[tuple[int, int]]) -> Update:
-        """Return Δ_i from one of the models of each client.
-
-        Args:
-            context: the clients.
-            chosen: start and number of each client's model.
-        """
-        update = self._train_chosen(context, chosen)
-        delta = update.delta
-        if update.size is not None:
-            # the client computed n_i·Δ_i, and a mean over clients needs Δ_i
-            sizes = update.size.values.to(delta.values)
-            delta = Rows(delta.values / sizes[:, None])
-        return Update(delta, None)
-
     def _first(self, start: int, k: int) -> ModelSet:
         """Return the initial models, all of them θ_0.
 
@@ -246,27 +213,14 @@ class PrivateChoiceClient(ModelSetClient):
 
 
 @dataclass
-class RDPCFLState:
+class RDPCFLState(ModelSetState):
     """The state of the server's loop, as checkpoints store it."""
 
-    running: Restart  # models, and each client's model in the last round
     # (m, k) π, of zeros for clients that sent no first update
     shares: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     last_soft: int = 0  # E_c
     chosen: list[int] = field(default_factory=list)  # clients that have chosen a model
     training: list[int] = field(default_factory=list)  # clients that train in this round
-    offers: OfferedModels | None = None  # the models that newcomers choose from
-
-    @property
-    def used(self) -> list[int]:
-        """Return the models of some client; label c is model `used[c]`."""
-        return sorted(set(self.final_choice()))
-
-    @property
-    def labels(self) -> list[int]:
-        """Return each client's cluster, (m,)."""
-        label_of = {model: label for label, model in enumerate(self.used)}
-        return [label_of[model] for model in self.final_choice()]
 
     def final_choice(self) -> list[int]:
         """Return each client's model: its choice, or else that of its largest share."""
@@ -281,7 +235,7 @@ class RDPCFLState:
 
 
 @protocol
-class RDPCFL(ClusteringProtocol):
+class RDPCFL(ModelSetProtocol):
     """Soft clusters of the first private gradients, then private choices among k models."""
 
     mask: str = "permutation"
@@ -302,7 +256,6 @@ class RDPCFL(ClusteringProtocol):
 
     name: ClassVar[str] = "rdpcfl"
     client: ClassVar[type[TrainingClient]] = PrivateChoiceClient
-    one_model: ClassVar[bool] = False  # a client's model may be another one in each round
 
     def run_server(self, net: ServerChannel, run: Run) -> RDPCFLState:
         """Run the server's side.
@@ -311,22 +264,18 @@ class RDPCFL(ClusteringProtocol):
             net: the server's channel.
             run: rounds, checkpoints and history.
         """
-        clients = len(net.clients)
-        running = Restart.begin(0, self.most_clusters, clients, fresh=self.mask != "none")
-        state = RDPCFLState(running)
+        state = RDPCFLState(self.begin(net))
         for t in run.rounds("train", state, self.rounds):
             if t == 1:
                 run.commit(state, partial(self._cluster, net, state))
                 continue
             # the models of this round are checkpointed before anyone trains
             run.commit(state, partial(self._assign_models, net, state, t))
-            self._average(net, state)
+            self.average_assigned(
+                net, state.running, state.training, PrivateChoiceClient.contribute
+            )
         state.running = run.once("deliver", lambda: self._deliver(net, state), Restart)
-        state.offers = run.once(
-            "offer",
-            lambda: collect_models(net, state.running, self.mask != "none", state.used),
-            OfferedModels,
-        )
+        state.offers = run.once("offer", lambda: self.offered_models(net, state), OfferedModels)
         return state
 
     def _cluster(self, net: ServerChannel, state: RDPCFLState) -> None:
@@ -334,7 +283,7 @@ class RDPCFL(ClusteringProtocol):
         method = PrivateChoiceClient.send_first_update
         replies = net.gather(method, Empty(), to=net.clients, tries=TRIES)
         ids = list(replies.ids)
-        state.shares = torch.zeros(len(net.clients), self.most_clusters, dtype=torch.float64)
+        state.shares = torch.zeros(len(net.clients), self.model_count, dtype=torch.float64)
         if not ids:
             return
         rows = replies.rows.delta.values
@@ -348,9 +297,9 @@ class RDPCFL(ClusteringProtocol):
         for i, label in zip(ids, labels.tolist(), strict=True):
             state.running.choice[i] = label
         # Clients can still train several models later, but a gradient moves the likeliest one.
-        sums = rows.new_zeros(self.most_clusters, rows.shape[1])
+        sums = rows.new_zeros(self.model_count, rows.shape[1])
         sums.index_add_(0, labels.to(rows.device), rows)
-        counts = torch.bincount(labels, minlength=self.most_clusters)
+        counts = torch.bincount(labels, minlength=self.model_count)
         state.running.post(replies.step, sums, counts.to(sums))
 
     def _assign_models(self, net: ServerChannel, state: RDPCFLState, t: int) -> None:
@@ -393,58 +342,13 @@ class RDPCFL(ClusteringProtocol):
                 threshold = uniforms[i] * total
                 state.running.choice[i] = int((cumulative[i] <= threshold).sum())
 
-    def _average(self, net: ServerChannel, state: RDPCFLState) -> None:
-        """Average the models of this round's clients in their clusters."""
-        to = state.training
-        if not to:
-            return
-        models = [state.running.choice[i] for i in to]
-        query = ClusterDraw(Rows(torch.as_tensor(models)))
-        sums = net.sum(
-            PrivateChoiceClient.contribute, query, to=to, by=models, groups=self.most_clusters
-        )
-        if sums.ids:
-            state.running.post(sums.step, sums.rows.delta.table, total_weights(sums))
-
     def _deliver(self, net: ServerChannel, state: RDPCFLState) -> Restart:
         """Send the last averages to all clients, and return the models."""
-        for _ in range(TRIES):
-            lagging = sorted(lagging_clients_of(state.running))
-            if not lagging:
-                break
-            query = state.running.message_for(lagging)
-            replies = net.gather(PrivateChoiceClient.receive_models, query, to=lagging)
-            state.running.acknowledge(replies.ids)
+        deliver_models(net, state.running)
         return state.running
 
-    def assign_newcomers(
-        self, net: ServerChannel, state: RDPCFLState, to: Sequence[int]
-    ) -> list[int]:
-        """Send newcomers the models in use, of which each chooses one (not in the paper).
-
-        Args:
-            net: the server's channel.
-            state: the run's final state.
-            to: the newcomers.
-
-        Raises:
-            UsageError: the run ended without models.
-            UpdateError: a newcomer does not reply.
-        """
-        if state.offers is None or not state.offers.models:
-            raise UsageError(
-                "no client could show its model at the end of the run, so newcomers have none to "
-                "choose: run it anew"
-            )
-        offer = state.offers.message_for(state.running, len(to))
-        replies = net.gather(PrivateChoiceClient.join, offer, to=to)
-        check_newcomers(to, replies.ids)
-        choices = replies.rows.model.values.tolist()
-        model_of = check_offered(replies.ids, choices, state.offers.models)
-        return [state.used.index(model_of[i]) for i in to]
-
     @property
-    def most_clusters(self) -> int:
+    def model_count(self) -> int:
         """Return k, or the largest number of clusters that is tried."""
         if self.k is None:
             return LARGEST_K
@@ -454,11 +358,6 @@ class RDPCFL(ClusteringProtocol):
     def selection_rounds(self) -> int:
         """Return the number of rounds in which clients choose a model."""
         return max(1, round(self.selection_share * self.rounds))
-
-    @property
-    def vectors_per_round(self) -> int:
-        """Return the vectors of d numbers that a client exchanges: k averages and an update."""
-        return 1 + self.most_clusters
 
     def make_client(self, cohort: Any, pipeline: Any, config: Mapping[str, Any]) -> TrainingClient:
         """Return the clients, with the noise of their choices.
@@ -472,17 +371,6 @@ class RDPCFL(ClusteringProtocol):
         client.selection_ratio = float(config["selection_noise"])
         client.largest_loss = float(config["loss_clip"])
         return client
-
-    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
-        """Add the numbers of models, and of averages of all models.
-
-        Args:
-            config: the run's configuration.
-        """
-        sizes = super().frame_sizes(config)
-        models = self.most_clusters
-        averages = models * sizes["averages"]
-        return {**sizes, "models": models, "starts": 1, "model_averages": averages}
 
     def check(self, clients: int) -> None:
         """Check the number of clusters, and the options of choices, too.
@@ -544,33 +432,6 @@ class RDPCFL(ClusteringProtocol):
                 "at the end how far each model has moved (masked where updates are)",
             ]
         )
-
-    def models_after_round(self, client: Any, state: Any) -> Rows:
-        """Return each client's model, after the averages it has yet to receive.
-
-        Args:
-            client: a `PrivateChoiceClient`.
-            state: the server's `RDPCFLState`.
-        """
-        return self._held(client, state, range(len(client.cohort.ids)))
-
-    def final_models(self, client: Any, state: Any) -> Rows:
-        """Return each client's model.
-
-        Args:
-            client: a `PrivateChoiceClient`.
-            state: the server's `RDPCFLState`.
-        """
-        return self._held(client, state, [])
-
-    def _held(self, client: Any, state: RDPCFLState, positions: Sequence[int]) -> Rows:
-        """Return each client's model, after pending averages of those at some positions."""
-        recipients = [client.cohort.ids[k] for k in positions]
-        query = state.running.message_for(recipients)
-        models = state.final_choice()
-        choice = [models[i] for i in client.cohort.ids]
-        held: Rows = client.taken(query, positions, choice)
-        return held
 
 
 class Mixture(NamedTuple):

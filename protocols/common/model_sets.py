@@ -1,4 +1,4 @@
-"""Clients that average several models at once, as IFCA's and CLoVE's do.
+"""Clients that average several models at once, as those of IFCA, CLoVE and R-DPCFL do.
 
 A `ModelSetClient` holds k models for each start that is still in use. The server's counterpart is
 `Restart`, which has a queue of averages for each of its k models: under fresh masks, a client must
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError
 from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
-from securecluster.messaging.messages import Empty, Picks, Rows
+from securecluster.messaging.messages import Ack, Empty, Picks, Rows
 from securecluster.privacy.dp.loss_mechanism import loss_clip, noised
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
@@ -71,6 +71,13 @@ class LowestLoss:
     loss: Annotated[Rows, Real()]
     # (b,) |D_i|, only where means are over samples
     size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)]
+
+
+@dataclass(frozen=True, eq=False)
+class AssignedModel:
+    """Server to client: the model to train."""
+
+    model: Annotated[Rows, Whole(below="models")]  # (b,) int64
 
 
 ModelSet = list[UpdateClient]  # the k models of a start, each as all clients of a cohort hold it
@@ -372,6 +379,39 @@ class ModelSetClient(TrainingClient):
         applied = state.extra["model_sets"]
         for model, counts in zip(self._all_models(), applied, strict=True):
             TrainingClient.recall(model, {"had": counts})
+
+
+class AssignedModelClient(ModelSetClient):
+    """Clients that train the one of k models that the server assigns to them in a round."""
+
+    @answers(GATHER, private=False)
+    def receive_models(self, context: CallContext, query: ModelAverages) -> Ack:
+        """Apply the averages of all models, and answer nothing about them."""
+        self._apply(context, query)
+        return Ack()
+
+    def _train_assigned(self, context: CallContext, query: AssignedModel) -> Update:
+        """Return n_i·Δ_i and n_i, from the model that each client is assigned.
+
+        Raises:
+            PolicyError: a client has no models yet, or has received later averages.
+        """
+        late = []
+        for i, k in zip(context.ids, context.positions, strict=True):
+            if k not in self._last_call:
+                raise PolicyError(
+                    "a client is assigned a model before it received any: send it the averages "
+                    "first"
+                )
+            last_averages, _ = self._last_call[k]
+            # its models have moved on, so an update from the earlier ones cannot be computed
+            if context.step < last_averages:
+                late.append(i)
+        if late:
+            raise late_request_error(late)
+        start = 0
+        chosen = [(start, model) for model in query.model.values.tolist()]
+        return self._train_chosen(context, chosen)
 
 
 def averages_by_model(query: ModelAverages) -> list[AverageDeltas]:

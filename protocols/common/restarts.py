@@ -1,4 +1,4 @@
-"""Queues of averages of k models, as IFCA's and CLoVE's servers have them.
+"""Queues of averages of k models, as the servers of IFCA, CLoVE and R-DPCFL have them.
 
 Also the models that a finished run offers to newcomers.
 """

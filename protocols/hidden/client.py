@@ -242,7 +242,10 @@ class HiddenClient(TrainingClient):
         table = query.means.table
         known, split = self._split
         if known is not table:
-            split = table.flatten(0, 1)
+            # the form of an empty table is not checked, and there is nothing to split
+            split = table.new_zeros(0, 0)
+            if len(table):
+                split = table.flatten(0, 1)
             self._split = (table, split)
         k = self._clusters
         picks = []

@@ -41,12 +41,16 @@ from securecluster.messaging.messages import Empty, Rows
 from securecluster.messaging.replies import Replies, Sums
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import total_weights
-from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.blocks import BlockStage
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import ModelChoice, Update
-from securecluster.protocols.common.newcomers import check_newcomers, check_offered
+from securecluster.protocols.common.model_set_protocol import (
+    ModelSetProtocol,
+    ModelSetState,
+    offer_to,
+)
+from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.restarts import OfferedModels, Restart, collect_models
 from securecluster.protocols.common.sampling import sample_clients
@@ -73,12 +77,10 @@ from securecluster.training.local_trainer import LocalTrainer
 
 
 @dataclass
-class IFCAState:
+class IFCAState(ModelSetState):
     """The state of the server's loop, as checkpoints store it."""
 
-    running: Restart
     best: Restart | None = None  # of the starts that are over, while others are tried
-    offers: OfferedModels | None = None  # the models that newcomers choose from
     # what the server knows of choices in the end, where they are hidden
     final: FinalCounts = field(default_factory=FinalCounts)
 
@@ -90,7 +92,7 @@ class IFCAState:
         """
         if self.final.counts:
             return self.final.shared
-        return sorted(set(self.running.choice))
+        return super().used
 
     @property
     def labels(self) -> list[int]:
@@ -100,12 +102,11 @@ class IFCAState:
         """
         if self.final.counts:
             return [0] * len(self.running.choice)
-        label_of = {model: label for label, model in enumerate(self.used)}
-        return [label_of[model] for model in self.running.choice]
+        return super().labels
 
 
 @protocol
-class IFCA(ClusteringProtocol):
+class IFCA(ModelSetProtocol):
     """k models; each client trains the one that fits its own samples best."""
 
     mask: str = "permutation"
@@ -132,7 +133,6 @@ class IFCA(ClusteringProtocol):
 
     name: ClassVar[str] = "ifca"
     client: ClassVar[type[TrainingClient]] = HiddenChoiceClient
-    one_model: ClassVar[bool] = False  # a client's model may be another one in each round
 
     def run_server(self, net: ServerChannel, run: Run) -> IFCAState:
         """Run the server's side of Algorithm 1.
@@ -141,7 +141,7 @@ class IFCA(ClusteringProtocol):
             net: the server's channel.
             run: rounds, checkpoints and history.
         """
-        state = IFCAState(self._begin(net, 0))
+        state = IFCAState(self.begin(net))
         for t in run.rounds("train", state, self.total_rounds):
             ends_short_start = t <= self._short and t % self._each == 0
             loss = None
@@ -170,25 +170,25 @@ class IFCA(ClusteringProtocol):
                 lambda: count_at_end(net, state.running, state.best),
                 FinalCounts,
             )
-        state.offers = run.once(
-            "offer",
-            lambda: self._offers(net, state),
-            OfferedModels,
-        )
+        state.offers = run.once("offer", lambda: self.offered_models(net, state), OfferedModels)
         return state
 
-    def _offers(self, net: ServerChannel, state: IFCAState) -> OfferedModels:
-        """Return the models that newcomers are to choose from."""
-        hidden = self.sums_securely
-        starts = state.used
-        if hidden:
-            starts = state.final.shared
-        return collect_models(net, state.running, self.mask != "none", starts, hidden)
+    def offered_models(self, net: ServerChannel, state: Any) -> OfferedModels:
+        """Return the models in use, which newcomers are to choose from.
+
+        Args:
+            net: the server's channel.
+            state: the `IFCAState`, after the last averages were delivered.
+        """
+        if not self.sums_securely:
+            return super().offered_models(net, state)
+        shared = state.final.shared
+        return collect_models(net, state.running, self.mask != "none", shared, hidden=True)
 
     def assign_newcomers(
         self,
         net: ServerChannel,
-        state: IFCAState,
+        state: ModelSetState,
         to: Sequence[int],
     ) -> list[int]:
         """Send newcomers the models in use, of which each chooses the best (not in the paper).
@@ -202,21 +202,16 @@ class IFCA(ClusteringProtocol):
             UsageError: the run ended without models.
             UpdateError: a newcomer does not reply.
         """
-        if state.offers is None or not state.offers.models:
-            raise UsageError(
-                "no client could show its model at the end of the run, so newcomers have none to "
-                "choose: run it anew"
-            )
-        offer = state.offers.message_for(state.running, len(to))
-        if self.sums_securely:
-            unseen = net.gather(HiddenChoiceClient.join_unseen, offer, to=to)
-            check_newcomers(to, unseen.ids)
-            return [0] * len(to)
-        replies = net.gather(IFCAClient.join, offer, to=to)
+        if not self.sums_securely:
+            return super().assign_newcomers(net, state, to)
+        replies = net.gather(HiddenChoiceClient.join_unseen, offer_to(state, len(to)), to=to)
         check_newcomers(to, replies.ids)
-        choices = replies.rows.model.values.tolist()
-        model_of = check_offered(replies.ids, choices, state.offers.models)
-        return [state.used.index(model_of[i]) for i in to]
+        return [0] * len(to)
+
+    @property
+    def model_count(self) -> int:
+        """Return k."""
+        return int(self.k)
 
     @property
     def total_rounds(self) -> int:
@@ -232,22 +227,15 @@ class IFCA(ClusteringProtocol):
         """
         if self.sums_securely:
             return 2 * self.k
-        return 1 + self.k
+        return super().vectors_per_round
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
-        """Add the numbers of models, of starts, and of averages of all models.
+        """Add the number of starts, too.
 
         Args:
             config: the run's configuration.
         """
-        sizes = super().frame_sizes(config)
-        k = int(self.k)
-        return {
-            **sizes,
-            "models": k,
-            "starts": int(self.starts),
-            "model_averages": k * sizes["averages"],
-        }
+        return {**super().frame_sizes(config), "starts": int(self.starts)}
 
     @property
     def _each(self) -> int:
@@ -260,20 +248,6 @@ class IFCA(ClusteringProtocol):
         if self.starts <= 1:
             return 0
         return self.starts * self._each
-
-    def _begin(self, net: ServerChannel, start: int) -> Restart:
-        """Return a start before its first round.
-
-        Args:
-            net: has the clients.
-            start: the start's number, by which clients draw its initial models.
-        """
-        return Restart.begin(
-            start,
-            self.k,
-            len(net.clients),
-            fresh=self.mask != "none",
-        )
 
     def _turn(
         self,
@@ -294,7 +268,7 @@ class IFCA(ClusteringProtocol):
             best = state.running
         state.best = best
         if completed < self.starts:
-            state.running = self._begin(net, completed)
+            state.running = self.begin(net, completed)
         else:
             state.running = best
             state.best = None
@@ -571,31 +545,14 @@ class IFCA(ClusteringProtocol):
         # Which clients the server moves follows from their choices, and shows nothing new.
         return Disclosures(server=server_view(self.noisy, self.per_client, self.starts))
 
-    def models_after_round(self, client: Any, state: Any) -> Rows:
-        """Return the model each client chose last, after the averages it has yet to receive.
+    def held_models(self, client: Any, state: Any, positions: Sequence[int]) -> Rows:
+        """Return each client's last choice, after pending averages of those at some positions.
 
         Args:
             client: an `IFCAClient`.
             state: the server's `IFCAState`.
+            positions: of clients of the cohort.
         """
-        return self._held(client, state, range(len(client.cohort.ids)))
-
-    def final_models(self, client: Any, state: Any) -> Rows:
-        """Return the model each client chose last.
-
-        Args:
-            client: an `IFCAClient`.
-            state: the server's `IFCAState`.
-        """
-        return self._held(client, state, [])
-
-    def _held(
-        self,
-        client: Any,
-        state: IFCAState,
-        positions: Sequence[int],
-    ) -> Rows:
-        """Return each client's model, after pending averages of those at some positions."""
         recipients = [client.cohort.ids[k] for k in positions]
         query = state.running.message_for(recipients, state.best)
         if self.sums_securely:

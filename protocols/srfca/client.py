@@ -19,7 +19,13 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
-from securecluster.privacy.dp.loss_mechanism import WORST, loss_clip, noised, noised_rows
+from securecluster.privacy.dp.loss_mechanism import (
+    LARGEST,
+    WORST,
+    loss_clip,
+    noised,
+    noised_rows,
+)
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.messages import NO_END, AverageDeltas, ModelChoice, Update
@@ -33,8 +39,6 @@ from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, CallContext, answ
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 Array = NDArray[np.float64]
-LARGEST = 10 * WORST  # magnitude of a loss that leaves a client, noise included
-
 
 OWNERS = Upto("owners", "clients")
 EVALUATED = Upto("evaluated", "clients")

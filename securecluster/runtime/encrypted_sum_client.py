@@ -204,18 +204,19 @@ class EncryptionService:
         return envelope, self._keys.sign(client, context.signed(envelope))
 
     def _public_cipher(self) -> PublicCipher:
-        """Return the public key, also in a new process.
+        """Return the public key, also after secrets were restored.
 
         Raises:
             PolicyError: no key came yet.
         """
-        if self._cipher is None:
-            public = self._keys.secrets.encryption.public.get(self._parameters.scheme)
-            if public is None:
-                raise PolicyError(
-                    "a client has no public key of the key authority, so it takes part in no "
-                    "encrypted sum"
-                )
+        public = self._keys.secrets.encryption.public.get(self._parameters.scheme)
+        if public is None:
+            raise PolicyError(
+                "a client has no public key of the key authority, so it takes part in no encrypted "
+                "sum"
+            )
+        # Parsed again only where it is another one, as after a restored checkpoint.
+        if self._cipher is None or self._cipher.public != public:
             self._cipher = PublicCipher(self._parameters, public)
         return self._cipher
 

@@ -158,6 +158,10 @@ class ServerChannel:
         # called with what each verb gives its reader; audits set it in a replay
         self.observe: Callable[[VerbOutcome], None] | None = None
         self._secure_sums: SecureSums | EncryptedSums | None = None
+        self._connect_aggregators()
+
+    def _connect_aggregators(self) -> None:
+        """Give the aggregators that exchange messages of their own the functions to send them."""
         if isinstance(self.aggregator, SecureSums):
             self._secure_sums = self.aggregator
             self._secure_sums.connect(self._ask, lambda: self.state.sum_keys)

@@ -11,11 +11,13 @@ from functools import cache
 import pytest
 import torch
 
+from securecluster.app.registry import PROTOCOLS
 from securecluster.benchmarks import fuzz
 from securecluster.errors import UnforeseenError
+from securecluster.protocols.common.sum_options import RELEVANCES
 from securecluster.runtime import endpoint, server_channel
 
-FRAMES = 25  # of each case and side: 425 a side
+FRAMES = 25  # of each case and side
 SECONDS = 5.0  # for the slowest of them, on a machine with other things to do
 ROOM = 256 << 20  # bytes that the process may grow by
 
@@ -34,9 +36,20 @@ def recorded(case: str) -> fuzz.Recorded:
         return fuzz.record(case)
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("side", list(fuzz.SIDES))
-@pytest.mark.parametrize("case", list(fuzz.CASES))
+def test_every_protocol_and_every_form_of_sums_and_pairs_has_a_case() -> None:
+    methods = [fuzz.method_of(case) for case in fuzz.CASES]
+    assert {method.name for method in methods} == set(PROTOCOLS)
+    assert {method.aggregation for method in methods} == {"plain", "secagg", "bfv", "ckks"}
+    assert {method.relevance for method in methods} == set(RELEVANCES)
+    for method, case in zip(methods, fuzz.CASES, strict=True):
+        assert ("authority" in fuzz.sides(case)) == bool(method._schemes)
+
+
+CASES_AND_SIDES = [(case, side) for case in fuzz.CASES for side in fuzz.sides(case)]
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize(("case", "side"), CASES_AND_SIDES)
 def test_forged_frames_are_answered_or_refused_by_name(case: str, side: str) -> None:
     with fuzz.brief_estimator():
         run = recorded(case)
@@ -59,7 +72,7 @@ def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("side", list(fuzz.SIDES))
+@pytest.mark.parametrize("side", ["client", "server"])
 def test_the_fuzz_finds_what_bounds_prevent(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     unbounded(monkeypatch)
     case = {"client": "srfca", "server": "ifca"}[side]

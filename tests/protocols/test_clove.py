@@ -18,10 +18,13 @@ from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 from securecluster import Federation, LabelSwap
-from securecluster.errors import PolicyError, UsageError
+from securecluster.errors import FrameError, PolicyError, UsageError
+from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.messages import Call, Rows
+from securecluster.privacy.dp.loss_mechanism import LARGEST
 from securecluster.protocols import CLoVE, Settings
-from securecluster.protocols.clove import Assignment, matched_models
+from securecluster.protocols.clove import LossVector, matched_models
+from securecluster.protocols.common.model_sets import AssignedModel
 from securecluster.protocols.common.restarts import Restart
 from securecluster.runtime.endpoint import CallContext
 from securecluster.training.local_trainer import LocalTraining
@@ -160,6 +163,16 @@ def test_fewer_clients_than_models_take_some_of_the_models() -> None:
     assert matched_models(losses, 3, seed=0) == [1, 2]
 
 
+def test_losses_of_any_size_that_a_frame_may_hold_are_clustered() -> None:
+    limits = Limits({"models": 2})
+    lying = torch.tensor([[LARGEST, 0.2], [0.3, -LARGEST], [0.1, 0.4]], dtype=torch.float64)
+    check(LossVector(Rows(lying)), limits)
+    assert len(matched_models(lying.numpy(), 2, seed=0)) == 3
+    # the squares of these are infinite, and have no eigenvalues
+    with pytest.raises(FrameError, match=r"LossVector\.losses"):
+        check(LossVector(Rows(1e170 * lying)), limits)
+
+
 @pytest.mark.parametrize("mask", ["none", "rotation"])
 def test_swapped_labels_are_found(mask: str, digits: Federation) -> None:
     fitted = made(mask=mask, rounds=6).fit(digits)
@@ -212,17 +225,17 @@ def test_a_run_killed_before_its_updates_ends_as_if_it_never_had_been(
     digits: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = made(rounds=3).fit(digits)
-    average = CLoVE._average
+    average = CLoVE.average_assigned
 
-    def killed(self: CLoVE, net: Any, state: Any) -> None:
+    def killed(self: CLoVE, net: Any, *rest: Any) -> None:
         if net.round == 2:
             raise KeyboardInterrupt
-        average(self, net, state)
+        average(self, net, *rest)
 
-    monkeypatch.setattr(CLoVE, "_average", killed)
+    monkeypatch.setattr(CLoVE, "average_assigned", killed)
     with pytest.raises(KeyboardInterrupt):
         made(rounds=3).fit(digits, folder=tmp_path)
-    monkeypatch.setattr(CLoVE, "_average", average)
+    monkeypatch.setattr(CLoVE, "average_assigned", average)
     resumed = made(rounds=3).fit(digits, folder=tmp_path)
     assert torch.equal(resumed.client_models_.values, whole.client_models_.values)
     assert resumed.ledger_.events == whole.ledger_.events
@@ -267,8 +280,8 @@ def test_the_noise_of_a_loss_vector_is_that_of_its_sensitivity(unit: str) -> Non
 def test_clients_contribute_to_models_that_they_have_only() -> None:
     federation = tiny()
     client: Any = made(mask="none").build_client(federation, DOUBLE).client
-    query = Assignment(Rows(torch.tensor([1])))
-    with pytest.raises(PolicyError, match="measure or receive_models comes first"):
+    query = AssignedModel(Rows(torch.tensor([1])))
+    with pytest.raises(PolicyError, match="before it received any"):
         client.contribute(CallContext((0,), (0,), 1, 1), query)
     models = Restart.begin(0, 2, len(SIZES), fresh=False).message_for((0,))
     client.measure(CallContext((0,), (0,), 1, 2), models)

@@ -24,6 +24,7 @@ from securecluster.messaging.messages import AUTHORITY_CALL, Call, Picks, Respon
 from securecluster.messaging.parties import AUTHORITY
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.homomorphic.ciphers import SecretCipher
+from securecluster.privacy.homomorphic.client_keys import EncryptionKeys
 from securecluster.privacy.homomorphic.envelopes import padded
 from securecluster.privacy.homomorphic.parameters import default_parameters
 from securecluster.protocols.common.client import ClientState
@@ -491,6 +492,19 @@ def test_one_clients_ciphertext_is_no_sum_of_two(asked: tuple[Run, Call]) -> Non
     query = one.sealed(fake, call.group[0])
     with pytest.raises(FrameError, match="number of contributors is not 2"):
         ask(run, dataclasses.replace(call, query=query, step=fake.step, members=(2,)))
+
+
+def test_a_client_without_keys_encrypts_nothing_also_where_it_had_some_before(
+    federation: Federation,
+) -> None:
+    served = serve(make("fedavg", rounds=1, aggregation="bfv"), federation)
+    entries = served.transcript.entries
+    (position,) = [k for k, e in enumerate(entries) if e.method == "contribute"]
+    call, _ = served.transcript.content(position)
+    keys = served.endpoint.keys
+    keys.restore(dataclasses.replace(keys.secrets, encryption=EncryptionKeys()))
+    with pytest.raises(PolicyError, match="no public key of the key authority"):
+        served.endpoint.answer(call)
 
 
 def test_the_authority_may_be_a_new_process_for_every_frame(federation: Federation) -> None:

@@ -331,7 +331,7 @@ def test_asked_the_same_again_a_client_says_the_same_and_asked_anew_it_draws_ane
 ) -> None:
     made = method("ifca", mask="none", starts=1)
     endpoint: Any = made.build_client(small, DOUBLE)
-    query = made._begin(type("Net", (), {"clients": range(6)}), 0).message_for(range(6))
+    query = made.begin(type("Net", (), {"clients": range(6)})).message_for(range(6))
     told = [
         ask(endpoint, "lowest_loss", query, tuple(range(6)), step, "sum").loss.values
         for step in (1, 1, 2)
@@ -350,7 +350,7 @@ def test_the_least_of_several_losses_needs_the_noise_of_one(small: Federation) -
     for unit in ("example", "client"):
         made = method("ifca", mask="none", starts=1, k=5, noise=0.4, loss_clip=3.0, dp_unit=unit)
         endpoint: Any = made.build_client(small, DOUBLE)
-        query = made._begin(type("Net", (), {"clients": range(6)}), 0).message_for(range(6))
+        query = made.begin(type("Net", (), {"clients": range(6)})).message_for(range(6))
         told = [
             ask(endpoint, "lowest_loss", query, tuple(range(6)), step, "sum")
             for step in range(1, 21)

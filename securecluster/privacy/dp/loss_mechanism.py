@@ -35,6 +35,8 @@ Array = NDArray[np.float64]
 # Stands for a loss that is not finite, as that of weights that overflow: no cluster chooses such a
 # model.
 WORST = 1e30
+# Bound of the magnitude of a loss that leaves a client, noise included: its square is finite.
+LARGEST = 10 * WORST
 
 
 def loss_clip(guard: ClientNoise | None) -> float | None:

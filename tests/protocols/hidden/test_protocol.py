@@ -21,10 +21,10 @@ from securecluster.benchmarks.hidden import assigned
 from securecluster.clustering.noisy_centres import SHARES, unit
 from securecluster.core.randomness import Randomness
 from securecluster.errors import PolicyError, UsageError
-from securecluster.messaging.messages import Shared
+from securecluster.messaging.messages import Picks, Rows, Shared
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Hidden
-from securecluster.protocols.hidden.client import HiddenClient
+from securecluster.protocols.hidden.client import BlockAverages, HiddenClient
 from securecluster.runtime.endpoint import CallContext
 
 CENTRAL: dict[str, Any] = {"clip": 1.0, "placement": "central", "aggregation": "plain"}
@@ -108,6 +108,23 @@ def test_each_update_is_in_the_block_of_its_cluster_and_each_client_applies_its_
         assert weight[i].tolist() == [client.cohort.sizes[i] * (c == label) for c in (0, 1)]
         mean = blocks[:, label].sum(0) / weight[:, label].sum()
         torch.testing.assert_close(client.models.row(i), start + mean, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", [(0,), (0, 0, 0), (0, 3)])
+def test_no_averages_are_nothing_to_apply_whatever_their_form(
+    form: tuple[int, ...], federation: Federation
+) -> None:
+    client = serve(make(rounds=1), federation).endpoint.client
+    before = client.models.values.clone()
+    nothing = BlockAverages(
+        means=Picks(torch.zeros(form), ((),) * 6),
+        steps=Picks(torch.zeros(0, dtype=torch.int64), ((),) * 6),
+        absolute=False,
+        count=Rows(torch.ones(6, dtype=torch.int64)),
+    )
+    context = CallContext(tuple(range(6)), tuple(range(6)), 2, 9)
+    client.receive_blocks(context, nothing)
+    assert torch.equal(client.models.values, before)
 
 
 def test_clipped_sums_are_divided_by_what_clustering_found(federation: Federation) -> None:

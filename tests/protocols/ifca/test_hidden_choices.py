@@ -407,7 +407,7 @@ def test_a_count_that_is_asked_for_again_is_of_the_same_choice(
     federation: Federation, choose: Callable[..., None]
 ) -> None:
     client: Any = make().build_client(federation, DOUBLE).client
-    state = make()._begin(serve(make(rounds=1), federation).net, 0)
+    state = make().begin(serve(make(rounds=1), federation).net)
     context = CallContext(tuple(range(6)), tuple(range(6)), 1, 1)
     found = []
     for choices in ((0, 0, 0, 1, 1, 1), (1, 1, 1, 0, 0, 0)):

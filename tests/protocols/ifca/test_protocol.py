@@ -162,7 +162,7 @@ def test_of_equal_models_the_first_is_taken(
     endpoint = made.build_client(small, Settings())
     monkeypatch.setattr(endpoint.client.cohort, "drawn", lambda *path: endpoint.client.cohort.start)
     net = made.build_network(InProcess(endpoint.answer), made.config(small, "float32"))
-    chosen = made._choose(net, IFCAState(made._begin(net, 0)), net.clients)
+    chosen = made._choose(net, IFCAState(made.begin(net)), net.clients)
     assert chosen.rows.model.values.tolist() == [0] * 6
 
 
