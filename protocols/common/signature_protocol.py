@@ -57,8 +57,9 @@ class GradientSignatureProtocol(ClusteringProtocol):
     signature_noise: float = 0.0
     """noise multiplier of a client's gradient signature, all releases together, for its dp_unit"""
     signature_blocks: str = "auto"
-    """what gradient signatures are: plain (a sketch of gradients), blocks (sums by class, for
-    clients with different shares of classes), or auto (blocks where the noise is small beside n/C)
+    """what gradient signatures are: plain (a sketch of gradients), blocks (sums by class, in which
+    clients with other shares of classes are no further apart, so that clusters of these shares are
+    not found), or auto (blocks where the noise is small beside n/C)
     """
     signature_size: int | None = None
     """numbers of a sketch, or projections of a class block; None is 64, or 12"""
