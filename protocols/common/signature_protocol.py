@@ -229,6 +229,12 @@ class GradientSignatureProtocol(ClusteringProtocol):
         )
         return replace(spec, keeps_local_models=True)
 
+    @property
+    def _noisy_signatures(self) -> bool:
+        """Return whether there are gradient signatures, with noise."""
+        noisy = self.signature_noise > 0 or self.target_epsilon is not None
+        return self.by_gradients and noisy
+
     def signature_views(self) -> list[str]:
         """Return what the server sees of all signatures together; nothing without any.
 
@@ -242,13 +248,13 @@ class GradientSignatureProtocol(ClusteringProtocol):
                 "where signatures are class blocks, each client's share of each class, with as "
                 "much noise as its projections"
             )
+        if not self._noisy_signatures:
+            views.append("each client's number of samples, with its signature")
         return views
 
     def signature_assumptions(self) -> list[str]:
         """Return what ε leaves out of signatures."""
-        noisy = self.signature_noise > 0 or self.target_epsilon is not None
-        noisy = noisy and self.by_gradients
-        if noisy and self.dp_unit == "example":
+        if self._noisy_signatures and self.dp_unit == "example":
             return ["each client's number of samples, by which signatures are divided"]
         return []
 
