@@ -49,9 +49,12 @@ from securecluster.data import Scenario, Shard, Topics
 from securecluster.errors import SecureClusterError
 from securecluster.protocols import Settings
 
-BASELINES = ("fedavg", "finetune", "local")
-# of these IFCA and Local-KMeans are given k; the others find the number of clusters
-CLUSTERED = ("cfl", "flhc", "srfca", "oneshot", "ifca", "local-kmeans")
+BASELINES = ("fedavg", "finetune", "local", "mrmtl")
+# of these IFCA, Local-KMeans, hidden and CLoVE are given k; the others find the number of clusters
+CLUSTERED = (
+    "cfl", "flhc", "srfca", "oneshot", "ifca", "local-kmeans", "signature", "hidden", "pacfl",
+    "clove", "rdpcfl",
+)  # fmt: skip
 # protocols whose server knows the format of trajectories and of no other data
 TRAJECTORIES = ("nsim",)
 NAMES = (*BASELINES, *CLUSTERED, *TRAJECTORIES)
@@ -458,8 +461,8 @@ def _cell(name: str, protocol: str, seed: int) -> Cell:
 
 
 def _takes_k(protocol: str) -> bool:
-    """Return whether a protocol has the number of clusters as hyper-parameter."""
-    return "k" in protocol_class(protocol)().get_params()
+    """Return whether a protocol needs the number of clusters."""
+    return protocol_class(protocol)().get_params().get("k") is not None
 
 
 def measure(cell: Cell) -> dict[str, Any]:
