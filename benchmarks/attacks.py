@@ -85,6 +85,9 @@ PRICED: Parameters = {"noise": 0.0, "target_epsilon": 2.0}
 ALSO: dict[tuple[str, str], Parameters] = {
     ("oneshot", "secagg"): {"relevance": "pads", "sealed": True},
     ("oneshot", "noise"): {"gram_noise": 1.0},
+    # these protect single samples by default, and the others whole clients
+    ("pacfl", "noise"): {"gram_noise": 1.0, "dp_unit": "client"},
+    ("rdpcfl", "noise"): {"dp_unit": "client"},
     ("srfca", "secagg"): {"relevance": "pads", "sealed": True},
     ("signature", "noise"): {**PRICED, "dp_unit": "client"},
     ("signature-sketches", "noise"): {**PRICED, "dp_unit": "client"},
@@ -98,6 +101,9 @@ OWN: dict[str, Parameters] = {
     "oneshot": {"tasks": 2, "sealed": False},
     "srfca": {"local_rounds": 1, "refine": 1},
     "ifca": {"k": 2, "starts": 1},
+    "pacfl": {"k": 2},
+    "clove": {"k": 2},
+    "rdpcfl": {"k": 2},
     "local-kmeans": {"k": 2, "local_rounds": 1},
     "random": {"k": 2},
     "finetune": {"tune_rounds": 1},

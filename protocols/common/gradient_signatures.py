@@ -43,6 +43,7 @@ from securecluster.privacy.gradient_signatures import (
 )
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.messages import MOST_SAMPLES
 from securecluster.protocols.common.newcomers import training_sizes
 from securecluster.runtime.endpoint import GATHER, CallContext, answers
 
@@ -75,6 +76,8 @@ class GradientSignature:
 
     # (b, q) mean of clipped sketches, with noise
     signature: Annotated[Rows, Real(("signature_size",), squared=True)]
+    # (b,) |D_i|, only without noise: what sampling adds to the mean depends on it
+    size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)] = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +103,8 @@ class ClassSums:
     # (b, C, r), with noise
     projections: Annotated[Rows, Real(("classes", "signature_size"), squared=True)]
     shares: Annotated[Rows, Real(("classes",), squared=True)]  # (b, C), with noise
+    # (b,) |D_i|, only without noise: what sampling adds to a class's mean depends on it
+    size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)] = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,7 @@ class SignatureSender(TrainingClient):
             raise PolicyError("this run has no gradient signatures, so clients send none")
         return self._signature_options
 
-    @answers(GATHER, through=("signature",), fresh=True)
+    @answers(GATHER, through=("signature",), fresh=True, unmasked=("size",))
     def send_signature(self, context: CallContext, query: Empty) -> GradientSignature:
         """Return the mean sketch of the client's clipped gradients at zero weights, with noise.
 
@@ -186,7 +191,7 @@ class SignatureSender(TrainingClient):
             PolicyError: the run's signatures are class blocks.
         """
         rows = self._released("signature", context, self._sketch())
-        return GradientSignature(Rows(rows))
+        return GradientSignature(Rows(rows), self._exact_sizes(context))
 
     @answers(GATHER, unmasked=("coordinates",))
     def send_coordinates(
@@ -209,7 +214,7 @@ class SignatureSender(TrainingClient):
         rows = self._released("coordinates", context, projected, SECOND_CLIP)
         return SignatureCoordinates(Rows(rows))
 
-    @answers(GATHER, through=("projections",), unmasked=("shares",))
+    @answers(GATHER, through=("projections",), unmasked=("shares", "size"))
     def send_class_sums(self, context: CallContext, query: Empty) -> ClassSums:
         """Return the client's class blocks, with noise.
 
@@ -223,7 +228,7 @@ class SignatureSender(TrainingClient):
         blocks = rows.view(len(rows), examples.classes, examples.size + 1)
         projections = blocks[:, :, :-1].contiguous()
         shares = blocks[:, :, -1].contiguous()
-        return ClassSums(Rows(projections), Rows(shares))
+        return ClassSums(Rows(projections), Rows(shares), self._exact_sizes(context))
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Add digests of the directions that clients have answered."""
@@ -249,6 +254,12 @@ class SignatureSender(TrainingClient):
                 "send_signature is for sketches of gradients, and this run has class blocks"
             )
         return examples
+
+    def _exact_sizes(self, context: CallContext) -> Rows | None:
+        """Return |D_i|, (b,); None with noise, where it is public or must not be told."""
+        if self._options.draws is not None:
+            return None
+        return self._sizes(context)
 
     def _check_directions(self, context: CallContext, query: SignatureDirections) -> None:
         """Remember the directions, which are answered once.

@@ -19,13 +19,14 @@ from securecluster.clustering.noisy_rows import (
 )
 from securecluster.clustering.similarity import FLOOR, cosine
 from securecluster.core.lazy_torch import torch
-from securecluster.messaging.messages import Empty, Shared
+from securecluster.messaging.messages import Empty, Rows, Shared
 from securecluster.protocols.common.gradient_signatures import (
     AXES,
     CLIP,
     Array,
     BlockSignatures,
     SignatureDirections,
+    SignaturePlan,
     SignatureSender,
     SketchSignatures,
     plan_of,
@@ -76,7 +77,8 @@ def _collect_blocks(
     projections = replies.rows.projections.values.cpu().double().numpy()
     shares = replies.rows.shares.values.cpu().double().numpy()
     blocks = np.concatenate([projections, shares[:, :, None]], axis=2)
-    signatures = BlockSignatures(blocks, plan.deviations(ids, CLIP), plan.examples(ids), plan.size)
+    examples = _examples(plan, ids, replies.rows.size)
+    signatures = BlockSignatures(blocks, plan.deviations(ids, CLIP), examples, plan.size)
     return Collected(ids, signatures.packed(), replies.step)
 
 
@@ -94,6 +96,7 @@ def _collect_sketches(
     if not ids:
         return Collected(ids, torch.zeros(0), replies.step)
     first = replies.rows.signature.values.cpu().double().numpy()
+    examples = _examples(plan, ids, replies.rows.size)
     second = np.zeros((len(ids), 0))
     if plan.releases > 1:
         reference = first
@@ -105,13 +108,28 @@ def _collect_sketches(
         again = _second_release(net, ids, reference, replies.step)
         # Some clients may be lost between the two releases: only those that sent both are kept.
         position = {i: n for n, i in enumerate(ids)}
-        first = first[[position[i] for i in again.ids]]
+        kept = [position[i] for i in again.ids]
+        first = first[kept]
+        examples = examples[kept]
         ids = again.ids
         second = again.rows.numpy()
-    signatures = SketchSignatures(
-        first, second, plan.deviations(ids, CLIP), plan.examples(ids), plan.size
-    )
+    signatures = SketchSignatures(first, second, plan.deviations(ids, CLIP), examples, plan.size)
     return Collected(ids, signatures.packed(), replies.step)
+
+
+def _examples(plan: SignaturePlan, ids: Sequence[int], size: Rows | None) -> Array:
+    """Return how many examples clients have, (r,), or what is assumed of it.
+
+    Args:
+        plan: of the signatures.
+        ids: the clients.
+        size: what they sent of it; None with noise.
+    """
+    if size is None:
+        return plan.examples(ids)
+    sizes = size.values.cpu().double().numpy()
+    examples: Array = np.maximum(sizes, 1.0)  # a client may have none
+    return examples
 
 
 def _second_release(

@@ -57,8 +57,9 @@ class GradientSignatureProtocol(ClusteringProtocol):
     signature_noise: float = 0.0
     """noise multiplier of a client's gradient signature, all releases together, for its dp_unit"""
     signature_blocks: str = "auto"
-    """what gradient signatures are: plain (a sketch of gradients), blocks (sums by class, for
-    clients with different shares of classes), or auto (blocks where the noise is small beside n/C)
+    """what gradient signatures are: plain (a sketch of gradients), blocks (sums by class, in which
+    clients with other shares of classes are no further apart, so that clusters of these shares are
+    not found), or auto (blocks where the noise is small beside n/C)
     """
     signature_size: int | None = None
     """numbers of a sketch, or projections of a class block; None is 64, or 12"""
@@ -228,6 +229,12 @@ class GradientSignatureProtocol(ClusteringProtocol):
         )
         return replace(spec, keeps_local_models=True)
 
+    @property
+    def _noisy_signatures(self) -> bool:
+        """Return whether there are gradient signatures, with noise."""
+        noisy = self.signature_noise > 0 or self.target_epsilon is not None
+        return self.by_gradients and noisy
+
     def signature_views(self) -> list[str]:
         """Return what the server sees of all signatures together; nothing without any.
 
@@ -241,13 +248,13 @@ class GradientSignatureProtocol(ClusteringProtocol):
                 "where signatures are class blocks, each client's share of each class, with as "
                 "much noise as its projections"
             )
+        if not self._noisy_signatures:
+            views.append("each client's number of samples, with its signature")
         return views
 
     def signature_assumptions(self) -> list[str]:
         """Return what ε leaves out of signatures."""
-        noisy = self.signature_noise > 0 or self.target_epsilon is not None
-        noisy = noisy and self.by_gradients
-        if noisy and self.dp_unit == "example":
+        if self._noisy_signatures and self.dp_unit == "example":
             return ["each client's number of samples, by which signatures are divided"]
         return []
 

@@ -8,7 +8,7 @@ apart. None of this is from a paper.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,7 @@ NEAREST = 0.1
 EXPLAINED = 1.2
 # ratio of squared distances of consecutive merges from which groups of class blocks are clusters
 GAP = 1.27
+TINY = 1e-300  # divides by zero sums
 
 
 @dataclass(frozen=True)
@@ -74,21 +75,22 @@ class NoisyRows:
         """Return 1 + the number of singular values of the centred rows above the edge of noise.
 
         Clusters in general position span one dimension less than they are. Noise of standard
-        deviation s in each of m × q numbers has singular values up to about s(√m + √q); 5 % are
-        added.
+        deviation 1 in each of m × q numbers has singular values up to about √m + √q; 5 % are added.
+        Rows are divided by their own standard deviations before.
         """
         rows = self.values
         if self.tested is not None:
             rows = self.tested
         m = len(rows)
-        variance = float(np.mean(self.deviations**2 + self.sampling))
-        edge = EDGE_SLACK * math.sqrt(variance) * (math.sqrt(m) + math.sqrt(self.width))
-        centred = rows - rows.mean(0)
-        singular = np.linalg.svd(centred, compute_uv=False)
-        # without noise, what rounding leaves is not a cluster
-        rounding = 1e-6 * float(np.linalg.norm(rows))
-        above = int((singular > max(edge, rounding)).sum())
-        return min(m, 1 + above)
+        variance = self.deviations**2 + self.sampling
+        # what rounding leaves of equal rows is not a cluster
+        rounding = (1e-6 * float(np.linalg.norm(rows))) ** 2 / rows.size
+        precision = 1 / np.maximum(variance, max(rounding, TINY))
+        centre = np.average(rows, axis=0, weights=precision)
+        scaled = (rows - centre) * np.sqrt(precision)[:, None]
+        singular = np.linalg.svd(scaled, compute_uv=False)
+        edge = EDGE_SLACK * (math.sqrt(m) + math.sqrt(self.width))
+        return min(m, 1 + int((singular > edge).sum()))
 
     def select(self, positions: Sequence[int]) -> NoisyRows:
         """Return the rows of some clients.
@@ -116,9 +118,9 @@ class NoisyRows:
         Args:
             others: b clients' rows, in the same coordinates.
         """
-        difference = self.values[:, None] - others.values[None]
+        squares = squared_gaps(self.values, others.values)
         noise = self.deviations[:, None] ** 2 + others.deviations[None] ** 2
-        return np.asarray(np.square(difference).sum(2) - self.width * noise)
+        return np.asarray(squares - self.width * noise)
 
 
 def leading_directions(rows: Array, count: int) -> Array:
@@ -178,7 +180,7 @@ class NoisyBlocks:
     Attributes:
         blocks: (m, C, r + 1) for each class, its sum of projections and its share, over n.
         deviations: (m,) the standard deviation of the noise in each number; 0 without.
-        sampling: (m,) the variance of one number within a class, over n.
+        sampling: (m,) the variance of one number within a class, over n, positive.
         width: r; a mask may have made projections longer.
     """
 
@@ -195,30 +197,56 @@ class NoisyBlocks:
     def distances(self, others: NoisyBlocks) -> BlockDistances:
         """Return the distances of these clients from others, (m, b).
 
+        Classes count by their precision; without noise each counts the same (`_exact_distances`).
+
         Args:
             others: b clients' blocks, by the same maps.
         """
-        means, variance = self._class_means()
-        other_means, other_variance = others._class_means()
-        joint = variance[:, None] + other_variance[None]  # (m, b, C)
-        difference = means[:, None] - other_means[None]
-        excess = np.square(difference).sum(3) - self.width * joint
-        precision = 1 / joint
-        squared = (precision * excess).sum(2)
-        weights = precision.sum(2)
+        if not self.noisy and not others.noisy:
+            return self._exact_distances(others)
+        squared = np.zeros((len(self.blocks), len(others.blocks)))
+        weights = np.zeros_like(squared)
+        # class by class, so that memory grows with the pairs alone
+        for squares, joint in _by_class(self._class_means(), others._class_means()):
+            squared += (squares - self.width * joint) / joint
+            weights += 1 / joint
+        classes = self.blocks.shape[1]
         distance = squared / weights
-        spread = distance + self.width * means.shape[1] / weights
-        score = squared / math.sqrt(2 * self.width * means.shape[1])
+        spread = distance + self.width * classes / weights
+        score = squared / math.sqrt(2 * self.width * classes)
         return BlockDistances(distance, spread, score)
 
+    def _exact_distances(self, others: NoisyBlocks) -> BlockDistances:
+        """Return the distances of these clients from others, (m, b), without noise.
+
+        Squared distances of class means are divided by what sampling adds, so that clients with few
+        samples are no further apart, and averaged over the classes that both clients have: 1 is
+        what two clients of one cluster have on average, if their samples are independent. Clients
+        without a common class are as far apart as the others are on average.
+        """
+        summed = np.zeros((len(self.blocks), len(others.blocks)))
+        common = np.zeros_like(summed)
+        for squares, joint in _by_class(self._sampled_means(), others._sampled_means()):
+            summed += squares / (self.width * joint)
+            common += np.isfinite(joint)
+        comparable = common > 0
+        ratio = summed / np.maximum(common, 1)
+        ratio[~comparable] = ratio[comparable].mean() if comparable.any() else 1.0
+        score = (ratio - 1) * np.sqrt(self.width * common / 2)
+        # 1 is not subtracted, so that distances are never negative and have ratios
+        return BlockDistances(ratio, ratio, score)
+
     def clusters(self, k: int | None, seed: int) -> list[int]:
-        """Return labels (m,): spectral clustering, or average linkage where k is not known.
+        """Return labels (m,) by spectral clustering.
 
         Args:
-            k: number of clusters; None merges groups until they are apart beyond their noise.
+            k: number of clusters; None takes `count`, and without noise the clusters of average
+                linkage by which it counts.
             seed: seed of the starts of k-means.
         """
         pairs = self.distances(self)
+        if k is None and not self.noisy:
+            return _cut_at_gap(pairs.spread)
         if k is None:
             k = self._count(pairs)
         if k < 2:
@@ -238,21 +266,19 @@ class NoisyBlocks:
         """Return the number of clusters from the distances of these clients."""
         if self._noise_alone():
             return _count_apart(pairs.score)
-        symmetric = (pairs.spread + pairs.spread.T) / 2
-        np.fill_diagonal(symmetric, 0.0)
-        tree = merges(symmetric, "average")
-        return len(set(cut(tree, threshold(tree, GAP))))
+        return len(set(_cut_at_gap(pairs.spread)))
 
     def _noise_alone(self) -> bool:
         """Return whether noise explains the squared distances of the nearest pairs."""
         if not self.noisy:
             return False
         exact = NoisyBlocks(self.blocks, self.deviations, np.zeros_like(self.sampling), self.width)
-        means, variance = exact._class_means()
-        joint = variance[:, None] + variance[None]
-        squares = np.square(means[:, None] - means[None]).sum(3)
+        own = exact._class_means()
         # 1 on average for a pair of one cluster, without sampling
-        relative = (squares / (self.width * joint)).mean(2)
+        relative = np.zeros((len(self.blocks), len(self.blocks)))
+        for squares, joint in _by_class(own, own):
+            relative += squares / (self.width * joint)
+        relative /= self.blocks.shape[1]
         pairs = ~np.eye(len(relative), dtype=bool)
         return float(np.quantile(relative[pairs], NEAREST)) <= EXPLAINED
 
@@ -279,6 +305,20 @@ class NoisyBlocks:
         """
         return self.distances(others).distance
 
+    def _sampled_means(self) -> tuple[Array, Array]:
+        """Return the means of classes (m, C, r), and the variance that sampling gives them, (m, C).
+
+        The variance of a class that a client lacks is infinite, and its mean is zero.
+        """
+        shares = self.blocks[:, :, -1]
+        present = shares > 0
+        divisor = np.where(present, shares, 1.0)
+        means = np.where(present[:, :, None], self.blocks[:, :, :-1] / divisor[:, :, None], 0.0)
+        # The shares of a row that was scaled to norm 1 do not sum to 1.
+        relative = divisor / np.maximum(shares.sum(1), TINY)[:, None]
+        variance = np.where(present, self.sampling[:, None] / relative, np.inf)
+        return means, variance
+
     def _class_means(self) -> tuple[Array, Array]:
         """Return the means of classes (m, C, r), and the variance of a number in each, (m, C)."""
         noise = self.deviations[:, None] ** 2
@@ -291,6 +331,34 @@ class NoisyBlocks:
         # a class that a client lacks has no mean: without noise its variance is as good as infinite
         variance = (spread + 1e-12) / np.square(shares)
         return means, variance
+
+
+def squared_gaps(rows: Array, others: Array) -> Array:
+    """Return squared distances of all pairs of rows, (m, b), without a row for each pair.
+
+    Args:
+        rows: (m, q).
+        others: (b, q).
+    """
+    from scipy.spatial.distance import cdist
+
+    return np.asarray(cdist(rows, others, "sqeuclidean"))
+
+
+def _by_class(
+    own: tuple[Array, Array], others: tuple[Array, Array]
+) -> Iterator[tuple[Array, Array]]:
+    """Yield, for each class, squared distances of all pairs (m, b) and their joint variances.
+
+    Args:
+        own: means (m, C, r) and variances (m, C) of clients' classes.
+        others: (b, C, r) and (b, C).
+    """
+    means, variance = own
+    other_means, other_variance = others
+    for label in range(means.shape[1]):
+        squares = squared_gaps(means[:, label], other_means[:, label])
+        yield squares, variance[:, label, None] + other_variance[None, :, label]
 
 
 def without_negative(squared: Array) -> Array:
@@ -336,6 +404,18 @@ def similarity_of(distance: Array) -> Array:
     if not scale > 0:
         return np.ones_like(distance)
     return np.asarray(np.exp(-above_lowest / scale))
+
+
+def _cut_at_gap(squared: Array) -> list[int]:
+    """Return labels (m,) by average linkage, cut at the largest relative gap from `GAP` on.
+
+    Args:
+        squared: (m, m) squared distances of pairs; its diagonal is not read.
+    """
+    symmetric = (squared + squared.T) / 2
+    np.fill_diagonal(symmetric, 0.0)
+    tree = merges(symmetric, "average")
+    return cut(tree, threshold(tree, GAP))
 
 
 def _count_apart(score: Array) -> int:

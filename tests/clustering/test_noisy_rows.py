@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from cases import seeds
 from numpy.typing import NDArray
 
 from securecluster.clustering.metrics import agreement
@@ -157,6 +160,65 @@ def test_a_class_that_a_client_lacks_does_not_count_without_noise() -> None:
     same_cluster = lacking.distances(lacking).distance[0, 1]
     others = lacking.distances(lacking).distance[0, 12]
     assert abs(same_cluster) < 1e-3 * others
+
+
+def sampled_blocks(sizes: Sequence[int], clusters: int, seed: int) -> NoisyBlocks:
+    """Return exact blocks of clients with samples of ten classes, some of which they lack."""
+    draw = np.random.default_rng(seed)
+    centres = draw.normal(size=(clusters, 10, 12))
+    blocks = np.zeros((len(sizes), 10, 13))
+    for i, size in enumerate(sizes):
+        labels = draw.integers(0, 10, size)
+        samples = centres[i % clusters, labels] + draw.normal(size=(size, 12))
+        np.add.at(blocks[i], labels, np.column_stack([samples, np.ones(size)]) / size)
+    counts = np.array(sizes, dtype=float)
+    return NoisyBlocks(blocks, np.zeros(len(sizes)), 1.0 / counts, 12)
+
+
+def test_exact_block_distances_are_those_of_a_loop_over_common_classes() -> None:
+    sizes = (15, 40, 600, 7)
+    made = sampled_blocks(sizes, clusters=2, seed=3)
+    found = made.distances(made)
+    for i, j in itertools.product(range(4), repeat=2):
+        ratios = []
+        for label in range(10):
+            (share, other) = made.blocks[i, label, -1], made.blocks[j, label, -1]
+            if share and other:
+                gap = made.blocks[i, label, :-1] / share - made.blocks[j, label, :-1] / other
+                variance = 1 / (share * sizes[i]) + 1 / (other * sizes[j])
+                ratios.append(float(gap @ gap) / (12 * variance))
+        assert 3 <= len(ratios) <= 10
+        mean = float(np.mean(ratios))
+        assert found.spread[i, j] == pytest.approx(mean)
+        assert found.distance[i, j] == pytest.approx(mean)
+        deviations = (mean - 1) * math.sqrt(12 * len(ratios) / 2)
+        assert found.score[i, j] == pytest.approx(deviations)
+
+
+@pytest.mark.parametrize("seed", seeds(3, of=10))
+def test_clients_with_few_samples_are_in_the_cluster_of_those_with_many(seed: int) -> None:
+    sizes = [20, 60, 180, 600] * 4
+    alone = sampled_blocks(sizes, clusters=1, seed=seed)
+    assert alone.clusters(None, 0) == [0] * 16
+    same = alone.distances(alone).spread[~np.eye(16, dtype=bool)]
+    assert same.mean() == pytest.approx(1.0, abs=0.1)
+    # by the first client's number of samples for all, clusters are of clients of one size
+    unknown = NoisyBlocks(alone.blocks, alone.deviations, np.full(16, 1 / 20), 12)
+    assert len(set(unknown.clusters(None, 0))) > 1
+    two = sampled_blocks([size for size in sizes for _ in range(2)], clusters=2, seed=seed)
+    assert agreement(two.clusters(None, 0), np.arange(32) % 2)["exact"]
+
+
+def test_clients_without_a_common_class_are_as_far_apart_as_the_others() -> None:
+    made = sampled_blocks((50, 50, 50), clusters=1, seed=0)
+    blocks = made.blocks.copy()
+    blocks[0, :5], blocks[1, 5:] = 0.0, 0.0
+    apart = NoisyBlocks(blocks, made.deviations, made.sampling, 12).distances
+    spread = apart(NoisyBlocks(blocks, made.deviations, made.sampling, 12)).spread
+    pairs = [spread[i, j] for i in range(3) for j in range(3) if {i, j} != {0, 1}]
+    assert spread[0, 1] == pytest.approx(np.mean(pairs))
+    nothing = NoisyBlocks(np.zeros_like(blocks), made.deviations, made.sampling, 12)
+    assert np.isfinite(nothing.distances(nothing).spread).all()
 
 
 def test_products_are_those_of_points_less_their_mean() -> None:

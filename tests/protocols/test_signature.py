@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from cases import DOUBLE, FULL, serve
 
-from securecluster import CFL, Federation, LabelSwap
+from securecluster import CFL, Federation, Iid, LabelSwap
 from securecluster.core.randomness import Randomness
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty, Shared
@@ -95,6 +96,39 @@ def test_the_noise_of_examples_has_the_size_that_the_server_takes(
     sizes = np.array([len(shard.y) for shard in clients.shards])
     np.testing.assert_allclose(deviations, expected / sizes)
     assert 0.85 < standard.std() < 1.15
+
+
+@pytest.mark.parametrize("kind", [PLAIN, BLOCKS])
+@pytest.mark.parametrize("unit", ["example", "client"])
+def test_clients_tell_their_number_of_samples_without_noise_alone(
+    unit: str, kind: dict[str, Any], clients: Federation
+) -> None:
+    for noise in (0.0, 1.0):
+        served = serve(made(**kind, dp_unit=unit, signature_noise=noise), clients)
+        replies = [
+            served.transcript.content(k)[1].reply
+            for k, entry in enumerate(served.transcript.entries)
+            if entry.method in ("send_signature", "send_class_sums")
+        ]
+        assert len(replies) == 1
+        told = replies[0].size
+        if noise:
+            assert told is None
+        else:
+            assert told.values.tolist() == [len(shard.y) for shard in clients.shards]
+
+
+@pytest.mark.parametrize("kind", [PLAIN, BLOCKS])
+def test_clients_of_one_distribution_with_few_and_many_samples_are_one_cluster(
+    kind: dict[str, Any],
+) -> None:
+    dealt = Federation.simulate("digits", scenario=Iid(), clients=8, samples=160, seed=0)
+    shards = []
+    for i, shard in enumerate(dealt.shards):
+        n = (15, 40, 160)[i % 3]
+        shards.append(replace(shard, x=shard.x[:n], y=shard.y[:n]))
+    mixed = replace(dealt, shards=tuple(shards), recipe=None)
+    assert len(set(made(k=None, **kind).fit(mixed).labels_)) == 1
 
 
 def test_the_noise_of_whole_clients_is_that_of_a_row_of_norm_one(clients: Federation) -> None:
