@@ -5,10 +5,11 @@ python -m securecluster.benchmarks.robust [--seeds 3] [--half first|second] [--p
 
 The settings come in two halves that each cover permuted and swapped labels, shares of labels,
 turned images, combinations, mixtures and clients of one distribution. The first half may be looked
-at while defaults are chosen; the second is for one look at the end. Every
-hyper-parameter, the network too, is the protocol's default but k, which protocols that ask for it
-are told: the true number of clusters, and 3 of IID clients. NSIM runs on trajectories only, since
-its server makes synthetic users of the data's format.
+at while defaults are chosen; the second is for one look at the end. Every hyper-parameter, the
+network too, is the protocol's default but k, which protocols that ask for it are told: the true
+number of clusters, and 3 of IID clients. `signature` is also run with sketches (`signature-plain`)
+and with k told (`signature-told`). NSIM runs on trajectories only, since its server makes synthetic
+users of the data's format.
 
 The rows say nothing of the code that measured them: after a change give the sheet another name
 (`--name`), which becomes benchmarks/results/NAME.csv. Data are read from SECURECLUSTER_DATA or the
@@ -49,12 +50,19 @@ from securecluster.data import Scenario, Shard, Topics
 from securecluster.errors import SecureClusterError
 from securecluster.protocols import Settings
 
-BASELINES = ("fedavg", "finetune", "local")
-# of these IFCA and Local-KMeans are given k; the others find the number of clusters
-CLUSTERED = ("cfl", "flhc", "srfca", "oneshot", "ifca", "local-kmeans")
+BASELINES = ("fedavg", "finetune", "local", "mrmtl")
+# of these IFCA, Local-KMeans, hidden and CLoVE are given k; the others find the number of clusters
+CLUSTERED = (
+    "cfl", "flhc", "srfca", "oneshot", "ifca", "local-kmeans", "signature", "hidden", "pacfl",
+    "clove", "rdpcfl",
+)  # fmt: skip
 # protocols whose server knows the format of trajectories and of no other data
 TRAJECTORIES = ("nsim",)
-NAMES = (*BASELINES, *CLUSTERED, *TRAJECTORIES)
+# protocols with one hyper-parameter that is not their default: sketches, and k told
+SKETCHES = "signature-plain"
+TOLD = "signature-told"
+VARIANTS: dict[str, dict[str, Any]] = {SKETCHES: {"signature_blocks": "plain"}, TOLD: {}}
+NAMES = (*BASELINES, *CLUSTERED, *TRAJECTORIES, *VARIANTS)
 
 Spread = tuple[float, float, float, int]  # mean, least, most and number of values
 
@@ -458,8 +466,15 @@ def _cell(name: str, protocol: str, seed: int) -> Cell:
 
 
 def _takes_k(protocol: str) -> bool:
-    """Return whether a protocol has the number of clusters as hyper-parameter."""
-    return "k" in protocol_class(protocol)().get_params()
+    """Return whether a protocol is told the number of clusters, which most that have a k need."""
+    return protocol == TOLD or _class_of(protocol)().get_params().get("k") is not None
+
+
+def _class_of(protocol: str) -> Any:
+    """Return the class of a protocol, or of a variant, whose name begins with the protocol's."""
+    if protocol in VARIANTS:
+        protocol, _, _ = protocol.partition("-")
+    return protocol_class(protocol)
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -473,11 +488,11 @@ def measure(cell: Cell) -> dict[str, Any]:
         client, bytes (up and down) and fit_seconds.
     """
     clients = federation(cell["setting"], cell["seed"])
-    params: dict[str, Any] = {}
+    params = dict(VARIANTS.get(cell["protocol"], {}))
     if cell["k"] is not None:
         params["k"] = cell["k"]
     # all other hyper-parameters, the network too, are the protocol's defaults: they are under test
-    protocol = protocol_class(cell["protocol"])(**params)
+    protocol = _class_of(cell["protocol"])(**params)
     try:
         fitted = protocol.fit(clients, Settings(transcript="none"))
     except SecureClusterError as error:

@@ -76,7 +76,7 @@ class GradientSignature:
 
     # (b, q) mean of clipped sketches, with noise
     signature: Annotated[Rows, Real(("signature_size",), squared=True)]
-    # (b,) |D_i|, only without noise: what sampling adds to the mean depends on it
+    # (b,) |D_i|, on which depends what sampling adds to the mean
     size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)] = None
 
 
@@ -103,7 +103,7 @@ class ClassSums:
     # (b, C, r), with noise
     projections: Annotated[Rows, Real(("classes", "signature_size"), squared=True)]
     shares: Annotated[Rows, Real(("classes",), squared=True)]  # (b, C), with noise
-    # (b,) |D_i|, only without noise: what sampling adds to a class's mean depends on it
+    # (b,) |D_i|, on which depends what sampling adds to a class's mean
     size: Annotated[Rows | None, Real(low=0, maximum=MOST_SAMPLES)] = None
 
 
@@ -117,6 +117,7 @@ class SignatureOptions:
         multiplier: z of each release, standard deviation over sensitivity; 0 adds no noise.
         per_client: whether the unit of privacy is a whole client, not one of its examples.
         draws: the source of the noise; None without noise.
+        with_sizes: whether a client's number of examples comes with its signature.
     """
 
     examples: GradientSketch | ClassBlocks
@@ -124,6 +125,7 @@ class SignatureOptions:
     multiplier: float
     per_client: bool
     draws: NoiseStreams | None
+    with_sizes: bool = False
 
     def release(
         self,
@@ -191,7 +193,7 @@ class SignatureSender(TrainingClient):
             PolicyError: the run's signatures are class blocks.
         """
         rows = self._released("signature", context, self._sketch())
-        return GradientSignature(Rows(rows), self._exact_sizes(context))
+        return GradientSignature(Rows(rows), self._told_sizes(context))
 
     @answers(GATHER, unmasked=("coordinates",))
     def send_coordinates(
@@ -228,7 +230,7 @@ class SignatureSender(TrainingClient):
         blocks = rows.view(len(rows), examples.classes, examples.size + 1)
         projections = blocks[:, :, :-1].contiguous()
         shares = blocks[:, :, -1].contiguous()
-        return ClassSums(Rows(projections), Rows(shares), self._exact_sizes(context))
+        return ClassSums(Rows(projections), Rows(shares), self._told_sizes(context))
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Add digests of the directions that clients have answered."""
@@ -255,9 +257,9 @@ class SignatureSender(TrainingClient):
             )
         return examples
 
-    def _exact_sizes(self, context: CallContext) -> Rows | None:
-        """Return |D_i|, (b,); None with noise, where it is public or must not be told."""
-        if self._options.draws is not None:
+    def _told_sizes(self, context: CallContext) -> Rows | None:
+        """Return |D_i|, (b,), where the server reads it in any case; elsewhere None."""
+        if not self._options.with_sizes:
             return None
         return self._sizes(context)
 

@@ -123,7 +123,7 @@ def _examples(plan: SignaturePlan, ids: Sequence[int], size: Rows | None) -> Arr
     Args:
         plan: of the signatures.
         ids: the clients.
-        size: what they sent of it; None with noise.
+        size: what they sent of it, or None.
     """
     if size is None:
         return plan.examples(ids)

@@ -16,6 +16,7 @@ from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.gradient_signatures import (
@@ -184,10 +185,21 @@ class GradientSignatureProtocol(ClusteringProtocol):
             draws = cohort.secret
         client.use_signatures(
             SignatureOptions(
-                example_map(config), plan.releases, plan.multiplier, plan.per_client, draws
+                example_map(config),
+                plan.releases,
+                plan.multiplier,
+                plan.per_client,
+                draws,
+                with_sizes=not plan.noise and self._shows_sizes,
             )
         )
         return client
+
+    @property
+    def _shows_sizes(self) -> bool:
+        """Return whether the server reads each client's number of samples beside its updates."""
+        sends = self.weighted or issubclass(self.client, SumClient)
+        return sends and not self.per_client and not self.sums_securely
 
     def _signature_multiplier(self, noise: float) -> float:
         """Return z of signatures; with a `target_epsilon` it is that of all other noise.
@@ -229,12 +241,6 @@ class GradientSignatureProtocol(ClusteringProtocol):
         )
         return replace(spec, keeps_local_models=True)
 
-    @property
-    def _noisy_signatures(self) -> bool:
-        """Return whether there are gradient signatures, with noise."""
-        noisy = self.signature_noise > 0 or self.target_epsilon is not None
-        return self.by_gradients and noisy
-
     def signature_views(self) -> list[str]:
         """Return what the server sees of all signatures together; nothing without any.
 
@@ -248,13 +254,13 @@ class GradientSignatureProtocol(ClusteringProtocol):
                 "where signatures are class blocks, each client's share of each class, with as "
                 "much noise as its projections"
             )
-        if not self._noisy_signatures:
-            views.append("each client's number of samples, with its signature")
         return views
 
     def signature_assumptions(self) -> list[str]:
         """Return what ε leaves out of signatures."""
-        if self._noisy_signatures and self.dp_unit == "example":
+        noisy = self.signature_noise > 0 or self.target_epsilon is not None
+        noisy = noisy and self.by_gradients
+        if noisy and self.dp_unit == "example":
             return ["each client's number of samples, by which signatures are divided"]
         return []
 

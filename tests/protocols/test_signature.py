@@ -100,11 +100,12 @@ def test_the_noise_of_examples_has_the_size_that_the_server_takes(
 
 @pytest.mark.parametrize("kind", [PLAIN, BLOCKS])
 @pytest.mark.parametrize("unit", ["example", "client"])
-def test_clients_tell_their_number_of_samples_without_noise_alone(
+def test_clients_tell_their_number_of_samples_where_the_server_reads_it_anyway(
     unit: str, kind: dict[str, Any], clients: Federation
 ) -> None:
-    for noise in (0.0, 1.0):
-        served = serve(made(**kind, dp_unit=unit, signature_noise=noise), clients)
+    clipped = {"dp_unit": "client", "clip": 1.0}  # these updates are not weighted
+    for hides in ({}, {"signature_noise": 1.0}, {"aggregation": "secagg"}, clipped):
+        served = serve(made(**{**kind, "dp_unit": unit, **hides}), clients)
         replies = [
             served.transcript.content(k)[1].reply
             for k, entry in enumerate(served.transcript.entries)
@@ -112,7 +113,7 @@ def test_clients_tell_their_number_of_samples_without_noise_alone(
         ]
         assert len(replies) == 1
         told = replies[0].size
-        if noise:
+        if hides:
             assert told is None
         else:
             assert told.values.tolist() == [len(shard.y) for shard in clients.shards]
