@@ -97,6 +97,15 @@ def test_a_first_chunk_that_is_lost_altogether_changes_nothing() -> None:
     assert total.rows.delta.table.tolist() == [[4.0, 5.0], [16.0, 18.0]]
 
 
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_clients_after_a_lost_one_stay_in_their_groups(chunk: int | None) -> None:
+    values = torch.arange(12.0).view(6, 2)
+    total = Plain(chunk).run(clients(values, {1}), call(tuple(range(6))), [0, 1, 1, 0, 1, 0], 2)
+    assert (total.ids, total.counts) == ((0, 2, 3, 4, 5), (3, 2))
+    assert total.rows.delta.table.tolist() == [[16.0, 19.0], [12.0, 14.0]]
+    assert total.rows.size.table.tolist() == [1 + 4 + 6, 3 + 5]
+
+
 def test_adding_up_does_not_change_what_clients_sent() -> None:
     values = torch.arange(12.0).view(6, 2)
     sent: list[Response] = []
