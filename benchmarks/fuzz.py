@@ -261,6 +261,22 @@ class Count:
         text = str(cause)[:100]
         self.unnamed[f"{about}: {name}: {text}"] += 1
 
+    def send(self, answer_frame: Callable[[bytes], bytes], data: bytes, about: str) -> None:
+        """Send a forged frame to a party, and count what becomes of it.
+
+        Args:
+            answer_frame: the party's function.
+            data: the frame.
+            about: the method that the frame is for.
+        """
+        self.frames += 1
+        try:
+            with timed(self):
+                answer_frame(data)
+            self.answered += 1
+        except (Exception, EndlessError) as error:
+            self.refuse(error, about)
+
     def row(self, case: str, side: str) -> dict[str, Any]:
         """Return a line of the table.
 
@@ -677,14 +693,7 @@ def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:
             # the client as it was when the recorded request reached it, so that some are in order
             node.client.restore(state)
             node.keys.restore(state.secrets)
-        data = forger.forge(sent.request)
-        count.frames += 1
-        try:
-            with timed(count):
-                node.answer_frame(data)
-            count.answered += 1
-        except (Exception, EndlessError) as error:
-            count.refuse(error, sent.method)
+        count.send(node.answer_frame, forger.forge(sent.request), sent.method)
     count.memory = peak()
     return count
 
@@ -723,14 +732,7 @@ def authority_side(run: Recorded, frames: int, draw: random.Random) -> Count:
             # of what it has released it remembers nothing, so that it decrypts again
             secrets = authority.state
             authority.restore(AuthorityState(secrets.secret, secrets.exchange))
-        data = forger.forge(sent.request)
-        count.frames += 1
-        try:
-            with timed(count):
-                authority.answer_frame(data)
-            count.answered += 1
-        except (Exception, EndlessError) as error:
-            count.refuse(error, sent.method)
+        count.send(authority.answer_frame, forger.forge(sent.request), sent.method)
     count.memory = peak()
     return count
 
