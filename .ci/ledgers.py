@@ -3,8 +3,8 @@ for a second accountant.
 
 python .ci/ledgers.py FILE
 
-FILE is a JSON list with, for each run, its name, δ, the ε that its ledger claims, the clients'
-numbers of samples, and the ledger's events.
+FILE is a JSON list with, for each run, its name, δ, the ε that its ledger claims for a blanked and
+for a replaced unit, the clients' numbers of samples, and the ledger's events.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ def ledger_of(name: str, way: str, known: Federation) -> dict[str, Any]:
         "run": f"{name}, {way}",
         "delta": DELTA,
         "epsilon": ledger.price(DELTA).epsilon,
+        "epsilon_replace": ledger.price(DELTA, "replace").epsilon,
         "samples": {str(i): n for i, n in ledger.samples.items()},
         "events": [dataclasses.asdict(event) for event in ledger.events],
     }

@@ -7,7 +7,7 @@ attack's scorer (`securecluster.attacks.scoring`) compares a guess with it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,6 +26,19 @@ from securecluster.privacy.masking.key_agreement import Secrets
 if TYPE_CHECKING:
     from securecluster.attacks.scoring import Scorer
     from securecluster.models.flat_model import FlatModel
+
+# protections that a run may claim of fields of clients' replies
+MASK = "a mask"
+SUMS = "secure sums"
+HIDDEN_PAIRS = "sums or encryption of pairs"
+SEALS = "seals"
+ENCRYPTION = "encryption for a key authority"
+NOISE = "clients' noise"
+PROTECTIONS = frozenset({MASK, SUMS, HIDDEN_PAIRS, SEALS, ENCRYPTION, NOISE})
+# what an attack or its scorer may need that not every run has
+TRUE_CLUSTERS = "true clusters"
+TAPS = "replies before any protection"
+REQUIREMENTS = frozenset({TRUE_CLUSTERS, TAPS})
 
 
 class View(ABC):
@@ -84,8 +97,8 @@ class Knowledge:
     """Background knowledge of an adversary, besides its view.
 
     Everything except `colluders` and `samples` is public: it follows from the configuration, which
-    every party of the run has. In a simulation, clients' keys follow from the configuration's seed
-    as well. In a deployment they do not, so an attack must not derive keys from the seed.
+    every party of the run has. Clients' keys and noise follow from it only in a simulation
+    with `keys_from_seed`, so an attack must not derive keys from it.
 
     Args:
         protocol: name of the protocol.
@@ -213,6 +226,13 @@ class Attack(ABC):
         needs: one sentence on what the adversary must observe and know.
         anonymous: True if the attack works on an anonymous view.
         scorer: compares the guess with the truth.
+        requires: what it or its scorer needs that not every run has, of `REQUIREMENTS`.
+        reads: names of the fields of clients' replies that it reads; empty for all.
+        hidden_by: protections, of `PROTECTIONS`, that are said to hide what it guesses where they
+            cover all fields that it reads. A score above chance then breaks a protection; else it
+            is of something that the run leaves visible.
+        of_mechanism: True if it tries the protections of `hidden_by` with rows of its own. It then
+            says nothing of a run that has none of them.
     """
 
     name: ClassVar[str]
@@ -220,6 +240,10 @@ class Attack(ABC):
     needs: ClassVar[str]
     anonymous: ClassVar[bool] = False
     scorer: ClassVar[Scorer]
+    requires: ClassVar[Collection[str]] = frozenset()
+    reads: ClassVar[Collection[str]] = frozenset()
+    hidden_by: ClassVar[Collection[str]] = frozenset()
+    of_mechanism: ClassVar[bool] = False
 
     @abstractmethod
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
@@ -238,3 +262,17 @@ class Attack(ABC):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
+
+
+def unmet(attack: Attack, truth: Truth) -> str | None:
+    """Return which requirement of an attack a run does not meet, as "not applicable: …", or None.
+
+    Args:
+        attack: the attack.
+        truth: of the run.
+    """
+    if TRUE_CLUSTERS in attack.requires and truth.clusters is None:
+        return f"not applicable: it needs {TRUE_CLUSTERS}, which this run does not have"
+    if TAPS in attack.requires and not truth.taps:
+        return f"not applicable: it needs {TAPS}, which take a repetition of the run"
+    return None

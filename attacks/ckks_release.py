@@ -2,11 +2,14 @@
 
 A decryption is m' = c0 + c1·s exactly, noise included (Li and Micciancio 2021). TenSEAL returns the
 real parts of the slots, which reveals p = m' + conj(m') with conj: X → 1/X. Two decryptions then
-give two linear equations for each pair s(ω), s(1/ω) at the roots ω of X^N + 1. In a run the key
-authority rounds sums to a grid before it releases them, which makes these equations wrong.
+give two linear equations for each pair s(ω), s(1/ω) at the roots ω of X^N + 1. In a run clients
+encrypt integers, and the key authority releases their exact sums. These follow from what clients
+encrypted alone, so the equations lack the noise and have no more to say than the ciphertexts.
 
 A run's frames never hold full decryptions. The attack therefore generates keys and sums of its own,
-with the parameters that every run has, and reads the sums as they are released.
+and reads the sums as they are released, but for the flooding noise that a run's authority adds
+before it rounds: its parameters are smaller than a run's and leave no room for it (`Textbook`), and
+in return a decryption in double precision holds all of the ciphertexts' noise.
 """
 
 from __future__ import annotations
@@ -20,17 +23,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import ENCRYPTION, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.privacy.homomorphic.ciphers import CiphertextSum, SecretCipher
 from securecluster.privacy.homomorphic.packing import FieldShape, Layout, pack, unpack
-from securecluster.privacy.homomorphic.parameters import CKKS, default_parameters
+from securecluster.privacy.homomorphic.parameters import CKKS, Parameters
 
-PARAMETERS = default_parameters(CKKS)
+
+class Textbook(Parameters):
+    """Parameters of CKKS without room for flooding noise, which no run has."""
+
+    def _check_ckks(self) -> None:
+        """Accept any scale."""
+
+
+PARAMETERS = Textbook(CKKS, 4096, (53, 53), scale_bits=40)
 DEGREE = PARAMETERS.degree
 LAYOUT = Layout((FieldShape("delta", 32, (PARAMETERS.slots - 1,)),))
-LARGEST = {"delta": (1 << 31) // 8}
 MEMBERS = 3  # clients in a sum
+LARGEST = {"delta": 1 << PARAMETERS.grid_bits(MEMBERS)}
 SUMS = 2
 # wire types of protocol buffers
 FIXED_64 = 1
@@ -90,7 +101,7 @@ def as_released(sums: dict[str, Array]) -> Array:
     return released
 
 
-def rounded_release(cipher: SecretCipher, ciphertext: bytes) -> Array:
+def exact_release(cipher: SecretCipher, ciphertext: bytes) -> Array:
     """Return the slots of a sum as a run's key authority releases it.
 
     Args:
@@ -259,16 +270,18 @@ class CkksRelease(Attack):
     """The secret key of CKKS, from two released sums.
 
     Args:
-        rounded: False for sums as TenSEAL decrypts them, which no run releases.
+        exact: False for sums as TenSEAL decrypts them, which no run releases.
     """
 
     name = "ckks-release"
     source = "Li and Micciancio 2021, On the Security of Homomorphic Encryption"
     needs = "two released sums of ciphertexts, and the ciphertexts"
     scorer = KeyCoefficients()
+    hidden_by = frozenset({ENCRYPTION})
+    of_mechanism = True
 
-    def __init__(self, rounded: bool = True) -> None:
-        self._rounded = rounded
+    def __init__(self, exact: bool = True) -> None:
+        self._exact = exact
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.
@@ -293,8 +306,8 @@ class CkksRelease(Attack):
         sums = new_sums()
         released = []
         for ciphertext in sums.ciphertexts:
-            if self._rounded:
-                released.append(rounded_release(sums.cipher, ciphertext))
+            if self._exact:
+                released.append(exact_release(sums.cipher, ciphertext))
             else:
                 released.append(sums.cipher.decrypt(ciphertext))
         with tempfile.TemporaryDirectory() as folder:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import SUMS, TAPS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
@@ -99,6 +99,9 @@ class Differencing(Attack):
     source = "Bonawitz et al. 2017, Practical Secure Aggregation; Denning 1980, on trackers"
     needs = "sums over two groups that differ in one client, under one mask or none"
     scorer = RecoveredUpdates()
+    requires = frozenset({TAPS})
+    reads = frozenset({"delta"})
+    hidden_by = frozenset({SUMS})
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.

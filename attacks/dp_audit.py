@@ -32,6 +32,7 @@ from securecluster.attacks.base import Attack, Guess, Knowledge, Tap, Truth, Vie
 from securecluster.attacks.experiments import with_malicious_updates
 from securecluster.attacks.scoring import Score, Scorer, score
 from securecluster.attacks.views import knowledge_of, view_of
+from securecluster.core.client_names import at
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.errors import UsageError
@@ -215,7 +216,8 @@ def with_canaries(
 
     # without a mask directions stay readable; masks do not count towards ε anyway
     unmasked = type(protocol)(**{**params, "mask": "none"})
-    fitted = with_malicious_updates(unmasked, federation, range(clients), plant, settings)
+    everybody = map(at, range(clients))
+    fitted = with_malicious_updates(unmasked, federation, everybody, plant, settings)
     return fitted, (tap_of(coins),)
 
 
@@ -260,6 +262,8 @@ def canaries(clients: int, width: int) -> torch.Tensor:
 
 class CanaryScorer(Scorer):
     """Scorer of statistics against coins; its units are (statistic, coin) of each client."""
+
+    bound = True
 
     def units(self, guess: Guess, truth: Truth) -> Array:
         """Return each client's statistic and coin, (m, 2).

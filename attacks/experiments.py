@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from securecluster.attacks.base import Tap
+from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.data.federation import Shard
-from securecluster.errors import SecureClusterError, UsageError
+from securecluster.errors import SecureClusterError
 from securecluster.messaging.messages import Call, Rows
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.protocols.common.base import ClusteringProtocol
@@ -25,31 +26,36 @@ from securecluster.runtime.settings import Settings
 
 P = TypeVar("P", bound=ClusteringProtocol)
 Hook = Callable[[Call, Any], Any]
-# (number of a client, its update (d,), round) -> the update that it sends instead
+# (position of a client, its update (d,), round) -> the update that it sends instead
 ChangeUpdate = Callable[[int, torch.Tensor, int], torch.Tensor]
-# (numbers of the malicious clients of a call, their updates (k, d), round) -> those sent (k, d)
+# (positions of the malicious clients of a call, their updates (k, d), round) -> those sent (k, d)
 ChangeTogether = Callable[[tuple[int, ...], torch.Tensor, int], torch.Tensor]
 # hyper-parameters of protection, which an unprotected twin has at their defaults
 PROTECTION = (
     "clip", "noise", "placement", "dp_unit", "loss_clip", "target_epsilon", "signature_noise",
-    "sum_bound", "gram_noise", "gram_mechanism", "relevance", "relevance_release",
+    "sum_bound", "cohort_size", "gram_noise", "gram_mechanism", "relevance", "relevance_release",
 )  # fmt: skip
 # those whose defaults protect
 OPEN = {"mask": "none", "layer_mask": "none", "sealed": False, "aggregation": "plain"}
 
 
 def tapped(
-    protocol: P, federation: Federation, settings: Settings | None = None
+    protocol: P,
+    federation: Federation,
+    settings: Settings | None = None,
+    secret: bytes | None = None,
 ) -> tuple[P, list[Tap]]:
     """Run a protocol, and record every reply before it is clipped, noised, masked or summed.
 
-    The run is the same, bit for bit, as one without taps: the same seeds draw the same batches,
-    noise and keys. So a finished run's taps are those of its repetition.
+    With the secret of a finished run, the run is the same, bit for bit: the same seeds draw the
+    same batches, and the same secrets the same noise and keys. So a finished run's taps are those
+    of its repetition.
 
     Args:
         protocol: its hyper-parameters; it is left as it is.
         federation: the clients and their data.
         settings: of the run.
+        secret: of a run that is repeated, `kept_.secret`; None draws a new one.
 
     Returns:
         The fitted protocol, and its taps in the order of the calls. A call in chunks has several.
@@ -63,7 +69,7 @@ def tapped(
         return reply
 
     outcomes: list[VerbOutcome] = []
-    fitted = _fitted(protocol, record, federation, settings, outcomes.append)
+    fitted = _fitted(protocol, record, federation, settings, outcomes.append, secret)
     # no frame has R as a key authority decrypts it
     vars(fitted)["authority_outcomes_"] = tuple(outcomes)
     return fitted, taps
@@ -72,7 +78,7 @@ def tapped(
 def with_malicious_updates(
     protocol: P,
     federation: Federation,
-    clients: Collection[int],
+    clients: Iterable[Client],
     change: ChangeUpdate,
     settings: Settings | None = None,
 ) -> P:
@@ -85,13 +91,13 @@ def with_malicious_updates(
     Args:
         protocol: its hyper-parameters; it is left as it is.
         federation: the clients and their data.
-        clients: numbers of the malicious ones.
-        change: makes the update that a client sends of its number, its own update, (width,), and
+        clients: the malicious ones, each as for `Federation.select`.
+        change: makes the update that a client sends of its position, its own update, (width,), and
             the round.
         settings: of the run.
 
     Raises:
-        UsageError: a client that does not exist.
+        UsageError: no such client, or a number that could be a name.
     """
 
     def change_each(present: tuple[int, ...], updates: torch.Tensor, round: int) -> torch.Tensor:
@@ -104,7 +110,7 @@ def with_malicious_updates(
 def with_colluding_updates(
     protocol: P,
     federation: Federation,
-    clients: Collection[int],
+    clients: Iterable[Client],
     change: ChangeTogether,
     settings: Settings | None = None,
 ) -> P:
@@ -115,22 +121,22 @@ def with_colluding_updates(
     Args:
         protocol: its hyper-parameters; it is left as it is.
         federation: the clients and their data.
-        clients: numbers of the malicious ones.
+        clients: the malicious ones, each as for `Federation.select`.
         change: makes the updates (k, width) that the k malicious clients of a call send of their
-            numbers, their own updates, (k, width), and the round.
+            positions, their own updates, (k, width), and the round.
         settings: of the run.
 
     Raises:
-        UsageError: a client that does not exist.
+        UsageError: no such client, or a number that could be a name.
     """
-    _check_clients(clients, federation)
+    malicious = set(ClientNames(federation.names).positions(clients))
 
     def tamper(call: Call, reply: Any) -> Any:
         delta = getattr(reply, "delta", None)
         if not isinstance(delta, Rows):
             return reply
         # a sum may be called in chunks, some of which have no malicious client
-        positions = [k for k, client in enumerate(call.to) if client in clients]
+        positions = [k for k, client in enumerate(call.to) if client in malicious]
         if not positions:
             return reply
         rows = delta.values.clone()
@@ -142,22 +148,22 @@ def with_colluding_updates(
 
 
 def with_poisoned_data(
-    federation: Federation, clients: Collection[int], change: Callable[[int, Shard], Shard]
+    federation: Federation, clients: Iterable[Client], change: Callable[[int, Shard], Shard]
 ) -> Federation:
     """Return a federation in which some clients have other data to train on.
 
     Args:
         federation: the clients and their data.
-        clients: numbers of the malicious ones.
-        change: makes a client's data of its number and its own data.
+        clients: the malicious ones, each as for `Federation.select`.
+        change: makes a client's data of its position and its own data.
 
     Raises:
-        UsageError: a client that does not exist.
+        UsageError: no such client, or a number that could be a name.
     """
-    _check_clients(clients, federation)
+    malicious = set(ClientNames(federation.names).positions(clients))
     shards = []
     for client, shard in enumerate(federation.shards):
-        if client in clients:
+        if client in malicious:
             shard = change(client, shard)
         shards.append(shard)
     # no recipe makes these data again
@@ -181,7 +187,7 @@ def unprotected(protocol: P) -> P:
 
 
 def without_client(
-    protocol: P, federation: Federation, client: int, settings: Settings | None = None
+    protocol: P, federation: Federation, client: Client, settings: Settings | None = None
 ) -> P:
     """Run a protocol once more, on a federation that one client has left.
 
@@ -190,14 +196,14 @@ def without_client(
     Args:
         protocol: its hyper-parameters; it is left as it is.
         federation: the clients and their data.
-        client: number of the one that has left.
+        client: the one that has left, as for `Federation.select`.
         settings: of the run.
 
     Raises:
-        UsageError: a client that does not exist.
+        UsageError: no such client, or a number that could be a name.
     """
-    _check_clients([client], federation)
-    others = [other for other in range(len(federation)) if other != client]
+    left = ClientNames(federation.names).position(client)
+    others = [at(other) for other in range(len(federation)) if other != left]
     # a new object, since fitting would overwrite the results of the given one
     made = type(protocol)(**protocol.get_params())
     return made.fit(federation.select(others), settings)
@@ -245,6 +251,7 @@ def _fitted(
     federation: Federation,
     settings: Settings | None,
     authority: Callable[[VerbOutcome], None] | None = None,
+    secret: bytes | None = None,
 ) -> P:
     """Return a copy of a protocol, fitted with a hook at its clients and one at its key authority.
 
@@ -254,21 +261,15 @@ def _fitted(
         federation: the clients and their data.
         settings: of the run.
         authority: called with each R that is decrypted.
+        secret: of a run that is repeated; None draws a new one.
     """
     made = type(protocol)(**protocol.get_params())
     # attributes of this object alone, so that no other run has them
     vars(made)["_before_pipeline"] = hook
     vars(made)["_observe_authority"] = authority
+    vars(made)["_repeated_secret"] = secret
     fitted = made.fit(federation, settings)
+    del vars(made)["_repeated_secret"]
     del vars(made)["_before_pipeline"]
     del vars(made)["_observe_authority"]
     return fitted
-
-
-def _check_clients(clients: Collection[int], federation: Federation) -> None:
-    """Raise UsageError unless all numbers are of clients."""
-    unknown = [client for client in clients if not 0 <= client < len(federation)]
-    if unknown:
-        raise UsageError(
-            f"no client {unknown[0]!r}: clients are numbered from 0 to {len(federation) - 1}"
-        )

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.gradient_matching import (
     MOST_SAMPLES,
     GradientProblem,
@@ -87,6 +87,8 @@ class GradientInversion(Attack):
     """
 
     scorer = MeanPSNR()
+    reads = frozenset({"delta"})
+    hidden_by = frozenset({MASK, SUMS})
     further: ClassVar[tuple[Scorer, ...]] = (MeanSSIM(), ShareRecognised())
 
 

@@ -1,9 +1,10 @@
 """Differencing attacks on the hidden protocol, by a server that subtracts two sums.
 
 The server of `hidden` reads nothing but sums over clients. If two groups differ in one client,
-their sums differ by this client's contribution (Denning 1980, on trackers). Within a call clients
-refuse such groups, but an honest server gets them from two runs, before and after a client leaves
-or joins. Without noise the difference reveals:
+their sums differ by this client's contribution (Denning 1980, on trackers). Clients refuse such
+groups within a call, and of points, moments, cells and steps within a run; but an honest server
+gets them from two runs, before and after a client leaves or joins. Without noise the difference
+reveals:
 
 - from points: the client's point, exactly, since it is a function of the client's data alone; and,
   with the public centres, its cluster, by the rule that the client itself follows
@@ -25,7 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import TAPS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.label_counts import (
     MisplacedLabels,
     last_bias,
@@ -246,6 +247,7 @@ class HiddenDifferencing(TwoSums):
     name = "hidden-differencing"
     needs = NEEDS
     scorer = RecoveredPoints()
+    requires = frozenset({TAPS})
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
         """Return recovered points (q,) by client.
@@ -264,6 +266,7 @@ class HiddenCluster(TwoSums):
     name = "hidden-cluster"
     needs = f"{NEEDS}, and the public centres"
     scorer = RightClusters()
+    requires = frozenset({TAPS})
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.views import ObservedUpdate, observed_updates
 from securecluster.core.lazy_torch import torch
@@ -91,6 +91,8 @@ class LabelCounts(Attack):
         "client (else it guesses the share of each label)"
     )
     scorer = MisplacedLabels()
+    reads = frozenset({"delta"})
+    hidden_by = frozenset({MASK, SUMS})
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.

@@ -9,12 +9,13 @@ with labels by the truth, and holds up to the labels' names.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import SUMS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.unmasking import NO_UPDATES, first_updates
 
@@ -72,10 +73,22 @@ class MatchedCorrelation(Scorer):
         Args:
             units: (m, 2, columns).
         """
-        guess, shares = units[:, 0], units[:, 1]
-        guess = guess[:, ~np.isnan(guess[0])]
-        shares = shares[:, ~np.isnan(shares[0])]
-        return matched_correlation(guess, shares)
+        return matched_correlation(*_tables(units))
+
+    def fixed(self, units: Array) -> Callable[[Array], float]:
+        """Return the correlation of resamples under the matching of these clients.
+
+        Args:
+            units: (m, 2, columns).
+        """
+        labels, groups = matching(*_tables(units))
+
+        def correlation(resampled: Array) -> float:
+            guess, shares = _tables(resampled)
+            products = _standardised(shares)[:, labels] * _standardised(guess)[:, groups]
+            return float(products.sum(0).mean()) if len(labels) else 0.0
+
+        return correlation
 
 
 class LabelDistributions(Attack):
@@ -94,6 +107,8 @@ class LabelDistributions(Attack):
     )
     needs = f"single updates of {FEWEST} clients or more in one call of the first round"
     scorer = MatchedCorrelation()
+    reads = frozenset({"delta"})
+    hidden_by = frozenset({SUMS})  # under a mask columns still move alike
 
     def __init__(self, groups: int = GROUPS, seed: int = 0) -> None:
         self.groups = groups
@@ -166,6 +181,12 @@ def guess_shares(updates: Array, groups: int = GROUPS, seed: int = 0) -> Array:
     return np.stack(means, axis=1)
 
 
+def _tables(units: Array) -> tuple[Array, Array]:
+    """Return the guess (m, g) and the true shares (m, k) of units, without padding."""
+    guess, shares = units[:, 0], units[:, 1]
+    return guess[:, ~np.isnan(guess[0])], shares[:, ~np.isnan(shares[0])]
+
+
 def matched_correlation(guess: Array, shares: Array) -> float:
     """Return the mean correlation of labels' shares with a guess, best matched one to one.
 
@@ -173,15 +194,32 @@ def matched_correlation(guess: Array, shares: Array) -> float:
         guess: (m, g).
         shares: (m, k).
     """
-    from scipy.optimize import linear_sum_assignment
-
-    # labels have no names here, so each is matched with one group (the Hungarian algorithm)
-    correlation = _standardised(shares).T @ _standardised(guess)
-    # the assignment minimises, and the best match has the largest correlations
-    labels, groups = linear_sum_assignment(-correlation)
+    labels, groups = matching(guess, shares)
     if not len(labels):
         return 0.0
+    correlation = _correlation(guess, shares)
     return float(correlation[labels, groups].mean())
+
+
+def matching(guess: Array, shares: Array) -> tuple[Array, Array]:
+    """Return which label is matched with which group: labels, and their groups.
+
+    Args:
+        guess: (m, g).
+        shares: (m, k).
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    # labels have no names here, so each is matched with one group (the Hungarian algorithm); the
+    # assignment minimises, and the best match has the largest correlations
+    labels, groups = linear_sum_assignment(-_correlation(guess, shares))
+    return labels, groups
+
+
+def _correlation(guess: Array, shares: Array) -> Array:
+    """Return the correlation of each label's shares with each group, (k, g)."""
+    correlation: Array = _standardised(shares).T @ _standardised(guess)
+    return correlation
 
 
 def _standardised(table: Array) -> Array:

@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, View
+from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Knowledge, View
 from securecluster.attacks.client_models import ShownModel, shown_models, why_not
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.shadow_training import locally_trained
@@ -74,6 +74,8 @@ class LikelihoodRatio(Attack):
         "and candidate samples with labels, of which some may be clients' own"
     )
     scorer = SampleMembership()
+    reads = frozenset({"delta"})
+    hidden_by = frozenset({MASK, SUMS})
     online: ClassVar[bool] = True
     further: ClassVar[tuple[Scorer, ...]] = AT_LOW_RATES
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import SUMS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.views import observed_updates
 
@@ -82,6 +82,8 @@ class Linkage(Attack):
     needs = "single updates of two rounds or more, whose mask keeps inner products"
     anonymous = True
     scorer = LinkedClients()
+    reads = frozenset({"delta"})
+    hidden_by = frozenset({SUMS})  # masks keep inner products
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.

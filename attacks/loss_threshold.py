@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, View
+from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Knowledge, View
 from securecluster.attacks.client_models import candidate_losses, first_models, why_not
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
@@ -26,6 +26,8 @@ class LossThreshold(Attack):
         "and candidate samples, of which some may be clients' own"
     )
     scorer = SampleMembership()
+    reads = frozenset({"delta"})
+    hidden_by = frozenset({MASK, SUMS})
     further: ClassVar[tuple[Scorer, ...]] = AT_LOW_RATES
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import NOISE, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.views import observed_updates
 from securecluster.core.lazy_torch import torch
@@ -119,6 +119,9 @@ class LowBits(Attack):
     source = "Mironov 2012, On Significance of the Least Significant Bits"
     needs = "single updates with clients' noise; two candidates for each"
     scorer = ToldApart()
+    reads = frozenset({"delta"})
+    hidden_by = frozenset({NOISE})
+    of_mechanism = True
 
     def __init__(self, release: Release | None = None) -> None:
         self._release = release

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from securecluster.attacks.experiments import with_colluding_updates, with_poisoned_data
 from securecluster.clustering.metrics import agreement, mean
+from securecluster.core.client_names import Client
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.data.federation import Shard
@@ -125,7 +126,9 @@ BEHAVIOURS: dict[str, Behaviour] = {
 
 
 def choose_clients(clients: int, share: float, seed: int) -> tuple[int, ...]:
-    """Return random malicious clients; those of a smaller share are among those of a larger one.
+    """Return positions of random malicious clients.
+
+    Those of a smaller share are among those of a larger one.
 
     Args:
         clients: how many there are.
@@ -142,7 +145,7 @@ def run_with(
     protocol: P,
     federation: Federation,
     behaviour: str,
-    malicious: Collection[int],
+    malicious: Collection[Client],
     seed: int = 0,
     settings: Settings | None = None,
 ) -> P:
@@ -152,12 +155,12 @@ def run_with(
         protocol: its hyper-parameters; it is left as it is.
         federation: the clients and their honest data.
         behaviour: a name of `BEHAVIOURS`.
-        malicious: numbers of the malicious clients.
+        malicious: the malicious clients, each as for `Federation.select`.
         seed: of their draws.
         settings: of the run.
 
     Raises:
-        UsageError: an unknown behaviour, or a client that does not exist.
+        UsageError: an unknown behaviour, no such client, or a number that could be a name.
     """
     if behaviour not in BEHAVIOURS:
         raise unknown("behaviour", behaviour, BEHAVIOURS)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import SUMS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.shadow_training import local_updates
 from securecluster.attacks.subspaces import auc
@@ -104,6 +104,8 @@ class MaskInvariants(Attack):
     )
     needs = "single masked updates of the first round, and public samples with labels"
     scorer = PresenceByClass()
+    reads = frozenset({"delta"})
+    hidden_by = frozenset({SUMS})  # a mask keeps what it is named after
 
     def __init__(self, shadows: int = SHADOWS, seed: int = 0) -> None:
         self.shadows = shadows

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, View
+from securecluster.attacks.base import SUMS, TAPS, Attack, Guess, Knowledge, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.shadow_training import local_updates
 from securecluster.attacks.unmasking import (
@@ -50,6 +50,9 @@ class MaskKnownPlaintext(Attack):
         "that took part in the same call"
     )
     scorer = UnmaskedCosine()
+    requires = frozenset({TAPS})
+    reads = frozenset({"delta"})
+    hidden_by = frozenset({SUMS})  # a mask falls with one known row
     further: ClassVar[tuple[Scorer, ...]] = (RecoveredCoordinates(),)
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:

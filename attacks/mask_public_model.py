@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, View
+from securecluster.attacks.base import MASK, SUMS, TAPS, Attack, Guess, Knowledge, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.unmasking import (
     NO_MASK,
@@ -36,6 +36,9 @@ class MaskPublicModel(Attack):
     source = "this project's threat model: ranks of known values against a permutation"
     needs = "single updates of the first round under a mask that moves numbers, and θ_0"
     scorer = RecoveredCoordinates()
+    requires = frozenset({TAPS})
+    reads = frozenset({"delta"})
+    hidden_by = frozenset({MASK, SUMS})
     further: ClassVar[tuple[Scorer, ...]] = (UnmaskedCosine(),)
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:

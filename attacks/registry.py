@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import EntryPoint, entry_points
 
-from securecluster.attacks.base import Attack
+from securecluster.attacks.base import PROTECTIONS, REQUIREMENTS, Attack
 from securecluster.errors import UsageError, unknown
 
 GROUP = "securecluster.attacks"
@@ -54,8 +54,12 @@ ATTACKS = {  # module and class
     "source-inference": "source_inference:SourceInference",
     "subspace-composition": "subspaces:SubspaceComposition",
     "subspace-membership": "subspaces:SubspaceMembership",
+    "sums-over-rounds-clusters": "sums_over_rounds:ClustersOverRounds",
+    "sums-over-rounds-labels": "sums_over_rounds:LabelsOverRounds",
+    "sums-over-rounds-sizes": "sums_over_rounds:SizesOverRounds",
 }
 DECLARED = ("name", "source", "needs", "scorer")
+CHOICES = {"requires": REQUIREMENTS, "hidden_by": PROTECTIONS}  # what an attack may declare
 
 
 def attack_names() -> list[str]:
@@ -115,6 +119,14 @@ def _loaded(point: EntryPoint) -> Attack:
         raise UsageError(
             f"{declaration}, is called {loaded.name!r} in its class: give both the same name"
         )
+    for attribute, choices in CHOICES.items():
+        given = getattr(loaded, attribute)
+        wrong = [given] if isinstance(given, str) else sorted(set(given) - choices)
+        if wrong:
+            raise UsageError(
+                f"{declaration}, has {wrong[0]!r} in {attribute}: give a set of constants of "
+                f"securecluster.attacks.base, which are {', '.join(sorted(choices))}"
+            )
     try:
         return loaded()
     except TypeError as error:

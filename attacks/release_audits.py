@@ -42,6 +42,7 @@ from securecluster.attacks.dp_audit import (
 )
 from securecluster.attacks.experiments import with_poisoned_data
 from securecluster.attacks.scoring import Scorer
+from securecluster.core.client_names import at
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.data.federation import Shard
@@ -191,7 +192,7 @@ def _labelled_canaries(
             y[:canary_samples] = unlikeliest
         return replace(shard, x=x, y=y)
 
-    return with_poisoned_data(federation, range(len(federation)), change)
+    return with_poisoned_data(federation, map(at, range(len(federation))), change)
 
 
 def _one_aside(share: float) -> int:
@@ -259,7 +260,7 @@ def planted_rows(
         x = np.concatenate([rows_along, rows_across])
         return _shard_of(shard, x)
 
-    clients = with_poisoned_data(federation, range(len(federation)), change)
+    clients = with_poisoned_data(federation, map(at, range(len(federation))), change)
     net, transcript = _connected(opened, clients, settings)
     shared = net.gather(OneShotClient.eigen, Empty(), to=net.clients)
     crafted = torch.zeros_like(shared.rows.vectors.values)
@@ -307,7 +308,7 @@ def planted_eigenvectors(
             eigenvectors = present
         return _shard_of(shard, scales * eigenvectors)
 
-    clients = with_poisoned_data(federation, range(len(federation)), change)
+    clients = with_poisoned_data(federation, map(at, range(len(federation))), change)
     net, transcript = _connected(opened, clients, settings)
     net.gather(OneShotClient.eigen, Empty(), to=net.clients)
     # `absent` comes out with the other sign
@@ -358,7 +359,7 @@ def planted_signatures(
         unchanged = np.zeros((size - canary_samples, width), dtype=np.float32)
         return _shard_of(shard, np.concatenate([changed, unchanged]))
 
-    clients = with_poisoned_data(federation, range(len(federation)), change)
+    clients = with_poisoned_data(federation, map(at, range(len(federation))), change)
     plain, _ = _first_signatures(bare, clients, settings)
     difference = _difference_of_worlds(plain, coins, "signatures")
     rows, claimed = _first_signatures(opened, clients, settings)

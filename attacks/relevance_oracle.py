@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import HIDDEN_PAIRS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.experiments import probe
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
@@ -97,6 +97,8 @@ class RelevanceOracle(Attack):
         "and candidate samples"
     )
     scorer = SampleMembership()
+    reads = frozenset({"row"})
+    hidden_by = frozenset({HIDDEN_PAIRS})
     further: ClassVar[tuple[Scorer, ...]] = (*AT_LOW_RATES, EnergyError())
 
     def __init__(self, endpoint: Endpoint[Any] | None = None) -> None:

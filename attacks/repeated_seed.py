@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import NOISE, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.low_bits import near_rows, noise_multiplier, why_not_on_rows
 from securecluster.attacks.scoring import Scorer
 from securecluster.core.lazy_torch import torch
@@ -113,6 +113,9 @@ class RepeatedSeed(Attack):
     source = "Dwork and Roth 2014, The Algorithmic Foundations of Differential Privacy, 3.5"
     needs = "single updates of a client in two runs on one seed"
     scorer = RecoveredDifferences()
+    reads = frozenset({"delta"})
+    hidden_by = frozenset({NOISE})
+    of_mechanism = True
 
     def __init__(self, release: Release | None = None) -> None:
         self._release = release or derived_release

@@ -1,19 +1,28 @@
-"""Scores of attacks: a value with a bootstrap interval, and the same for a guess about others.
+"""Scores of attacks: a value with an interval, and the same for a guess about others.
 
 The negative control scores the same guess against a truth whose subjects are shuffled. What it
 reaches is what a guess without any information about the subjects reaches: chance.
+
+Intervals are those of the bootstrap over units, such as clients. What a score fits to its units,
+such as the best matching of labels, stays as it is fitted to all of them: resamples repeat units,
+and a maximum that is taken anew on each lies above the score itself, so that its percentiles would
+begin there. The best choice, held fixed, is the derivative of the maximum, by which the bootstrap
+is right again where one choice is best (Fang & Santos 2019, Inference on Directionally
+Differentiable Functions, Theorem 3.2). A bound with an error of its own has no interval, and
+neither has a score without spread between units, of which a bootstrap tells no width.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View, unmet
 from securecluster.errors import UsageError
 
 RESAMPLES = 1000  # bootstrap samples
@@ -23,6 +32,11 @@ LEVEL = 0.95  # of all intervals
 BETTER = "better than chance"
 CHANCE = "at chance"
 UNDECIDED = "not decided"
+# how an interval was found, or why there is none
+BOOTSTRAP = "bootstrap"
+OF_BOUND = "none: the score is a bound with an error of its own"
+OF_EQUALS = "none: all units score alike"
+SPREAD = 1e-9  # relative width below which an interval is rounding
 
 Array = NDArray[Any]
 
@@ -58,34 +72,42 @@ class Score:
     Args:
         metric: what the value measures.
         value: of the guess.
-        interval: bootstrap interval of the value over units, such as clients.
-        chance: mean of the negative control.
-        chance_interval: interval of the negative control over shuffled truths.
+        interval: of the value over units, such as clients; None if there is none.
+        chance: mean of the negative control; of a bound its median.
+        chance_interval: interval of the negative control over shuffled truths, by which a score is
+            at chance or not.
         higher: True if a larger value is a more successful attack.
         units: number of units.
+        interval_by: how the interval was found, or why there is none.
     """
 
     metric: str
     value: float
-    interval: Interval
+    interval: Interval | None
     chance: float
     chance_interval: Interval
     higher: bool
     units: int
+    interval_by: str = BOOTSTRAP
 
     @property
     def beats_chance(self) -> bool:
-        """Return True if the interval lies on the better side of the negative control's."""
+        """Return True if the interval lies on the better side of the negative control's.
+
+        A score without an interval stands for itself.
+        """
+        interval = self.interval or Interval(self.value, self.value)
         if self.higher:
-            return self.interval.low > self.chance_interval.high
-        return self.interval.high < self.chance_interval.low
+            return interval.low > self.chance_interval.high
+        return interval.high < self.chance_interval.low
 
     @property
     def at_chance(self) -> bool:
-        """Return True if shuffled truths give scores as good as this one."""
+        """Return True if shuffled truths give scores as good as this one, to within rounding."""
+        rounding = SPREAD * max(1.0, abs(self.value))
         if self.higher:
-            return self.value <= self.chance_interval.high
-        return self.value >= self.chance_interval.low
+            return self.value <= self.chance_interval.high + rounding
+        return self.value >= self.chance_interval.low - rounding
 
     @property
     def verdict(self) -> str:
@@ -106,10 +128,12 @@ class Scorer(ABC):
     Attributes:
         metric: name of the score.
         higher: True if a larger score is a more successful attack.
+        bound: True if the score is itself the end of a confidence interval.
     """
 
     metric: str
     higher: bool = True
+    bound: ClassVar[bool] = False
 
     @abstractmethod
     def units(self, guess: Guess, truth: Truth) -> Array:
@@ -147,6 +171,14 @@ class Scorer(ABC):
         """
         return float(np.mean(units))
 
+    def fixed(self, units: Array) -> Callable[[Array], float]:
+        """Return `summary` for resamples, with whatever it fits to units as it fits these.
+
+        Args:
+            units: all of them, (n, …).
+        """
+        return self.summary
+
 
 def score(scorer: Scorer, guess: Guess, truth: Truth, seed: int = 0) -> Score:
     """Return the score of a guess.
@@ -171,25 +203,50 @@ def score(scorer: Scorer, guess: Guess, truth: Truth, seed: int = 0) -> Score:
             f"a guess of {guess.quantity} that names nothing has no score: let the attack say that "
             "it is not applicable"
         )
-    # Units are resampled whole: rows of one client depend on each other.
-    resampled = []
-    for _ in range(RESAMPLES):
-        chosen = draw.integers(0, count, count)
-        resampled.append(scorer.summary(units[chosen]))
+    value = scorer.summary(units)
+    interval, interval_by = _interval(scorer, units, value, draw)
     # Each control draws a new wrong truth, so its spread is that of guessing without information.
     controls = []
     for _ in range(SHUFFLES):
         controls.append(scorer.summary(scorer.shuffled(guess, truth, draw)))
-    value = scorer.summary(units)
+    # a shuffle that is nearly the truth gives a bound that is as good as infinite
+    chance = np.median(controls) if scorer.bound else np.mean(controls)
     return Score(
         metric=scorer.metric,
         value=value,
-        interval=_unbiased(np.asarray(resampled), value),
-        chance=float(np.mean(controls)),
+        interval=interval,
+        chance=float(chance),
         chance_interval=Interval.of(np.asarray(controls)),
         higher=scorer.higher,
         units=count,
+        interval_by=interval_by,
     )
+
+
+def _interval(
+    scorer: Scorer, units: Array, value: float, draw: np.random.Generator
+) -> tuple[Interval | None, str]:
+    """Return the interval of a score, and how it was found or why there is none.
+
+    Args:
+        scorer: of the attack.
+        units: what the score is made of, (n, …).
+        value: the score.
+        draw: of the resamples.
+    """
+    count = len(units)
+    if scorer.bound:
+        return None, OF_BOUND
+    summary = scorer.fixed(units)
+    # Units are resampled whole: rows of one client depend on each other.
+    resampled = []
+    for _ in range(RESAMPLES):
+        chosen = draw.integers(0, count, count)
+        resampled.append(summary(units[chosen]))
+    interval = _unbiased(np.asarray(resampled), value)
+    if interval.high - interval.low <= SPREAD * max(1.0, abs(value)):
+        return None, OF_EQUALS
+    return interval, BOOTSTRAP
 
 
 def further_scores(
@@ -217,10 +274,9 @@ def further_scores(
 def _unbiased(resampled: Array, value: float) -> Interval:
     """Return the bootstrap interval of a score, without the bootstrap's bias.
 
-    A score that is fitted to its units, such as a best match, is larger on resamples, which repeat
-    units: its percentiles can lie beyond the score itself. They are shifted by the mean difference,
-    though not beyond what was reached, so that a share stays one, and not beyond the score, since
-    a few resamples of one unit alone may be far from all others.
+    Percentiles are shifted by the mean difference between resamples and score, though not beyond
+    what was reached, so that a share stays one, and not beyond the score, since a few resamples of
+    one unit alone may be far from all others.
 
     Args:
         resampled: scores of resamples, (n,).
@@ -258,8 +314,8 @@ def evaluate(
             f"{attack.name} would read its answer from a view that names the clients: make it with "
             "anonymous=True"
         )
-    reason = attack.applies(view, knowledge)
-    if reason is not None:
+    reason = unmet(attack, truth) or attack.applies(view, knowledge)
+    if reason:
         return reason
     guess = attack.run(view, knowledge)
     return score(attack.scorer, guess, truth, seed)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import SUMS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.experiments import Probed, probe
 from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.views import observed_updates
@@ -50,7 +50,8 @@ CLASSES = 3
 SUM_METHOD = "contribute"  # whose replies are summed
 PREPARATION = ("sum_offer", "sum_keys", SUM_METHOD, "reveal_shares")
 NOISE: dict[str, Any] = {"clip": 1.0, "noise": 1.0, "placement": "distributed"}
-SETTINGS = Settings(transcript="full", threads=1)
+# the clients that a lying server calls are made anew, with the keys of the honest run
+SETTINGS = Settings(transcript="full", threads=1, keys_from_seed=True)
 HIGHEST_BIT = 128  # of a key's last byte: X25519 ignores it
 
 Array = NDArray[Any]
@@ -89,12 +90,13 @@ class Plan:
 
 
 @lru_cache(maxsize=4)
-def honest_plan(noise: bool, rounds: int = 2) -> Plan:
+def honest_plan(noise: bool, rounds: int = 2, cohort_size: int = 0) -> Plan:
     """Return an honest run of secure sums over a few clients with random data.
 
     Args:
         noise: True for sums with shares of noise.
         rounds: of the run; runs with other rounds have another configuration.
+        cohort_size: of the run; without cohorts, the rules of single sums show.
     """
     draw = np.random.default_rng(0)
     train: dict[str, Any] = {}
@@ -105,6 +107,7 @@ def honest_plan(noise: bool, rounds: int = 2) -> Plan:
     options: dict[str, Any] = {"rounds": rounds, "epochs": 1, "model": "linear"}
     if noise:
         options.update(NOISE)
+    options["cohort_size"] = cohort_size
     protocol = FedAvg(**options, aggregation="secagg", mask="none")
     fitted = type(protocol)(**protocol.get_params()).fit(federation, SETTINGS)
     calls: dict[str, Call] = {}
@@ -123,10 +126,11 @@ class LyingServer:
     Args:
         noise: True for sums with shares of noise.
         signed: False for clients without a roster, which verify no signature.
+        cohort_size: of the run.
     """
 
-    def __init__(self, noise: bool = False, signed: bool = True) -> None:
-        self.plan = honest_plan(noise)
+    def __init__(self, noise: bool = False, signed: bool = True, cohort_size: int = 0) -> None:
+        self.plan = honest_plan(noise, cohort_size=cohort_size)
         self._signed = signed
         self._nodes: dict[int, Endpoint[Any]] = {}
 
@@ -380,6 +384,13 @@ def differing_members() -> Probed:
     return server.lie(SUM_METHOD, 0, attempt=1, **members(EVERYONE[:-1]))
 
 
+def part_of_a_cohort() -> Probed:
+    """Ask for a sum over all clients but one, whose cohort is in it otherwise."""
+    # sums over ever other clients can be solved for each of them
+    server = LyingServer(cohort_size=2).prepared("sum_keys")
+    return server.lie(SUM_METHOD, 0, **members(EVERYONE[:-1]))
+
+
 # --- revealing ---
 
 
@@ -589,6 +600,7 @@ RULES: Mapping[str, Callable[[], Probed]] = {
     "a replaced attempt stays replaced": older_attempt,
     "a call has one open sum": attempt_after_shares,
     "sums of a call do not differ by one client": differing_members,
+    "sums are over whole cohorts": part_of_a_cohort,
     "no share after the pad of one client": pad_then_share,
     "no pad after the share of one client": share_then_pad,
     "shares are revealed for one list of survivors": second_survivors,
@@ -656,6 +668,8 @@ class SecureSumConformance(Attack):
     source = "Bonawitz et al. 2017, Practical Secure Aggregation; Bell et al. 2020"
     needs = "a server that lies to clients; the program of clients"
     scorer = BrokenRules()
+    hidden_by = frozenset({SUMS})
+    of_mechanism = True
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.

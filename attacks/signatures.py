@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import MASK, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.label_counts import MisplacedLabels, normalised, rounded
 from securecluster.attacks.subspaces import SampleMembership
 from securecluster.core.lazy_torch import torch
@@ -168,6 +168,8 @@ class SignatureLabelCounts(Attack):
         "the shares of classes under every mask)"
     )
     scorer = MisplacedLabels()
+    reads = frozenset({"signature", "projections", "shares"})
+    hidden_by = frozenset({MASK})  # of sketches: shares of classes have none
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.
@@ -264,6 +266,8 @@ class SignatureMembership(Attack):
     )
     needs = "single signatures without a mask, and candidates with labels, some of them members"
     scorer = OwnSampleMembership()
+    reads = frozenset({"signature", "projections"})
+    hidden_by = frozenset({MASK})
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.

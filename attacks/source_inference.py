@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.client_models import candidate_losses, first_models, why_not
 from securecluster.attacks.scoring import Scorer
 
@@ -68,6 +68,8 @@ class SourceInference(Attack):
         "and records of unknown owners"
     )
     scorer = OwnersFound()
+    reads = frozenset({"delta"})
+    hidden_by = frozenset({MASK, SUMS})
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
+from securecluster.attacks.base import MASK, SEALS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
@@ -339,6 +339,8 @@ class SubspaceAttack(Attack):
     """Base class of attacks on shared eigenvectors."""
 
     source = SOURCE
+    reads = frozenset({"vectors"})
+    hidden_by = frozenset({MASK, SEALS})
     further: ClassVar[tuple[Scorer, ...]] = ()
     takes_samples: ClassVar[bool] = True
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.attacks.base import Colluder, Knowledge, Tap, Truth, View
+from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.errors import UsageError
@@ -154,7 +155,7 @@ def view_of(
 def knowledge_of(
     fitted: ClusteringProtocol,
     federation: Federation | None = None,
-    colluders: Iterable[int] = (),
+    colluders: Iterable[Client] = (),
     samples: tuple[NDArray[Any], NDArray[Any]] | None = None,
 ) -> Knowledge:
     """Return what an adversary may know of a run besides its view.
@@ -162,20 +163,21 @@ def knowledge_of(
     Args:
         fitted: after the run, or loaded from its folder.
         federation: the clients, of which only the colluding ones' data are used.
-        colluders: numbers of the clients that collude with the adversary.
+        colluders: the clients that collude with the adversary, each as for
+            `ClusteringProtocol.model_of`.
         samples: public samples (X, y) of the same distribution as the clients'.
 
     Raises:
         UsageError: not fitted, colluders without a federation, or a client that does not exist.
     """
-    # secrets of these clients alone: in a simulation the seed would give everybody's
+    # secrets of these clients alone: that of a simulated run would give everybody's
     colluding = {}
-    for number in colluders:
-        secrets = fitted.secrets_of(number)
+    learned = fitted._fitted().learned
+    for number in ClientNames(learned.names).positions(colluders):
+        secrets = fitted.secrets_of(at(number))
         if federation is None:
             raise UsageError("colluding clients give their data away: give the federation, too")
         colluding[number] = Colluder(number, federation.shards[number], secrets)
-    learned = fitted._fitted().learned
     config = learned.config
     network = fitted._flat
     pipeline = fitted.with_fitted_params().pipeline(config)

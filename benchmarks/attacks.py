@@ -8,8 +8,9 @@ A cell is an attack on one run: a data set, a protocol, a protection and an adve
 combinations that a protocol runs are cells. `signature` has class blocks, and `signature-sketches`
 is the same protocol with sketches of gradients. Two protocols are left out: nsim takes positions,
 not images, and clients of local release nothing. Audits of ε, which need canaries, are
-`benchmarks.worlds`. `score` has the 95 % bootstrap interval `low` to `high`; `chance` is what the
-same guess reaches against truths with shuffled subjects, `chance_low` to `chance_high`;
+`benchmarks.worlds`, and sums over rounds, which need changing members, are
+`benchmarks.sums_over_rounds`. `score` has the 95 % interval `low` to `high`, if any; `chance` is
+what the same guess reaches against truths with shuffled subjects, `chance_low` to `chance_high`;
 `unprotected` is the score on the run without protection. Attacks that are registered later are
 further cells: the same command adds them.
 
@@ -114,10 +115,11 @@ OWN: dict[str, Parameters] = {
 LEFT_OUT = frozenset({"local", "nsim"})
 COMPARED = (*(name for name in PROTOCOLS if name not in LEFT_OUT), *VARIANTS)
 SERVER = "server"
-AUDITS = "dp-audit"  # attacks that bound ε, on runs with canaries: see benchmarks.worlds
+# attacks with benchmarks of their own: `worlds` and `sums_over_rounds`
+ELSEWHERE = ("dp-audit", "sums-over-rounds")
 # attacks that nobody makes without a client's help
 COLLUDERS = {"mask-known-plaintext": (0,)}
-SETTINGS = Settings(transcript="full", threads=1)
+SETTINGS = Settings(transcript="full", threads=1, keys_from_seed=True)
 COLOURS = {BETTER: "#e2a6a0", UNDECIDED: "#eadca6", CHANCE: "#b5d3ac", "": "#efefef"}
 
 
@@ -273,7 +275,7 @@ def _cells_of_scene(data: str, seed: int, scene: str, protocols: Sequence[str]) 
     """Return the cells of one data set, seed and scene."""
     attacks = []
     for attack in attack_names():
-        if scene_of(attack) == scene and not attack.startswith(AUDITS):
+        if scene_of(attack) == scene and not attack.startswith(ELSEWHERE):
             attacks.append(attack)
     found: list[Cell] = []
     for protocol in protocols:
@@ -317,8 +319,9 @@ def measure(sheet: Sheet, cell: Cell) -> dict[str, Any]:
     results["metric"] = found.metric
     results["better"] = "higher" if found.higher else "lower"
     results["score"] = round(found.value, 4)
-    results["low"] = round(found.interval.low, 4)
-    results["high"] = round(found.interval.high, 4)
+    # a score without spread, or a bound, has no interval
+    results["low"] = round(found.interval.low, 4) if found.interval else ""
+    results["high"] = round(found.interval.high, 4) if found.interval else ""
     results["chance"] = round(found.chance, 4)
     results["chance_low"] = round(found.chance_interval.low, 4)
     results["chance_high"] = round(found.chance_interval.high, 4)
@@ -433,7 +436,9 @@ def _answer(expected: str, value: float, note: str = "") -> dict[str, Any]:
 def _one_step(federation: Federation, model: Any, dtype: str) -> Any:
     """Return one full-batch step of FedAvg without protection."""
     protocol = FedAvg(rounds=1, epochs=1, batch_size=1000, model=model, mask="none")
-    return protocol.fit(federation, Settings(transcript="full", threads=1, dtype=dtype))
+    return protocol.fit(
+        federation, Settings(transcript="full", threads=1, dtype=dtype, keys_from_seed=True)
+    )
 
 
 @lru_cache(maxsize=1)

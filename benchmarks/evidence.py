@@ -22,7 +22,8 @@ that `rows` names, in the order of the file. A column is a statistic of the runs
 min, max, median or sum of a column's numbers, `share` or `count` of its "True", `runs` for the
 number of runs, `first` for a text. `/1e6` divides, `:.3f` formats, and `as TEXT` is the heading.
 `by` makes one set of columns for each value of another column, in ascending order if they are
-numbers. Every cell has one number.
+numbers. Every cell has one number. Below a table of timings stands which of the code that it times
+has changed since (`securecluster.benchmarks.timed_code`).
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ import csv
 import io
 import re
 import statistics
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from securecluster.benchmarks import timed_code
 from securecluster.benchmarks.table import RESULTS
 from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError
@@ -375,10 +378,25 @@ def filled(page: str, folder: Path) -> str:
     def block(match: re.Match[str]) -> str:
         settings = match["settings"]
         table = Table.parse(settings)
-        lines = "\n".join(table.lines(folder))
+        lines = "\n".join([*table.lines(folder), *_age(table.source, folder)])
         return f"{BEGIN}\n{settings}-->\n\n{lines}\n\n{END}"
 
     return BLOCK.sub(block, page)
+
+
+def _age(source: str, folder: Path) -> list[str]:
+    """Return the lines that say that a table is older than the code that it times, if it is.
+
+    Args:
+        source: the table's CSV file.
+        folder: where the measurements are.
+    """
+    changed = timed_code.changed(source.removesuffix(".csv"), folder)
+    if not changed:
+        return []
+    names = ", ".join(f"`{Path(path).name}`" for path in changed)
+    note = f"*Older than the code that it times, of which {names} changed since.*"
+    return ["", *textwrap.wrap(note, 100, break_on_hyphens=False)]
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

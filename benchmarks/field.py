@@ -7,10 +7,10 @@ python -m securecluster.benchmarks.field [--seeds 5] [--minutes 10] the comparis
 21 clients with 300 MNIST images each, in four clusters of 3, 6, 6 and 6 clients whose labels are
 swapped or whose images are turned. The model is softmax regression, trained by DP-SGD: every
 example of a client is protected from everyone else. ε is that of clustering and training together,
-for an example that is added or removed, δ = 1e-5. Protocols that ask for the number of clusters are
-told it. `tuned` is the accuracy after every client has trained its model alone for 20 steps without
-noise, which is the same for all methods. Local training is MR-MTL without regularization, whose
-models are released.
+for an example that is blanked (n public), δ = 1e-5. Protocols that ask for the number of clusters
+are told it. `tuned` is the accuracy after every client has trained its model alone for 20 steps
+without noise, which is the same for all methods. Local training is MR-MTL without regularization,
+whose models are released.
 
 Every method has the same grid: four learning rates by two values of one option of its own. The
 setting of the largest mean accuracy over both shifts is taken, at ε = 1 for levels up to 2, and at
@@ -46,10 +46,11 @@ from securecluster.benchmarks.papers.sheet import (
     read_options,
     summarise,
 )
-from securecluster.benchmarks.table import write
+from securecluster.benchmarks.table import SEEDED, write
+from securecluster.core.client_names import at
 from securecluster.core.lazy_torch import torch
 from securecluster.privacy.dp.accounting import find_noise
-from securecluster.privacy.dp.ledger import Ledger
+from securecluster.privacy.dp.ledger import COSTLESS, Ledger
 from securecluster.protocols import (
     IFCA,
     MRMTL,
@@ -238,7 +239,7 @@ def clients_of(shift: str, samples: int, seed: int) -> Federation:
     # A small cluster is the hard case: the noise in its mean is the largest.
     smallest = [i for i, cluster in enumerate(everyone.truth) if cluster == 0]
     left_out = smallest[SMALLEST:]
-    remaining = [i for i in range(len(everyone)) if i not in left_out]
+    remaining = [at(i) for i in range(len(everyone)) if i not in left_out]
     return everyone.select(remaining)
 
 
@@ -336,7 +337,7 @@ def outcome(federation: Federation, method: str, options: Mapping[str, Any]) -> 
         Mean accuracy over clients, adjusted Rand index, the accuracy after tuning, ε of the run,
         releases of a client, and bytes of a client.
     """
-    fitted = METHODS[method].protocol(**options).fit(federation)
+    fitted = METHODS[method].protocol(**options).fit(federation, SEEDED)
     assert fitted.ledger_.exact() == []
     clients = len(federation)
     return {
@@ -360,7 +361,7 @@ def tuned_accuracy(federation: Federation, fitted: Any) -> float:
     """
     accuracies = []
     for client, shard in enumerate(federation.shards):
-        parameters = [value.clone() for value in fitted.model_of(client).values()]
+        parameters = [value.clone() for value in fitted.model_of(at(client)).values()]
         weight, bias = parameters
         weight.requires_grad_()
         bias.requires_grad_()
@@ -388,7 +389,7 @@ def releases(ledger: Ledger) -> int:
     """
     counts: dict[int, int] = {}
     for event in ledger.events:
-        if event.mechanism == "free":
+        if event.mechanism in COSTLESS:
             continue
         for client in event.ids:
             counts[client] = counts.get(client, 0) + 1

@@ -379,9 +379,15 @@ class Recorded:
     def node(self, client: int) -> Endpoint[Any]:
         """Return the endpoint of one client, or newcomer, as it is before a run."""
         if client < CLIENTS:
-            return build_client(self.method, self.data, Settings(), [client])
+            return build_client(self.method, self.data, Settings(keys_from_seed=True), [client])
         joining = federation(NEWCOMERS, seed=1)
-        return build_client(self.method, joining, Settings(), [client - CLIENTS], joins=self.config)
+        return build_client(
+            self.method,
+            joining,
+            Settings(keys_from_seed=True),
+            [client - CLIENTS],
+            joins=self.config,
+        )
 
     def authority(self) -> KeyAuthority | None:
         """Return the key authority, as it is before a run; None where nothing is encrypted."""

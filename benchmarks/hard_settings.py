@@ -179,7 +179,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     params = {name: value for name, value in training.items() if name in defaults}
     protocol.set_params(**params)
     try:
-        fitted = protocol.fit(federation, Settings(transcript="none"))
+        fitted = protocol.fit(federation, Settings(transcript="none", keys_from_seed=True))
     except SecureClusterError as error:
         return {"outcome": str(error)}
     ari = None

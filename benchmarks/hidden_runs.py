@@ -23,6 +23,7 @@ import numpy as np
 
 from securecluster import Federation, Iid, LabelSwap, Rotation
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, options, summarise
+from securecluster.benchmarks.table import SEEDED
 from securecluster.protocols import FedAvg, FineTune, Hidden
 
 CLIENTS = 1000
@@ -112,7 +113,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     """
     federation = dealt(cell["scenario"], cell["seed"])
     protocol = PROTOCOLS[cell["protocol"]]
-    fitted = protocol(**SETTINGS, clip=cell["clip"], lr=cell["lr"]).fit(federation)
+    fitted = protocol(**SETTINGS, clip=cell["clip"], lr=cell["lr"]).fit(federation, SEEDED)
     return {
         "accuracy": float(np.nanmean(fitted.scores_)),
         "ari": fitted.agreement_["ari"],

@@ -2,13 +2,17 @@
 
 python -m securecluster.benchmarks.homomorphic relevance [clients, 20 and 100]
 python -m securecluster.benchmarks.homomorphic sums [numbers, 10000 100000 1000000]
+python -m securecluster.benchmarks.homomorphic runs [clients, 10 and 100]
 
 Relevance is R of m clients: one row of a client, as pads or as ciphertexts of its part of all
 pairs. Sums are of updates of d numbers: one row of a client, as plain float32, as masked int32 of
 secure sums (without their keys and shares), or as ciphertexts. Times are processor seconds of one
-thread, of encrypting one row, of adding one row to a sum, and of decrypting the sum; errors are the
-largest ones of the sum, relative to the range of one client's number. CKKS is given twice: as it is
-decrypted, and as the key authority releases it.
+thread: of encrypting one row and tagging its ciphertexts, of adding one row to a sum, and of the
+key authority, which checks the tags of the sum's clients and decrypts it. Errors are the largest
+ones of the sum, relative to the range of one client's number. Of CKKS the sum of integers is exact,
+and what errs is their rounding before they are encrypted.
+
+Runs are of FedAvg, a linear model and a round: the bytes of its messages, and processor seconds.
 """
 
 from __future__ import annotations
@@ -25,14 +29,24 @@ import torch
 from numpy.typing import NDArray
 
 from securecluster.benchmarks.table import machine
+from securecluster.data import Federation
 from securecluster.privacy.homomorphic.ciphers import CiphertextSum, PublicCipher, SecretCipher
-from securecluster.privacy.homomorphic.envelopes import EnvelopeContext, open_envelope, seal
+from securecluster.privacy.homomorphic.envelopes import (
+    EnvelopeContext,
+    open_bytes,
+    open_envelope,
+    seal,
+    seal_bytes,
+)
 from securecluster.privacy.homomorphic.packing import FieldShape, Layout, pack, unpack
 from securecluster.privacy.homomorphic.parameters import BFV, CKKS, default_parameters
+from securecluster.privacy.homomorphic.tags import LinearTags, as_text, from_text
 from securecluster.privacy.secure_sum.fixed_point import FixedPoint
 from securecluster.privacy.secure_sum.pads import KeyPair, add_pads
 from securecluster.privacy.secure_sum.pair_pads import PairContext, add_pair_pads
-from securecluster.runtime.pair_release import own_pairs
+from securecluster.protocols import FedAvg
+from securecluster.protocols.oneshot.client import RELEVANCE
+from securecluster.runtime.pair_release import own_pairs, rounding
 
 # the range of one client's number
 BOUND = 1.0
@@ -41,6 +55,8 @@ SUMMED = 3
 PADS = 100
 RELEVANCE_CLIENTS = (20, 100)
 SUM_NUMBERS = (10_000, 100_000, 1_000_000)
+RUN_CLIENTS = (10, 100)
+TAG_KEY = b"t" * 32
 
 
 @dataclass(frozen=True)
@@ -49,10 +65,10 @@ class Cost:
 
     Args:
         way: name of the way.
-        up: bytes of one client's row, with its envelope.
+        up: bytes of one client's row, with its envelope and its box for the key authority.
         encrypt: processor seconds for one client's row.
         add: processor seconds to open the row of one client, and to add it.
-        decrypt: processor seconds for the sum.
+        decrypt: processor seconds of the key authority for the sum.
         error: largest error of the sum, relative to the range of one number.
     """
 
@@ -71,18 +87,28 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.process_time() - start
 
 
-def encrypted(scheme: str, rows: NDArray[np.float64], members: int) -> list[Cost]:
+def codec_of_sums(scheme: str, members: int) -> FixedPoint:
+    """Return the fixed point of sums of ciphertexts.
+
+    Args:
+        scheme: "bfv" or "ckks".
+        members: clients for which it is planned.
+    """
+    most = default_parameters(scheme).largest_integer(32, members)
+    return FixedPoint(BOUND, members, most=most)
+
+
+def encrypted(scheme: str, rows: NDArray[np.float64], codec: FixedPoint) -> Cost:
     """Return the costs of a sum of ciphertexts.
 
     Args:
         scheme: "bfv" or "ckks".
         rows: numbers of some clients (n, d), whose sum is formed.
-        members: clients for which the fixed point is planned.
+        codec: fixed point of their numbers.
     """
     parameters = default_parameters(scheme)
     secret = SecretCipher.generate(parameters)
     public = PublicCipher(parameters, secret.public)
-    codec = FixedPoint(BOUND, members)
     layout = Layout((FieldShape("delta", 32, rows.shape[1:]),))
     largest = {"delta": codec.largest}
     server = KeyPair(b"s" * 32)
@@ -90,12 +116,16 @@ def encrypted(scheme: str, rows: NDArray[np.float64], members: int) -> list[Cost
     context = EnvelopeContext(
         public.fingerprint, "run", "contribute", 1, 0, "client/0", "server", "0", str(layout)
     )
+    authority = KeyPair(b"a" * 32)
+    tags = LinearTags(parameters, TAG_KEY)
 
-    def close(k: int) -> bytes:
+    def close(k: int) -> tuple[bytes, bytes]:
         integers = codec.encode(torch.from_numpy(rows[k : k + 1])).numpy()
         slots = pack({"delta": integers}, layout, largest, parameters)
         ciphertexts = [public.encrypt(numbers) for numbers in slots]
-        return seal(ciphertexts, clients[k], server.public, context)
+        text = as_text(TAG_KEY, [tags.of(public.coefficients(data)) for data in ciphertexts])
+        box = seal_bytes(text, clients[k], authority.public, context)
+        return seal(ciphertexts, clients[k], server.public, context), box
 
     total = CiphertextSum(public)
     count = layout.ciphertexts(parameters)
@@ -105,27 +135,35 @@ def encrypted(scheme: str, rows: NDArray[np.float64], members: int) -> list[Cost
 
     encrypting = []
     adding = []
+    boxes = []
     size = 0
     for k in range(len(rows)):
-        envelope, seconds = timed(partial(close, k))
-        size = len(envelope)
+        (envelope, box), seconds = timed(partial(close, k))
+        boxes.append(box)
+        size = len(envelope) + len(box)
         encrypting.append(seconds)
         _, seconds = timed(partial(add, k, envelope))
         adding.append(seconds)
     data = total.serialized()
-    slots, decrypting = timed(lambda: [secret.decrypt(ciphertext) for ciphertext in data])
+
+    def decrypt() -> list[NDArray[Any]]:
+        opened = []
+        for k, box in enumerate(boxes):
+            text = open_bytes(box, authority, clients[k].public, context)
+            _, row = from_text(text, count, parameters)
+            opened.append(row)
+        for number, ciphertext in enumerate(data):
+            expected = tags.added([row[number] for row in opened])
+            assert tags.of(secret.coefficients(ciphertext)) == expected
+        return [secret.flooded(ciphertext, len(rows)) for ciphertext in data]
+
+    slots, decrypting = timed(decrypt)
     released = unpack(slots, layout, largest, parameters, len(rows))["delta"]
     truth = rows.sum(0)
     unit = 2.0**-codec.exponent
     error = float(np.abs(released * unit - truth).max())
-    best = (float(np.median(encrypting)), float(np.median(adding)), decrypting)
-    costs = [Cost(scheme, size, *best, error)]
-    if scheme == CKKS:
-        raw = np.stack(slots)[:, 1:].reshape(-1)[: layout.slots] * codec.largest * unit
-        # what the fixed point and the ciphertexts err by, before the sum is rounded
-        before = float(np.abs(raw.reshape(truth.shape) - truth).max())
-        costs.insert(0, Cost("ckks, not rounded", size, *best, before))
-    return costs
+    times = (float(np.median(encrypting)), float(np.median(adding)), decrypting)
+    return Cost(scheme, size, *times, error)
 
 
 def padded(rows: NDArray[np.float64], members: int, mask: Callable[[torch.Tensor], Any]) -> Cost:
@@ -164,8 +202,9 @@ def relevance(clients: int) -> list[Cost]:
     context = PairContext(b"run", "relevance", 1, 0, tuple(range(clients)))
     costs = [padded(draw[:2], 2, lambda row: add_pair_pads(row, 0, keys, context, "row"))]
     parts = np.stack([own_pairs(draw[k], k) for k in range(clients)])
+    # BFV for comparison: no run has pairs under it.
     for scheme in (BFV, CKKS):
-        costs += encrypted(scheme, parts, clients)
+        costs.append(encrypted(scheme, parts, rounding("row", RELEVANCE)))
     return costs
 
 
@@ -180,14 +219,29 @@ def sums(numbers: int, clients: int) -> list[Cost]:
     streams = [(bytes([k]) * 32, 1) for k in range(PADS)]
     costs = [padded(rows, clients, lambda row: add_pads(row, streams))]
     for scheme in (BFV, CKKS):
-        costs += encrypted(scheme, rows, clients)
+        costs.append(encrypted(scheme, rows, codec_of_sums(scheme, clients)))
     return costs
+
+
+def runs(clients: int) -> None:
+    """Print the bytes and processor seconds of a round of FedAvg over some clients."""
+    federation = Federation.simulate("digits", clients=clients, samples=10, seed=0)
+    print(f"\nA round of FedAvg over m = {clients} clients\n")
+    print("| way | bytes up a client | bytes between servers | CPU s |")
+    print("| --- | --- | --- | --- |")
+    for way in ("plain", BFV, CKKS):
+        method = FedAvg(aggregation=way, rounds=1, model="linear")
+        fitted, seconds = timed(partial(method.fit, federation))
+        sent = fitted.bytes_["by_message"]
+        up = sent["contribute"]["up"] // clients
+        servers = sent.get("authority_sum", {}).get("servers", 0)
+        print(f"| {way} | {up:,} | {servers:,} | {seconds:.2f} |", flush=True)
 
 
 def show(title: str, costs: Sequence[Cost]) -> None:
     """Print a table of costs."""
     print(f"\n{title}\n")
-    print("| way | bytes up | encrypt, CPU s | open and add, CPU s | decrypt, CPU s | max error |")
+    print("| way | bytes up | encrypt, CPU s | add, CPU s | authority, CPU s | max error |")
     print("| --- | --- | --- | --- | --- | --- |")
     for cost in costs:
         times = f"{cost.encrypt:.4f} | {cost.add:.4f} | {cost.decrypt:.4f}"
@@ -198,7 +252,7 @@ def main(arguments: Sequence[str]) -> None:
     """Measure what is asked for, and print it."""
     torch.set_num_threads(1)
     print(machine())
-    kinds = [word for word in arguments if not word.isdecimal()] or ["relevance", "sums"]
+    kinds = [word for word in arguments if not word.isdecimal()] or ["relevance", "sums", "runs"]
     given = [int(word) for word in arguments if word.isdecimal()]
     if "relevance" in kinds:
         for clients in given or RELEVANCE_CLIENTS:
@@ -206,6 +260,9 @@ def main(arguments: Sequence[str]) -> None:
     if "sums" in kinds:
         for numbers in given or SUM_NUMBERS:
             show(f"A sum of d = {numbers:,} numbers", sums(numbers, SUMMED))
+    if "runs" in kinds:
+        for clients in given or RUN_CLIENTS:
+            runs(clients)
 
 
 if __name__ == "__main__":

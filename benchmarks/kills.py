@@ -40,6 +40,8 @@ OPTIONS = [
     # clients do not reply to some calls; a resumed run has to draw the same ones
     "--dropout",
     "0.05",
+    # two runs are compared with each other, noise and all
+    "--keys-from-seed",
 ]
 # half of the runs are killed
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT)

@@ -99,7 +99,7 @@ def attack(federation: Federation, seed: int = 0, **params: Any) -> dict[str, fl
     """
     # in the first round all clients start from the same weights, so updates compare directly
     protocol = FedAvg(**{"rounds": 1, "model": "mlp", **params})
-    fitted = protocol.fit(federation, Settings(transcript="full", threads=1))
+    fitted = protocol.fit(federation, Settings(transcript="full", threads=1, keys_from_seed=True))
     shares = label_shares(federation)
     groups = min(GROUPS, 3 * len(federation))
     updates = observed_updates(fitted)

@@ -16,7 +16,7 @@ from typing import Any
 from securecluster import Federation
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
 from securecluster.benchmarks.private_runs import PROTOCOLS
-from securecluster.benchmarks.table import RESULTS
+from securecluster.benchmarks.table import RESULTS, SEEDED
 
 CLIENTS = 100
 SAMPLES = 100
@@ -50,7 +50,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     )
     params = {"model": "linear", "landmarks": cell["landmarks"], **OWN[name]}
     protocol = PROTOCOLS[name](**params)
-    fitted = protocol.fit(federation)
+    fitted = protocol.fit(federation, SEEDED)
     assert fitted.agreement_ is not None
     return {
         "ari": fitted.agreement_["ari"],

@@ -37,6 +37,7 @@ from securecluster.benchmarks.papers.sheet import (
     summarise,
 )
 from securecluster.benchmarks.table import RESULTS
+from securecluster.core.client_names import at
 from securecluster.data.scenarios import LabelPermutation, Tasks
 from securecluster.errors import SecureClusterWarning, UpdateError
 from securecluster.protocols import (
@@ -138,12 +139,13 @@ def measure(cell: Cell) -> dict[str, Any]:
         behaviour = next(iter(BEHAVIOURS))
     else:
         malicious = choose_clients(CLIENTS, cell["share"], seed)
-    settings = Settings(threads=1)
+    settings = Settings(threads=1, keys_from_seed=True)
     with warnings.catch_warnings():
         # models at chance are what this measures
         warnings.simplefilter("ignore", SecureClusterWarning)
         try:
-            fitted = run_with(protocol, clients, behaviour, malicious, seed, settings)
+            who = [at(position) for position in malicious]
+            fitted = run_with(protocol, clients, behaviour, who, seed, settings)
         except UpdateError as error:
             return {"stopped": str(error)}
     assert clients.truth is not None

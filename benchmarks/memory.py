@@ -23,6 +23,7 @@ import numpy as np
 
 from securecluster import Federation
 from securecluster.benchmarks.table import write
+from securecluster.core.client_names import at
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Local
 from securecluster.runtime.settings import Settings
 
@@ -76,8 +77,8 @@ def one(case: str, model: str, clients: int) -> dict[str, Any]:
     start = time.perf_counter()
     protocol = CASES[case](model=model, rounds=1, epochs=1, batch_size=10)
     # a full transcript would keep every update
-    fitted = protocol.fit(federation, Settings(transcript="none"))
-    d = sum(value.numel() for value in fitted.model_of(0).values())
+    fitted = protocol.fit(federation, Settings(transcript="none", keys_from_seed=True))
+    d = sum(value.numel() for value in fitted.model_of(at(0)).values())
     # float32: four bytes a parameter
     all_updates = 4 * d * clients / GIB
     return {

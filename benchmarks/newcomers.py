@@ -18,6 +18,8 @@ from typing import Any
 
 from securecluster import Federation, LabelSwap, Rotation, Tasks
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from securecluster.benchmarks.table import SEEDED
+from securecluster.core.client_names import at
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, OneShot
 
 RUNS = 20
@@ -80,11 +82,11 @@ def measure(cell: Cell) -> dict[str, Any]:
         samples=SAMPLES[cell["data"]][cell["scale"]],
         seed=cell["seed"],
     )
-    federation = all_clients.select(range(RUNS))
+    federation = all_clients.select(map(at, range(RUNS)))
     # of the same draw, so that both halves share clusters and no samples
-    newcomers = all_clients.select(range(RUNS, RUNS + LATER))
+    newcomers = all_clients.select(map(at, range(RUNS, RUNS + LATER)))
     protocol = PROTOCOLS[cell["protocol"]](mask=cell["mask"])
-    fitted = protocol.fit(federation)
+    fitted = protocol.fit(federation, SEEDED)
     assert federation.truth is not None
     assert newcomers.truth is not None
     assert fitted.agreement_ is not None

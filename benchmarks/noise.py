@@ -163,7 +163,7 @@ def measure(name: str, part: Part, seeds: int, jobs: int, folder: Path) -> None:
         jobs: number of processes; 0 is one for each core.
         folder: of the sweep.
     """
-    arguments = ["resume", str(folder)]
+    arguments = ["resume", str(folder), "--jobs", str(jobs)]
     if not (folder / "config.json").is_file():
         numbers = ["--seeds", str(seeds), "--jobs", str(jobs)]
         arguments = ["sweep", *part.variants, *part.options, *numbers, *part.levels]

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from securecluster import Federation, LabelSwap
-from securecluster.benchmarks.homomorphic import encrypted
+from securecluster.benchmarks.homomorphic import codec_of_sums, encrypted
 from securecluster.benchmarks.table import write
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Ack, Empty, Header, Picks, Rows, format_ids
@@ -276,7 +276,7 @@ def encrypted_lines(numbers: int, members: int) -> list[Row]:
     plain_up = frame_bytes(Member(20), numbers)["plain row"][0]
     lines = []
     for scheme in (BFV, CKKS):
-        cost = encrypted(scheme, rows, members)[-1]
+        cost = encrypted(scheme, rows, codec_of_sums(scheme, members))
         lines.append(
             {
                 "numbers": numbers,
@@ -331,7 +331,9 @@ def rounds(model: str) -> list[Row]:
     plain_models: torch.Tensor | None = None
     for way, params in WAYS.items():
         start = time.process_time()
-        fitted = FedAvg(rounds=count, model=model, **params).fit(federation, Settings(threads=1))
+        fitted = FedAvg(rounds=count, model=model, **params).fit(
+            federation, Settings(threads=1, keys_from_seed=True)
+        )
         taken = time.process_time() - start
         models = fitted.client_models_.values
         if plain_models is None:

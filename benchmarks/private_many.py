@@ -25,7 +25,7 @@ import numpy as np
 from securecluster import Federation
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
 from securecluster.benchmarks.private_runs import DELTA, PROTOCOLS
-from securecluster.benchmarks.table import RESULTS
+from securecluster.benchmarks.table import RESULTS, SEEDED
 from securecluster.data.scenarios import Tasks
 
 # multipliers z, the same for every mechanism of a run
@@ -79,7 +79,7 @@ def measure(cell: Cell) -> dict[str, Any]:
             params["gram_noise"] = z
     # the first word of a case is the protocol's name
     protocol_name = name.split()[0].rstrip(",")
-    fitted = PROTOCOLS[protocol_name](**params).fit(federation)
+    fitted = PROTOCOLS[protocol_name](**params).fit(federation, SEEDED)
     price = fitted.ledger_.price(DELTA)
     assert fitted.agreement_ is not None
     return {

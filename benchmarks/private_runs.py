@@ -32,7 +32,7 @@ from securecluster.benchmarks.papers.sheet import (
     options,
     summarise,
 )
-from securecluster.benchmarks.table import RESULTS
+from securecluster.benchmarks.table import RESULTS, SEEDED
 from securecluster.data.scenarios import Tasks
 from securecluster.protocols import (
     CFL,
@@ -120,7 +120,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     """
     name = cell["protocol"]
     params = _hyper_parameters(cell)
-    fitted = PROTOCOLS[name](**params).fit(federation(name, cell["seed"]))
+    fitted = PROTOCOLS[name](**params).fit(federation(name, cell["seed"]), SEEDED)
     price = fitted.ledger_.price(DELTA)
     assert fitted.agreement_ is not None
     return {

@@ -19,6 +19,7 @@ from typing import Any
 
 from securecluster import Federation, Iid, LabelSwap, Pathological, Rotation, Tasks
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
+from securecluster.benchmarks.table import SEEDED
 from securecluster.protocols import (
     CFL,
     FLHC,
@@ -92,7 +93,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     # k is an oracle here: CFL, FL+HC and SR-FCA find the number of clusters themselves
     if "k" in protocol.get_params():
         protocol.set_params(k=k)
-    fitted = protocol.fit(federation)
+    fitted = protocol.fit(federation, SEEDED)
     assert fitted.agreement_ is not None
     clusters = len(set(fitted.labels_))
     # of runs that ended in several clusters only: else the two accuracies are of one model

@@ -20,7 +20,7 @@ import numpy as np
 
 from securecluster import Federation
 from securecluster.benchmarks.papers.sheet import Cell, Sheet, options, summarise
-from securecluster.benchmarks.table import RESULTS
+from securecluster.benchmarks.table import RESULTS, SEEDED
 from securecluster.errors import UpdateError
 from securecluster.protocols import FedAvg, Local
 
@@ -92,7 +92,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     protocol = method(model=cell["model"], lr=cell["lr"], rounds=ROUNDS[scale])
     # plain SGD diverges at some of the rates, which is a result
     try:
-        scores = protocol.fit(federation).scores_
+        scores = protocol.fit(federation, SEEDED).scores_
     except UpdateError:
         return {"accuracy": None, "worst": None}
     truth = np.array(federation.truth or (0,) * len(federation))

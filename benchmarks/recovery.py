@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from securecluster import Federation, Iid, LabelSwap
-from securecluster.benchmarks.table import write
+from securecluster.benchmarks.table import SEEDED, write
 from securecluster.data import Scenario
 from securecluster.protocols import CFL
 
@@ -73,7 +73,7 @@ def one(
     federation = Federation.simulate(
         data, scenario=scenario, clients=20, samples=samples, seed=seed
     )
-    cfl = CFL(**params).fit(federation)  # type: ignore[arg-type]
+    cfl = CFL(**params).fit(federation, SEEDED)  # type: ignore[arg-type]
     assert cfl.agreement_ is not None
     lowest, highest = margins(cfl.history_)
     split_lines = [line for line in cfl.history_ if line["splits"]]

@@ -46,6 +46,7 @@ from securecluster.app.registry import protocol_class
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, spread
 from securecluster.benchmarks.table import RESULTS
 from securecluster.clustering.metrics import mean
+from securecluster.core.client_names import at
 from securecluster.data import Scenario, Shard, Topics
 from securecluster.errors import SecureClusterError
 from securecluster.protocols import Settings
@@ -330,7 +331,7 @@ def clients_of(setting: Setting, seed: int) -> Federation:
         samples=setting.dealt,
         seed=seed,
     )
-    selected = dealt.select(_chosen(dealt, setting.sizes))
+    selected = dealt.select(map(at, _chosen(dealt, setting.sizes)))
     shards = list(selected.shards)
     # samples are exchanged before shards are shortened: the exchange needs shards of one length
     if setting.foreign:
@@ -494,7 +495,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     # all other hyper-parameters, the network too, are the protocol's defaults: they are under test
     protocol = _class_of(cell["protocol"])(**params)
     try:
-        fitted = protocol.fit(clients, Settings(transcript="none"))
+        fitted = protocol.fit(clients, Settings(transcript="none", keys_from_seed=True))
     except SecureClusterError as error:
         return {"outcome": str(error)}
     assert fitted.agreement_ is not None

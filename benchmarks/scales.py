@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
 from securecluster import Federation
-from securecluster.benchmarks.table import write
+from securecluster.benchmarks.table import SEEDED, write
 from securecluster.errors import SecureClusterWarning, UpdateError
 from securecluster.protocols import FedAvg
 
@@ -80,7 +80,7 @@ def accuracy(x: NDArray[np.float64], y: NDArray[np.int64], rounds: int, seed: in
     """
     clients = federation(x, y, seed)
     try:
-        fitted = FedAvg(rounds=rounds).fit(clients)
+        fitted = FedAvg(rounds=rounds).fit(clients, SEEDED)
     except UpdateError:
         # diverged: the protocol refuses updates that are not finite
         return float("nan")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from securecluster import Federation, Iid
-from securecluster.benchmarks.table import write
+from securecluster.benchmarks.table import SEEDED, write
 from securecluster.messaging import wire
 from securecluster.messaging.messages import reply_header
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Local, Settings
@@ -48,7 +48,7 @@ def mean_score(protocol: ClusteringProtocol, federation: Federation) -> float:
         protocol: what is run.
         federation: the clients.
     """
-    fitted = protocol.fit(federation)
+    fitted = protocol.fit(federation, SEEDED)
     return round(float(np.mean(fitted.scores_)), 4)
 
 
@@ -60,7 +60,7 @@ def row(seed: int) -> dict[str, Any]:
     """
     federation = Federation.simulate("digits", seed=seed)
     # the full transcript is what `encoded_bytes` encodes
-    cfl = CFL().fit(federation, Settings(transcript="full"))
+    cfl = CFL().fit(federation, Settings(transcript="full", keys_from_seed=True))
     assert cfl.agreement_ is not None
     split_lines = [line for line in cfl.history_ if line["splits"]]
     splits = [str(line["round"]) for line in split_lines]
@@ -70,7 +70,7 @@ def row(seed: int) -> dict[str, Any]:
         before = round(split_lines[0]["accuracy"], 4)
     one_distribution = Federation.simulate("digits", scenario=Iid(), seed=seed)
     # a control without clusters: CFL must not split it
-    iid = CFL().fit(one_distribution)
+    iid = CFL().fit(one_distribution, SEEDED)
     bytes_up = cfl.bytes_["up"]
     bytes_down = cfl.bytes_["down"]
     return {

@@ -2,17 +2,21 @@
 
 python -m securecluster.benchmarks.server_scale sketches [--clients 100 1000 …]
 python -m securecluster.benchmarks.server_scale protocols [--clients 1000 …] [--cases …]
+python -m securecluster.benchmarks.server_scale calls [--clients 10000 100000] [--cases …]
 
 "sketches" clusters rows of 64 numbers: four directions in equal parts, with noise in every row.
 "protocols" runs whole protocols, clients and server in one process, with a linear model of four
-features and four samples a client. Each case runs in a process of its own, since the largest
-resident set of a process never falls.
+features and four samples a client. "calls" takes processor seconds of single sums over such
+clients, with and without a mask, and of the key agreement before the first masked one; where a call
+costs in proportion to its clients, the microseconds a client do not grow. Each case runs in a
+process of its own, since the largest resident set of a process never falls.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -29,7 +33,10 @@ from securecluster.benchmarks.table import write
 from securecluster.clustering.landmarks import sketch_clusters
 from securecluster.clustering.metrics import agreement
 from securecluster.protocols import CFL, FLHC, IFCA, SRFCA, ClusteringProtocol, FedAvg, OneShot
+from securecluster.protocols.common.averaging import AveragingState, average_clusters
+from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.runtime.settings import Settings
+from securecluster.runtime.transport import InProcess
 
 WIDTH = 64  # numbers of a sketch
 CLUSTERS = 4
@@ -40,6 +47,8 @@ COMPARED = 100  # clients that are compared with each other by a protocol
 AVAILABLE_GIB = 4  # cases that need more are not run
 MIB_A_GIB = 1024
 LIMIT_S = 120  # of one case
+CALLS_LIMIT_S = 1200  # of several rounds of up to 100,000 clients
+CALLS = 4  # of which the first one has the key agreement
 MOST_PAIRED = 2000  # clients of a protocol that are compared pair by pair
 
 # rounds that reach each protocol's clustering
@@ -88,7 +97,9 @@ def run_protocol(case: str, clients: int) -> dict[str, Any]:
     federation = few_samples(clients)
     before = peak()
     start = time.perf_counter()
-    fitted = PROTOCOLS[name](**params).fit(federation, Settings(transcript="none"))
+    fitted = PROTOCOLS[name](**params).fit(
+        federation, Settings(transcript="none", keys_from_seed=True)
+    )
     seconds = time.perf_counter() - start
     return {
         "case": case,
@@ -98,6 +109,37 @@ def run_protocol(case: str, clients: int) -> dict[str, Any]:
         "peak_mib": round(peak() * MIB_A_GIB),
         "up_bytes": fitted.bytes_["up"],
         "down_bytes": fitted.bytes_["down"],
+        "status": "done",
+    }
+
+
+def measure_call(case: str, clients: int) -> dict[str, Any]:
+    """Call all clients once per round of FedAvg, and return the line of the table.
+
+    Args:
+        case: the mask.
+        clients: how many.
+    """
+    method = FedAvg(model="linear", epochs=1, batch_size=4, mask=case, rounds=CALLS)
+    federation = few_samples(clients)
+    endpoint = method.build_client(federation, Settings(transcript="none", keys_from_seed=True))
+    config = method.config(federation, "float32")
+    net = method.build_network(InProcess(endpoint.answer, lambda call: set()), config)
+    state = AveragingState([0] * clients, PendingUpdates.start(clients, fresh=case != "none"))
+    seconds = []
+    for t in range(1, CALLS + 1):
+        net.round = t
+        start = time.process_time()
+        average_clusters(net, state, 1.0, t)
+        seconds.append(time.process_time() - start)
+    later = statistics.median(seconds[1:])
+    return {
+        "case": case,
+        "clients": clients,
+        "first_cpu_seconds": round(seconds[0], 2),
+        "cpu_seconds": round(later, 2),
+        "microseconds_a_client": round(1e6 * later / clients),
+        "peak_mib": round(peak() * MIB_A_GIB),
         "status": "done",
     }
 
@@ -217,7 +259,7 @@ def in_own_process(part: str, case: str, clients: int) -> dict[str, Any]:
     """Measure one case in a process of its own, within `LIMIT_S`.
 
     Args:
-        part: "sketches" or "protocols".
+        part: "sketches", "protocols" or "calls".
         case: of this part.
         clients: how many.
     """
@@ -226,17 +268,18 @@ def in_own_process(part: str, case: str, clients: int) -> dict[str, Any]:
         needs = needed_gib(case, clients)
         if needs > AVAILABLE_GIB:
             return skipped | {"status": f"not run: needs {needs:.0f} GiB"}
-    elif case in COMPARING and clients > MOST_PAIRED:
+    elif part == "protocols" and case in COMPARING and clients > MOST_PAIRED:
         return skipped | {"status": "not run: all pairs"}
     # A process's largest resident set never falls, so each case needs a process of its own.
     command = [sys.executable, "-m", "securecluster.benchmarks.server_scale", part]
     command += ["--one", case, "--clients", str(clients)]
+    limit = CALLS_LIMIT_S if part == "calls" else LIMIT_S
     try:
         finished = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=LIMIT_S
+            command, capture_output=True, text=True, check=True, timeout=limit
         )
     except subprocess.TimeoutExpired:
-        return skipped | {"status": f"stopped after {LIMIT_S} s"}
+        return skipped | {"status": f"stopped after {limit} s"}
     line: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
     return line
 
@@ -244,7 +287,7 @@ def in_own_process(part: str, case: str, clients: int) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["sketches", "protocols"])
+    parser.add_argument("part", choices=["sketches", "protocols", "calls"])
     parser.add_argument("--clients", type=int, nargs="+")
     parser.add_argument("--cases", nargs="+")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -256,6 +299,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         measure = run_protocol
         cases = [*PROTOCOLS, *(f"{name} landmarks" for name in COMPARING)]
         sizes = [1000, 2000, 10_000]
+    if options.part == "calls":
+        measure = measure_call
+        cases = ["none", "permutation"]
+        sizes = [10_000, 100_000]
     if options.one:
         print(json.dumps(measure(options.one, options.clients[0])))
         return

@@ -22,7 +22,7 @@ import numpy as np
 
 from securecluster import Federation
 from securecluster.benchmarks.signatures import CLASSES, DELTA, EPSILONS, dealt, truth_of
-from securecluster.benchmarks.table import RESULTS, machine
+from securecluster.benchmarks.table import RESULTS, SEEDED, machine
 from securecluster.protocols import CFL, FLHC
 
 DATA = "mnist"
@@ -89,7 +89,7 @@ def measured(cell: dict[str, Any], federation: Federation) -> dict[str, Any]:
         privacy |= {"clip": 1.0, "target_epsilon": cell["epsilon"]}
     params = {**TRAINING, **own, **privacy}
     protocol = protocol_class(signature=cell["signature"], clusterer=cell["clusterer"], **params)
-    fitted = protocol.fit(federation)
+    fitted = protocol.fit(federation, SEEDED)
     accuracy = float(np.nanmean(fitted.scores_))
     return {
         **cell,

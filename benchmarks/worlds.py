@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster import Federation
-from securecluster.benchmarks.table import write
+from securecluster.benchmarks.table import SEEDED, write
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.errors import SecureClusterWarning
@@ -59,7 +59,7 @@ DELTA = 1e-5
 SEED = 11
 FEATURES = 6
 CLASSES = 4
-FULL = Settings(transcript="full")
+FULL = Settings(transcript="full", keys_from_seed=True)
 LONG = 1e4  # a canary's feature: its gradient and its loss are beyond every bound
 
 
@@ -383,7 +383,7 @@ def central_sums(
     }
     # clusters are drawn from the seed alone, so any canaries give the same ones
     one_round = {**params, "rounds": 1}
-    unaudited = RandomClusters(**one_round).fit(update_canaries(count, held))
+    unaudited = RandomClusters(**one_round).fit(update_canaries(count, held), SEEDED)
     labels = unaudited.labels_.tolist()
     # one client of every other cluster, so that two worlds differ in one client
     holders = {labels.index(c) for c in range(0, count // 2, 2)}
@@ -478,7 +478,7 @@ def connected(protocol: ClusteringProtocol, clients: Federation) -> tuple[Any, T
         protocol: whose client methods are called.
         clients: with canaries.
     """
-    endpoint = protocol.build_client(clients, Settings())
+    endpoint = protocol.build_client(clients, Settings(keys_from_seed=True))
     transcript = Transcript("full")
     transport = Recorded(InProcess(endpoint.answer), transcript)
     net = protocol.build_network(transport, protocol.config(clients, "float32"))

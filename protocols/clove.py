@@ -202,10 +202,11 @@ class CLoVE(ModelSetProtocol):
         minimum = min(self.k, len(net.clients))
         recipients = sample_clients(net, net.clients, self.participation, t, minimum=minimum)
         # Losses cost ε, so clients are asked only while their clusters may change.
-        measuring = []
+        measuring: list[int] = []
         if t <= self.loss_rounds:
             measuring = [i for i in recipients if not (state.stable and state.assigned(i))]
-        receiving = [i for i in recipients if i not in measuring and state.assigned(i)]
+        asked = set(measuring)
+        receiving = [i for i in recipients if i not in asked and state.assigned(i)]
         measured = self._measure(net, state, measuring, t)
         received: Sequence[int] = []
         if receiving:
@@ -320,7 +321,7 @@ class CLoVE(ModelSetProtocol):
         spec = super().privacy_spec(noise).with_releases(releases)
         if not noise:
             return spec
-        # replacing a sample or client moves a row of losses as far as adding one
+        # replacing a sample or client moves a row of losses as far as blanking it
         losses = FieldNoise(noise, replacement=1.0)
         return spec.with_fields(losses=losses, model=losses)
 

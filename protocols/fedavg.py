@@ -29,6 +29,7 @@ class FedAvg(ClusteringProtocol):
     """One model for all clients, averaged by |D_i|."""
 
     name: ClassVar[str] = "fedavg"
+    sums_over_all: ClassVar[bool] = True
     client: ClassVar[type[TrainingClient]] = SumClient
 
     def run_server(self, net: ServerChannel, run: Run) -> AveragingState:

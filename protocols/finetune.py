@@ -107,6 +107,7 @@ class FineTune(ClusteringProtocol):
     """
 
     name: ClassVar[str] = "finetune"
+    sums_over_all: ClassVar[bool] = True
     client: ClassVar[type[TrainingClient]] = FineTuneClient
 
     def run_server(self, net: ServerChannel, run: Run) -> AveragingState:

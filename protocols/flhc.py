@@ -235,7 +235,8 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
         """Cluster all clients by their gradient signatures (line 10, not in the paper)."""
         collected = collect_gradient_signatures(net, net.clients)
         ids = collected.ids
-        state.absent = [i for i in net.clients if i not in ids]
+        replied = set(ids)
+        state.absent = [i for i in net.clients if i not in replied]
         if len(ids) < 2:
             return
         compared = comparable(collected.rows, collected.rows)

@@ -201,6 +201,7 @@ class MRMTL(ClusteringProtocol):
     """
 
     name: ClassVar[str] = "mrmtl"
+    sums_over_all: ClassVar[bool] = True
     client: ClassVar[type[TrainingClient]] = PersonalClient
 
     def run_server(self, net: ServerChannel, run: Run) -> MRMTLState:

@@ -244,7 +244,8 @@ class RDPCFL(ModelSetProtocol):
     """
     dp_unit: str = "example"
     """unit of privacy: client (all data of one client) or example (one sample of one client: DP-SGD
-    in local training)
+    in local training); ε bounds what blanking one tells: it keeps its place and contributes zeros,
+    while numbers of samples and who takes part are public
     """
     k: int | None = None
     """number of clusters; None takes the number from 2 to 6 whose components are most separate"""

@@ -35,7 +35,8 @@ class Signature(ClusterOnce):
     """map of signatures and updates that the server does not know; it keeps inner products"""
     dp_unit: str = "example"
     """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in
-    local training)
+    local training); ε bounds what blanking one tells: it keeps its place and contributes zeros,
+    while numbers of samples and who takes part are public
     """
     k: int | None = None
     """number of clusters; None finds it by the known size of the noise"""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from securecluster.app.loading import load
     from securecluster.app.sweep import sweep
+    from securecluster.core.client_names import at
     from securecluster.data import (
         Dirichlet,
         Federation,
@@ -109,6 +110,7 @@ __all__ = [
     "Signature",
     "Tasks",
     "__version__",
+    "at",
     "load",
     "sweep",
 ]
@@ -126,6 +128,8 @@ def __getattr__(name: str) -> Any:
     module = "securecluster.data"
     if name.startswith("SecureCluster"):
         module = "securecluster.errors"
+    elif name == "at":
+        module = "securecluster.core.client_names"
     elif name == "load":
         module = "securecluster.app.loading"
     elif name == "sweep":

@@ -39,6 +39,26 @@ class PolicyError(SecureClusterError):
     """A release that the client's own policy forbids."""
 
 
+class BudgetError(PolicyError):
+    """A release that would cost more than a client's owner allows over all runs."""
+
+
+class RefusedError(SecureClusterError):
+    """A request that its recipient refused.
+
+    Args:
+        message: one sentence, made of the code.
+        code: the reason, of those that cross the wire; the recipient's own text stays with it.
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message, code)
+        self.code = code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class UpdateError(SecureClusterError):
     """A reply that contains a value other than a finite number, or too few replies to go on."""
 

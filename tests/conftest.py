@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 # before torch loads: test processes on the same cores would fight
@@ -21,6 +22,7 @@ from hypothesis import settings
 from securecluster import Federation, LabelSwap
 from securecluster.app.plots import comparison, curves
 from securecluster.data.locations import FOLDER
+from securecluster.runtime.settings import Settings
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +36,33 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("default", deadline=None, max_examples=25)
     settings.register_profile("exhaustive", deadline=None, max_examples=150)
     settings.load_profile("exhaustive" if config.getoption("exhaustive") else "default")
+
+
+def _keys_from_seed(derived: bool) -> None:
+    """Set the default of `Settings.keys_from_seed`.
+
+    Args:
+        derived: True has runs derive keys, masks and noise from their seeds, so that a test has the
+            same numbers each time; False is the default that users have.
+    """
+    defaults = Settings.__init__.__defaults__
+    names = [field.name for field in dataclasses.fields(Settings)]
+    assert defaults is not None and names[-1] == "keys_from_seed"
+    Settings.__init__.__defaults__ = (*defaults[:-1], derived)  # type: ignore[misc]
+    Settings.__dataclass_fields__["keys_from_seed"].default = derived
+    Settings.keys_from_seed = derived  # type: ignore[misc]
+
+
+# now, before other modules make settings of their own
+_keys_from_seed(True)
+
+
+@pytest.fixture
+def own_secrets() -> Iterator[None]:
+    """Have each run of one test draw a secret of its own, as users' runs do."""
+    _keys_from_seed(False)
+    yield
+    _keys_from_seed(True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

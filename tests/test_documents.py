@@ -254,3 +254,13 @@ def test_a_wrong_row_is_not_the_rule() -> None:
     wrong = text.replace("transforms, scenarios, the federation | models |", "… | clustering |")
     assert wrong != text
     assert rooms(wrong) != rule()
+
+
+def test_every_row_of_who_learns_what_names_its_tests_or_says_that_there_is_none() -> None:
+    text = section((ROOT / "docs" / "security.md").read_text(), "Who learns what")
+    rows = re.findall(r"^\| (\d+) \| [^|]+ \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE)
+    notes = dict(re.findall(r"^(\d+)\. (.+(?:\n {3,}.+)*)", text, re.MULTILINE))
+    assert len(rows) >= 10 and list(notes) == rows
+    for note in notes.values():
+        assert TEST.search(note), note
+        assert "active: " not in note or "test" in note.split("active: ")[1]

@@ -259,6 +259,27 @@ def test_an_attack_of_ones_own_is_one_of_an_audits(
     assert type(attack_registry.attack_named("neighbours")) is names.Neighbours
 
 
+def test_an_attack_of_ones_own_says_that_a_run_has_no_true_clusters(page: Page) -> None:
+    names = page("audit")
+    clients = {
+        name: (shard.x, shard.y)
+        for name, shard in zip(names.federation.names, names.federation.shards, strict=True)
+    }
+    own = names.Federation.from_arrays(clients, classes=10, seed=0)
+    assert own.truth is None
+    fitted = names.CFL(rounds=1, model="linear").fit(own, names.Settings(transcript="full"))
+    view = names.view_of(fitted)
+    truth = names.truth_of(fitted, own, view)
+    found = names.evaluate(names.Neighbours(), view, names.knowledge_of(fitted), truth)
+    assert found == "not applicable: it needs true clusters, which this run does not have"
+
+
+def test_an_audit_from_python_has_what_failed_and_what_is_broken(page: Page) -> None:
+    names = page("audit")
+    assert [finding.standing for finding in names.results.findings[names.RUN]] == ["held", ""]
+    assert names.results.failed == [] and names.results.broken == []
+
+
 def test_malicious_clients_of_the_page_do_harm(page: Page) -> None:
     names = page("audit")
     assert len(names.malicious) == 3
@@ -275,7 +296,10 @@ def test_the_notebook_goes_from_a_run_folder_to_the_page(
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)
     assert "attacks by the server" in capsys.readouterr().out
-    assert names["verdicts"]["label-counts"] == ("at chance", "better than chance")
+    assert names["verdicts"] == {
+        "label-counts": ("at chance (a mask held)", "better than chance"),
+        "linkage": ("not decided", "not decided"),
+    }
     assert (tmp_path / "audit.html").read_text().startswith("<!DOCTYPE html>")
 
 

@@ -86,7 +86,9 @@ class Case:
 
     def settings(self, device: str, dtype: str) -> Settings:
         """Return where it runs; some clients miss some calls."""
-        return Settings(device=device, dtype=dtype, dropout=0.1, transcript="full")
+        return Settings(
+            device=device, dtype=dtype, dropout=0.1, transcript="full", keys_from_seed=True
+        )
 
     def fit(
         self,
@@ -202,7 +204,7 @@ def first_round(name: str, device: torch.device) -> float:
     start = protocol.flat_model(digits()).initial().double()
     updates = []
     for device_type in ("cpu", device.type):
-        settings = Settings(device=device_type, dtype="float64")
+        settings = Settings(device=device_type, dtype="float64", keys_from_seed=True)
         with patch.object(synthetic_users, "fit", _few_steps):
             fitted = protocol.fit(digits(), settings)
         updates.append(models(fitted).cpu() - start)

@@ -41,7 +41,9 @@ def plan(device: str) -> Plan:
         Variant("fedavg", "fedavg", options),
     )
     simulation = Simulation(data="digits", clients=8, clusters=2, samples=40)
-    settings = Settings(device=device, dtype="float64", transcript="none", threads=1)
+    settings = Settings(
+        device=device, dtype="float64", transcript="none", threads=1, keys_from_seed=True
+    )
     return Plan(variants, NOISE, LEVELS, SEEDS, simulation.located(), settings)
 
 

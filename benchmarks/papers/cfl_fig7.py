@@ -35,6 +35,7 @@ from securecluster.benchmarks.papers.sheet import (
     options,
     summarise,
 )
+from securecluster.benchmarks.table import SEEDED
 from securecluster.core.randomness import Randomness
 from securecluster.data.datasets import source
 from securecluster.protocols import CFL
@@ -128,7 +129,7 @@ def measure(cell: Cell) -> dict[str, Any]:
             samples=cell["samples"],
             seed=cell["seed"],
         )
-    fitted = CFL(**NEVER, **training(cell)).fit(federation)
+    fitted = CFL(**NEVER, **training(cell)).fit(federation, SEEDED)
     history = fitted.history_
     tenth = max(1, len(history) // 10)
     # rounded up, so that a curve has at most POINTS values

@@ -41,6 +41,7 @@ from securecluster.benchmarks.papers.sheet import (
     options,
     summarise,
 )
+from securecluster.benchmarks.table import SEEDED
 from securecluster.clustering.similarity import cosine
 from securecluster.protocols import CFL
 from securecluster.protocols.cfl.separation import separation_gap
@@ -152,7 +153,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         seed=cell["seed"],
     )
     # ‖mean Δ‖ is at most max ‖Δ‖, so a share of 1 leaves the time of splits to `_incongruent`
-    fitted = Watched(**training(cell), eps1=1.0, tree=False).fit(federation)
+    fitted = Watched(**training(cell), eps1=1.0, tree=False).fit(federation, SEEDED)
     history = fitted.history_
     agreement = fitted.agreement_
     assert agreement is not None

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from securecluster import Federation, LabelSwap
 from securecluster.benchmarks.papers.sheet import Cell
+from securecluster.benchmarks.table import SEEDED
 from securecluster.clustering.bipartition import bipartition
 from securecluster.clustering.similarity import cosine, gram
 from securecluster.protocols import CFL
@@ -114,4 +115,4 @@ def watched(cell: Cell, since: int) -> list[Line]:
         seed=cell["seed"],
     )
     protocol = Watched(**NEVER, **training(cell), since=since)
-    return protocol.fit(federation).history_
+    return protocol.fit(federation, SEEDED).history_

@@ -340,7 +340,7 @@ def _training(cell: Cell) -> dict[str, Any]:
 
 
 def _settings(cell: Cell) -> Settings:
-    return Settings(target=cell["target"], transcript="none")
+    return Settings(target=cell["target"], transcript="none", keys_from_seed=True)
 
 
 def _clients(cell: Cell) -> Federation:

@@ -40,6 +40,7 @@ from securecluster.benchmarks.papers.sheet import (
     options,
     summarise,
 )
+from securecluster.benchmarks.table import SEEDED
 from securecluster.protocols import NSIM, FedAvg, Local
 from securecluster.runtime.run import Line
 
@@ -115,12 +116,12 @@ def measured(cell: Cell) -> dict[str, Any]:
     if method == "repeat":
         return _repeated(users)
     if method == "fedavg":
-        fitted = FedAvg(**plan).fit(users)
+        fitted = FedAvg(**plan).fit(users, SEEDED)
         return _spread("last", fitted.scores_)
     if method == "local":
         short = plan | {"rounds": cell["local_rounds"]}
-        at_clustering = Local(**short).fit(users)
-        at_end = Local(**plan).fit(users)
+        at_clustering = Local(**short).fit(users, SEEDED)
+        at_end = Local(**plan).fit(users, SEEDED)
         once = _spread("once", at_clustering.scores_)
         last = _spread("last", at_end.scores_)
         return {**once, **last}
@@ -141,7 +142,7 @@ def _clustered(cell: Cell, users: Federation, plan: Mapping[str, Any]) -> dict[s
         params = {"synthetic": cell["synthetic"]}
     local_rounds = cell["local_rounds"]
     protocol = Watched(**plan, local_rounds=local_rounds, mask="none", **params)
-    fitted = protocol.fit(users)
+    fitted = protocol.fit(users, SEEDED)
     line = fitted.history_[local_rounds - 1]
     sizes = sorted(np.bincount(fitted.labels_), reverse=True)
     results: dict[str, Any] = {

@@ -6,7 +6,7 @@ The data are digits (two tasks) and Fashion-MNIST (three). Ten clients (`--full`
 or 1000 samples, 10 % of them of other tasks. Of the digits there are 700 in place of 1000, which is
 about what their tasks have, and clients share samples from 300 on. p = 5.
 
-The unit of privacy is one sample, added or removed, and δ = 1e-5; at ε = ∞ rows are neither clipped
+The unit of privacy is one sample, blanked, and δ = 1e-5; at ε = ∞ rows are neither clipped
 nor noised. There is one release of each client's Gram matrix, which is all that it releases before
 training.
 

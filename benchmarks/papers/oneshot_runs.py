@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from securecluster import Federation
 from securecluster.benchmarks.papers.cfl_runs import training
 from securecluster.benchmarks.papers.sheet import Cell, Row, figure, numbers
+from securecluster.benchmarks.table import SEEDED
 from securecluster.clustering.eigenvectors import projected, relevance, top
 from securecluster.clustering.metrics import agreement
 from securecluster.core.randomness import Randomness
@@ -262,7 +263,7 @@ def trained(cell: Cell) -> dict[str, Any]:
     )
     if isinstance(protocol, RandomTasks):
         protocol.sizes = sizes
-    fitted = protocol.fit(federation)
+    fitted = protocol.fit(federation, SEEDED)
     agreement_with_tasks = fitted.agreement_
     assert agreement_with_tasks is not None
     results: dict[str, Any] = {

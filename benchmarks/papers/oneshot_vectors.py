@@ -4,7 +4,7 @@ python -m securecluster.benchmarks.papers.oneshot_vectors [--seeds 4] [--minutes
 
 Rotations: 21 clients in four clusters of 3, 6, 6 and 6, whose images are turned by 0, 90, 180 and
 270 degrees. Tasks: ten clients in three tasks, 10 % of the samples of other tasks. The unit of
-privacy is one sample, added or removed; δ = 1e-5; each client releases its Gram matrix once.
+privacy is one sample, blanked; δ = 1e-5; each client releases its Gram matrix once.
 
 The ARI is of the same noisy matrices: p = 1, 2, 5 or 10 eigenvectors are shared. `alone` compares
 each eigenvector on its own, as eq. 3 and 4 do without noise; `span` is what runs with noise do

@@ -111,7 +111,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     # masks change no result
     params["mask"] = "none"
     protocol = MADE[cell["method"]](params)
-    fitted = protocol.fit(federation, Settings(transcript="none"))
+    fitted = protocol.fit(federation, Settings(transcript="none", keys_from_seed=True))
     labels = set(fitted.labels_.tolist())
     return {
         "perplexity": float(np.nanmean(fitted.scores_)),

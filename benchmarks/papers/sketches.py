@@ -118,7 +118,7 @@ def _run(cell: Cell) -> dict[str, Any]:
         params |= {"clip": 1.0, "noise": cell["noise"]}
     method = METHODS[cell["method"]](rounds=ROUNDS, **params)
     federation = _federation(cell["seed"])
-    fitted = method.fit(federation, Settings(transcript="sizes"))
+    fitted = method.fit(federation, Settings(transcript="sizes", keys_from_seed=True))
     # whole updates are replies of training; compressed ones have a method of their own
     uploads = ("train", "send_compressed_update")
     sizes = [entry.up for entry in fitted.transcript_.entries if entry.method in uploads]
@@ -317,7 +317,7 @@ def _recorded(method: str, seed: int) -> tuple[torch.Tensor, float]:
     if method == "cfl":
         params = {**NEVER, "rounds": RECORDED}
     protocol = METHODS[method](**params)
-    fitted = protocol.fit(_federation(seed), Settings(transcript="full"))
+    fitted = protocol.fit(_federation(seed), Settings(transcript="full", keys_from_seed=True))
     transcript = fitted.transcript_
     calls = [k for k, entry in enumerate(transcript.entries) if entry.method == "train"]
     _, first = transcript.content(calls[0])

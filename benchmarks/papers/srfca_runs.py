@@ -157,7 +157,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     # a method's name may have its number of clusters behind it
     name, _, _ = cell["method"].partition(" ")
     protocol = MADE[name](cell, params)
-    fitted = protocol.fit(federation, Settings(transcript="none"))
+    fitted = protocol.fit(federation, Settings(transcript="none", keys_from_seed=True))
     agreement = fitted.agreement_ or {}
     labels = set(fitted.labels_.tolist())
     results = {

@@ -117,7 +117,7 @@ def main(arguments: Options, mask: str = "none") -> None:
     settled = settle(arguments.device)
     protocol.pipe = Talk(protocol.weights, partial(accuracy, work), settled)
     # no transcript, as no peer writes one
-    settings = Settings(arguments.device, arguments.threads, transcript="none")
+    settings = Settings(arguments.device, arguments.threads, transcript="none", keys_from_seed=True)
     with suppress(Quit):
         protocol.fit(federation, settings, report=protocol.next)
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.similarity import cross_cosine
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
@@ -271,7 +272,14 @@ def choose_fallback_models(
     cluster_of = [labels[i] for i in evaluators]
     message = tree.message_for([ancestors[c] for c in cluster_of], outbox.number)
     query = PathModels(message.means, message.steps, message.absolute, message.count, depth=depth)
-    sums = net.sum(CFLClient.judge, query, to=evaluators, by=cluster_of, groups=len(leaves))
+    sums = net.sum(
+        CFLClient.judge,
+        query,
+        to=evaluators,
+        by=cluster_of,
+        groups=len(leaves),
+        rosters=clusters_of(labels),
+    )
     if not sums.ids:
         return result
 

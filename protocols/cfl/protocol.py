@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from securecluster.clustering.bipartition import Bipartition
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.noise_robust import (
+    SplitEvidence,
     evidence_for_split,
     gap_between,
     split_into_two,
@@ -34,6 +35,7 @@ from securecluster.clustering.noise_robust import (
 )
 from securecluster.clustering.similarity import FLOOR, cosine
 from securecluster.core.lazy_torch import torch
+from securecluster.core.progress import told_while_slow
 from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.data import Federation
 from securecluster.errors import UsageError
@@ -265,13 +267,14 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
             # The null model of `evidence_for_split` is noise of an unknown size; this one is known.
             significant = compared.count() > 1
         else:
-            test = evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed)
+            test = self._evidence(alpha, seed, statistics.cluster)
             significant = test.p_value <= self.level
         if significant and self.gamma_max < largest_noise(halves.cross_max):
             first = [clients[k] for k in halves.first]
             second = [clients[k] for k in halves.second]
             # Members without a signature stay with most of the others.
-            silent = [i for i in members if i not in clients]
+            signing = set(clients)
+            silent = [i for i in members if i not in signing]
             larger = first
             if len(second) > len(first):
                 larger = second
@@ -442,7 +445,7 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
         """
         if self.criterion == "absolute":
             return True
-        test = evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed)
+        test = self._evidence(alpha, seed, statistics.cluster)
         # The separation of two clients is infinite: they contain no cluster.
         statistics.evidence = test.separation if math.isfinite(test.separation) else None
         statistics.p_value = test.p_value
@@ -451,6 +454,17 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
         if not statistics.complete:
             return statistics.p_value <= max(self.level, HINT)
         return statistics.p_value <= self.level
+
+    def _evidence(self, alpha: NDArray[np.float64], seed: int, cluster: int) -> SplitEvidence:
+        """Test whether clients contain clusters, and say so where that takes long.
+
+        Args:
+            alpha: (n, n) similarities.
+            seed: of the draws of clients without clusters.
+            cluster: the clients' cluster.
+        """
+        watch = told_while_slow(f"split test of cluster {cluster}, {len(alpha)} clients: draw")
+        return evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed, watch)
 
     def _accept(self, state: CFLState, statistics: SplitStatistics, halves: Bipartition) -> None:
         """Record a split where γ_max < √((1 − α_cross^max)/2) (eq. 39).

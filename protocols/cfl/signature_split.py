@@ -48,6 +48,7 @@ def average_by_sums(
         to=recipients,
         by=[labels[i] for i in recipients],
         groups=len(clusters),
+        rosters=clusters,
     )
     outbox.acknowledge(sums.ids)
     round_statistics = [

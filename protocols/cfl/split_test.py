@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from securecluster.clustering.bipartition import Bipartition
+from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.landmarks import extended_halves
 from securecluster.clustering.similarity import gram, gram_norms, mean_norm, mean_row, row_norms
 from securecluster.core.lazy_torch import torch
@@ -26,7 +27,7 @@ from securecluster.protocols.common.compressed_updates import CompressedUpdate
 from securecluster.protocols.common.messages import ModelDelta, empty_tensor
 from securecluster.protocols.common.pending_updates import PendingUpdates, request_model
 from securecluster.protocols.common.privacy_spec import OfPlainSums
-from securecluster.protocols.common.sampling import sample_landmarks
+from securecluster.protocols.common.sampling import TRIES, sample_landmarks
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import ServerChannel
@@ -163,7 +164,9 @@ def collect_updates(
         cluster from which two clients or more replied.
     """
     method: Any = CFLClient.send_compressed_update if compresses else CFLClient.train
-    replies = net.gather(method, outbox.message_for(recipients), to=recipients)
+    # A silent client would keep its whole cohort out of the sum that follows.
+    tries = TRIES if net.cohorts else 1
+    replies = net.gather(method, outbox.message_for(recipients), to=recipients, tries=tries)
     outbox.acknowledge(replies.ids)
     if not compresses:
         return replies, None
@@ -178,6 +181,7 @@ def collect_updates(
         to=contributors,
         by=[labels[i] for i in contributors],
         groups=1 + max(labels),
+        rosters=clusters_of(labels),
     )
     return replies, sums
 

@@ -307,6 +307,7 @@ def cluster_sums(
         to=sampled,
         by=[state.labels[i] for i in sampled],
         groups=len(clusters),
+        rosters=clusters,
     )
     state.outbox.acknowledge(sums.ids)
     if not sums.ids:

@@ -13,7 +13,6 @@ import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core import manifest
+from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.devices import choose_device, cpu_threads, reproducible
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
@@ -34,6 +34,7 @@ from securecluster.messaging.messages import Call, Rows
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import INDEX, Transcript
 from securecluster.models.objectives import Objective, objective
+from securecluster.privacy.dp.budget import Budget
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import Secrets
@@ -62,7 +63,11 @@ from securecluster.protocols.common.serialization import (
     read_kept,
     save,
 )
-from securecluster.protocols.common.sum_options import PLAIN, SumOptions
+from securecluster.protocols.common.sum_options import (
+    PLAIN,
+    SumOptions,
+    simulated_server_keys,
+)
 from securecluster.runtime.endpoint import (
     Endpoint,
     config_hash,
@@ -130,6 +135,14 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         """
         return vars(self).get("_observe_authority")
 
+    @property
+    def repeated_secret(self) -> bytes | None:
+        """Return the secret of the run that this protocol repeats; None draws a new one.
+
+        For research only: `securecluster.attacks.experiments` sets it.
+        """
+        return vars(self).get("_repeated_secret")
+
     def __new__(cls, *arguments: Any, **values: Any) -> Self:
         """Return a new protocol, after a check that its hyper-parameters are declared.
 
@@ -188,6 +201,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         """
         self.check_private()
         self.check_sums()
+        self.check_cohorts(clients)
         # Values that depend on the data are not resolved yet: valid ones stand in for them.
         config = {
             "lr": 1.0 if self.lr is None else self.lr,
@@ -251,6 +265,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         settings: Settings | None = None,
         *,
         folder: Path | str | None = None,
+        force: bool = False,
         report: Callable[[Line], None] = lambda line: None,
     ) -> Self:
         """Run the protocol on a federation, in this process.
@@ -262,6 +277,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
                 new or empty. A stopped run of the same configuration, settings and data resumes,
                 and a finished one is loaded. The command line writes the same folders, with
                 configuration, result and pictures.
+            force: replace the run in the folder, as `--force` does on the command line.
             report: called with the history line of each round.
 
         Raises:
@@ -272,6 +288,8 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         check_kind(federation)
         self.check(len(federation))
         check_settings(settings, federation)
+        if force and folder is None:
+            raise UsageError("force replaces the run in a folder: give folder, or leave force out")
         # A run in memory leaves no file, not even of keys.
         if folder is None:
             self._run(federation, settings, None, report)
@@ -284,7 +302,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             # The only import from a higher room, hence by name: `app` writes the results and
             # pictures of a run folder.
             recorder = importlib.import_module("securecluster.app.execution")
-            recorder.fit(self, federation, settings, Path(folder), report)
+            recorder.fit(self, federation, settings, Path(folder), report, force)
         if self.warning_ is not None:
             warnings.warn(self.warning_, SecureClusterWarning, stacklevel=2)
         return self
@@ -432,6 +450,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         self._made = copy.deepcopy(self.get_params())
         vars(self).pop("joined_", None)  # newcomers of an earlier run
         self.labels_ = np.asarray(learned.labels)
+        self._client_names = ClientNames(learned.names)
         self.client_models_ = Rows(fitted.clients.table, tuple(fitted.clients.index))
         task = objective(config["objective"])
         self._flat = self._network(config["shape"], config["classes"], config["seed"], task)
@@ -482,41 +501,35 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             members = [i for i in members if i not in learned.local]
         if not members:
             return None
-        return self.model_of(members[0])
+        return self.model_of(at(members[0]))
 
-    def model_of(self, client: int | str) -> dict[str, Any]:
+    def model_of(self, client: Client) -> dict[str, Any]:
         """Return the `state_dict` of a client's model.
 
         It is for that client: a model that it trained alone has no noise, and no ε covers it.
 
         Args:
-            client: its number or name.
+            client: its name, or `at` its position. A number is a name; only where no client is
+                called by a number, it is a position.
 
         Raises:
-            UsageError: not fitted, or no such client.
+            UsageError: not fitted, no such client, or a number that could be a name.
         """
-        theta = self.client_models_.row(self._number_of(client))
+        theta = self.client_models_.row(self._position_of(client))
         state: dict[str, Any] = self._flat.state_dict(theta)
         return state
 
-    def _number_of(self, client: int | str) -> int:
-        """Return the number of a client.
+    def _position_of(self, client: Client) -> int:
+        """Return the position of a client in the run.
 
         Args:
-            client: its number or name.
+            client: as for `model_of`.
 
         Raises:
-            UsageError: not fitted, or no such client.
+            UsageError: not fitted, no such client, or a number that could be a name.
         """
-        names = self._fitted().learned.names
-        if client in names:
-            return names.index(str(client))
-        if isinstance(client, Integral) and 0 <= client < len(names):
-            return int(client)
-        raise UsageError(
-            f"no client {client!r}: clients are {', '.join(names[:3])} …, or numbers from 0 to "
-            f"{len(names) - 1}"
-        )
+        self._fitted()
+        return self._client_names.position(client)
 
     def predict(self, newcomers: Federation) -> NDArray[np.int64]:
         """Return the clusters of clients that were not in the run, (n,).
@@ -626,6 +639,8 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             # others.
             del params["aggregation"]
             del params["sum_bound"]
+            del params["cohort_size"]
+            params.pop("exact_weights", None)
         if self.relevance == PLAIN:
             del params["relevance"]
         if not self.encrypts_pairs:
@@ -743,7 +758,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
 
         return build_model(self.model, tuple(shape), classes, Randomness(seed), task)
 
-    def build_client(
+    def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         self,
         federation: Federation,
         settings: Settings,
@@ -751,6 +766,8 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         simulated: bool = True,
         identity: Identity | None = None,
         roster: Roster | None = None,
+        secrets: Randomness | None = None,
+        budget: Budget | None = None,
     ) -> Endpoint[TrainingClient]:
         """Return the endpoint of some clients, with their data, models, keys and release policy.
 
@@ -758,19 +775,23 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             federation: the clients and their data.
             settings: device and precision.
             clients: numbers of the endpoint's clients; None is all.
-            simulated: derive keys from the federation's seed; a deployed node passes False and
-                takes them from the operating system.
+            simulated: derive keys from `secrets`; a deployed node passes False and takes them from
+                the operating system.
             identity: signs a deployed node's messages of the key agreement.
             roster: identities whose signatures a deployed node accepts, including its own. It comes
                 from the party that enrols clients, and not from the server. Without a roster the
                 node verifies nothing, and a server that poses as a client reads the mask seed.
+            secrets: secret random streams of a simulated run, which server and authority share;
+                None derives them from the federation's seed, which protects nothing.
+            budget: of the endpoint's one client, over all runs: a request that would exceed it is
+                refused before anything leaves.
 
         Raises:
             UsageError: a roster without an identity, or one that lacks clients of the run or has
-                another key for these.
+                another key for these; or a budget for several clients, or of another unit.
         """
-        key_source = KeySource(simulated, identity, roster)
-        endpoint = build_client(self, federation, settings, clients, key_source)
+        key_source = KeySource(simulated, identity, roster, secrets)
+        endpoint = build_client(self, federation, settings, clients, key_source, budget=budget)
         endpoint.before_pipeline = self.before_pipeline
         return endpoint
 
@@ -793,6 +814,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         key: bytes | None = None,
         device: torch.device | None = None,
         roster: Roster | None = None,
+        secrets: Randomness | None = None,
     ) -> ServerChannel:
         """Return the server's channel: client ids and verbs, from the configuration alone.
 
@@ -800,18 +822,21 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             transport: carries calls to clients.
             config: what clients and server agreed on.
             key: 32 secret bytes, by which a trusted server draws its noise, and from which its key
-                for envelopes of ciphertexts follows. None derives both from the seed, which clients
-                know: for simulations only.
+                for envelopes of ciphertexts follows. None derives both from `secrets`: for
+                simulations only.
             device: where the server computes with rows of models; None is main memory.
             roster: identities of the clients whose ciphertexts a server with a key accepts; None
                 verifies no signature.
+            secrets: secret random streams of a simulated run; None derives them from the seed,
+                which protects nothing.
         """
         pipeline = self.pipeline(config)
         randomness = Randomness(config["seed"])
         run = config_hash(config)
         if key is None:
-            noise_streams = NoiseStreams.derived(randomness, run)
-            private = None
+            secrets = secrets or randomness
+            noise_streams = NoiseStreams.derived(secrets, run)
+            private, roster = simulated_server_keys(secrets)
         else:
             noise_streams = NoiseStreams(lambda _: key, run)
             statement = encoded("securecluster server envelopes v1", run)
@@ -828,6 +853,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             device=device,
             limits=self.limits(config, pipeline),
             pair_aggregator=self.pair_aggregator(config, private, roster),
+            cohorts=self.cohorts(config),
         )
 
     def replay(
@@ -835,7 +861,9 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
     ) -> bytes:
         """Run the server alone against a recorded transcript, and return its final state, packed.
 
-        The state must equal the recorded one.
+        The state must equal the recorded one. What the server draws in secret follows from the
+        secret of the run that this protocol was fitted in, or was loaded from; a protocol that is
+        not fitted derives it from the seed, as runs with `keys_from_seed` do.
 
         Args:
             transcript: the recorded frames.
@@ -856,6 +884,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         threads: int = 0,
         device: str = "auto",
         observe: Callable[[VerbOutcome], None] | None = None,
+        secrets: Randomness | None = None,
     ) -> tuple[Any, ChannelState]:
         """Run the server as `replay` does, and return its final state and that of its channel.
 
@@ -867,10 +896,13 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             threads: as for `replay`.
             device: as for `replay`.
             observe: called with what each verb gives its reader; None for nobody.
+            secrets: secret random streams of the run; None takes them as `replay` does.
         """
         transport = Replay(transcript)
         server_device = choose_device(device)
-        net = self.build_network(transport, config, device=server_device)
+        if secrets is None and hasattr(self, "kept_"):
+            secrets = self.kept_.secrets()
+        net = self.build_network(transport, config, device=server_device, secrets=secrets)
         net.observe = observe
         run = Run(begin=lambda number: setattr(net, "round", number))
         with (
@@ -903,20 +935,20 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         )
         return outcomes
 
-    def secrets_of(self, client: int | str) -> Secrets:
+    def secrets_of(self, client: Client) -> Secrets:
         """Return the keys and seeds of one client, as it would give them to an adversary.
 
         They are in `clients.safetensors`, and must stay private. Seeds that all clients share, such
         as a mask's, are among them.
 
         Args:
-            client: its number or name.
+            client: as for `model_of`.
 
         Raises:
-            UsageError: not fitted, or no such client.
+            UsageError: not fitted, no such client, or a number that could be a name.
         """
-        number = self._number_of(client)
-        return self._fitted().clients.secrets.of(number)
+        position = self._position_of(client)
+        return self._fitted().clients.secrets.of(position)
 
     def mask_info(self) -> MaskInfo:
         """Return the description of this run's mask for the result."""

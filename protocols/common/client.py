@@ -196,22 +196,30 @@ class TrainingClient:
             return models
         if self._memo.averages is not query.means.table:
             self._memo = _MovedModels(query.means.table)
-        digests = self._row_digests(models.table)
-        # Models are identified by their digests: clients that catch up share a row again.
+        digests = list(self._row_digests(models.table))
+        thetas = list(models.table)
+        # A sum calls clients chunk by chunk, so the loops below are over the clients of the chunk
+        # and over distinct models; what is done for all clients takes no Python loop.
+        index = list(models.index)
+        row_of = {digest: row for row, digest in enumerate(digests)}
+        for k, missing in picks.items():
+            row = index[k]
+            theta, digest = self._moved(thetas[row], digests[row], missing, query)
+            if digest not in row_of:
+                row_of[digest] = len(thetas)
+                thetas.append(theta)
+                digests.append(digest)
+            index[k] = row_of[digest]
+        # Models are identified by their digests: clients that catch up share a row again. Rows are
+        # in the order of the first clients that have them.
         unique: dict[bytes, torch.Tensor] = {}
-        digest_of: list[bytes] = []
-        for k, row in enumerate(models.index):
-            model = models.table[row]
-            missing = picks.get(k, ())
-            theta, digest = self._moved(model, digests[row], missing, query)
-            unique.setdefault(digest, theta)
-            digest_of.append(digest)
-        digests = list(unique)
+        for row in dict.fromkeys(index):
+            unique.setdefault(digests[row], thetas[row])
         table = torch.stack(list(unique.values()))
-        self._printed = (table, digests)
-        new_row = {digest: n for n, digest in enumerate(digests)}
-        index = tuple(new_row[digest] for digest in digest_of)
-        return Rows(table, index)
+        self._printed = (table, list(unique))
+        new_row = {digest: n for n, digest in enumerate(unique)}
+        new_row_of = [new_row.get(digest, 0) for digest in digests]
+        return Rows(table, tuple(map(new_row_of.__getitem__, index)))
 
     def _row_digests(self, table: torch.Tensor) -> list[bytes]:
         """Return the digests of a table's rows, from the cache where it is of this table."""

@@ -96,7 +96,8 @@ class CompressedUpdateClient(UpdateClient):
             self._stored = _StoredUpdates(row_of, delta)
         return CompressedUpdate(Rows(delta))
 
-    @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
+    # not fixed: each call is for the update of its own round
+    @answers(SUM, through=("delta",), fresh=True, unmasked=("size",), fixed=False)
     def contribute_kept_update(self, context: CallContext, query: Empty) -> Update:
         """Return the full update whose compressed form was sent last.
 
@@ -202,7 +203,8 @@ def gather_until_complete(
     tables: list[torch.Tensor] = []
     step: int | None = None
     for _ in range(TRIES):
-        silent = [i for i in net.clients if i not in ids]
+        replied = set(ids)
+        silent = [i for i in net.clients if i not in replied]
         if not silent:
             break
         query = outbox.message_for(silent)

@@ -66,6 +66,6 @@ class CompressionOptions(ClusteringProtocol):
         if "delta" in spec.fields:
             spec = spec.with_fields(compressed=spec.fields["delta"])
         if noise:
-            # Replacing a row of losses moves it as far as adding or removing it does.
+            # Replacing a row of losses moves it as far as blanking it does.
             spec = spec.with_fields(loss=FieldNoise(noise, replacement=1.0))
         return spec

@@ -69,7 +69,8 @@ class DPOptions(ABC):
     """
     dp_unit: str = "client"
     """unit of privacy: client (all data of one client) or example (one sample of one client: DP-SGD
-    in local training)
+    in local training); ε bounds what blanking one tells: it keeps its place and contributes zeros,
+    while numbers of samples and who takes part are public
     """
     loss_clip: float | None = None
     """bound B of a sample's loss where losses are released with noise; None is 1.5·ln(classes)
@@ -77,7 +78,7 @@ class DPOptions(ABC):
     """
     target_epsilon: float | None = None
     """before the run starts, find the smallest noise with which the whole run costs at most this ε
-    for its dp_unit
+    for a blanked dp_unit; for a replaced one it costs more, which the report states
     """
     delta: float = 1e-5
     """δ of (ε, δ)"""

@@ -239,7 +239,8 @@ class EigenvectorProtocol(ClusteringProtocol):
     """p, eigenvectors that each client shares"""
     dp_unit: str = "example"
     """what is protected: client (all data of one) or example (one sample of one client: DP-SGD in
-    local training)
+    local training); ε bounds what blanking one tells: it keeps its place and contributes zeros,
+    while numbers of samples and who takes part are public
     """
     gram_noise: float = 0.0
     """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its

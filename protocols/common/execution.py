@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from securecluster.clustering.metrics import agreement, share_at
 from securecluster.core import atomic_files
+from securecluster.core.client_names import named_in_errors
 from securecluster.core.devices import choose_device, cpu_threads, reproducible
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
@@ -21,8 +22,10 @@ from securecluster.data import Federation
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging.bounds import Limits
 from securecluster.messaging.messages import Call, Response
+from securecluster.messaging.refusals import reraise
 from securecluster.messaging.transcript import Recording, Transcript
 from securecluster.models.objectives import objective
+from securecluster.privacy.dp.budget import Budget
 from securecluster.privacy.dp.ledger import Event, Ledger, Recall
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.identities import Identity, Roster, check_roster
@@ -39,9 +42,11 @@ from securecluster.protocols.common.newcomers import (
     training_sizes,
 )
 from securecluster.protocols.common.serialization import SCHEMA, SHARED, FittedState, FittedSummary
+from securecluster.runtime import run_secret
 from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.key_authority import AuthorityState, KeyAuthority
-from securecluster.runtime.run import Appended, CheckpointPart, Line, Run
+from securecluster.runtime.release_budget import ReleaseBudget
+from securecluster.runtime.run import Appended, CheckpointPart, Line, Run, checkpoints
 from securecluster.runtime.server_channel import ChannelState, ServerChannel
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import (
@@ -80,20 +85,22 @@ class KeySource:
     """Source of the keys of an endpoint.
 
     Args:
-        simulated: keys are derived from the run's seed; otherwise they are a deployed node's own.
+        simulated: keys are derived from `secrets`; otherwise they are a deployed node's own.
         identity: signs the clients' messages, if they are not simulated.
         roster: identities whose signatures the clients accept, if they are not simulated.
+        secrets: secret random streams of a simulated run; None derives them from its seed.
     """
 
     simulated: bool = True
     identity: Identity | None = None
     roster: Roster | None = None
+    secrets: Randomness | None = None
 
 
 SIMULATED = KeySource()
 
 
-def build_client(
+def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     protocol: ClusteringProtocol,
     federation: Federation,
     settings: Settings,
@@ -101,6 +108,7 @@ def build_client(
     key_source: KeySource = SIMULATED,
     joins: Mapping[str, Any] | None = None,
     numbers: Sequence[int] | None = None,
+    budget: Budget | None = None,
 ) -> Endpoint[TrainingClient]:
     """Return the endpoint of some clients of a federation.
 
@@ -114,9 +122,10 @@ def build_client(
             is their own.
         numbers: of the federation's clients; None counts from 0, and for newcomers from the number
             after the run's clients.
+        budget: of the one client, over all runs; None for none.
 
     Raises:
-        UsageError: an identity or a roster that does not fit the clients.
+        UsageError: an identity, a roster or a budget that does not fit the clients.
     """
     if joins is None:
         config: Mapping[str, Any] = protocol.config(federation, settings.dtype)
@@ -156,11 +165,58 @@ def build_client(
         check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
     sums = protocol.secure_sum_service(config, keys, pipeline)
     pads = protocol.pad_service(config, keys)
-    return Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums, pads=pads)
+    endpoint = Endpoint(
+        client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums, pads=pads
+    )
+    if key_source.simulated:
+        # Client and server are one user here, who reads the sentence as it is.
+        endpoint.on_refusal = reraise
+    if budget is not None:
+        endpoint.reserve = _release_budget(protocol, config, endpoint, budget).reserve
+    return endpoint
+
+
+def _release_budget(
+    protocol: ClusteringProtocol,
+    config: Mapping[str, Any],
+    endpoint: Endpoint[TrainingClient],
+    budget: Budget,
+) -> ReleaseBudget:
+    """Return the budget of the one client of an endpoint.
+
+    Args:
+        protocol: the method.
+        config: what clients and server agreed on.
+        endpoint: of the client.
+        budget: over all runs.
+
+    Raises:
+        UsageError: no budget, several clients, or another unit of privacy.
+    """
+    if not isinstance(budget, Budget):
+        raise UsageError(f"budget is {type(budget).__name__}: make it with Budget(path, epsilon)")
+    if len(endpoint.ids) != 1:
+        raise UsageError(
+            f"a budget is of one client, and this endpoint has {len(endpoint.ids)}: build one for "
+            "each, with a budget of its own"
+        )
+    unit = str(config["dp_unit"])
+    if unit != budget.unit:
+        raise UsageError(
+            f"{budget.path} is a budget for the unit {budget.unit}, and this run protects the unit "
+            f"{unit}: give another file, for {unit}"
+        )
+    run = config_hash(config)
+    # nothing is drawn: a server's noise only has a price here
+    draws = NoiseStreams(endpoint.keys.noise, run)
+    costs = protocol.costs(protocol.pipeline(config), config, draws)
+    samples = endpoint.client.cohort.sizes[0] if protocol.per_example else None
+    key = partial(endpoint.keys.noise, endpoint.ids[0])
+    return ReleaseBudget(budget, run, key, costs, samples, endpoint.least_survivors)
 
 
 def _keys(config: Mapping[str, Any], pipeline: Pipeline, source: KeySource) -> KeyRing:
-    """Return the keys of an endpoint, derived from the run's seed or a deployed node's own.
+    """Return the keys of an endpoint, derived from a run's secret or a deployed node's own.
 
     Raises:
         UsageError: an identity or a roster of another type, a roster without an identity, or either
@@ -185,17 +241,47 @@ def _keys(config: Mapping[str, Any], pipeline: Pipeline, source: KeySource) -> K
         return KeyRing(run, None, pipeline.unlock, lambda client: identity, roster)
     if identity is not None or roster is not None:
         raise UsageError(
-            "simulated clients derive identities and roster from the seed: give your own with "
-            "simulated=False"
+            "simulated clients derive identities and roster: give your own with simulated=False"
         )
-    randomness = Randomness(config["seed"])
+    secrets = source.secrets or Randomness(config["seed"])
     return KeyRing(
         run,
-        randomness,
+        secrets,
         pipeline.unlock,
-        partial(Identity.derived, randomness),
-        Roster.derived(randomness),
+        partial(Identity.derived, secrets),
+        Roster.derived(secrets),
     )
+
+
+def _secret_of(
+    protocol: ClusteringProtocol, settings: Settings, folder: Path | None
+) -> bytes | None:
+    """Return the secret of a run, which is drawn as it starts and kept in its folder.
+
+    Args:
+        protocol: the method, which has the secret of a run that it repeats.
+        settings: of the run.
+        folder: the run folder; None stores everything in memory.
+
+    Returns:
+        None where keys, masks and noise follow from the seed.
+
+    Raises:
+        RunFolderError: the folder of a run that has begun is without its secret.
+    """
+    if settings.keys_from_seed:
+        return None
+    if folder is None:
+        return protocol.repeated_secret or run_secret.drawn()
+    secret = run_secret.read(folder)
+    if secret is not None:
+        return secret
+    # a secret of its own would undo what was released under the lost one
+    if checkpoints(folder) or (folder / "ledger.jsonl").is_file():
+        raise run_secret.missing(folder)
+    secret = run_secret.drawn()
+    run_secret.write(folder, secret)
+    return secret
 
 
 @dataclass
@@ -210,6 +296,7 @@ class _Simulation:
     endpoint: Endpoint[TrainingClient]
     transcript: Transcript
     net: ServerChannel
+    secret: bytes | None = field(repr=False)
     authority: KeyAuthority | None = None
     recall: Recall = field(default_factory=Recall)
 
@@ -226,29 +313,34 @@ class _Simulation:
         Args:
             folder: the run folder; None stores everything in memory.
         """
-        endpoint = protocol.build_client(federation, settings)
+        if folder:
+            atomic_files.make_folder(folder)
+        secret = _secret_of(protocol, settings, folder)
+        public = Randomness(federation.seed)
+        secrets = public if secret is None else run_secret.randomness(secret)
+        endpoint = protocol.build_client(federation, settings, secrets=secrets)
         client = endpoint.client
         # Frames hold what clients sent, so their folder is for the owner's eyes.
         frames = None
         if folder:
             frames = folder / "transcript"
-            atomic_files.make_folder(folder)
             atomic_files.make_private_folder(frames)
         transcript = Transcript(
             settings.transcript, frames, protocol.message_types, federation.names
         )
-        dropouts = random_dropouts(settings.dropout, Randomness(federation.seed))
+        dropouts = random_dropouts(settings.dropout, public)
         config = protocol.config(federation, settings.dtype)
         # Clients of one process share a batch, and messages skip encoding; the bytes are counted.
         inner: Transport = InProcess(endpoint.answer, dropouts)
-        authority = protocol.build_authority(config)
+        authority = protocol.build_authority(config, secrets=secrets)
         if authority is not None:
             authority.observe = protocol.observe_authority
             inner = WithAuthority(
                 inner, authority.answer_frame, lambda name: protocol.message_types(name)[1]
             )
         transport = Recorded(inner, transcript)
-        net = protocol.build_network(transport, config, device=client.cohort.device)
+        device = client.cohort.device
+        net = protocol.build_network(transport, config, device=device, secrets=secrets)
         # The price of DP-SGD depends on numbers of samples. In other runs the ledger, which may be
         # published, does not contain them.
         if protocol.per_example:
@@ -263,6 +355,7 @@ class _Simulation:
             endpoint,
             transcript,
             net,
+            secret,
             authority,
         )
 
@@ -310,7 +403,7 @@ class _Simulation:
         clients = ClientState(
             models.table, list(models.index), self.endpoint.keys.secrets, extra=extra
         )
-        result = FittedState(learned, pack(state), clients)
+        result = FittedState(learned, pack(state), clients, self.secret)
         if protocol.rounds < ENOUGH_ROUNDS:
             return result, None
         return result, at_chance(client.cohort, models, scores)
@@ -443,8 +536,9 @@ def carry_out(
     """
     simulation = _Simulation.prepare(protocol, federation, settings, folder)
     run = simulation.start(report)
-    state = protocol.final_state(simulation.net, run)
-    result, chance = simulation.fitted(run, state)
+    with named_in_errors(federation.names):
+        state = protocol.final_state(simulation.net, run)
+        result, chance = simulation.fitted(run, state)
     return result, simulation.transcript, chance
 
 
@@ -473,8 +567,12 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     # Numbers are planned on a copy: the run's ledger takes them only after a release.
     planned = replace(ledger, names=dict(ledger.names), samples=dict(ledger.samples))
     numbers = _newcomer_numbers(protocol, planned, first, newcomers.names, sizes)
-    guests = build_client(protocol, newcomers, settings, joins=config, numbers=numbers)
-    hosts = _hosts(config, protocol.kept_.clients.secrets, guests.limits)
+    secrets = protocol.kept_.secrets()
+    keys = KeySource(secrets=secrets)
+    guests = build_client(
+        protocol, newcomers, settings, key_source=keys, joins=config, numbers=numbers
+    )
+    hosts = _hosts(config, protocol.kept_.clients.secrets, guests.limits, secrets)
 
     def answer(call: Call) -> Response:
         if call.to[0] < first:  # the key agreement, by which newcomers get the mask seed
@@ -488,7 +586,8 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     names = [planned.names[i] for i in numbered]
     transcript = Transcript(settings.transcript, None, protocol.message_types, names)
     device = guests.client.cohort.device
-    net = protocol.build_network(Recorded(InProcess(answer), transcript), config, device=device)
+    transport = Recorded(InProcess(answer), transcript)
+    net = protocol.build_network(transport, config, device=device, secrets=secrets)
     guest_names = dict(zip(numbers, newcomers.names, strict=True))
     guest_samples = _samples(guests.client) if protocol.per_example else {}
     guest_ledger = Ledger(samples=guest_samples, names=guest_names)
@@ -499,7 +598,12 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     net.round = 1 + max(rounds, default=0)
     net.record = _recorder(net, ledger, planned, record, first)
     state: Any = unpack(protocol.kept_.server, protocol.state_class())
-    with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
+    with (
+        named_in_errors(names),
+        torch.inference_mode(False),
+        cpu_threads(settings.threads),
+        reproducible(device),
+    ):
         labels = protocol.assign_newcomers(net, state, guests.ids)
     labels = protocol.newcomer_labels(guests.client, state, labels)
     name = f"{type(protocol).__name__}.assign_newcomers"
@@ -633,26 +737,28 @@ def _samples(client: TrainingClient) -> dict[int, int]:
     return dict(zip(client.cohort.ids, client.cohort.sizes, strict=True))
 
 
-def _hosts(config: Mapping[str, Any], secrets: Secrets, limits: Limits) -> Endpoint[Any]:
+def _hosts(
+    config: Mapping[str, Any], kept: Secrets, limits: Limits, secrets: Randomness
+) -> Endpoint[Any]:
     """Return the endpoint of the run's own clients, without data or models.
 
     Newcomers need them for the key agreement only: one of them seals the mask seed.
 
     Args:
         config: of the run.
-        secrets: of the run's clients.
+        kept: keys and seeds of the run's clients.
         limits: of frames.
+        secrets: secret random streams of the run.
     """
-    randomness = Randomness(config["seed"])
     run = config_hash(config)
     keys = KeyRing(
         run,
         None,
         lambda seed: None,
-        partial(Identity.derived, randomness),
-        Roster.derived(randomness),
+        partial(Identity.derived, secrets),
+        Roster.derived(secrets),
     )
-    keys.restore(secrets)
+    keys.restore(kept)
     return Endpoint(None, range(config["clients"]), run, Pipeline(), keys, limits=limits)
 
 

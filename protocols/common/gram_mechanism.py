@@ -4,9 +4,9 @@ None of this is in the papers of the methods that cluster clients by eigenvector
 
 A = XᵀX of features whose rows are clipped to norm 1, a rule that considers one sample at a time.
 Neither eigenvectors nor relevance, which is made of ratios, require the division by n. So for the
-unit "example" there is none: adding or removing a sample moves A by at most 1 in Frobenius norm,
-replacing one by at most √2. For the unit "client", A = XᵀX/n, whose norm is at most 1: this is its
-distance to the zero matrix, and it is at most √2 from another client's matrix.
+unit "example" there is none: blanking a sample, adding or removing one moves A by at most 1 in
+Frobenius norm, replacing one by at most √2. For the unit "client", A = XᵀX/n, whose norm is at most
+1: this is its distance to the zero matrix, and it is at most √2 from another client's matrix.
 
 The symmetric matrices are a vector space of D(D + 1)/2 numbers, in which the Frobenius norm is the
 Euclidean norm of (diagonal, √2 · entries above it). Noise is isotropic there: N(0, s²) on the
@@ -128,7 +128,7 @@ class GramNoise:
 
     Args:
         multiplier: z, positive: the noise has the standard deviation s = z times the sensitivity to
-            adding or removing the unit, which is 1.
+            blanking the unit, which is 1.
         mechanism: "gram" adds noise to A; "naive" adds noise to unit eigenvectors, z times their
             trivial sensitivity 2√p, and leaves A exact.
         per_client: whether the unit of privacy is a whole client, not one of its samples.
@@ -171,9 +171,9 @@ class GramNoise:
         """Return noisy Gram matrices of disjoint parts of a client's samples, as one release.
 
         A sample is in one part, so all matrices together move no further than a single one does:
-        by 1 where a sample is added or removed, and by at most √2 where it is replaced, also by a
-        sample of another part. For the unit "client" each is divided by the number n of all
-        samples, so their norms add up to at most 1.
+        by 1 where a sample is blanked, added or removed, and by at most √2 where it is replaced,
+        also by a sample of another part. For the unit "client" each is divided by the number n of
+        all samples, so their norms add up to at most 1.
 
         Args:
             by_class: (n_c, D) features of each part.

@@ -350,7 +350,8 @@ def check_newcomers(to: Sequence[int], ids: Sequence[int]) -> None:
         to: numbers of all newcomers.
         ids: numbers of those that replied.
     """
-    silent = [i for i in to if i not in ids]
+    replied = set(ids)
+    silent = [i for i in to if i not in replied]
     if silent:
         few = ", ".join(map(str, silent[:5]))
         raise UpdateError(f"newcomer(s) {few} do not reply: ask them again later")

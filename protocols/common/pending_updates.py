@@ -77,10 +77,10 @@ class PendingUpdates:
         if not self.fresh and self.posts:
             previous = self.posts[-1]
             # Clusters may have split since: each one continues the displacement of its members.
-            source = []
-            for c in range(len(means)):
-                member = list(labels).index(c)
-                source.append(previous.row_of[member])
+            member_of: dict[int, int] = {}
+            for member, c in enumerate(labels):
+                member_of.setdefault(c, member)
+            source = [previous.row_of[member_of[c]] for c in range(len(means))]
             means = previous.table[torch.as_tensor(source)] + means
             self.first += 1
             self.posts = []

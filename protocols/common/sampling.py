@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from numbers import Integral
 
 from securecluster.errors import UsageError
+from securecluster.privacy.secure_sum.cohorts import Cohort
 from securecluster.runtime.server_channel import ServerChannel
 
 # Calls of a client that does not reply, where every reply is needed.
@@ -19,12 +20,17 @@ def sample_clients(
 ) -> list[int]:
     """Return a random share of some clients, in order.
 
+    Where the run has cohorts, whole cohorts are sampled: their number is rounded at random, so that
+    clients take part in the share of rounds that is asked for.
+
     Args:
-        members: the clients to sample from.
+        members: the clients to sample from, all of the run or of a cluster.
         share: the fraction that is sampled, in (0, 1].
         path: names the random draw, such as by round and cluster.
         minimum: the smallest number that is sampled, where there are as many members.
     """
+    if net.cohorts is not None and share < 1:
+        return _sample_cohorts(net.cohorts.of(members), net, share, *path, minimum=minimum)
     rounded = round(share * len(members))
     count = min(len(members), max(minimum, rounded))
     if count == len(members):  # no random draw is needed
@@ -32,6 +38,21 @@ def sample_clients(
     generator = net.randomness.generator("server", "invite", *path)
     sampled = generator.choice(members, count, replace=False)
     return sorted(int(i) for i in sampled)
+
+
+def _sample_cohorts(
+    cohorts: Sequence[Cohort], net: ServerChannel, share: float, *path: int, minimum: int
+) -> list[int]:
+    """Return the clients of a random share of some cohorts, in order."""
+    generator = net.randomness.generator("server", "invite", *path)
+    count = int(share * len(cohorts) + generator.random())
+    sampled: list[int] = []
+    for number in generator.permutation(len(cohorts)).tolist():
+        if count <= 0 and len(sampled) >= minimum:
+            break
+        sampled += cohorts[number]
+        count -= 1
+    return sorted(sampled)
 
 
 def sample_landmarks(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from securecluster.core import atomic_files, manifest
 from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.protocols.common import newcomers
 from securecluster.protocols.common.client import ClientState
+from securecluster.runtime import run_secret
 from securecluster.runtime.run import Line
 from securecluster.runtime.server_channel import ChannelState
 from securecluster.runtime.settings import Settings
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from securecluster.protocols.common.base import ClusteringProtocol
 
 P = TypeVar("P", bound="ClusteringProtocol")
-SCHEMA = 6
+SCHEMA = 7
 LEARNED = "learned.safetensors"
 SERVER = "server.safetensors"
 CLIENTS = "clients.safetensors"
@@ -62,6 +64,21 @@ class FittedState:
     learned: FittedSummary
     server: bytes  # the server's final state, packed
     clients: ClientState  # models and secrets, which must stay private
+    # of the run, from which keys, masks and noise follow; None where they follow from the seed, or
+    # where the folder is without it
+    secret: bytes | None = field(default=None, repr=False)
+
+    def secrets(self) -> Randomness:
+        """Return the secret random streams of the run.
+
+        Raises:
+            RunFolderError: the secret was removed from the run's folder.
+        """
+        if self.learned.settings.keys_from_seed:
+            return Randomness(self.learned.config["seed"])
+        if self.secret is None:
+            raise run_secret.missing(None)
+        return run_secret.randomness(self.secret)
 
 
 def save(protocol: ClusteringProtocol, folder: Path) -> None:
@@ -92,6 +109,7 @@ def save(protocol: ClusteringProtocol, folder: Path) -> None:
     atomic_files.write_atomic(folder / MODELS, encode(_shared_tensors(protocol), header))
     atomic_files.write_atomic(folder / SERVER, fitted.server)
     atomic_files.write_atomic(folder / CLIENTS, pack(fitted.clients), 0o600)  # the owner only
+    run_secret.write(folder, fitted.secret)
     written = list(ALWAYS)
     if not isinstance(protocol.model, str):
         start = {name: tensor.contiguous() for name, tensor in protocol.start_.items()}
@@ -174,7 +192,8 @@ def read_kept(folder: Path) -> FittedState:
             f"{folder} was saved in schema {learned.schema}, this version reads {SCHEMA}: use the "
             "version that saved it"
         )
-    return FittedState(learned, server_data, unpack(clients_data, ClientState))
+    clients = unpack(clients_data, ClientState)
+    return FittedState(learned, server_data, clients, run_secret.read(folder))
 
 
 def read_ledger(folder: Path) -> Ledger:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.core.validation import check_choice, check_number
+from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.data import Federation
 from securecluster.errors import FrameError, UsageError
 from securecluster.privacy.dp.noise_streams import NoiseStreams
@@ -17,6 +17,7 @@ from securecluster.privacy.homomorphic.parameters import BFV, CKKS, Parameters, 
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.privacy.secure_sum.cohorts import Cohort, Cohorts
 from securecluster.privacy.secure_sum.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.dp_options import DISTRIBUTED, DPOptions
@@ -28,7 +29,15 @@ from securecluster.runtime.encrypted_pairs import (
 from securecluster.runtime.encrypted_replies import encrypted_bits, is_encrypted
 from securecluster.runtime.encrypted_sum_client import AUTHORITY_NUMBER, EncryptedSumService
 from securecluster.runtime.encrypted_sums import EncryptedSums
-from securecluster.runtime.endpoint import MINIMUM, PAIRS, SUM, config_hash, has_pairs, releases_of
+from securecluster.runtime.endpoint import (
+    MINIMUM,
+    PAIRS,
+    SUM,
+    config_hash,
+    fixed_sums,
+    has_pairs,
+    releases_of,
+)
 from securecluster.runtime.key_authority import KeyAuthority
 from securecluster.runtime.masked_replies import SumRanges
 from securecluster.runtime.pad_client import PadService, PairRange
@@ -70,12 +79,19 @@ class SumOptions(DPOptions):
     aggregation: str = PLAIN
     """how sums of updates are formed: plain (the server reads every reply and adds them), secagg
     (clients mask their replies, so that the server reads sums over two or more of them only), or
-    bfv or ckks (clients encrypt their replies, the server adds ciphertexts, and a key authority,
-    which must not work together with the server, decrypts the sums; bfv is exact)
+    bfv or ckks (clients encrypt their replies, the server adds ciphertexts, and a key authority
+    decrypts the sums that clients' tags bind; neither it nor a client may work together with the
+    server; both sum integers exactly, to which clients round their numbers, less finely under ckks)
     """
     sum_bound: float | None = None
     """largest coordinate of one client's update, before its weight, that a secure sum can hold;
     None is the clip norm with room for its noise, or 8 without a clip
+    """
+    cohort_size: int | None = None
+    """secure sums only: number of clients of a cohort. Clients are divided into fixed cohorts, each
+    of which is in a sum as a whole or not at all, since sums over ever other clients can be solved
+    for each of them. None is the number of clients that a round asks, or a third of them where it
+    asks all, up to ten; 0 is no cohorts (the report says how many clients can be solved for)
     """
     relevance: str = PLAIN
     """how R_ij = (r_ij + r_ji)/2 of pairs of clients is formed: plain (the server reads every
@@ -83,10 +99,13 @@ class SumOptions(DPOptions):
     """
     relevance_release: str | None = None
     """relevance ckks only: what the key authority tells the server of R: labels (the clusters
-    alone) or matrix (R rounded to 1e-4); None is labels where the method clusters R itself
-    (oneshot), and else matrix
+    alone) or matrix (R of numbers that clients round to 2^-14); None is labels where the method
+    clusters R itself (oneshot), and else matrix
     """
 
+    sums_over_all: ClassVar[bool] = False
+    """Whether all secure sums are over all clients or a share of them, and none over clusters that
+    the server forms. Each client then knows the cohorts, and refuses other lists."""
     pair_functions: ClassVar[Mapping[str, PairFunction]] = {}
     """Functions of R that the server may ask for, by name. Their parameters are those of the
     configuration, so that another party than the server can compute them."""
@@ -185,6 +204,52 @@ class SumOptions(DPOptions):
                 "replies: take placement local, or aggregation plain"
             )
         _refuse(self.secure_sums_refusal())
+
+    def check_cohorts(self, clients: int) -> None:
+        """Check the size of cohorts.
+
+        Args:
+            clients: m.
+
+        Raises:
+            UsageError: cohorts without secure sums, or of fewer than two or more than all clients.
+        """
+        if not self.cohort_size:
+            return
+        check_whole(self, cohort_size=MINIMUM)
+        if not self.sums_securely:
+            raise UsageError(
+                "cohort_size is of secure sums, and the server of plain ones reads every reply: "
+                "take aggregation secagg, or leave cohort_size out"
+            )
+        if self.cohort_size > clients:
+            raise UsageError(
+                f"cohort_size = {self.cohort_size} is more than the {clients} clients: take a "
+                "smaller one, or leave it out"
+            )
+
+    def cohorts(self, config: Mapping[str, Any]) -> Cohorts | None:
+        """Return by which cohorts clients take part in secure sums; None where there are none.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        if not self.sums_securely or config["cohort_size"] == 0:
+            return None
+        return Cohorts.drawn(
+            int(config["clients"]),
+            int(config["seed"]),
+            MINIMUM,
+            float(config["participation"]),
+            config["cohort_size"],
+        )
+
+    def _cohorts_of_all(self, config: Mapping[str, Any]) -> list[Cohort]:
+        """Return the cohorts that every sum is over; empty where others follow from clusters."""
+        cohorts = self.cohorts(config)
+        if cohorts is None or not self.sums_over_all:
+            return []
+        return cohorts.of(range(int(config["clients"])))
 
     def _check_pairs(self) -> None:
         """Check whether the method forms pairs, and what the key authority tells of R."""
@@ -339,12 +404,16 @@ class SumOptions(DPOptions):
             minimum = max(MINIMUM, pipeline.shares)
             parameters = default_parameters(self.aggregation)
             ranges = self._sum_ranges(config)
-            return EncryptedSumService(ranges, run, keys, minimum, parameters, self._schemes)
+            return EncryptedSumService(
+                ranges, run, keys, minimum, parameters, self._schemes, self._cohorts_of_all(config)
+            )
         draws = None
         if pipeline.guard is not None:
             draws = pipeline.guard.draws
         ranges = self._sum_ranges(config, draws)
-        return SecureSumService(run, keys, ranges, MINIMUM, pipeline.shares)
+        fixed = fixed_sums(self.client)
+        cohorts = self._cohorts_of_all(config)
+        return SecureSumService(run, keys, ranges, MINIMUM, pipeline.shares, fixed, cohorts)
 
     def aggregator(
         self,
@@ -368,7 +437,7 @@ class SumOptions(DPOptions):
         run = config_hash(config)
         ranges = self._sum_ranges(config)
         if not self.sums_encrypted:
-            return SecureSums(run, ranges, dtype, MINIMUM)
+            return SecureSums(run, ranges, dtype, MINIMUM, fixed_sums(self.client))
         private, roster = _server_keys(config, private, roster)
         parameters = default_parameters(self.aggregation)
         pipeline = self.pipeline(config)  # type: ignore[attr-defined]
@@ -380,22 +449,29 @@ class SumOptions(DPOptions):
         config: Mapping[str, Any],
         simulated: bool = True,
         identity: Identity | None = None,
+        secrets: Randomness | None = None,
+        roster: Roster | None = None,
     ) -> KeyAuthority | None:
         """Return the key authority of a run; None where nothing is encrypted.
 
         Args:
             config: what all parties agreed on.
-            simulated: derive its identity, and its key for envelopes, from the seed.
+            simulated: derive its identity, and its key for envelopes, from `secrets`.
             identity: signs a deployed authority's public keys: on rosters its number is
                 `AUTHORITY_NUMBER`.
+            secrets: secret random streams of a simulated run; None derives them from the seed.
+            roster: identities of the clients whose ciphertexts a deployed authority decrypts sums
+                of. Without one a server that breaks the protocol can play any client, and so have
+                any ciphertext decrypted.
         """
         schemes = self._schemes
         if not schemes:
             return None
         randomness = None
         if simulated:
-            randomness = Randomness(config["seed"])
+            randomness = secrets or Randomness(config["seed"])
             identity = Identity.derived(randomness, AUTHORITY_NUMBER)
+            roster = Roster.derived(randomness)
         ranges = SumRanges({})
         if self.sums_encrypted:
             ranges = self._sum_ranges(config)
@@ -414,6 +490,8 @@ class SumOptions(DPOptions):
             randomness,
             identity,
             pairs,
+            roster,
+            self._cohorts_of_all(config),
         )
 
     def _encrypted_bits(self, purpose: str) -> Mapping[str, int]:
@@ -490,8 +568,16 @@ def _server_keys(
     """
     if private is not None:
         return private, roster
-    randomness = Randomness(config["seed"])
-    return randomness.key("server", "envelopes x25519"), Roster.derived(randomness)
+    return simulated_server_keys(Randomness(config["seed"]))
+
+
+def simulated_server_keys(secrets: Randomness) -> tuple[bytes, Roster]:
+    """Return the private key for envelopes of a simulated server, and the roster of its clients.
+
+    Args:
+        secrets: secret random streams of the run.
+    """
+    return secrets.key("server", "envelopes x25519"), Roster.derived(secrets)
 
 
 def _refuse(reason: str | None) -> None:

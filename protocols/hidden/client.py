@@ -106,7 +106,7 @@ class ClusterBlocks:
     """Client to server, in a sum: an update in the block of the client's cluster."""
 
     blocks: Annotated[Rows, Real(("clusters", "dimension"))]  # (b, k, d) weighted
-    # (b, k) |D_i| at the client's cluster; None where updates are clipped
+    # (b, k) |D_i| at the client's cluster; None where clients count the same
     weight: Annotated[Rows | None, Real(("clusters",), low=0, maximum=MOST_SAMPLES)]
 
 
@@ -119,6 +119,7 @@ class HiddenClient(TrainingClient):
         pipeline: the stages between a client's row and the wire.
         point: the public map from samples to a point.
         clusters: k, the number of blocks.
+        weights: True to weight updates by |D_i|, and to send it to the sum of a cluster's.
     """
 
     def __init__(
@@ -128,10 +129,12 @@ class HiddenClient(TrainingClient):
         pipeline: Pipeline,
         point: ClassMeans,
         clusters: int,
+        weights: bool,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted=False)
         self._map = point
         self._clusters = clusters
+        self._weights = weights
         self._points: dict[int, Array] = {}  # by position
         self.labels = [UNASSIGNED] * len(cohort.ids)
         # digests of the centres to which clients have assigned themselves; zeros before
@@ -144,19 +147,19 @@ class HiddenClient(TrainingClient):
         """Return each client's point, scaled to norm 1."""
         return PointSum(self._rows_of(self._unit_points(context)))
 
-    @answers(SUM, through=("moments",))
+    @answers(SUM, through=("moments",), fixed=True)
     def send_moments(self, context: CallContext, query: PublicMean) -> MomentSum:
         """Return v vᵀ of the direction v of each client's point from the mean."""
         directions = self._directions(context, query.mean)
         return MomentSum(self._rows_of(noisy_centres.second_moments(directions)))
 
-    @answers(SUM, through=("cells",))
+    @answers(SUM, through=("cells",), fixed=True)
     def send_cell(self, context: CallContext, query: PublicCentres) -> CellSum:
         """Return which cell of the code book each client is in, and where in the cell."""
         rows = self._displacements(context, query, noisy_centres.CELL_REACH)
         return CellSum(self._rows_of(rows))
 
-    @answers(SUM, through=("steps",))
+    @answers(SUM, through=("steps",), fixed=True)
     def send_step(self, context: CallContext, query: PublicCentres) -> StepSum:
         """Return which centre is nearest to each client, and the displacement from it."""
         rows = self._displacements(context, query, noisy_centres.STEP_REACH)
@@ -198,14 +201,14 @@ class HiddenClient(TrainingClient):
     def contribute_block(self, context: CallContext, query: BlockAverages) -> ClusterBlocks:
         """Train, and return the update in the block of the client's cluster.
 
-        The other blocks are zeros. Updates are weighted by |D_i|, unless they are clipped.
+        The other blocks are zeros. Clients count the same, unless the run weights them by |D_i|.
 
         Raises:
             PolicyError: a client has not assigned itself yet, or the request is late.
         """
         self._check_assigned(context)
         scale = None
-        if not self._pipeline.clips:
+        if self._weights:
             scale = [float(self.cohort.sizes[k]) for k in context.positions]
         d = self.cohort.model.dimension
         delta = self.trained(context, self.own_averages(query, context.positions), scale).delta

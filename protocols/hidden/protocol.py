@@ -42,7 +42,12 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.dp_options import History
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.common.privacy_spec import Disclosures, OfPlainSums, RowNoise
+from securecluster.protocols.common.privacy_spec import (
+    Disclosures,
+    OfPlainSums,
+    OfSecureSums,
+    RowNoise,
+)
 from securecluster.protocols.common.sampling import TRIES, sample_clients
 from securecluster.protocols.common.sum_options import DEVIATIONS, ROUNDING, SECAGG
 from securecluster.protocols.hidden.class_means import ClassMeans
@@ -124,12 +129,17 @@ class Hidden(ClusteringProtocol):
     """share of the run's privacy budget, as the sum of 1/z² over its releases, for the four sums
     that find the clusters
     """
+    exact_weights: bool = False
+    """secure sums only: weight updates by clients' numbers of samples, whose exact sums by cluster
+    the server then reads; by default every client counts the same
+    """
     minimum_size: int = 2
     """clusters that are surely smaller are dissolved; without noise, a sum over one client would be
     its update
     """
 
     name: ClassVar[str] = "hidden"
+    sums_over_all: ClassVar[bool] = True
     client: ClassVar[type[TrainingClient]] = HiddenClient
 
     def run_server(self, net: ServerChannel, run: Run) -> HiddenState:
@@ -141,7 +151,7 @@ class Hidden(ClusteringProtocol):
         """
         m = len(net.clients)
         centres = run.once("cluster", partial(self._find_centres, net), Centres)
-        assigned = run.once("assign", partial(self._assign, net, centres), Assigned)
+        assigned = run.once("assign", partial(self._assign, net, centres, Assigned()), Assigned)
         outbox = PendingUpdates.start(m, fresh=self.mask != "none")
         state = HiddenState([0] * m, outbox, centres, assigned)
         for t in run.rounds("train", state, self.rounds):
@@ -220,13 +230,23 @@ class Hidden(ClusteringProtocol):
             deviation *= math.sqrt(sums.counts[0])
         return deviation
 
-    def _assign(self, net: ServerChannel, centres: Centres) -> Assigned:
-        """Tell all clients the centres, and return those that have assigned themselves."""
-        silent = tuple(net.clients)
-        for _ in range(TRIES):
+    def _assign(
+        self, net: ServerChannel, centres: Centres, before: Assigned, tries: int = TRIES
+    ) -> Assigned:
+        """Tell clients the centres, and return those that have assigned themselves.
+
+        Args:
+            net: the server's channel.
+            centres: public.
+            before: clients that have assigned themselves already.
+            tries: calls of a client that does not reply.
+        """
+        silent = tuple(i for i in net.clients if i not in set(before.ids))
+        for _ in range(tries):
             if silent:
                 silent = net.gather(HiddenClient.assign, centres.message(), to=silent).lost
-        return Assigned([i for i in net.clients if i not in silent])
+        unassigned = set(silent)
+        return Assigned([i for i in net.clients if i not in unassigned])
 
     def _average(self, net: ServerChannel, state: HiddenState, t: int) -> None:
         """Make a round of averaging in all clusters by one sum of blocks.
@@ -236,7 +256,14 @@ class Hidden(ClusteringProtocol):
             state: of the loop.
             t: the round's number.
         """
-        to = sample_clients(net, state.assigned.ids, self.participation, t, minimum=MINIMUM)
+        members: Sequence[int] = state.assigned.ids
+        if net.cohorts is not None:
+            # A client without a cluster keeps its whole cohort out, so it is told again.
+            state.assigned = self._assign(net, state.centres, state.assigned, tries=1)
+            members = net.clients
+        sampled = sample_clients(net, members, self.participation, t, minimum=MINIMUM)
+        assigned = set(state.assigned.ids)
+        to = [i for i in sampled if i in assigned]
         query = BlockAverages.of(state.outbox.message_for(to))
         sums = net.sum(HiddenClient.contribute_block, query, to=to)
         state.outbox.acknowledge(sums.ids)
@@ -254,8 +281,8 @@ class Hidden(ClusteringProtocol):
     ) -> torch.Tensor:
         """Return what each block of a sum is divided by, (k,).
 
-        Clipped updates count the same, and nobody tells how many are in a block: it is the number
-        of clients in the sum, divided in proportion to the sizes that clustering has found.
+        Where clients count the same, nobody tells how many are in a block: it is the number of
+        clients in the sum, divided in proportion to the sizes that clustering has found.
         """
         if sums.rows.weight is not None:
             return sums.rows.weight.table[0]
@@ -382,7 +409,18 @@ class Hidden(ClusteringProtocol):
         point = ClassMeans(
             tuple(config["shape"]), int(config["classes"]), int(self.size), int(config["seed"])
         )
-        return HiddenClient(cohort, self.training(config), pipeline, point, int(self.k))
+        return HiddenClient(
+            cohort, self.training(config), pipeline, point, int(self.k), self.weights_updates
+        )
+
+    @property
+    def weights_updates(self) -> bool:
+        """Return whether updates are weighted by numbers of samples, which then go into sums.
+
+        Sums of them by cluster tell how many samples of the sum's clients are in each: without
+        noise, no exact number is sent that only tells clusters.
+        """
+        return not self.per_client and (self.exact_weights or not self.sums_securely)
 
     def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
         """Refuse data without labels, and points that are longer than the class means.
@@ -531,14 +569,22 @@ class Hidden(ClusteringProtocol):
         server = [
             f"sums over all clients{noisy}: of their points, of these points' second moments, and "
             "of how many clients are in each cell of a public code book and near each centre",
-            f"the sum of updates of each of the {self.k} clusters{noisy}, and never who is in one: "
-            "the labels of the results are the clients' own, and no server saw them",
+            f"the sum of updates of each of the {self.k} clusters{noisy}, over the clients of each "
+            "sum: no reply and no single sum tells who is in a cluster, and what all sums together "
+            "tell is said under sums over rounds; the labels of the results are the clients' own",
             OfPlainSums(
                 "each client's point, nearest centre and block (the plain sum reads every reply), "
                 "and thereby its cluster"
             ),
-            *visible_sample_counts(weighted=not self.per_client),
+            *visible_sample_counts(weighted=self.weights_updates),
         ]
+        if self.weights_updates:
+            server.append(
+                OfSecureSums(
+                    "exact sums of numbers of samples by cluster (exact_weights), which tell how "
+                    "many samples of the clients in a sum are in each cluster"
+                )
+            )
         if not self.noisy:
             server.append(
                 "without noise, by the difference of two sums, what one client added that is in "

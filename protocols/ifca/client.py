@@ -89,7 +89,15 @@ class IFCAClient(ModelSetClient):
         losses = self._offered_losses(context, query)
         return self._take(context, query.start, losses)
 
-    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
+    @answers(
+        GATHER,
+        SUM,
+        through=("delta",),
+        fresh=True,
+        trains="usual",
+        unmasked=("size",),
+        fixed=False,  # an update of the model just chosen
+    )
     def contribute(self, context: CallContext, query: Empty) -> Update:
         """Return n_i·Δ_i and n_i, from the model just chosen.
 
@@ -235,15 +243,23 @@ def server_view(noisy: bool, clipped: bool, starts: int) -> list[str]:
     return views
 
 
-def hidden_view(k: int) -> list[str]:
+def hidden_view(k: int, weights: bool) -> list[str]:
     """Return what the server sees of clients where choices are hidden, one phrase each.
 
     Args:
         k: number of models.
+        weights: whether clients send their numbers of samples to sums by model.
     """
+    views = []
+    if weights:
+        views.append(
+            "exact sums of numbers of samples by model (exact_weights), over the clients of a sum"
+        )
     return [
-        "how many clients chose each model, in every round and at the end, and never which ones: "
-        "the labels of the results are the clients' own, and no server saw them",
+        *views,
+        "how many of a sum's clients chose each model, exactly, in every round and at the end: no "
+        "reply and no single count tells whose choice is which, and what all counts together tell "
+        "is said under sums over rounds; the labels of the results are the clients' own",
         "by the difference of two such counts, what a client chose that is in one of them only, "
         "where all others keep their choice",
         f"the sum of updates of each of the {k} models over two clients or more; of a model that "

@@ -60,8 +60,8 @@ class ModelBlocks:
     """Client to server, in a secure sum: an update in the block of one model."""
 
     blocks: Annotated[Rows, Real(("models", "dimension"))]  # (b, k, d) weighted
-    # (b, k) |D_i|, or 1 where updates are clipped, at the model that the update is of
-    weight: Annotated[Rows, Real(("models",), low=0, maximum=MOST_SAMPLES)]
+    # (b, k) |D_i| at the model that the update is of; None where clients count the same
+    weight: Annotated[Rows | None, Real(("models",), low=0, maximum=MOST_SAMPLES)]
 
 
 def least_survivors(counts: Sequence[int]) -> int:
@@ -89,6 +89,7 @@ class HiddenChoiceClient(IFCAClient):
         pipeline: the stages between a client's update and the wire.
         weighted: whether averages are weighted by |D_i|.
         hidden: True to hide choices.
+        exact: True to weight hidden updates by |D_i|, and to send it to a sum by model.
     """
 
     def __init__(
@@ -98,9 +99,11 @@ class HiddenChoiceClient(IFCAClient):
         pipeline: Pipeline,
         weighted: bool,
         hidden: bool = False,
+        exact: bool = False,
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self.hidden = hidden
+        self._exact = exact and not pipeline.clips
         # models that clients trained alone, and that nobody has averaged since
         self._own: dict[OwnKey, torch.Tensor] = {}
         self._choices: dict[tuple[int, int], int] = {}  # by position and start
@@ -127,7 +130,7 @@ class HiddenChoiceClient(IFCAClient):
         """Return n_i·Δ_i in the block of the model just chosen, and zeros in the others.
 
         A client that alone chose its model trains it without sending an update, once a round.
-        Clipped updates are not weighted.
+        Clients count the same, unless the run weights them by |D_i|.
 
         Raises:
             PolicyError: the request is late; or the counts contradict what a client chose or was
@@ -157,7 +160,7 @@ class HiddenChoiceClient(IFCAClient):
             blocks[n, j] = updates[n]
             weights[n, j] = self._weight(k)
         self._keep_own(context, alone, updates)
-        return ModelBlocks(Rows(blocks), Rows(weights))
+        return ModelBlocks(Rows(blocks), Rows(weights) if self._exact else None)
 
     @answers(GATHER, private=False)
     def receive_models(self, context: CallContext, query: ModelAverages) -> Ack:
@@ -328,8 +331,8 @@ class HiddenChoiceClient(IFCAClient):
             self._trained_in[k] = context.round
 
     def _weight(self, position: int) -> float:
-        """Return |D_i|, or 1 where updates are clipped."""
-        if self._pipeline.clips:
+        """Return |D_i|, or 1 where clients count the same."""
+        if not self._exact:
             return 1.0
         return float(self.cohort.sizes[position])
 

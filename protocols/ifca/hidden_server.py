@@ -13,6 +13,7 @@ from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.ifca.hidden_client import (
     ChoiceCount,
     HiddenChoiceClient,
+    ModelBlocks,
     ModelCounts,
     least_survivors,
 )
@@ -61,7 +62,24 @@ def average_unseen(
     # Where no block is averaged, this is how clients learn that they train alone.
     sums = net.sum(HiddenChoiceClient.contribute_blocks, query, to=counted.ids)
     if sums.ids:
-        running.post(sums.step, sums.rows.blocks.table[0], sums.rows.weight.table[0])
+        running.post(sums.step, sums.rows.blocks.table[0], _block_weights(sums, counts))
+
+
+def _block_weights(sums: Sums[ModelBlocks], counts: Sequence[int]) -> torch.Tensor:
+    """Return what each block of a sum is divided by, (k,); 0 for a model that is not averaged.
+
+    Where clients count the same, nobody tells how many are in a block again: these are the counts
+    of choices, less the share of the counted clients that the sum lost.
+
+    Args:
+        sums: of the blocks.
+        counts: (k,) clients that chose each model.
+    """
+    if sums.rows.weight is not None:
+        return sums.rows.weight.table[0]
+    survived = sums.counts[0] / sum(counts)
+    averaged = [count * survived if count >= MINIMUM else 0.0 for count in counts]
+    return torch.tensor(averaged, dtype=torch.float64)
 
 
 def deliver_unseen(

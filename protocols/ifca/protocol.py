@@ -126,12 +126,17 @@ class IFCA(ModelSetProtocol):
     """
     start_rounds: int = 5
     """rounds of a short start, at most all; those of the best start count towards rounds"""
+    exact_weights: bool = False
+    """secure sums only: weight updates by clients' numbers of samples, whose exact sums by cluster
+    the server then reads; by default every client counts the same
+    """
     rebalance: int = 0
     """least number B of clients that train each model in a round: the server moves random clients
     of other models there (RR-Cluster); 0 leaves all clients with their choices
     """
 
     name: ClassVar[str] = "ifca"
+    sums_over_all: ClassVar[bool] = True
     client: ClassVar[type[TrainingClient]] = HiddenChoiceClient
 
     def run_server(self, net: ServerChannel, run: Run) -> IFCAState:
@@ -474,7 +479,22 @@ class IFCA(ModelSetProtocol):
             config: what clients and server agreed on.
         """
         training = self.training(config)
-        return HiddenChoiceClient(cohort, training, pipeline, self.weighted, self.sums_securely)
+        return HiddenChoiceClient(
+            cohort,
+            training,
+            pipeline,
+            self.weighted,
+            self.sums_securely,
+            exact=self.exact_weights,
+        )
+
+    @property
+    def weights_updates(self) -> bool:
+        """Return whether updates are weighted by numbers of samples.
+
+        Where choices are hidden, their sums by model are not sent but where asked for.
+        """
+        return not self.per_client and (self.exact_weights or not self.sums_securely)
 
     @property
     def server_knows_labels(self) -> bool:
@@ -534,14 +554,14 @@ class IFCA(ModelSetProtocol):
         spec = super().privacy_spec(noise).with_releases(releases)
         if not noise:
             return spec
-        # replacing a sample or client moves a row of losses as far as adding one
+        # replacing a sample or client moves a row of losses as far as blanking it
         losses = FieldNoise(noise, replacement=1.0)
         return spec.with_fields(loss=losses, model=losses)
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""
         if self.sums_securely:
-            return Disclosures(server=hidden_view(self.k))
+            return Disclosures(server=hidden_view(self.k, self.weights_updates))
         # Which clients the server moves follows from their choices, and shows nothing new.
         return Disclosures(server=server_view(self.noisy, self.per_client, self.starts))
 

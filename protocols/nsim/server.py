@@ -35,6 +35,7 @@ def average_layers(net: ServerChannel, state: AveragingState) -> None:
             to=recipients,
             by=[state.labels[i] for i in recipients],
             groups=len(clusters),
+            rosters=clusters,
         )
         if sums.ids:
             step = sums.step

@@ -207,7 +207,8 @@ class OneShot(EigenvectorProtocol):
         label_of = dict(zip(pairs.ids, clusters.labels, strict=True))
         default = largest(clusters.labels)
         # newcomers are compared with the clients that have a row in R
-        compared = [k for k, i in enumerate(shared.ids) if i in pairs.ids]
+        related = set(pairs.ids)
+        compared = [k for k, i in enumerate(shared.ids) if i in related]
         compared_vectors = vectors[compared]
         others = sorted(set(net.clients) - set(landmarks))
         if others:

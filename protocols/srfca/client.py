@@ -255,7 +255,8 @@ class SRFCAClient(SumClient):
         )
         return self._start + opened[0, :d]
 
-    @answers(SUM, derived=True, unmasked=("loss",))
+    # not fixed: losses of models that others have sent, summed anew over each round's clusters
+    @answers(SUM, derived=True, unmasked=("loss",), fixed=False)
     def known_losses(self, context: CallContext, query: Empty) -> LossSums:
         """Return f_i(w_j) of every client j as `losses` released them; 0 if not evaluated."""
         positions = torch.as_tensor(context.positions)
@@ -340,7 +341,7 @@ class SRFCAClient(SumClient):
         distances = to_others(one_shot, models)
         return NearestCluster(Rows(distances.argmin(1)))
 
-    @answers(SUM, derived=True, unmasked=("loss",))
+    @answers(SUM, derived=True, unmasked=("loss",), fixed=False)  # of each round's models
     def cluster_losses(self, context: CallContext, query: Empty) -> LossSums:
         """Return f_i of the clusters' models as evaluated last, which MERGE compares."""
         losses = torch.as_tensor(self._stored_losses(context))

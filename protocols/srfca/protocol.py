@@ -448,7 +448,7 @@ class SRFCA(ClusteringProtocol):
             spec = replace(spec, gradient_trainings=("refine",))
         if not noise:
             return spec
-        # replacing a sample or client moves a row of losses as far as adding one
+        # replacing a sample or client moves a row of losses as far as blanking it
         losses_noise = FieldNoise(noise, replacement=1.0)
         # under DP-SGD the noise is in a newcomer's training, so its choice adds no release
         nearest = FOLLOWS if self.per_example else FieldNoise(noise)

@@ -308,6 +308,7 @@ def average_trimmed(
             to=recipients,
             by=[state.clusters[i] for i in recipients],
             groups=len(clusters),
+            rosters=clusters,
         )
         ids = sums.ids
         step = sums.step

@@ -9,37 +9,46 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import re
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.app import execution, run_folder
-from securecluster.app.finished_run import FinishedRun
+from securecluster.app import execution, protections, run_folder
+from securecluster.app.disclosures import disclosures
+from securecluster.app.failures import traceback_of
+from securecluster.app.finished_run import FinishedRun, open_run
 from securecluster.app.number_format import printable
 from securecluster.attacks import experiments
-from securecluster.attacks.base import Attack, Guess, Tap, Truth, View
+from securecluster.attacks.base import Attack, Guess, Tap, Truth, View, unmet
 from securecluster.attacks.dp_audit import CanaryAudit, Planted
 from securecluster.attacks.hidden_sums import TwoSums
 from securecluster.attacks.registry import attack_named, attack_names
-from securecluster.attacks.scoring import Score, score
+from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED, Score, score
 from securecluster.attacks.source_inference import OwnersFound
 from securecluster.attacks.subspaces import SampleMembership
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.core.client_names import ClientNames, at
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterError, SecureClusterWarning, UsageError
-from securecluster.messaging.parties import Party
+from securecluster.messaging.parties import Party, client
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.runtime import run_secret
 from securecluster.runtime.settings import Settings
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from rich.text import Text
+
+SCHEMA = 3
 BUDGET = 180.0  # seconds
 LEAVING = 16  # clients without each of which a run is repeated, for sums that differ in one client
 KNOWN = 8  # test samples of each client that the adversary has
@@ -47,10 +56,26 @@ SERVER = "server"
 AUTHORITY = "authority"
 # parties of which there is one
 SINGLE = {SERVER: "the server", AUTHORITY: "the key authority", "wire": "the wire"}
+# a comma before another party: names may contain commas
+BETWEEN_PARTIES = re.compile(rf",(?=\s*(?:client:|(?:{'|'.join(SINGLE)})\s*(?:,|$)))")
 RUN = "run"
 TWIN = "unprotected"
 WITHIN = "not above the ledger's ε"
 REFUTED = "above the ledger's ε: refuted"
+# what a finding on the run says of the protections that the run claims
+BROKEN = "broken"
+HELD = "held"
+VISIBLE = "visible"
+CLAIMED_NOISE = "noise as the ledger has it"
+FAILED = "failed: "
+UNTESTED = "not applicable: it tests "
+ENOUGH = 1e5  # a larger bound of ε is as good as infinite
+MOST_LETTERS = 300  # of an error in one line
+READING = (
+    "A score stands with its 95 % interval, and chance with its level and, in parentheses, the "
+    "range that decides: 95 % of the same guesses against shuffled clients are in it, and a score "
+    "within it is at chance."
+)
 Note = Callable[[str], None]
 
 
@@ -59,14 +84,21 @@ class Adversary:
     """Parties that attack together.
 
     Args:
-        parties: as a transcript takes them: "server", "wire", or a client's number.
-        clients: numbers of the clients among them, who give their data and secrets, too.
+        parties: as a transcript takes them: "server", "wire", or a client's party.
+        clients: positions of the clients among them, who give their data and secrets, too.
         text: the adversary in words.
     """
 
-    parties: tuple[Party | int | str, ...]
+    parties: tuple[Party | str, ...]
     clients: tuple[int, ...]
     text: str
+
+    @property
+    def numbered(self) -> str:
+        """Return the adversary in words, with clients by their positions and not their names."""
+        words = [SINGLE[party] for party in self.parties if isinstance(party, str)]
+        words += [f"client #{position}" for position in self.clients]
+        return " and ".join(dict.fromkeys(words))
 
 
 @dataclass(frozen=True)
@@ -81,6 +113,8 @@ class Finding:
         guess: of the attack, for pictures.
         truth: that it was compared with.
         claimed: the ledger's ε of what an audit of noise bounds from below; None for other attacks.
+        claims: protections of the run that are said to hide what the attack guesses.
+        trace: where it failed, as Python tells it; empty if it did not.
     """
 
     attack: str
@@ -90,6 +124,53 @@ class Finding:
     guess: Guess | None = None
     truth: Truth | None = None
     claimed: float | None = None
+    claims: tuple[str, ...] = ()
+    trace: str = field(default="", repr=False)
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """Return what the attack says of the run besides its guess, in sentences."""
+        if self.guess is None:
+            return ()
+        return tuple(self.guess.details.get("said", ()))
+
+    @property
+    def failed(self) -> bool:
+        """Return True if the attack could not be run because it failed."""
+        return self.reason.startswith(FAILED)
+
+    @property
+    def standing(self) -> str:
+        """Return `BROKEN` or `HELD` of protections that the run claims, or `VISIBLE`, or no text.
+
+        What is better than chance is visible, as the run's report says, unless a protection that
+        the run claims is said to hide it.
+        """
+        if self.verdict in (REFUTED, WITHIN):
+            return BROKEN if self.verdict == REFUTED else HELD
+        if self.verdict == BETTER:
+            return BROKEN if self.claims else VISIBLE
+        return HELD if self.claims and self.verdict == CHANCE else ""
+
+    @property
+    def protections(self) -> str:
+        """Return the protections of the run that it is about, in words."""
+        if self.claimed is not None:
+            return CLAIMED_NOISE
+        return " and ".join(self.claims)
+
+    @property
+    def judgement(self) -> str:
+        """Return the verdict, and what it says of the run's protections."""
+        words = {
+            BROKEN: f"{self.protections} broken",
+            HELD: f"{self.protections} held",
+            VISIBLE: "visible, as the report says",
+        }
+        # a verdict on ε is about the noise already
+        if self.standing not in words or self.claimed is not None:
+            return self.verdict
+        return f"{self.verdict} ({words[self.standing]})"
 
     @property
     def verdict(self) -> str:
@@ -120,6 +201,22 @@ class Audit:
     notes: list[str]
     seconds: float
     budget: float
+
+    @property
+    def tried(self) -> list[Finding]:
+        """Return the findings on the run that have a score."""
+        return [finding for finding in self.findings[RUN] if finding.score is not None]
+
+    @property
+    def broken(self) -> list[Finding]:
+        """Return the findings that break a protection which the run claims."""
+        return [finding for finding in self.findings[RUN] if finding.standing == BROKEN]
+
+    @property
+    def failed(self) -> list[Finding]:
+        """Return the findings of attacks that failed, on the run or on its twin."""
+        columns = {id(column): column for column in self.findings.values()}
+        return [finding for column in columns.values() for finding in column if finding.failed]
 
 
 class _OutOfTime(BaseException):
@@ -177,17 +274,19 @@ def adversary_of(names: Sequence[str], party: str, helpers: str | None = None) -
     """Return the adversary that a user specifies.
 
     Args:
-        names: of the clients, in the order of their numbers.
-        party: "server", "authority", "wire" or "client:NAME".
+        names: of the clients, in the order of their positions.
+        party: "server", "authority", "wire" or "client:NAME"; "client:#2" is the client at position
+            2, counted from 0.
         helpers: parties that collude with it, "client:NAME,client:NAME"; None for nobody.
 
     Raises:
         UsageError: a party that does not exist.
     """
+    clients_by_name = ClientNames(names, position_text="client:#{}")
     texts = [party]
     if helpers:
-        texts += helpers.split(",")
-    parties: list[Party | int | str] = []
+        texts += BETWEEN_PARTIES.split(helpers)
+    parties: list[Party | str] = []
     clients = []
     words = []
     for text in texts:
@@ -201,24 +300,13 @@ def adversary_of(names: Sequence[str], party: str, helpers: str | None = None) -
                 f"there is no party {text.strip()!r}: give server, authority, wire or "
                 f"client:NAME, such as client:{names[0]}"
             )
-        number = _client_number(names, name)
-        parties.append(number)
-        clients.append(number)
-        words.append(f"client {printable(names[number])}")
-    return Adversary(tuple(parties), tuple(dict.fromkeys(clients)), " and ".join(words))
-
-
-def _client_number(names: Sequence[str], name: str) -> int:
-    """Return a client's number by its name, or else by the number itself."""
-    if name in names:
-        return list(names).index(name)
-    if name.isascii() and name.isdigit() and int(name) < len(names):
-        return int(name)
-    examples = ", ".join(names[:3])
-    raise UsageError(
-        f"there is no client {name!r}: give a name ({examples}, …) or a number from 0 to "
-        f"{len(names) - 1}"
-    )
+        position = clients_by_name.parsed(name)
+        parties.append(client(position))
+        clients.append(position)
+        words.append(f"client {printable(names[position])}")
+    # the same client may be given by its name and by its position
+    text = " and ".join(dict.fromkeys(words))
+    return Adversary(tuple(parties), tuple(dict.fromkeys(clients)), text)
 
 
 def twin_of(protocol: ClusteringProtocol) -> ClusteringProtocol:
@@ -245,29 +333,35 @@ def protections_of(protocol: ClusteringProtocol) -> dict[str, Any]:
 
 
 def audited(
-    run: FinishedRun,
+    run: FinishedRun | ClusteringProtocol | Path | str,
     federation: Federation,
-    adversary: Adversary,
+    adversary: Adversary | str = SERVER,
     budget: float = BUDGET,
     attacks: Sequence[str] | None = None,
     note: Note = lambda text: None,
 ) -> Audit:
     """Return the results of all attacks on a run and on its unprotected twin.
 
+    An attack that fails ends no audit: it is among `Audit.failed`, with its traceback.
+
     Args:
-        run: the run.
+        run: a folder, what `open_run` returns of it, or the object that was fitted in it.
         federation: its clients.
-        adversary: whose view is attacked.
+        adversary: whose view is attacked; a text as `audit --as` takes it.
         budget: seconds; what does not fit is skipped, and named.
         attacks: names of attacks; None for all registered ones.
         note: called with a sentence on what is going on.
 
     Raises:
-        UsageError: no positive budget, an unknown attack, or a party that does not exist.
+        UsageError: no run, no positive budget, an unknown attack, or a party that does not exist.
     """
     if not budget > 0:
         raise UsageError(f"the budget is a positive number of seconds, not {budget:g}")
+    run = finished(run)
+    if isinstance(adversary, str):
+        adversary = adversary_of(run.names, adversary)
     chosen = [attack_named(name) for name in attacks or attack_names()]
+    _check_secret(run)
     clock = _Clock(budget)
     notes: list[str] = []
 
@@ -275,24 +369,62 @@ def audited(
         notes.append(text)
         note(text)
 
-    protections = protections_of(run.protocol)
+    protecting = protections_of(run.protocol)
     if AUTHORITY in adversary.parties and not run.protocol.encrypted_verbs:
         raise UsageError(
             "this run has no key authority, since nothing in it is encrypted: give --as server"
         )
     target = _Target(run, federation, adversary, say)
-    findings: dict[str, list[Finding]] = {}
-    for column in (RUN, TWIN):
+    time_left = clock.left / 2 if protecting else clock.left
+    findings = {RUN: _column(target, chosen, RUN, _Clock(time_left))}
+    if protecting:
+        # a mechanism that the run does not have is not tried on its twin either
+        untested = {finding.attack: finding for finding in findings[RUN] if _untested(finding)}
+        findings[TWIN] = _column(target, chosen, TWIN, _Clock(clock.left), untested)
+    else:
         # without protections the two are the same run
-        if column == TWIN and not protections:
-            findings[TWIN] = findings[RUN]
-            say("The run is its own twin: it has no mask, no noise and no secure sums.")
-            break
-        time_left = clock.left
-        if column == RUN and protections:
-            time_left /= 2
-        findings[column] = _column(target, chosen, column, _Clock(time_left))
-    return Audit(adversary, findings, protections, notes, clock.elapsed, budget)
+        findings[TWIN] = findings[RUN]
+        say("The run is its own twin: it has no mask, no noise and no secure sums.")
+    return Audit(adversary, findings, protecting, notes, clock.elapsed, budget)
+
+
+def finished(run: FinishedRun | ClusteringProtocol | Path | str) -> FinishedRun:
+    """Return a finished run by its folder, or by the object that was fitted in it.
+
+    Args:
+        run: a folder, what `open_run` returns of it, or the object that was fitted in it.
+
+    Raises:
+        UsageError: none of these, or an object that was fitted without a folder.
+    """
+    if isinstance(run, FinishedRun):
+        return run
+    if isinstance(run, Path | str):
+        return open_run(Path(run), "audit")
+    if not isinstance(run, ClusteringProtocol):
+        raise UsageError(
+            f"an audit takes the folder of a run, or the object that was fitted in it, and not "
+            f"{type(run).__name__}"
+        )
+    record = getattr(run, "newcomers_record", None)
+    if record is None:
+        raise UsageError(
+            f"this {type(run).__name__} was fitted in no folder: an audit reads what a run left in "
+            'its folder, so fit it with folder="..."'
+        )
+    # the folder does not hold objects of the user's own, such as a module
+    own = type(run)(**run.get_params())
+    return open_run(record.path.parent, "audit", own)
+
+
+def _check_secret(run: FinishedRun) -> None:
+    """Raise RunFolderError for a run whose secret was removed: it can be neither read nor repeated.
+
+    Args:
+        run: the run.
+    """
+    if not Settings(**run.config["settings"]).keys_from_seed and not run_secret.read(run.folder):
+        raise run_secret.missing(run.folder)
 
 
 @dataclass(frozen=True)
@@ -313,7 +445,11 @@ class _Target:
 
 
 def _column(
-    target: _Target, attacks: Sequence[Attack], column: str, clock: _Clock
+    target: _Target,
+    attacks: Sequence[Attack],
+    column: str,
+    clock: _Clock,
+    untested: Mapping[str, Finding] | None = None,
 ) -> list[Finding]:
     """Return the findings on the run or on its twin.
 
@@ -322,7 +458,9 @@ def _column(
         attacks: to be run.
         column: `RUN` or `TWIN`.
         clock: of this column.
+        untested: findings of attacks that are not tried, by name.
     """
+    untested = dict(untested or {})
     if column == TWIN and AUTHORITY in target.adversary.parties:
         target = replace(target, adversary=_without_authority(target.adversary))
         target.say("The unprotected run has no key authority: its server attacks it.")
@@ -332,9 +470,16 @@ def _column(
         reason = f"skipped: repeating the run did not fit into {clock.budget:.0f} s of the budget"
         return [Finding(attack.name, None, reason, 0.0) for attack in attacks]
     findings = []
+    claims: dict[str, tuple[str, ...]] = {}
+    if column == RUN:
+        claims = _claims(target, attacks, fitted)
+        untested = _untried(attacks, claims)
     # one repetition with canaries serves all audits of the same releases
     repetitions: dict[Any, Planted] = {}
     for position, attack in enumerate(attacks):
+        if attack.name in untested:
+            findings.append(untested[attack.name])
+            continue
         share = clock.left
         # the first slow attack must not take the time of all others
         if position < len(attacks) - 1:
@@ -342,8 +487,52 @@ def _column(
         if isinstance(attack, CanaryAudit):
             findings.append(_bounded(attack, target, column, _Clock(share), repetitions))
             continue
-        findings.append(_attacked(attack, target, fitted, taps, _Clock(share)))
+        finding = _attacked(attack, target, fitted, taps, _Clock(share))
+        findings.append(replace(finding, claims=claims.get(attack.name, ())))
     return findings
+
+
+def _claims(
+    target: _Target, attacks: Sequence[Attack], fitted: ClusteringProtocol
+) -> dict[str, tuple[str, ...]]:
+    """Return by attack the protections of the run that are said to hide what it guesses.
+
+    Args:
+        target: what is attacked.
+        attacks: to be run.
+        fitted: the run.
+    """
+    disclosed = disclosures(fitted)
+    adversary = target.adversary
+    clients = len(target.federation)
+    claims = {}
+    for attack in attacks:
+        claims[attack.name] = protections.claimed(
+            attack, disclosed, adversary.parties, adversary.clients, clients
+        )
+    return claims
+
+
+def _untried(
+    attacks: Sequence[Attack], claims: Mapping[str, tuple[str, ...]]
+) -> dict[str, Finding]:
+    """Return the findings of attacks on mechanisms that the run does not have.
+
+    Args:
+        attacks: to be run.
+        claims: by attack, the protections that the run claims against it.
+    """
+    findings = {}
+    for attack in attacks:
+        if attack.of_mechanism and not claims[attack.name]:
+            names = " and ".join(sorted(attack.hidden_by))
+            reason = f"{UNTESTED}{names}, which this run does not claim"
+            findings[attack.name] = Finding(attack.name, None, reason, 0.0)
+    return findings
+
+
+def _untested(finding: Finding) -> bool:
+    return finding.reason.startswith(UNTESTED)
 
 
 def _without_authority(adversary: Adversary) -> Adversary:
@@ -374,8 +563,9 @@ def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProt
     if column == TWIN:
         protocol = twin_of(run.protocol)
     settings = replace(Settings(**run.config["settings"]), transcript="full")
+    secret = run_secret.read(run.folder) if column == RUN else None
     with clock.limit():
-        repeated, taps = experiments.tapped(protocol, target.federation, settings)
+        repeated, taps = experiments.tapped(protocol, target.federation, settings, secret)
     if in_folder:
         return restored, taps
     if column == TWIN:
@@ -451,25 +641,33 @@ def finding_of(
     guess: Guess | None = None
     truth: Truth | None = None
     result: Score | None = None
+    trace = ""
     try:
         attack = _active(attack, fitted, federation, adversary)
         view = view_of(fitted, adversary.parties, attack.anonymous)
         samples = known_samples(federation, asks_about_candidates(attack))
-        knowledge = knowledge_of(fitted, federation, adversary.clients, samples)
-        reason = attack.applies(view, knowledge) or ""
+        knowledge = knowledge_of(fitted, federation, map(at, adversary.clients), samples)
+        truth = truth_of(fitted, federation, view, taps)
+        reason = unmet(attack, truth) or attack.applies(view, knowledge) or ""
         if not reason:
             guess = attack.run(view, knowledge)
-            truth = truth_of(fitted, federation, view, taps)
             result = score(attack.scorer, guess, truth)
-    except SecureClusterError as error:
-        reason = f"failed: {error}"
     except Exception as error:
         # an installed package's attack must not end the audit of all others
-        reason = f"failed: {type(error).__name__}: {error}"
+        reason = _failure(error)
+        trace = traceback_of(error)
     seconds = time.monotonic() - start
     if result is None:
-        return Finding(attack.name, None, reason, seconds)
+        return Finding(attack.name, None, reason, seconds, trace=trace)
     return Finding(attack.name, result, "", seconds, guess, truth)
+
+
+def _failure(error: Exception) -> str:
+    """Return in one line that an attack failed, and how."""
+    text = str(error)
+    if not isinstance(error, SecureClusterError):
+        text = f"{type(error).__name__}: {text}"
+    return FAILED + printable(" ".join(text.split()))[:MOST_LETTERS]
 
 
 def noiseless(protocol: ClusteringProtocol) -> ClusteringProtocol:
@@ -513,7 +711,7 @@ def _bounded(
     config = target.run.config["network"]
     result: Score | None = None
     claimed: float | None = None
-    reason = ""
+    reason = trace = ""
     if not any(config.get(name) for name in ("noise", "gram_noise", "signature_noise")):
         return Finding(attack.name, None, "not applicable: the run has no noise", 0.0)
     if clock.left <= 0.01:
@@ -537,8 +735,10 @@ def _bounded(
     except UsageError as error:
         reason = f"not applicable: {error}"
     except Exception as error:
-        reason = f"failed: {type(error).__name__}: {error}"
-    return Finding(attack.name, result, reason, time.monotonic() - start, claimed=claimed)
+        reason = _failure(error)
+        trace = traceback_of(error)
+    seconds = time.monotonic() - start
+    return Finding(attack.name, result, reason, seconds, claimed=claimed, trace=trace)
 
 
 def _active(
@@ -559,7 +759,10 @@ def _active(
     if SERVER not in adversary.parties:
         return attack
     if hasattr(attack, "endpoint"):
-        active.endpoint = fitted.build_client(federation, fitted.kept_.learned.settings)
+        kept = fitted.kept_
+        active.endpoint = fitted.build_client(
+            federation, kept.learned.settings, secrets=kept.secrets()
+        )
     if isinstance(attack, TwoSums) and fitted.name == attack.protocol:
         active.second = _runs_without_one(fitted, federation, adversary)
     made: Attack = active
@@ -575,10 +778,11 @@ def _runs_without_one(
     """
     runs: dict[int, ClusteringProtocol] = vars(fitted).setdefault("runs_without_one_", {})
     settings = replace(fitted.kept_.learned.settings, transcript="full")
-    for client in range(min(LEAVING, len(federation))):
-        if client not in runs:
-            runs[client] = experiments.without_client(fitted, federation, client, settings)
-    return {client: view_of(run, (SERVER,)) for client, run in runs.items()}
+    for position in range(min(LEAVING, len(federation))):
+        if position not in runs:
+            left = at(position)
+            runs[position] = experiments.without_client(fitted, federation, left, settings)
+    return {position: view_of(run, (SERVER,)) for position, run in runs.items()}
 
 
 def asks_about_candidates(attack: Attack) -> bool:
@@ -637,7 +841,7 @@ def federation_of(run: FinishedRun) -> Federation:
 
 
 def content(audit: Audit) -> dict[str, Any]:
-    """Return the content of audit.json; it holds no seed, no key and no client's data.
+    """Return an audit as JSON values, without any seed, key or data of clients.
 
     Args:
         audit: the results.
@@ -651,13 +855,16 @@ def content(audit: Audit) -> dict[str, Any]:
                 "attack": finding.attack,
                 "source": attack.source,
                 "needs": attack.needs,
-                RUN: _entry(finding),
-                TWIN: _entry(twin),
+                RUN: _entry(finding, on_run=True),
+                TWIN: _entry(twin, on_run=False),
             }
         )
     return {
         "schema": SCHEMA,
         "adversary": audit.adversary.text,
+        "numbered": audit.adversary.numbered,
+        "headline": headline(audit),
+        "reading": READING,
         "protections": audit.protections,
         "notes": audit.notes,
         "budget": audit.budget if math.isfinite(audit.budget) else None,
@@ -666,16 +873,90 @@ def content(audit: Audit) -> dict[str, Any]:
     }
 
 
-def _entry(finding: Finding) -> dict[str, Any]:
-    """Return one finding as JSON values."""
+def _entry(finding: Finding, on_run: bool) -> dict[str, Any]:
+    """Return one finding as JSON values.
+
+    Args:
+        finding: on the run, or on its twin.
+        on_run: True on the run, whose protections the finding is about.
+    """
     entry: dict[str, Any] = {"verdict": finding.verdict, "score": None}
+    if on_run:
+        entry["standing"] = finding.standing or None
+        entry["claims"] = list(finding.claims)
     if finding.score is not None:
         entry["score"] = dataclasses.asdict(finding.score)
     if finding.claimed is not None:
         # JSON has no infinity
         entry["ledger_epsilon"] = finding.claimed if math.isfinite(finding.claimed) else None
+    if finding.said:
+        entry["said"] = list(finding.said)
     entry["seconds"] = round(finding.seconds, 2)
     return entry
+
+
+def headline(audit: Audit) -> list[str]:
+    """Return what an audit found, in a few sentences.
+
+    Args:
+        audit: the results.
+    """
+    on_run = audit.findings[RUN]
+    tried = audit.tried
+    sentences = [f"{len(tried)} of {len(on_run)} attacks could be tried on the run."]
+    held = [finding for finding in tried if finding.standing == HELD]
+    if audit.broken:
+        names = [f"{finding.protections} by {finding.attack}" for finding in audit.broken]
+        sentences.append(f"Broken, although the run claims it: {', '.join(names)}.")
+    elif held:
+        names = [f"{finding.protections} against {finding.attack}" for finding in held]
+        sentences.append(f"No protection that the run claims was broken: {', '.join(names)}.")
+        if all(attack_named(finding.attack).of_mechanism for finding in held):
+            sentences.append(
+                "These try mechanisms with rows of their own: nothing that this run released was "
+                "tested."
+            )
+    elif tried:
+        sentences.append(
+            "None of them is known to test a protection that the run claims, so nothing is said "
+            "for or against one."
+        )
+    else:
+        sentences.append("So this audit says nothing of what the adversary could learn.")
+    for heading, chosen in (
+        ("Visible, as the report says", [f for f in tried if f.standing == VISIBLE]),
+        ("Not decided", [f for f in tried if f.verdict == UNDECIDED]),
+        ("At chance", [f for f in tried if f.verdict == CHANCE and not f.claims]),
+        ("Failed", [f for f in on_run if f.failed]),
+    ):
+        if chosen:
+            sentences.append(f"{heading}: {', '.join(finding.attack for finding in chosen)}.")
+    return sentences
+
+
+def unscored(audit: Audit) -> list[str]:
+    """Return why attacks have a score neither on the run nor on its twin, a line a reason.
+
+    Args:
+        audit: the results.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
+        if finding.score is None and twin.score is None:
+            by_reason.setdefault(both_reasons(finding, twin), []).append(finding.attack)
+    return [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+
+
+def without_errors(text: str) -> str:
+    """Return why an attack has no score without the text of an error, which may name clients.
+
+    Args:
+        text: for one attack, or several.
+    """
+    before, failed, _ = text.partition(FAILED)
+    if not failed:
+        return text
+    return f"{before}failed, as the printed table says"
 
 
 def score_text(finding: Finding) -> str:
@@ -687,12 +968,25 @@ def score_text(finding: Finding) -> str:
     result = finding.score
     if result is None:
         return finding.reason
-    interval = f"{result.interval.low:.3g} to {result.interval.high:.3g}"
-    text = f"{result.value:.3g} ({interval}; chance {result.chance:.3g})"
+    text = _number(result.value)
+    if result.interval is not None:
+        text += f" ({_number(result.interval.low)} to {_number(result.interval.high)})"
+    reached = result.chance_interval
+    chance = f"{_number(result.chance)} ({_number(reached.low)} to {_number(reached.high)})"
+    text = f"{text}; chance {chance}"
     if finding.claimed is None:
         return text
     claimed = f"{finding.claimed:.3g}" if math.isfinite(finding.claimed) else "infinite"
     return f"{text}; the ledger's ε is {claimed}"
+
+
+def _number(value: float) -> str:
+    """Return a score as text; of a large one, which is a bound of ε, that it is large."""
+    if value > ENOUGH:
+        return f"over {ENOUGH:,.0f}"
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def show(audit: Audit) -> None:
@@ -701,33 +995,35 @@ def show(audit: Audit) -> None:
     Args:
         audit: the results.
     """
-    from rich.console import Console
     from rich.table import Table
 
+    from securecluster.app.terminal import Console
+
     # attacks of installed packages may have names that look like markup
-    console = Console(markup=False, highlight=False)
+    console = Console(markup=False)
     table = Table(title=f"attacks by {audit.adversary.text}", show_lines=True)
     # a name is one word, which would else be broken anywhere
     widest = max(len(finding.attack) for finding in audit.findings[RUN])
     table.add_column("attack", width=widest)
     for heading in ("as run", "unprotected"):
         table.add_column(heading, overflow="fold")
-    without = []
     for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
         result = finding.score or twin.score
         if result is None:
-            without.append(f"{finding.attack}: {both_reasons(finding, twin)}")
             continue
         better = "higher" if result.higher else "lower"
-        name = f"{finding.attack}\n{result.metric} ({better} is a better attack)"
-        table.add_row(name, _cell(finding), _cell(twin))
+        name = _lines(finding.attack, f"{result.metric} ({better} is a better attack)")
+        table.add_row(name, _cell(finding, finding.judgement), _cell(twin, twin.verdict))
     if table.row_count:
         console.print(table)
+        console.print(READING)
     else:
         console.print(table.title)
-    for text in without:
+    for text in unscored(audit):
         console.print(text)
     for text in audit.notes:
+        console.print(text)
+    for text in headline(audit):
         console.print(text)
     console.print(f"{audit.seconds:.1f} s of {audit.budget:g} s", soft_wrap=True)
 
@@ -744,8 +1040,20 @@ def both_reasons(finding: Finding, twin: Finding) -> str:
     return f"{finding.reason}; on the unprotected run {twin.reason}"
 
 
-def _cell(finding: Finding) -> str:
-    """Return a score and its verdict on two lines."""
+def _cell(finding: Finding, judgement: str) -> Text:
+    """Return a score, and below it what is to be said of it.
+
+    Args:
+        finding: of one attack on one run.
+        judgement: its verdict.
+    """
     if finding.score is None:
-        return finding.reason
-    return f"{score_text(finding)}\n{finding.verdict}"
+        return _lines(finding.reason)
+    return _lines(score_text(finding), judgement, *finding.said)
+
+
+def _lines(*texts: str) -> Text:
+    """Return the lines of a table's cell, in which texts have no control characters."""
+    from rich.text import Text
+
+    return Text("\n".join(map(printable, texts)))

@@ -12,33 +12,34 @@ from numpy.typing import NDArray
 from securecluster.app import html_page as html
 from securecluster.app import report_page
 from securecluster.app.audit import (
-    REFUTED,
+    BROKEN,
+    HELD,
+    READING,
     RUN,
     TWIN,
-    WITHIN,
     Audit,
     Finding,
-    both_reasons,
+    headline,
     score_text,
+    unscored,
+    without_errors,
 )
 from securecluster.app.finished_run import FinishedRun
 from securecluster.app.number_format import printable
 from securecluster.attacks.base import Truth
 from securecluster.attacks.registry import attack_named
-from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED
+from securecluster.attacks.scoring import BETTER
 
-PAGE = "audit.html"
-RESULT = "audit.json"
 MOST_CLIENTS = 3  # with pictures of their own
 MOST_IMAGES = 8  # of one client
 MOST_CLASSES = 20  # bars of a chart
 COLUMNS = {RUN: "as run", TWIN: "unprotected"}
-READING = (
-    "Each attack guesses something about clients from what the adversary observed. Its score has a "
-    "95 % bootstrap interval over clients. Chance is what the same guess reaches against a truth "
-    "whose clients are shuffled: its mean, and the range that 95 % of shuffles are in. A score "
-    "within that range is at chance. A score beyond it is better than chance if its own interval "
-    "lies beyond the range, too; else nothing is decided, and more clients would tell. "
+EXPLAINED = (
+    "Each attack guesses something about clients from what the adversary observed. "
+    f"{READING} A score beyond the range is better than chance if its own interval, a bootstrap "
+    "over clients, lies beyond the range, too; else nothing is decided, and more clients would "
+    "tell. What is better than chance breaks a protection where the run claims one that is said to "
+    "hide it, and is else visible, as the report says. "
     "Audits of noise repeat what clients release, with canaries, and bound ε from below. A bound "
     "above the ledger's ε refutes it; one below proves nothing. Their unprotected twin has no "
     "noise. "
@@ -64,6 +65,11 @@ OF_CLIENTS = (
 )
 OF_SIGNATURES = "noise on signatures (--signature-noise Z): the more, the nearer to chance"
 FEWER = "fewer rounds, or fewer releases a round"
+SAME_MEMBERS = (
+    "the same clients in every sum (--participation 1, as long as none is lost): sums over rounds "
+    "then tell no client from another"
+)
+COHORTS = "larger cohorts in secure sums (--cohort-size): a sum is over whole ones"
 LOWERED_BY = {
     "label-counts": (MASK, SECURE_SUMS, NOISE),
     "linkage": (SECURE_SUMS, NOISE),  # masks keep inner products
@@ -81,24 +87,28 @@ LOWERED_BY = {
     "hidden-cluster": (NOISE,),
     "hidden-label-counts": (MASK, NOISE),
     "hidden-membership": (MASK, NOISE),
+    "sums-over-rounds-clusters": (COHORTS, SAME_MEMBERS, NOISE),
+    "sums-over-rounds-labels": (MASK, COHORTS, SAME_MEMBERS, NOISE),
+    "sums-over-rounds-sizes": (COHORTS, SAME_MEMBERS, NOISE),
 }
 GENERAL = (SECURE_SUMS, NOISE, FEWER)
 
 
-def page(run: FinishedRun, audit: Audit, command: str, with_truth: bool = True) -> str:
+def page(run: FinishedRun, audit: Audit, command: str) -> str:
     """Return the report of a run with the results of its audit.
+
+    What the attacks saw is for the owner of the data, also on the unprotected twin, whose pictures
+    show clients' data as they are: `html_page.handed_over` leaves out the whole section.
 
     Args:
         run: the run.
         audit: the results.
         command: that made the audit.
-        with_truth: False leaves out pictures that show clients' data, such as the originals beside
-            reconstructions.
     """
     sections = [
         report_page.summary(run),
         results(audit),
-        pictures(audit, with_truth),
+        pictures(audit),
         advice(audit),
         report_page.threat_model(run),
         report_page.who_saw_what(run),
@@ -118,76 +128,66 @@ def results(audit: Audit) -> str:
     """
     rows = []
     needs = []
-    unscored: dict[str, list[str]] = {}
+    said = []
     for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
         scored = finding.score or twin.score
         if scored is None:
-            unscored.setdefault(both_reasons(finding, twin), []).append(finding.attack)
             continue
         better = "higher" if scored.higher else "lower"
         metric = f"{scored.metric} ({better} is a better attack)"
         cells = [finding.attack, metric]
-        for result in (finding, twin):
-            cells += [score_text(result), result.verdict if result.score else "–"]
+        for result, judgement in ((finding, finding.judgement), (twin, twin.verdict)):
+            cells += [without_errors(score_text(result)), judgement if result.score else "–"]
         kinds = ["", "", "", _kind(finding), "", ""]
         rows.append([(text, style) for text, style in zip(cells, kinds, strict=True)])
         attack = attack_named(finding.attack)
         needs.append(f"{finding.attack}: needs {attack.needs}. Source: {attack.source}.")
+        said += [f"{finding.attack}: {text}." for text in finding.said]
     headings = ["attack", "score"]
     for column in COLUMNS.values():
         headings += [column, f"verdict, {column}"]
-    protections = ", ".join(f"{name} {value}" for name, value in audit.protections.items())
-    without = "The unprotected run is the same run."
-    if protections:
-        without = f"The unprotected run is the same run without: {protections}."
     time = f"{audit.seconds:.0f} s of a budget of {audit.budget:g} s"
-    reasons = [f"{', '.join(names)}: {reason}" for reason, names in unscored.items()]
+    reasons = [without_errors(reason) for reason in unscored(audit)]
+    named = []
+    if audit.adversary.text != audit.adversary.numbered:
+        named.append(html.uncovered(html.paragraph(f"By name, it is {audit.adversary.text}.")))
     blocks = [html.table(headings, rows)] if rows else []
+    if said:
+        blocks.append(html.subsection("What guesses rest on", html.items(said)))
     if reasons:
         blocks.append(html.subsection("Attacks without a score", html.items(reasons)))
     return html.section(
         "Attacks",
-        html.paragraph(_outcome(audit)),
-        html.paragraph(f"The adversary is {audit.adversary.text}. {READING}"),
+        html.items(headline(audit)),
+        html.paragraph(f"The adversary is {audit.adversary.numbered}. {EXPLAINED}"),
+        *named,
         *blocks,
         html.paragraph(LIMITS),
-        html.paragraph(without),
+        html.paragraph(_unprotected(audit)),
         html.items(audit.notes),
         html.subsection("What each attack needs", html.items(needs)),
         html.paragraph(f"The audit took {time}.", "note"),
     )
 
 
-def _outcome(audit: Audit) -> str:
-    """Return in one sentence which attacks are better than chance on the run."""
-    scored = [finding for finding in audit.findings[RUN] if finding.score is not None]
-    if not scored:
-        return "No attack of this audit has a score on the run."
-    better = [finding.attack for finding in scored if finding.verdict == BETTER]
-    undecided = [finding.attack for finding in scored if finding.verdict == UNDECIDED]
-    text = f"Better than chance on the run: {len(better)} of {len(scored)} attacks with a score"
-    if better:
-        text += f" ({', '.join(better)})"
-    text += "."
-    if undecided:
-        text += f" Not decided: {', '.join(undecided)}."
-    return text
+def _unprotected(audit: Audit) -> str:
+    """Return what the unprotected run is without, as a sentence."""
+    protections = ", ".join(f"{name} {value}" for name, value in audit.protections.items())
+    if protections:
+        return f"The unprotected run is the same run without: {protections}."
+    return "The unprotected run is the same run."
 
 
 def _kind(finding: Finding) -> str:
     """Return the class of a verdict's cell."""
-    if finding.score is None:
-        return html.PLAIN
-    kinds = {BETTER: "bad", REFUTED: "bad", CHANCE: "good", WITHIN: "good"}
-    return kinds.get(finding.verdict, html.PLAIN)
+    return {BROKEN: "bad", HELD: "good"}.get(finding.standing, html.PLAIN)
 
 
-def pictures(audit: Audit, with_truth: bool) -> str:
+def pictures(audit: Audit) -> str:
     """Return what the guesses look like.
 
     Args:
         audit: the results.
-        with_truth: False leaves out clients' data.
     """
     blocks = []
     for position, finding in enumerate(audit.findings[RUN]):
@@ -196,31 +196,30 @@ def pictures(audit: Audit, with_truth: bool) -> str:
         if audit.findings[RUN] is audit.findings[TWIN]:
             del columns[COLUMNS[TWIN]]
         for column, result in columns.items():
-            shown += list(_pictures_of(result, column, with_truth))
+            shown += list(_pictures_of(result, column))
         shown += list(_roc(columns))
         if shown:
             blocks.append(html.subsection(finding.attack, *shown))
-    return html.section("What the attacks saw", *blocks)
+    return html.owners(html.section("What the attacks saw", *blocks))
 
 
-def _pictures_of(finding: Finding, column: str, with_truth: bool) -> Iterator[str]:
+def _pictures_of(finding: Finding, column: str) -> Iterator[str]:
     """Yield the pictures of one guess.
 
     Args:
         finding: with the guess.
         column: "as run" or "unprotected".
-        with_truth: False leaves out clients' data.
     """
     if finding.guess is None or finding.truth is None:
         return
-    if finding.guess.quantity == "label counts" and with_truth:
+    if finding.guess.quantity == "label counts":
         yield from _label_counts(finding, column)
     images = finding.guess.details.get("images")
     # attacks that guess samples have them as their values
     if images is None and finding.guess.quantity == "samples":
         images = finding.guess.values
     if isinstance(images, Mapping):
-        yield from _images(images, finding.truth, column, with_truth)
+        yield from _images(images, finding.truth, column)
 
 
 def _label_counts(finding: Finding, column: str) -> Iterator[str]:
@@ -240,16 +239,13 @@ def _label_counts(finding: Finding, column: str) -> Iterator[str]:
         yield html.bars(f"Labels of client {name}, {column} (shares)", labels, series)
 
 
-def _images(
-    images: Mapping[Any, Any], truth: Truth, column: str, with_truth: bool
-) -> Iterator[str]:
+def _images(images: Mapping[Any, Any], truth: Truth, column: str) -> Iterator[str]:
     """Yield reconstructed images, each beside the original that it is nearest to.
 
     Args:
         images: reconstructions (n, …) by client; those that are no images are left out.
         truth: with the originals.
         column: "as run" or "unprotected".
-        with_truth: False leaves out the originals.
     """
     shown = []
     for client, guesses in list(images.items())[:MOST_CLIENTS]:
@@ -258,9 +254,8 @@ def _images(
             if not _is_image(guess):
                 continue
             pair = html.pixels(png(guess), f"{name}: reconstructed")
-            if with_truth:
-                original = nearest(guess, np.asarray(truth.federation.shards[client].x))
-                pair = html.pixels(png(original), f"{name}: original") + pair
+            original = nearest(guess, np.asarray(truth.federation.shards[client].x))
+            pair = html.pixels(png(original), f"{name}: original") + pair
             shown.append(f'<span class="pair">{pair}</span>')
     if shown:
         yield html.paragraph(f"Samples by name of the client, {column}")
@@ -375,7 +370,9 @@ def advice(audit: Audit) -> str:
         if finding.verdict == BETTER:
             advised = _advised(finding.attack, audit.protections)
             blocks.append(html.subsection(finding.attack, html.items(advised)))
-    if not blocks:
+    if not audit.tried:
+        blocks.append(html.paragraph("No attack could be tried on the run: nothing is advised."))
+    elif not blocks:
         blocks.append(html.paragraph("No attack of this audit is better than chance on the run."))
     return html.section("Settings that would lower the scores", *blocks)
 

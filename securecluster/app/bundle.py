@@ -13,38 +13,78 @@ from securecluster.app.finished_run import FinishedRun
 from securecluster.core import atomic_files
 from securecluster.errors import UsageError
 
-# entries at any depth: keys and noise of a simulation follow from the seed, by the digest a guess
-# of all data can be checked, and the threads and device are of the machine
+# entries at any depth: with the seed a simulation's data can be made again, and by the digest a
+# guess of all data can be checked
 SECRET = frozenset({"seed", "data_digest", "digest"})
+# entries of result.json that say nothing of clients beyond what the protocol released; the others,
+# a protocol's own fields among them, are the observer's, or may be
+RELEASED = (
+    "schema", "protocol", "data", "scenario", "model", "device", "version", "clients", "rounds",
+    "metric", "unit", "target", "observer", "bytes", "privacy", "seconds",
+)  # fmt: skip
+# and of a run whose server knows them, so that ε covers them
+KNOWN_TO_SERVER = ("clusters", "labels")
+# entries of the configuration that have clients' numbers of samples
+SIZES = frozenset({"sizes", "signature_sizes"})
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same bundle has the same bytes
 
 
-def write(path: Path, run: FinishedRun, pages: Mapping[str, str]) -> None:
+def write(
+    path: Path, run: FinishedRun, pages: Mapping[str, str], with_uncovered: bool = False
+) -> None:
     """Write the bundle.
 
-    It has config.json and result.json without secrets, and the given texts. Models, keys, ledgers,
-    messages and clients' files stay in the run folder.
+    It has config.json and result.json without secrets, and without what no ε covers, and the given
+    texts. Models, keys, ledgers, messages and clients' files stay in the run folder.
 
     Args:
         path: of the ZIP file.
         run: the run.
         pages: texts by file name, without secrets.
+        with_uncovered: keep what no ε covers.
 
     Raises:
         UsageError: the path is no ZIP file's.
     """
     if path.suffix.lower() != ".zip":
         raise UsageError(f"a bundle is a ZIP file: call it {path.with_suffix('.zip').name}")
-    texts = {
-        "config.json": _json(public(run.config)),
-        "result.json": _json(public(run.result)),
-        **pages,
-    }
+    config: Any = run.config
+    result: Any = run.result
+    if not with_uncovered:
+        config = covered_config(config)
+        result = covered_result(result, run.protocol.server_knows_labels)
+    texts = {"config.json": _json(public(config)), "result.json": _json(public(result)), **pages}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in sorted(texts.items()):
             archive.writestr(zipfile.ZipInfo(name, EPOCH), text, zipfile.ZIP_DEFLATED)
     atomic_files.write_atomic(path, buffer.getvalue())
+
+
+def covered_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json without names and numbers of samples of clients.
+
+    Args:
+        config: its content.
+    """
+    network = {name: value for name, value in config["network"].items() if name not in SIZES}
+    return {**config, "clients": len(config["clients"]), "network": network}
+
+
+def covered_result(result: Mapping[str, Any], server_knows_labels: bool) -> dict[str, Any]:
+    """Return result.json without names, metrics, true clusters, and what only clients know.
+
+    Args:
+        result: its content.
+        server_knows_labels: True if the server computed the clusters from what was released.
+    """
+    names: tuple[str, ...] = RELEASED
+    if server_knows_labels:
+        names += KNOWN_TO_SERVER
+    covered = {name: result[name] for name in names if name in result}
+    privacy = dict(result["privacy"])
+    privacy.pop("unshared_models", None)  # clusters in which clients trained alone
+    return {**covered, "privacy": privacy}
 
 
 def public(content: Any) -> Any:

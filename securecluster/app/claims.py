@@ -88,6 +88,8 @@ TRUSTED_NOISE: dict[str, Any] = {
     "placement": "central",
     "aggregation": "plain",
 }
+# Other clients are in every sum, and nothing but secure sums protects these.
+CHANGING: dict[str, Any] = {"rounds": 24, "participation": 0.5, "cohort_size": 0}
 HIDDEN_ATTACKS = (
     "hidden-differencing",
     "hidden-cluster",
@@ -284,7 +286,7 @@ CLAIMS = (
         protocol="oneshot",
     ),
     Claim(
-        "of a single client, of which it read sums only",
+        "of a single client, in any one reply or sum",
         "securecluster/app/disclosures.py",
         "label-counts",
         {"aggregation": "bfv"},
@@ -422,9 +424,68 @@ CLAIMS = (
             attack,
             TRUSTED_NOISE,
             protocol="hidden",
-            clients=10,
+            clients=16,
         )
         for attack in HIDDEN_ATTACKS
+    ),
+    Claim(
+        "From sums over changing members the server reads who is in which cluster of `hidden`",
+        "docs/privacy.md",
+        "sums-over-rounds-clusters",
+        {"aggregation": "secagg"},
+        protocol="hidden",
+        hidden=False,
+        clients=12,
+        options=CHANGING,
+    ),
+    Claim(
+        "From sums of updates over changing members it reads label counts",
+        "docs/privacy.md",
+        "sums-over-rounds-labels",
+        {"aggregation": "secagg"},
+        protocol="fedavg",
+        hidden=False,
+        clients=12,
+        options=CHANGING,
+    ),
+    Claim(
+        "A fresh permutation in each round keeps the label counts of single clients from it",
+        "docs/privacy.md",
+        "sums-over-rounds-labels",
+        {"aggregation": "secagg", "mask": "permutation"},
+        protocol="fedavg",
+        clients=12,
+        options=CHANGING,
+    ),
+    *(
+        Claim(
+            "Sums over whole cohorts tell no client from its cohort",
+            "docs/privacy.md",
+            attack,
+            {"aggregation": "secagg", "cohort_size": 4},
+            protocol=protocol,
+            clients=12,
+            options=CHANGING,
+        )
+        for attack, protocol in (
+            ("sums-over-rounds-clusters", "hidden"),
+            ("sums-over-rounds-labels", "fedavg"),
+        )
+    ),
+    *(
+        Claim(
+            "Where the same clients are in every sum, no sum tells one client from another",
+            "docs/privacy.md",
+            attack,
+            {"aggregation": "secagg", "participation": 1.0},
+            protocol=protocol,
+            clients=12,
+            options=CHANGING,
+        )
+        for attack, protocol in (
+            ("sums-over-rounds-clusters", "hidden"),
+            ("sums-over-rounds-labels", "fedavg"),
+        )
     ),
 )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import compare, execution, report_command, sweep
+from securecluster.app.number_format import printable
 from securecluster.app.options import as_typed, options_class
 from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.app.stops import NO_READER, Stopped, output
@@ -39,6 +40,16 @@ class Resume:
 
     quiet: bool = False
     """print nothing but errors"""
+    jobs: int | None = None
+    """of a sweep: runs at the same time, each in a process of its own; None is the number that it
+    was started with
+    """
+    together: int | None = None
+    """of a sweep: runs of one protocol in one process that train as one batch; None is the number
+    that it was started with
+    """
+    retry: bool = False
+    """of a sweep: do the runs that failed again; without it they stay as they are"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _dispatch(list(argv))
     except SecureClusterError as error:
-        print(f"securecluster: {as_typed(str(error))}", file=sys.stderr)
+        print(f"securecluster: {printable(as_typed(str(error)))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         return _stopped(stop)
@@ -81,7 +92,7 @@ def _stopped(stop: KeyboardInterrupt) -> int:
         code = stop.code
     # a reader such as `head` ends most outputs like this: that is no news unless a run stopped
     if code != NO_READER or str(stop):
-        print(f"securecluster: stopped{stop}", file=sys.stderr)
+        print(f"securecluster: stopped{printable(str(stop))}", file=sys.stderr)
     return code
 
 
@@ -211,10 +222,15 @@ def _resume(argv: list[str]) -> int:
     quiet = options.quiet
     from securecluster.app import run_folder
 
-    if run_folder.compared(folder) is not None:
-        return compare.resume(folder, quiet)
     if run_folder.swept(folder) is not None:
-        return sweep.resume(folder, quiet)
+        return sweep.resume(folder, quiet, options.jobs, options.together, options.retry)
+    if run_folder.compared(folder) is not None:
+        _check_no_sweep_options(
+            options, f"{folder} holds a comparison, which does what failed again"
+        )
+        return compare.resume(folder, quiet)
+    _check_no_sweep_options(options, f"{folder} holds a single run")
+    run_folder.run_config(folder)  # so that a damaged one is named before what it says is missing
     if run_folder.finished(folder):
         return _show_finished(folder, quiet)
     with run_folder.locked(folder):
@@ -226,6 +242,18 @@ def _resume(argv: list[str]) -> int:
         return _carry_out(plan, federation, folder, quiet)
 
 
+def _check_no_sweep_options(options: Resume, what: str) -> None:
+    """Raise UsageError for options that only the resume of a sweep has.
+
+    Args:
+        options: of the command line.
+        what: what the folder holds, as the beginning of a sentence.
+    """
+    for name in ("jobs", "together", "retry"):
+        if getattr(options, name) != getattr(Resume(), name):
+            raise UsageError(f"{what}, and --{name} is for sweeps: leave it out")
+
+
 def _show_finished(folder: Path, quiet: bool) -> int:
     """Show the result of a run that has ended.
 
@@ -235,18 +263,19 @@ def _show_finished(folder: Path, quiet: bool) -> int:
         folder: of the run.
         quiet: only check.
     """
-    from securecluster.app import report, run_folder
+    from securecluster.app import finished_run, report, run_folder
 
     plan, config = run_folder.load(folder)
-    content = run_folder.result_of(folder)
+    run = finished_run.open_run(folder, "resume")
     run_folder.tidy(folder)
     # data from Python are gone
     if plan.simulation is not None:
         execution.federation_of(folder, plan, config)
     if not quiet:
         with output():
-            print(f"{folder} is complete")
-            report.show(content, folder, tuple(config["clients"]))
+            print(f"{printable(str(folder))} is complete")
+            report.show(run.result, folder)
+    execution.draw_missing(run, execution.noting(quiet))
     return 0
 
 
@@ -266,7 +295,7 @@ def _carry_out(plan: Any, federation: Any, folder: Path, quiet: bool) -> int:
         content, pictures = execution.carry_out(plan, federation, folder, console)
     if not quiet:
         with output():
-            report.show(content, folder, federation.names)
+            report.show(content, folder)
             names = ", ".join(picture.name for picture in pictures)
             console.print(f"pictures: {names}")
     return 0
@@ -295,8 +324,8 @@ def _replay(argv: list[str]) -> int:
     replayed = replay(plan, config, folder)
     with output():
         print(
-            f"{folder}: the server alone made the same {replayed.calls} calls and ended in the "
-            "same state, bit for bit"
+            f"{printable(str(folder))}: the server alone made the same {replayed.calls} calls and "
+            "ended in the same state, bit for bit"
         )
         if replayed.unused:
             print(

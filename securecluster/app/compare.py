@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securecluster.app import comparison_options, execution
+from securecluster.app import comparison_options, execution, failures
+from securecluster.app.number_format import printable
 from securecluster.app.stops import output
 from securecluster.errors import OutputError, RunFolderError, SecureClusterError, UsageError
 
 if TYPE_CHECKING:
+    from securecluster.app.contents import Result
     from securecluster.app.run_folder import RunPlan
     from securecluster.data import Federation
 
@@ -96,6 +98,7 @@ def resume(folder: Path, quiet: bool) -> int:
         SecureClusterError: some of the protocols failed; the others are in the folder.
     """
     from securecluster.app import run_folder
+    from securecluster.app.options import noted
     from securecluster.app.plots import comparison
 
     content = _ended(folder)
@@ -107,7 +110,9 @@ def resume(folder: Path, quiet: bool) -> int:
     if not quiet:
         with output():
             comparison.show(content)
-            print(f"{folder} is complete")
+            print(f"{printable(str(folder))} is complete")
+    with noted(execution.noting(quiet)):
+        comparison.draw(folder, content, _histories(folder, content), True)
     return 0
 
 
@@ -122,13 +127,14 @@ def _planned(folder: Path) -> tuple[list[RunPlan], Federation]:
     """
     from securecluster.app import run_folder
 
-    names = run_folder.compared(folder)
-    if not names:
-        raise RunFolderError(f"{folder} compares nothing: start the comparison anew")
     runs = []
-    for name in names:
-        plan, config = run_folder.load(folder / name)
-        runs.append((folder / name, plan, config))
+    for run in run_folder.compared_runs(folder) or ():
+        plan, config = run_folder.load(run)
+        if plan.protocol.name != run.name:
+            raise RunFolderError(
+                f"{run} holds a run of {plan.protocol.name}: start the comparison anew"
+            )
+        runs.append((run, plan, config))
     # the runs share one federation, which the first plan makes
     federation = execution.federation_of(*runs[0])
     for run, plan, config in runs[1:]:
@@ -149,15 +155,17 @@ def _ended(folder: Path) -> Content | None:
         RunFolderError: a file is missing or damaged.
     """
     from securecluster.app import run_folder
-    from securecluster.core import manifest
+    from securecluster.app.contents import checked_comparison
+    from securecluster.core import json_types, manifest
 
     for name in (run_folder.COMPARISON, manifest.NAME):
         if not (folder / name).is_file():
             return None
-    runs = [folder / name for name in run_folder.compared(folder) or ()]
+    runs = run_folder.compared_runs(folder) or []
     marks = manifest.read(folder)
     text = manifest.checked(folder, run_folder.COMPARISON, marks)
-    content: Content = json.loads(text)
+    path = folder / run_folder.COMPARISON
+    content: Content = dict(checked_comparison(path, json_types.parsed(path, text)))
     if any(row["error"] for row in content["protocols"]):
         return None
     if not all(run_folder.finished(run) for run in runs):
@@ -165,6 +173,8 @@ def _ended(folder: Path) -> Content | None:
     for run in runs:
         run_folder.result_of(run)
         run_folder.tidy(run)
+    if [row["protocol"] for row in content["protocols"]] != [run.name for run in runs]:
+        raise RunFolderError(f"{path} compares other protocols than config.json: start it anew")
     return content
 
 
@@ -180,15 +190,21 @@ def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, q
     Raises:
         SecureClusterError: some of the protocols failed; the others are in the folder.
     """
+    from securecluster.app import run_folder
+    from securecluster.app.options import noted
     from securecluster.app.plots import comparison
 
     console = execution.console(quiet)
     try:
         with execution.resumable(folder):
-            rows = list(_rows(folder, plans, federation, console))
+            tracebacks: dict[str, str] = {}
+            rows = list(_rows(folder, plans, federation, console, tracebacks))
+            failures.write(folder / run_folder.FAILURES, tracebacks)
             content = _content(plans, federation, rows)
             content["together"] = _together(folder, plans, rows)
-            pictures = _record(folder, content)
+            _record(folder, content)
+            with noted(execution.noting(quiet)):
+                pictures = comparison.draw(folder, content, _histories(folder, content))
     except RunFolderError as error:
         # only what the disk refused may go well the next time
         if not isinstance(error.__cause__, OSError):
@@ -203,42 +219,47 @@ def _carry_out(folder: Path, plans: Sequence[RunPlan], federation: Federation, q
     return 0
 
 
-def _record(folder: Path, content: Content) -> list[Path]:
-    """Write the pictures and compare.json.
+def _record(folder: Path, content: Content) -> None:
+    """Write compare.json.
 
     Args:
         folder: of the comparison.
         content: of compare.json.
-
-    Returns:
-        The paths of the pictures.
     """
     from securecluster.app import run_folder
-    from securecluster.app.plots import comparison
     from securecluster.core import atomic_files, manifest
 
-    histories = {}
-    for row in content["protocols"]:
-        histories[row["protocol"]] = _history(folder, row)
-    pictures = comparison.draw(folder, content, histories)
     text = json.dumps(content, indent=2) + "\n"
     atomic_files.write_atomic(folder / run_folder.COMPARISON, text.encode())
     manifest.write(folder, [run_folder.CONFIG, run_folder.COMPARISON])
-    return pictures
+
+
+def _histories(folder: Path, content: Content) -> dict[str, list[dict[str, Any]]]:
+    """Return the lines of all runs' rounds by protocol.
+
+    Args:
+        folder: of the comparison.
+        content: of compare.json.
+    """
+    return {row["protocol"]: _history(folder, row) for row in content["protocols"]}
 
 
 def _check_failures(folder: Path, rows: Sequence[Row]) -> None:
     """Raise SecureClusterError if any protocol failed."""
-    failures = []
+    from securecluster.app import run_folder
+
+    sentences = []
     for row in rows:
         if row["error"]:
-            failures.append(f"{row['protocol']} failed: {row['error']}")
-    if not failures:
+            sentences.append(f"{row['protocol']} failed: {row['error']}")
+    if not sentences:
         return
-    ended = len(rows) - len(failures)
-    text = "; ".join(failures)
-    path = folder / "compare.json"
-    raise SecureClusterError(f"{text}; {ended} of {len(rows)} protocols ended, see {path}")
+    ended = len(rows) - len(sentences)
+    text = "; ".join(sentences)
+    files = str(folder / run_folder.COMPARISON)
+    if (folder / run_folder.FAILURES).is_file():
+        files += f" and {run_folder.FAILURES}"
+    raise SecureClusterError(f"{text}; {ended} of {len(rows)} protocols ended, see {files}")
 
 
 def _rows(
@@ -246,16 +267,19 @@ def _rows(
     plans: Sequence[RunPlan],
     federation: Federation,
     console: Any,
+    tracebacks: dict[str, str],
 ) -> Iterator[Row]:
     """Yield a row for each protocol.
 
-    An error of one protocol does not stop the others, but a folder that cannot be written does.
+    An error of one protocol does not stop the others, also one that nobody foresaw, but a folder
+    that cannot be written does.
 
     Args:
         folder: of the comparison.
         plans: of the runs.
         federation: the clients that they share.
         console: for progress.
+        tracebacks: of errors that nobody foresaw, to which they are added by protocol.
     """
     for number, plan in enumerate(plans, 1):
         name = plan.protocol.name
@@ -269,14 +293,17 @@ def _rows(
         except (RunFolderError, OutputError):
             # a full disk or a closed output would stop the other protocols as well
             raise
-        except SecureClusterError as error:
+        except Exception as error:
+            reason = failures.reason(error)
+            if not isinstance(error, SecureClusterError):
+                tracebacks[name] = failures.traceback_of(error)
             with output():
-                console.print(f"{name} failed: {error}", markup=False)
+                console.print(f"{name} failed: {reason}", markup=False)
             row = _empty(federation.objective.metric)
-            yield {"protocol": name, **row, "error": str(error)}
+            yield {"protocol": name, **row, "error": reason}
 
 
-def _result(plan: RunPlan, federation: Federation, folder: Path, console: Any) -> Content:
+def _result(plan: RunPlan, federation: Federation, folder: Path, console: Any) -> Result:
     """Return the content of a run's result.json; a run that has none is carried out.
 
     Args:
@@ -303,12 +330,14 @@ def _empty(metric: str) -> Row:
     return dict.fromkeys(columns)
 
 
-def _row(result: Content) -> Row:
+def _row(result: Result) -> Row:
     """Return a run's row.
 
     Args:
         result: content of its result.json.
     """
+    from securecluster.app.contents import scores_of
+
     metric = result["metric"]
     metrics = result["metrics"]
     sent = result["bytes"]
@@ -318,7 +347,7 @@ def _row(result: Content) -> Row:
         **_empty(metric),
         "clusters": result["clusters"],
         "ari": metrics["ari"],
-        metric: metrics[metric]["after"],
+        metric: scores_of(result)["after"],
         "at_target": metrics["at_target"],
         "up": sent["up"],
         "down": sent["down"],
@@ -328,7 +357,7 @@ def _row(result: Content) -> Row:
     }
     # with one cluster at the end there is no "before clusters"
     if result["clusters"] > 1:
-        row[f"{metric}_before"] = metrics[metric]["before"]
+        row[f"{metric}_before"] = scores_of(result)["before"]
     # without noise there is no unit of privacy to speak of
     if any(release["noise_multiplier"] for release in privacy["releases"]):
         row["dp_unit"] = privacy["unit"]
@@ -416,7 +445,8 @@ def _content(plans: Sequence[RunPlan], federation: Federation, rows: list[Row]) 
         "scenario": federation.scenario,
         "clients": len(federation),
         "true_clusters": true_clusters,
-        "seed": federation.seed,
+        "seed": None if settings.keys_from_seed else federation.seed,
+        "reproducible_keys": settings.keys_from_seed,
         "device": settings.device,
         "target": settings.target,
         "metric": federation.objective.metric,
@@ -432,8 +462,11 @@ def _history(folder: Path, row: Row) -> list[dict[str, Any]]:
         folder: of the comparison.
         row: of the protocol.
     """
+    from securecluster.app.contents import checked_lines
+    from securecluster.core import atomic_files, manifest
+
     path = folder / row["protocol"] / "history.jsonl"
     if not path.is_file():
         return []
-    lines = path.read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    lines = manifest.read_lines(path, atomic_files.read(path), json.loads)
+    return checked_lines(path, lines)

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from securecluster.app.contents import OverRounds
 from securecluster.app.number_format import enumerated, times
-from securecluster.privacy.dp.ledger import Event, Row
+from securecluster.privacy.dp.ledger import COSTLESS, Event, Row
 from securecluster.privacy.pipeline import Kind, Pipeline
+from securecluster.privacy.secure_sum.cohorts import RowSpace
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.serialization import (
     CLIENTS,
@@ -22,6 +24,7 @@ from securecluster.protocols.common.serialization import (
     SHARED,
     FittedSummary,
 )
+from securecluster.runtime import run_secret
 from securecluster.runtime.endpoint import PAIRS, SUM, release_of
 from securecluster.runtime.pair_release import LABELS, MATRIX
 
@@ -41,12 +44,17 @@ IN_ENCRYPTED_SUMS = "over two clients or more, which a key authority decrypts"
 IN_ENCRYPTED_PAIRS = "of which a key authority released"
 RELEASED_OF_PAIRS = {
     LABELS: "the clusters' labels alone",
-    MATRIX: "R_ij of each pair, rounded to 1e-4, and no part of one client",
+    MATRIX: "R_ij of each pair, of numbers rounded to 2^-14, and no part of one client",
 }
 NO_COLLUSION = (
     "server and key authority must not work together: the server has every client's ciphertexts, "
-    "and the authority the one key that opens them; a server that breaks the protocol could have "
-    "the authority decrypt other sums than it is said to, and secagg and pads do not rest on this"
+    "and the authority the one key that opens them, so secagg and pads rest on less"
+)
+BOUND_BY_CLIENTS = (
+    "the authority decrypts only sums of what the clients in them signed for it; a server that "
+    "breaks the protocol still chooses who is in a sum and may refuse service, and with one client "
+    "on its side, or without a roster, where it can pose as clients, it can have a single reply "
+    "decrypted"
 )
 IN_CLEAR = "as they are: no mask covers them"
 
@@ -61,7 +69,7 @@ class Disclosure:
         verb: through which the reply was sent.
         reader: "server", "lps" (the client's local parameter server) or "client" (only other
             clients can open it).
-        mechanism: of the ledger: "exact", "gaussian", "skellam" or "free".
+        mechanism: of the ledger: "exact", "gaussian", "skellam", "free" or "public".
         derived: True if it was computed from earlier releases alone.
         masked: True if a mask covers it.
         central: True if the server that reads it adds its noise.
@@ -101,7 +109,7 @@ class Disclosure:
         """
         if self.masked or self.noised or self.summed or self.encrypted == LABELS:
             return False
-        return self.mechanism != "free"
+        return self.mechanism not in COSTLESS
 
     def sentence(self, shows: str) -> str:
         """Return what the reader saw of it, in words.
@@ -137,6 +145,8 @@ class Disclosure:
             return "made of earlier releases"
         if self.mechanism == "free":
             return "computed from other releases, noised and priced with one, or public"
+        if self.mechanism == "public":
+            return "declared public by its protocol"
         if self.mechanism == "exact":
             return "without noise"
         if self.central:
@@ -162,7 +172,7 @@ def authority_view(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) 
         saw.append(f"sums of {sums}, over two clients or more, in full")
     if pairs:
         saw.append(f"sums of pairs of clients of {pairs}, in full")
-    return [*saw, NO_COLLUSION]
+    return [*saw, NO_COLLUSION, BOUND_BY_CLIENTS]
 
 
 def disclosures(fitted: ClusteringProtocol) -> list[Disclosure]:
@@ -271,6 +281,35 @@ def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[
     return hidden or ["nothing is hidden from it: no mask, seal or noise covers what it read"]
 
 
+def over_rounds(fitted: ClusteringProtocol) -> OverRounds:
+    """Return what secure sums tell over all rounds: the clients whose rows can be solved for.
+
+    These are the clients whose unit vector is in the row space of the 0/1 matrix of which clients
+    were in which sum. Noise, and rows that change from round to round, blur what is solved for;
+    the sums of whole cohorts can be solved for in any case.
+
+    Args:
+        fitted: the protocol after the run.
+    """
+    config = fitted.kept_.learned.config
+    clients = int(config["clients"])
+    space = RowSpace(clients, fitted.kept_.learned.network.sum_lists)
+    solvable = len(space.solvable)
+    sentence = (
+        f"{solvable} of {clients} clients can be solved for from sums over rounds (independent "
+        f"lists of clients: {space.rank}, computed exactly modulo 2^31 - 1)"
+    )
+    if solvable:
+        sentence += (
+            ": by linear combinations of sums over other clients a server reads each one's row, "
+            "as far as it is the same in every round, and so its cluster or labels where no noise "
+            "covers them"
+        )
+    elif config["cohort_size"] != 0:
+        sentence += ": what remains are sums over whole cohorts, which tell their members' average"
+    return {"sentence": sentence, "rank": space.rank, "solvable": solvable}
+
+
 def unprotected(disclosed: Sequence[Disclosure]) -> list[str]:
     """Return what the server read without mask or noise, from which a client's data may follow.
 
@@ -295,7 +334,7 @@ def unprotected(disclosed: Sequence[Disclosure]) -> list[str]:
 
 def _hidden_from_server(field: Disclosure) -> str:
     if field.summed:
-        return f"{field.name} of a single client, of which it read sums only"
+        return f"{field.name} of a single client, in any one reply or sum"
     if field.encrypted == LABELS:
         return f"{field.name}, of which it was told the clusters' labels alone"
     if field.reader == CLIENT:
@@ -343,12 +382,16 @@ def uncovered(fitted: ClusteringProtocol) -> list[str]:
         fitted: the protocol after the run.
     """
     learned = fitted.kept_.learned
+    source = f"{run_secret.FILE}: the secret"
+    if learned.settings.keys_from_seed:
+        source = f"config.json, {LEARNED}: the seed"
     return [
         *_observed(fitted),
         *_transcript(fitted),
         *_models_without_noise(fitted),
         *_own_labels(fitted),
         *_sample_counts(learned),
+        f"{source} from which keys, masks and noise of this run follow: for its owner alone",
         "config.json: a digest of all clients' data, by which a guess of all of them can be "
         "checked",
         f"{CLIENTS}: every client's model, without noise where it was trained alone, and its keys: "

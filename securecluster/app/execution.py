@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from securecluster.app.options import DEFAULT_CLIENTS, Simulation
+from securecluster.app.number_format import printable
+from securecluster.app.options import DEFAULT_CLIENTS, Simulation, noted
 from securecluster.app.stops import output
-from securecluster.core import atomic_files
+from securecluster.core import atomic_files, progress
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import OutputError, RunFolderError, UsageError, unknown
 
 if TYPE_CHECKING:
+    from securecluster.app.contents import Result, RunConfig
+    from securecluster.app.finished_run import FinishedRun
     from securecluster.app.run_folder import RunPlan
     from securecluster.data import Federation
     from securecluster.protocols.common.base import ClusteringProtocol
@@ -70,18 +74,27 @@ def _read(options: Any) -> Federation:
     """
     quiet = options.output.quiet
     simulation = options.simulation
-
-    def note(text: str) -> None:
-        if not quiet:
-            print(f"securecluster: note: {text}", file=sys.stderr)
-
-    federation: Federation = simulation.noted_federation(note)
+    federation: Federation = simulation.noted_federation(noting(quiet))
     columns = simulation.columns(federation)
     if columns is not None:
         with output():
             # names of columns may contain what looks like markup
             console(quiet).print(columns, markup=False)
     return federation
+
+
+def noting(quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints a note on standard error.
+
+    Args:
+        quiet: print nothing.
+    """
+
+    def note(text: str) -> None:
+        if not quiet:
+            print(f"securecluster: note: {printable(text)}", file=sys.stderr)
+
+    return note
 
 
 @contextmanager
@@ -107,13 +120,14 @@ def check_names(protocols: Sequence[Any], options: Any) -> None:
         protocols: with their hyper-parameters.
         options: of the command line.
     """
+    from securecluster.core.devices import DEVICES
     from securecluster.messaging.transcript import MODES
     from securecluster.privacy.masking.masks import MASKS
 
     options.simulation.check()
     for protocol in protocols:
         _check_name("mask", protocol.mask, tuple(MASKS))
-    _check_name("device", options.settings.device, ("auto", "cpu", "cuda"))
+    _check_name("device", options.settings.device, DEVICES)
     _check_name("transcript", options.settings.transcript, ("auto", *MODES))
 
 
@@ -170,7 +184,7 @@ def _transcript_mode(protocol: Any, settings: Any, federation: Any) -> str:
     return "sizes"
 
 
-def check_data(folder: Path, plan: RunPlan, config: dict[str, Any], federation: Federation) -> None:
+def check_data(folder: Path, plan: RunPlan, config: RunConfig, federation: Federation) -> None:
     """Check that a run's data have not changed since.
 
     Args:
@@ -192,7 +206,7 @@ def check_data(folder: Path, plan: RunPlan, config: dict[str, Any], federation: 
     )
 
 
-def federation_of(folder: Path, plan: RunPlan, config: dict[str, Any]) -> Federation:
+def federation_of(folder: Path, plan: RunPlan, config: RunConfig) -> Federation:
     """Return the clients of a run folder, made again.
 
     Args:
@@ -209,43 +223,51 @@ def federation_of(folder: Path, plan: RunPlan, config: dict[str, Any]) -> Federa
             f"{folder} was run from Python on data of your own, which it does not hold: go on "
             "there with fit(federation, folder=...)"
         )
-    federation = plan.simulation.noted_federation()
+    try:
+        federation = plan.simulation.noted_federation()
+    except UsageError as error:
+        raise RunFolderError(
+            f"the clients of {folder / 'config.json'} cannot be made again: {error}"
+        ) from None
     check_data(folder, plan, config, federation)
     return federation
 
 
 def carry_out(
     plan: RunPlan, federation: Federation, folder: Path, console: Any
-) -> tuple[dict[str, Any], list[Path]]:
-    """Run or resume in a folder, and write the results.
+) -> tuple[Result, list[Path]]:
+    """Run or resume in a folder, write the results, and draw the pictures.
 
     Args:
         plan: of the run.
         federation: its clients.
         folder: of the run, whose lock this process holds.
-        console: for a line per round.
+        console: for a line per round, and for lines within a round that takes long.
 
     Returns:
         The content of result.json, and the paths of the pictures.
     """
     from securecluster.app import report
 
-    def say(line: dict[str, Any]) -> None:
+    def say(line: Line) -> None:
         text = report.line_text(line, plan.protocol.total_rounds)
         with output():
             console.print(text)
 
-    content, pictures = _record(plan, federation, folder, say)
-    warning = plan.protocol.warning_
-    if warning is not None and not console.quiet:
-        print(f"securecluster: note: {warning}", file=sys.stderr)
+    with slow_work_on(console):
+        content = _record(plan, federation, folder, say)
+    note = noting(console.quiet)
+    if plan.protocol.warning_ is not None:
+        note(plan.protocol.warning_)
+    with noted(note):
+        pictures = _draw(plan.protocol, folder, content)
     return content, pictures
 
 
 def _record(
     plan: RunPlan, federation: Federation, folder: Path, say: Callable[[Line], None]
-) -> tuple[dict[str, Any], list[Path]]:
-    """Run or resume in a folder, and write all of its files.
+) -> Result:
+    """Run or resume in a folder, and write all of its files but the pictures.
 
     Args:
         plan: of the run.
@@ -254,10 +276,9 @@ def _record(
         say: called with the line of each round.
 
     Returns:
-        The content of result.json, and the paths of the pictures.
+        The content of result.json.
     """
     from securecluster.app import report, run_folder
-    from securecluster.app.plots import curves
     from securecluster.core.serialization import unpack
     from securecluster.runtime.run import remove_checkpoints
 
@@ -267,13 +288,47 @@ def _record(
     fitted = plan.protocol.run_in(folder, federation, plan.settings, say)
     state: Any = unpack(fitted.server_state_, plan.protocol.state_class())
     content = report.result(plan, federation, fitted, state)
-    pictures = curves.draw(folder, content, fitted.history_, state)
     fitted.write(folder)
-    # result.json is written last, and says that the folder is complete
+    # result.json is written last of the run's files, and says that they are complete
     text = json.dumps(content, indent=2) + "\n"
     run_folder.seal(folder, text.encode())
     remove_checkpoints(folder)
-    return content, pictures
+    return content
+
+
+def _draw(fitted: ClusteringProtocol, folder: Path, content: Result) -> list[Path]:
+    """Draw the pictures of a run that has just ended: no fault of drawing withholds its result.
+
+    Args:
+        fitted: the protocol after the run.
+        folder: of the run.
+        content: of result.json.
+
+    Returns:
+        The paths of the pictures.
+    """
+    from securecluster.app.plots import curves
+
+    return curves.draw(folder, content, fitted.history_, fitted.state_)
+
+
+def draw_missing(run: FinishedRun, note: Callable[[str], None]) -> list[Path]:
+    """Draw the pictures of a finished run that are not in its folder.
+
+    Args:
+        run: the run.
+        note: called with a sentence for each picture that cannot be drawn or written.
+
+    Returns:
+        The paths of all pictures.
+    """
+    from securecluster.app.plots import curves
+    from securecluster.core.serialization import unpack
+
+    state: Any = unpack(run.server_state, run.protocol.state_class())
+    with noted(note):
+        curves.draw(run.folder, run.result, run.history, state, True)
+    return run.pictures
 
 
 def fit(
@@ -282,11 +337,13 @@ def fit(
     settings: Settings,
     folder: Path,
     say: Callable[[Line], None],
+    force: bool = False,
 ) -> None:
     """Fit a protocol in a run folder, as `ClusteringProtocol.fit` does with `folder`.
 
     A run starts in a new or empty folder; a stopped run of the same configuration on the same data
-    is resumed; the result of one that has ended is loaded.
+    is resumed; the result of one that has ended is loaded. With `force` the run in the folder is
+    replaced in any case.
 
     Args:
         protocol: to be fitted, in place.
@@ -294,6 +351,7 @@ def fit(
         settings: of the run.
         folder: new, empty, or of a run of this configuration.
         say: called with the line of each round.
+        force: replace the run in the folder.
 
     Raises:
         UsageError: the folder contains something else.
@@ -303,15 +361,25 @@ def fit(
     from securecluster.app import run_folder
 
     simulation = Simulation.of(federation)
-    if run_folder.is_run(folder):
+    if run_folder.is_run(folder) and not force:
         _fit_again(protocol, simulation, federation, settings, folder, say)
         return
-    if run_folder.used(folder):
+    if run_folder.used(folder) and not force:
         raise UsageError(f"{folder} exists and is not empty, and holds no run: give another folder")
     plan = run_folder.RunPlan(protocol, simulation, resolved(settings))
     texts = {run_folder.CONFIG: plan.as_json(federation)}
-    with run_folder.claimed(folder, False, "", texts):
-        _record(plan, federation, folder, say)
+    with _in_python(), run_folder.claimed(folder, force, "", texts):
+        _draw(protocol, folder, _record(plan, federation, folder, say))
+
+
+@contextmanager
+def _in_python() -> Iterator[None]:
+    """Give options the names that they have in Python, in the sentence of a refusal."""
+    try:
+        yield
+    except UsageError as error:
+        text = str(error).replace("--force", "force=True").replace("--out", "folder")
+        raise UsageError(text) from None
 
 
 def _fit_again(
@@ -342,14 +410,14 @@ def _fit_again(
     from securecluster.runtime.settings import Settings
 
     with run_folder.locked(folder):
-        config = run_folder.config_of(folder)
         if run_folder.compared(folder) is not None:
             raise UsageError(f"{folder} holds a comparison: give another folder")
+        config = run_folder.run_config(folder, protocol)
         recorded = Settings(**config["settings"])
         plan = run_folder.RunPlan(protocol, simulation, _with_recorded(settings, recorded))
         run_folder.check_same(folder, config, plan.content(federation))
         if not run_folder.finished(folder):
-            _record(plan, federation, folder, say)
+            _draw(protocol, folder, _record(plan, federation, folder, say))
             return
         run_folder.result_of(folder)  # checks every file
         protocol.restore_from(folder)
@@ -390,9 +458,39 @@ def console(quiet: bool) -> Any:
     Args:
         quiet: print nothing.
     """
-    from rich.console import Console
+    from securecluster.app.terminal import Console
 
-    return Console(quiet=quiet, highlight=False, soft_wrap=True)
+    return Console(quiet=quiet, soft_wrap=True)
+
+
+class _Printer(logging.Handler):
+    """Handler that prints the text of each record as a line."""
+
+    def __init__(self, console: Any) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with output():
+            self._console.print(record.getMessage(), markup=False)
+
+
+@contextmanager
+def slow_work_on(console: Any) -> Iterator[None]:
+    """Print what work says of itself while it takes long (`core.progress`) within this context.
+
+    Args:
+        console: for the lines.
+    """
+    printer = _Printer(console)
+    level = progress.logger.level
+    progress.logger.addHandler(printer)
+    progress.logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        progress.logger.setLevel(level)
+        progress.logger.removeHandler(printer)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -12,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import run_folder
+from securecluster.app.contents import Result, RunConfig, checked_lines
 from securecluster.app.options import Simulation
-from securecluster.app.registry import protocol_class
-from securecluster.core import atomic_files
-from securecluster.core.serialization import structured
 from securecluster.errors import RunFolderError, UsageError
-from securecluster.privacy.dp.ledger import Event, Ledger, Release
+from securecluster.privacy.dp.ledger import Ledger, Release
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.serialization import read_kept
+from securecluster.protocols.common.serialization import LEARNED, FittedState, read_kept
 from securecluster.runtime.settings import Settings
 
 MOST_PRICES = 12  # points of ε over rounds: with sampled batches one may take seconds
@@ -27,7 +24,7 @@ MOST_PRICES = 12  # points of ε over rounds: with sampled batches one may take 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """Files of a finished run, after a check of their digests.
+    """Files of a finished run, after a check of their digests and of the types in them.
 
     Args:
         folder: of the run.
@@ -36,14 +33,16 @@ class FinishedRun:
         history: lines of history.jsonl.
         protocol: with the run's hyper-parameters; objects of the user's own are left out.
         ledger: of the run.
+        server_state: the server's final state, packed.
     """
 
     folder: Path
-    config: dict[str, Any]
-    result: dict[str, Any]
+    config: RunConfig
+    result: Result
     history: list[dict[str, Any]]
     protocol: ClusteringProtocol
     ledger: Ledger
+    server_state: bytes
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -58,25 +57,29 @@ class FinishedRun:
         ]
 
 
-def open_run(folder: Path, command: str) -> FinishedRun:
+def open_run(
+    folder: Path | str, command: str = "open_run", protocol: ClusteringProtocol | None = None
+) -> FinishedRun:
     """Return what a finished run left in its folder.
 
     Args:
         folder: of the run.
         command: that reads it, for the sentence of an error.
+        protocol: that ran, with objects of the user's own, or of an author's own class; by default
+            made of config.json, without such objects.
 
     Raises:
         RunFolderError: no run folder, or a damaged one.
         UsageError: a comparison, a sweep, or a run that has not ended.
     """
-    config = run_folder.config_of(folder)
+    folder = Path(folder)
     names = run_folder.compared(folder)
     if names is not None:
         raise UsageError(
             f"{folder} holds a comparison: {command} takes one of its runs, such as "
             f"{folder / names[0]}"
         )
-    run_folder.check_run(folder, config)
+    config = run_folder.run_config(folder, protocol)
     if not run_folder.finished(folder):
         raise UsageError(
             f"the run in {folder} has not ended: go on with it first, with: securecluster resume "
@@ -84,45 +87,42 @@ def open_run(folder: Path, command: str) -> FinishedRun:
         )
     result = run_folder.result_of(folder)
     stored = read_kept(folder)
-    network = stored.learned.network.ledger
-    ledger = Ledger(_events(folder), dict(network.samples), dict(network.names))
     return FinishedRun(
         folder=folder,
         config=config,
         result=result,
-        history=list(stored.learned.history),
-        protocol=_protocol(folder, config),
-        ledger=ledger,
+        history=checked_lines(folder / LEARNED, stored.learned.history),
+        protocol=protocol or _protocol(folder, config),
+        ledger=_ledger(folder, stored),
+        server_state=stored.server,
     )
 
 
-def _protocol(folder: Path, config: dict[str, Any]) -> ClusteringProtocol:
-    """Return the run's protocol without objects of the user's own.
-
-    Raises:
-        RunFolderError: its parameters do not parse.
-    """
+def _protocol(folder: Path, config: RunConfig) -> ClusteringProtocol:
+    """Return the run's protocol without objects of the user's own."""
     params = {}
     for name, value in config["protocol"].items():
         # config.json has a description in place of an object
         if name != "name" and not isinstance(value, dict):
             params[name] = value
-    try:
-        protocol: ClusteringProtocol = protocol_class(config["protocol"]["name"])(**params)
-    except TypeError:
-        raise RunFolderError(
-            f"{folder / run_folder.CONFIG} does not parse: start the run anew"
-        ) from None
+    protocol: ClusteringProtocol = run_folder.protocol_type(folder, config)(**params)
     return protocol
 
 
-def _events(folder: Path) -> list[Event]:
-    """Return the events of a run's ledger, whose file a run without releases does not have."""
-    path = folder / "ledger.jsonl"
-    if not path.is_file():
-        return []
-    lines = atomic_files.read(path).decode().splitlines()
-    return [structured(json.loads(line), Event) for line in lines]
+def _ledger(folder: Path, stored: FittedState) -> Ledger:
+    """Return a copy of a run's ledger, which names every client with a release.
+
+    Raises:
+        RunFolderError: it does not.
+    """
+    ledger = stored.learned.network.ledger
+    for event in ledger.events:
+        if not ledger.names.keys() >= set(event.ids):
+            raise RunFolderError(
+                f"{folder / LEARNED} has releases of clients without a name: restore it from a "
+                "copy, or run anew into another folder"
+            )
+    return Ledger(list(ledger.events), dict(ledger.samples), dict(ledger.names))
 
 
 def epsilon_by_client(ledger: Ledger, delta: float) -> dict[str, float]:
@@ -201,7 +201,7 @@ def epsilon_of_field(ledger: Ledger, method: str, field: str, delta: float) -> f
 def command_of(run: FinishedRun) -> str | None:
     """Return the command that repeats a run, without its seed; None for data from Python.
 
-    The seed is left out since keys, and in a simulation all noise, follow from it.
+    The seed is left out: with it, a simulation's data can be made again.
 
     Args:
         run: the run.

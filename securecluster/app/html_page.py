@@ -6,6 +6,7 @@ Every function returns HTML, and escapes the texts that it is given.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -51,6 +52,19 @@ svg text { fill: currentColor; font: 11px system-ui, sans-serif; }
 """
 # a browser refuses whatever is not in the page itself, and runs no script
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+# around what is for the owner of the data alone, around what no ε covers, and where a copy says
+# what it is without; no text has them, since texts are escaped
+OWNERS = ("<!--owner-->", "<!--/owner-->")
+UNCOVERED = ("<!--uncovered-->", "<!--/uncovered-->")
+COPY = "<!--copy-->"
+WITHOUT_UNCOVERED = (
+    "This copy is to be handed over: it leaves out what no ε covers, such as metrics, true "
+    "clusters, clusters that only clients know, names of clients, and pictures."
+)
+WITH_UNCOVERED = (
+    "This copy holds what no ε covers (--with-uncovered): metrics, clusters, names of clients and "
+    "pictures of the run, as far as the run has them. Readers must be allowed to have these."
+)
 PLAIN = ""  # class of a cell without a meaning of its own
 Cell = str | tuple[str, str]  # a text, or a text and the class of its cell
 
@@ -75,10 +89,63 @@ def document(title: str, sections: Iterable[str]) -> str:
 </head>
 <body>
 <h1>{escape(title)}</h1>
+{COPY}
 {body}
 </body>
 </html>
 """
+
+
+def owners(part: str) -> str:
+    """Return HTML that shows clients' data, marked so that `handed_over` leaves it out.
+
+    Args:
+        part: as HTML, without marked parts within it.
+    """
+    return part.join(OWNERS)
+
+
+def uncovered(part: str) -> str:
+    """Return HTML that no ε covers, marked so that `handed_over` can leave it out.
+
+    Args:
+        part: as HTML, without such parts within it.
+    """
+    return part.join(UNCOVERED)
+
+
+def handed_over(page: str, with_uncovered: bool = False) -> str:
+    """Return a page without the parts that show clients' data, and without what no ε covers.
+
+    Args:
+        page: as `document` made it.
+        with_uncovered: keep what no ε covers. Either way the page says so.
+
+    Raises:
+        ValueError: this is no such page, or not all of one.
+    """
+    if not page.startswith("<!DOCTYPE html>") or not page.endswith("</html>\n"):
+        raise ValueError("this is no whole page")
+    note = WITH_UNCOVERED if with_uncovered else WITHOUT_UNCOVERED
+    left = _without(page, OWNERS)
+    if not with_uncovered:
+        left = _without(left, UNCOVERED)
+    if left.count(COPY) != 1:
+        raise ValueError("this is no whole page")
+    return left.replace(COPY, paragraph(note, "note"))
+
+
+def _without(page: str, marks: tuple[str, str]) -> str:
+    """Return a page without the parts between marks.
+
+    Raises:
+        ValueError: a part has no end.
+    """
+    start, end = marks
+    left = re.sub(f"{start}.*?{end}", "", page, flags=re.S)
+    if page.count(start) != page.count(end) or start in left or end in left:
+        raise ValueError("this is no whole page")
+    return left
 
 
 def section(heading: str, *parts: str) -> str:
@@ -203,23 +270,26 @@ def bars(caption: str, labels: Sequence[str], series: Sequence[tuple[str, Sequen
         labels: below the groups of bars.
         series: name and one value a label, for one series or two.
     """
-    group = 24 * max(1, len(series))
-    width = 40 + group * len(labels)
     highest = max([1e-12, *(value for _, values in series for value in values)])
+    top = f"{highest:.3g}"
+    left = _width_of(top) + 8
+    widest = max([0, *(_width_of(label) for label in labels)])
+    group = max(24 * max(1, len(series)), widest + 6)
     shapes = []
     for s, (_, values) in enumerate(series):
         colour = ("var(--chart)", "var(--other)")[s % 2]
         for k, value in enumerate(values):
             height = 120 * max(0.0, value) / highest
-            x = 30 + group * k + 20 * s
+            x = left + group * k + 20 * s
             shapes.append(
                 f'<rect x="{x}" y="{140 - height:.1f}" width="18" height="{height:.1f}" '
                 f'fill="{colour}"/>'
             )
     for k, label in enumerate(labels):
-        x = 30 + group * k + 10 * len(series)
+        x = left + group * k + group // 2
         shapes.append(f'<text x="{x}" y="156" text-anchor="middle">{escape(label)}</text>')
-    shapes.append(f'<text x="26" y="26" text-anchor="end">{highest:.3g}</text>')
+    shapes.append(f'<text x="{left - 4}" y="26" text-anchor="end">{top}</text>')
+    width = left + group * len(labels) + 10
     return _chart(caption, width, 164, shapes, [name for name, _ in series])
 
 
@@ -255,18 +325,27 @@ def steps(caption: str, points: Sequence[tuple[float, float]]) -> str:
     first = min(x for x, _ in points)
     span = max(1.0, last - first)
     highest = max([1e-12, *(y for _, y in points)])
+    top = f"{highest:.3g}"
+    end = f"{last:g}"
+    left = max(50, _width_of(top) + 10)
+    right = left + 290
     path = []
     for x, y in points:
-        path.append(f"{50 + 290 * (x - first) / span:.1f},{140 - 120 * y / highest:.1f}")
+        path.append(f"{left + 290 * (x - first) / span:.1f},{140 - 120 * y / highest:.1f}")
     shapes = [
-        '<line x1="50" y1="140" x2="340" y2="140" stroke="var(--line)"/>',
-        f'<text x="44" y="26" text-anchor="end">{highest:.3g}</text>',
-        '<text x="44" y="144" text-anchor="end">0</text>',
-        f'<text x="50" y="156" text-anchor="middle">{first:g}</text>',
-        f'<text x="340" y="156" text-anchor="middle">{last:g}</text>',
+        f'<line x1="{left}" y1="140" x2="{right}" y2="140" stroke="var(--line)"/>',
+        f'<text x="{left - 6}" y="26" text-anchor="end">{top}</text>',
+        f'<text x="{left - 6}" y="144" text-anchor="end">0</text>',
+        f'<text x="{left}" y="156" text-anchor="middle">{first:g}</text>',
+        f'<text x="{right}" y="156" text-anchor="middle">{end}</text>',
         f'<polyline points="{" ".join(path)}" fill="none" stroke="var(--chart)" stroke-width="2"/>',
     ]
-    return _chart(caption, 360, 164, shapes, [])
+    return _chart(caption, right + max(20, _width_of(end)), 164, shapes, [])
+
+
+def _width_of(text: str) -> int:
+    """Return room for a text of a chart, in its units: letters of 11 px are less than 8 wide."""
+    return 8 * len(text)
 
 
 def _chart(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -74,7 +75,8 @@ class Simulation:
     overlap: bool = False
     """clients may hold the same samples (training and test samples stay apart)"""
     seed: int = 0
-    """of every random draw, keys included"""
+    """of data, models and all public draws; keys, masks and noise follow from a secret of each run
+    """
 
     def check(self) -> None:
         """Check names, and that options go together, without reading data.
@@ -204,20 +206,8 @@ class Simulation:
             note: called with each warning of this package, a sentence that names options as they
                 are typed; without it these warnings are dropped. Other warnings stay warnings.
         """
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", SecureClusterWarning)
-            federation = self.federation()
-        for warning in caught:
-            if issubclass(warning.category, SecureClusterWarning):
-                note(as_typed(str(warning.message)))
-            else:
-                warnings.warn_explicit(
-                    warning.message,
-                    warning.category,
-                    warning.filename,
-                    warning.lineno,
-                )
-        return federation
+        with noted(note):
+            return self.federation()
 
     def columns(self, federation: Federation) -> str | None:
         """Return one line on the roles of a file's columns; None for a known data set.
@@ -332,6 +322,29 @@ class Output:
     """replace a run folder that exists"""
     quiet: bool = False
     """print nothing but errors"""
+
+
+@contextmanager
+def noted(note: Callable[[str], None]) -> Iterator[None]:
+    """Send the warnings of this package within the context to a callback, at its end.
+
+    Args:
+        note: called with each warning, a sentence that names options as they are typed. Other
+            warnings stay warnings.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SecureClusterWarning)
+        yield
+    for warning in caught:
+        if issubclass(warning.category, SecureClusterWarning):
+            note(as_typed(str(warning.message)))
+        else:
+            warnings.warn_explicit(
+                warning.message,
+                warning.category,
+                warning.filename,
+                warning.lineno,
+            )
 
 
 def _automatic() -> Settings:

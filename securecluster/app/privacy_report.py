@@ -10,18 +10,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from securecluster.app.contents import Mask, PricedRelease, Privacy, UnsharedModels
 from securecluster.app.disclosures import (
     CLIENT,
     Disclosure,
     authority_view,
     disclosures,
     free,
+    over_rounds,
     uncovered,
     unprotected,
     unseen,
 )
 from securecluster.app.number_format import enumerated, times
-from securecluster.privacy.dp.ledger import Price, Row
+from securecluster.privacy.dp.ledger import COSTLESS, Price, Row
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.privacy_spec import (
     OfPaddedPairs,
@@ -30,12 +32,13 @@ from securecluster.protocols.common.privacy_spec import (
     OfSecureSums,
 )
 from securecluster.protocols.common.serialization import CLIENTS
+from securecluster.runtime import run_secret
 
 # sentences of `not_covered` and `assumed`, which state the limits of the guarantee
 KEYS = (
     "keys of the key agreement are signed only where nodes have a roster: without one, or with "
-    "identities that follow from a seed that the server knows, as in a simulation, the server can "
-    "pose as a peer and read the mask seed, or pose as the leader and choose it"
+    "identities that the server has, it can pose as a peer and read the mask seed, or pose as the "
+    "leader and choose it"
 )
 PADS = (
     "pads hide rows of pairs from a server that has no client on its side: with one, or where keys "
@@ -64,19 +67,22 @@ NOISED = [
     "release of its own",
     "epsilon is of this run, and newcomers add to it: other runs on the same clients cost more "
     "together (Ledger.union)",
-    "a server that asks for more than its protocol does spends more than this: clients keep no "
-    "budget of their own",
-    "keys of noise follow from the run's seed in a simulation: whoever knows it can remove the "
-    "noise",
+    "a server that asks for more than its protocol does spends more than this: simulated clients "
+    "keep no budget of their own, as nodes may (Budget)",
+    "in a simulation keys of noise follow from one secret of the run: whoever has it can remove "
+    "the noise",
     "noise comes from a cipher's stream: epsilon holds against readers with bounded computing "
     "power, who cannot distinguish it from random numbers",
 ]
 # by the unit of privacy
 ASSUMED = {
-    "client": "a client's contribution to each release is one clipped row, and an absent client's "
-    "a row of zeros",
-    "example": "each client's number of samples is public: an absent sample keeps its position, "
-    "without gradient, loss or features; whether a sample is in a batch is drawn independently of "
+    "client": "a client's contribution to each release is one clipped row, and a blanked client's "
+    "a row of zeros; who takes part, which a client that is really added or removed changes, is "
+    "public",
+    "example": "each client's number of samples n is public: a blanked sample keeps its position, "
+    "without gradient, loss or features; one that is really added or removed changes n, by which "
+    "means are divided and from which noise and numbers of steps follow, and epsilon does not "
+    "cover that; whether a sample is in a batch is drawn independently of "
     "the others and known to its client alone; no sample, and no person's data, are at two "
     "clients, so clients compose in parallel, and epsilon is the largest of theirs",
 }
@@ -91,10 +97,12 @@ PLACED = {
     "without noise, and a full transcript contains them like this; losses, choices, layers, "
     "signatures and Gram matrices have noise of their clients",
 }
-# the relation under which ε bounds how much one client, or one example, can change a release
+# The relation under which ε bounds how much one client, or one example, can change any release: it
+# keeps its place and contributes zeros ("zero-out", Kairouz et al. 2021). What it does not change
+# is public.
 NEIGHBOURS = {
-    "client": "add or remove one client",
-    "example": "add or remove one example of one client",
+    "client": "one client blanked, who takes part public",
+    "example": "one example of one client blanked, n public",
 }
 Section = dict[str, Any]  # `privacy` of result.json
 Config = dict[str, Any]  # the configuration that clients and server agree on
@@ -121,15 +129,30 @@ def section(fitted: ClusteringProtocol) -> Section:
         uncovered_files = uncovered(fitted)
     return {
         **_views(fitted, disclosed),
-        # of simulations: keys follow from the run's seed
-        "reproducible_keys": True,
+        **_over_rounds(fitted),
+        "reproducible_keys": fitted.kept_.learned.settings.keys_from_seed,
         **_guarantee(fitted, price, rows),
         "releases": [_release_entry(row) for row in rows],
         "free": free(disclosed, rows),
+        **_declared_public(fitted),
         "exact": [f"{method}: {name}" for method, name in ledger.exact()],
         "assumed": assumed,
         "not_covered": _not_covered(fitted, rows),
         "uncovered_files": uncovered_files,
+    }
+
+
+def _declared_public(fitted: ClusteringProtocol) -> Section:
+    """Return what is in no ε because its protocol declares it public; nothing in most runs."""
+    declared = fitted.ledger_.declared_public()
+    if not declared:
+        return {}
+    return {
+        "declared_public": [
+            f"{name} of {method}: its protocol says that it is of nobody's data, which nothing "
+            "checks, so it is in no epsilon"
+            for method, name in declared
+        ]
     }
 
 
@@ -178,6 +201,13 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
     if fitted.client.clear:
         views["clear"] = True
     return views
+
+
+def _over_rounds(fitted: ClusteringProtocol) -> Section:
+    """Return what secure sums tell over all rounds; nothing where sums are plain."""
+    if not fitted.with_fitted_params().sums_securely:
+        return {}
+    return {"over_rounds": over_rounds(fitted)}
 
 
 def _told(fitted: ClusteringProtocol, views: Sequence[str]) -> list[str]:
@@ -234,20 +264,16 @@ def _guarantee(fitted: ClusteringProtocol, price: Price, rows: Sequence[Row]) ->
 
 
 def _epsilon_replace(fitted: ClusteringProtocol, price: Price) -> float | None:
-    """Return ε where neighbours differ by a replacement; None where it is infinite or not claimed.
+    """Return ε where one unit is replaced by any other one; None where it is infinite.
 
     Args:
         fitted: the protocol after the run.
-        price: ε of all releases where neighbours differ by an addition or a removal.
+        price: ε of all releases where one unit is blanked.
     """
     ledger = fitted.ledger_
     if math.isinf(price.epsilon) or not ledger.events:
         return None
-    delta = fitted.kept_.learned.config["delta"]
-    # no claim is made for sampled batches
-    replaced = ledger.price(delta, "replace")
-    if replaced is None or math.isinf(replaced.epsilon):
-        return None
+    replaced = ledger.price(fitted.kept_.learned.config["delta"], "replace")
     return replaced.epsilon
 
 
@@ -282,9 +308,11 @@ def _not_covered(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
 
 
 def _limits_of_keys(fitted: ClusteringProtocol) -> list[str]:
-    """Return what the guarantee leaves out where clients agree on keys."""
+    """Return what the guarantee leaves out where keys are weak, or clients agree on them."""
     protocol = fitted.with_fitted_params()
     limits = []
+    if fitted.kept_.learned.settings.keys_from_seed:
+        limits.append(run_secret.FROM_SEED)
     # of masks and seals
     if protocol.pipeline(fitted.kept_.learned.config).keyed:
         limits.append(KEYS)
@@ -394,7 +422,7 @@ def _masks(name: str, padding_bytes: int) -> list[Section]:
     return [mask]
 
 
-def show(console: Any, privacy: Section) -> None:
+def show(console: Any, privacy: Privacy) -> None:
     """Print the privacy section as a table.
 
     Args:
@@ -412,9 +440,13 @@ def show(console: Any, privacy: Section) -> None:
             table.add_row(heading, text)
 
     add_rows("saw", privacy["server_view"])
+    if "authority_view" in privacy:
+        add_rows("key authority", privacy["authority_view"])
     add_rows("a local parameter server saw", privacy.get("lps_view", ()))
     add_rows("a client saw", privacy.get("client_view", ()))
     add_rows("did not see", privacy.get("unseen", ()))
+    if "over_rounds" in privacy:
+        table.add_row("sums over rounds", privacy["over_rounds"]["sentence"])
     add_rows("unprotected", privacy.get("unprotected", ()))
     if "unshared_models" in privacy:
         table.add_row("no shared model", _unshared(privacy["unshared_models"]))
@@ -422,6 +454,7 @@ def show(console: Any, privacy: Section) -> None:
     if _noised(privacy):
         table.add_row("noise", _priced_releases(privacy["releases"]))
     add_rows("free", privacy.get("free", ()))
+    add_rows("declared public", privacy.get("declared_public", ()))
     table.add_row("ε", _epsilon(privacy))
     add_rows("assumed", privacy.get("assumed", ()))
     add_rows("not covered", privacy["not_covered"])
@@ -429,11 +462,11 @@ def show(console: Any, privacy: Section) -> None:
     console.print(table)
 
 
-def _paddings(masks: Sequence[Section]) -> list[str]:
+def _paddings(masks: Sequence[Mask]) -> list[str]:
     """Return a sentence for each mask that makes updates longer."""
     sentences = []
     for mask in masks:
-        padding = mask.get("padding_bytes")
+        padding = mask["padding_bytes"]
         if padding:
             sentences.append(
                 f"the {mask['kind']} adds {padding:,} bytes to every update and every average"
@@ -441,7 +474,7 @@ def _paddings(masks: Sequence[Section]) -> list[str]:
     return sentences
 
 
-def _epsilon(privacy: Section) -> str:
+def _epsilon(privacy: Privacy) -> str:
     """Return ε in words, with everything that it has no meaning without.
 
     Args:
@@ -464,21 +497,21 @@ def _epsilon(privacy: Section) -> str:
     return f"{epsilon:.4g} at δ = {delta} {meaning}; {bounds}"
 
 
-def _noised(privacy: Section) -> bool:
+def _noised(privacy: Privacy) -> bool:
     return any(row["noise_multiplier"] for row in privacy.get("releases", ()))
 
 
-def _priced_releases(rows: Iterable[Section]) -> str:
+def _priced_releases(rows: Iterable[PricedRelease]) -> str:
     """Return the releases that ε is made of, in words.
 
     Args:
         rows: `releases` of the privacy section.
     """
-    texts = [_release_text(row) for row in rows if row["mechanism"] != "free"]
+    texts = [_release_text(row) for row in rows if row["mechanism"] not in COSTLESS]
     return "; ".join(texts)
 
 
-def _release_text(row: Section) -> str:
+def _release_text(row: PricedRelease) -> str:
     field = row["field"] or "training"  # the noise of DP-SGD is in no field of a reply
     count = times(row["times"])
     name = f"{field} of {row['method']}, {count}"
@@ -488,7 +521,7 @@ def _release_text(row: Section) -> str:
     return f"{name}, z = {multiplier:.4g}"
 
 
-def _unshared(models: Section) -> str:
+def _unshared(models: UnsharedModels) -> str:
     """Return which clusters have no shared model, and where their clients' own models are.
 
     Args:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from securecluster.app import privacy_report
+from securecluster.app.contents import Result, RunConfig
 from securecluster.app.run_folder import CONFIG, RESULT, TRANSCRIPT, RunPlan, finished, result_of
 from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import pack, structured
@@ -33,7 +35,7 @@ class Replayed:
     unused: int
 
 
-def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
+def replay(plan: RunPlan, config: RunConfig, folder: Path) -> Replayed:
     """Replay a finished run folder.
 
     Every file must be what the run wrote, and the index must agree with the frames. The server must
@@ -77,6 +79,7 @@ def replay(plan: RunPlan, config: dict[str, Any], folder: Path) -> Replayed:
         agreed_config,
         settings.threads,
         settings.device,
+        secrets=recorded.secrets(),
     )
     if pack(state) != recorded.server:
         raise ReplayError(
@@ -163,7 +166,7 @@ def _check_ledger(path: Path, recorded: list[Event], replayed: list[Event]) -> i
 
 def _check_result(
     path: Path,
-    result: dict[str, Any],
+    result: Result,
     fitted: ClusteringProtocol,
     state: Any,
     transcript: Transcript,
@@ -187,6 +190,7 @@ def _check_result(
     if fitted.with_fitted_params().server_knows_labels:
         labels = [int(label) for label in state.labels]
     names = list(learned.names)
+    seed = None if learned.settings.keys_from_seed else learned.config["seed"]
     # through JSON, as the file was written: tuples become lists
     privacy = json.loads(json.dumps(privacy_report.section(fitted)))
     own_fields = json.loads(json.dumps(fitted.with_fitted_params().report_fields(state)))
@@ -197,10 +201,11 @@ def _check_result(
         "clients": len(names),
         "labels": labels,
         "clusters": len(set(labels)),
-        "seed": learned.config["seed"],
+        "seed": seed,
         "bytes": transcript.totals(),
         "privacy": privacy,
     }
+    recorded: Mapping[str, Any] = result
     for name, value in replayed.items():
-        if result.get(name) != value:
+        if recorded.get(name) != value:
             raise ReplayError(f"{path} differs from the replay in its {name}")

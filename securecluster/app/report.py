@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 import securecluster
 from securecluster.app import privacy_report
-from securecluster.app.number_format import METRICS, number, printable, shown
+from securecluster.app.contents import Result, Sent, scores_of
+from securecluster.app.number_format import METRICS, number, shown
 from securecluster.app.run_folder import SCHEMA, RunPlan
 from securecluster.clustering.metrics import mean, share_at
 from securecluster.data import Federation
@@ -21,7 +22,7 @@ MOST_NAMES = 20  # clients or true clusters in a cell
 MOST_RATIOS = 8  # split tests in the line of a round
 MOST_SPLITS = 4  # splits in the line of a round
 NO_AGREEMENT = {"ari": None, "nmi": None, "purity": None, "exact": None}
-Content = dict[str, Any]
+Entries = dict[str, Any]
 Line = dict[str, Any]
 
 
@@ -30,7 +31,7 @@ def result(
     federation: Federation,
     fitted: ClusteringProtocol,
     state: Any,
-) -> Content:
+) -> Result:
     """Return the content of result.json.
 
     Args:
@@ -48,14 +49,15 @@ def result(
     dropped = {}
     for client, rounds in fitted.dropped_.items():
         dropped[federation.names[client]] = rounds
-    return {
+    content = {
         **fitted.with_fitted_params().report_fields(state),
         "schema": SCHEMA,
         "protocol": fitted.name,
         "data": federation.data,
         "scenario": federation.scenario,
         "model": fitted.kept_.learned.config["model"],
-        "seed": federation.seed,
+        # where keys and noise follow from it, it stays in config.json
+        "seed": None if plan.settings.keys_from_seed else federation.seed,
         "device": fitted.device_,
         "version": securecluster.__version__,
         "clients": len(federation),
@@ -75,6 +77,7 @@ def result(
         "privacy": privacy_report.section(fitted),
         "seconds": round(fitted.seconds_, 3),
     }
+    return cast(Result, content)
 
 
 def _metrics(
@@ -82,7 +85,7 @@ def _metrics(
     federation: Federation,
     fitted: ClusteringProtocol,
     labels: list[int],
-) -> Content:
+) -> Entries:
     """Return agreement with the true clusters, and the metric on test samples.
 
     Args:
@@ -102,14 +105,14 @@ def _metrics(
     }
 
 
-def _nodes(state: Any, cluster_count: int) -> Content:
+def _nodes(state: Any, cluster_count: int) -> Entries:
     """Return the entries of result.json for a parameter tree; nothing where there is none.
 
     Args:
         state: the server's final state.
         cluster_count: number of clusters.
     """
-    entries: Content = {}
+    entries: Entries = {}
     tree = getattr(state, "tree", None)
     if tree is not None:
         entries["leaves"] = [tree.leaf(cluster) for cluster in range(cluster_count)]
@@ -119,7 +122,7 @@ def _nodes(state: Any, cluster_count: int) -> Content:
     return entries
 
 
-def _scores(fitted: ClusteringProtocol, labels: list[int]) -> Content:
+def _scores(fitted: ClusteringProtocol, labels: list[int]) -> Entries:
     """Return the metric before the first clusters, at the end, and in each cluster at the end.
 
     Args:
@@ -186,7 +189,7 @@ def line_text(line: Line, total_rounds: int) -> str:
     return "  ".join(phrases)
 
 
-def _norm_ratios(split_tests: list[Content]) -> str:
+def _norm_ratios(split_tests: list[Entries]) -> str:
     """Return for each cluster ‖mean update‖ / max ‖update‖, the ratio that CFL's test compares.
 
     Args:
@@ -206,7 +209,7 @@ def _split_texts(splits: list[Any]) -> list[str]:
     """Return each split in words.
 
     Args:
-        splits: for each the cluster that was split, and the clients of both halves.
+        splits: for each the members of the cluster, and of both halves.
     """
     texts = []
     for _, one, two in splits:
@@ -257,20 +260,18 @@ def megabytes(count: int) -> str:
     return f"{count / 1e3:.1f} kB"
 
 
-def show(content: Content, folder: Path, names: tuple[str, ...]) -> None:
+def show(content: Result, folder: Path) -> None:
     """Print the closing tables.
 
     Args:
         content: content of result.json.
         folder: of the run.
-        names: of the clients.
     """
-    from rich.console import Console
+    from securecluster.app.terminal import Console
 
-    # names of clients may contain what looks like markup, or control characters
-    console = Console(markup=False, highlight=False)
-    names = tuple(printable(name) for name in names)
-    _show_clusters(console, content, names)
+    # names of clients may contain what looks like markup
+    console = Console(markup=False)
+    _show_clusters(console, content)
     _show_scores(console, content)
     _show_bytes(console, content["bytes"])
     privacy_report.show(console, content["privacy"])
@@ -280,27 +281,27 @@ def show(content: Content, folder: Path, names: tuple[str, ...]) -> None:
     console.print(f"{time}; everything is in {folder}", soft_wrap=True)
 
 
-def _show_scores(console: Any, content: Content) -> None:
+def _show_scores(console: Any, content: Result) -> None:
     """Print the metric before and after, and the agreement with the true clusters.
 
     Args:
         console: rich's.
         content: content of result.json.
     """
-    scores = content["metrics"]
+    metrics = content["metrics"]
+    scores = scores_of(content)
     metric = content["metric"]
     unit = content["unit"]
-    before = shown(scores[metric]["before"], metric, unit)
-    after = shown(scores[metric]["after"], metric, unit)
+    before = shown(scores["before"], metric, unit)
+    after = shown(scores["after"], metric, unit)
     text = f"{metric} before clusters {before}, after {after}; "
-    if scores["at_target"] is not None:
-        share = number(scores["at_target"])
+    if metrics["at_target"] is not None:
+        share = number(metrics["at_target"])
         text += f"share of clients at {content['target']:g}: {share}; "
-    for heading, key in (("ARI", "ari"), ("NMI", "nmi"), ("purity", "purity")):
-        text += f"{heading} {number(scores[key])}, "
-    exact = scores["exact"]
-    if exact is None:
-        exact = "–"
+    agreement = (("ARI", metrics["ari"]), ("NMI", metrics["nmi"]), ("purity", metrics["purity"]))
+    for heading, value in agreement:
+        text += f"{heading} {number(value)}, "
+    exact = "–" if metrics["exact"] is None else metrics["exact"]
     console.print(f"{text}exact {exact}")
 
 
@@ -315,12 +316,12 @@ def _show_dropped(console: Any, dropped: dict[str, list[int]]) -> None:
         return
     clients = []
     for name, rounds in dropped.items():
-        clients.append(f"{printable(name)}: {_few(rounds)}")
+        clients.append(f"{name}: {_few(rounds)}")
     text = "; ".join(_first(clients, MOST_CLUSTERS))
     console.print(f"did not reply (client: rounds): {text}")
 
 
-def _show_bytes(console: Any, sent: Content) -> None:
+def _show_bytes(console: Any, sent: Sent) -> None:
     """Print bytes by message, with a column for those between servers where there are any.
 
     Args:
@@ -335,33 +336,34 @@ def _show_bytes(console: Any, sent: Content) -> None:
     table = Table("message", title="bytes on the wire")
     for heading in headings.values():
         table.add_column(heading, justify="right")
-    for name, counts in [*sent["by_message"].items(), ("all", sent)]:
+    rows: list[tuple[str, Any]] = [*sent["by_message"].items(), ("all", sent)]
+    for name, counts in rows:
         cells = [f"{counts.get(direction, 0):,}" for direction in headings]
         table.add_row(name, *cells)
     console.print(table)
 
 
-def _show_clusters(console: Any, content: Content, names: tuple[str, ...]) -> None:
+def _show_clusters(console: Any, content: Result) -> None:
     """Print a table of the first clusters.
 
     Args:
         console: rich's.
         content: content of result.json.
-        names: of the clients, printable.
     """
     from rich.table import Table
 
-    model_nodes = content.get("fallback", {}).get("nodes")
+    model_nodes: list[int] = []
+    if "fallback" in content:
+        model_nodes = content["fallback"]["nodes"]
     headings = ["cluster", "clients", "true clusters in it", content["metric"]]
     if model_nodes:
         headings.append("model of")
-    data = printable(content["data"])
-    run = f"{content['protocol']} on {data} ({content['scenario']})"
+    run = f"{content['protocol']} on {content['data']} ({content['scenario']})"
     table = Table(title=f"{run}, {content['clients']} clients")
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for cluster in range(min(content["clusters"], MOST_CLUSTERS)):
-        cells = _cluster_cells(content, names, cluster)
+        cells = _cluster_cells(content, cluster)
         if model_nodes:
             leaf = content["leaves"][cluster]
             cells.append(_model_of(model_nodes[cluster], leaf))
@@ -372,27 +374,25 @@ def _show_clusters(console: Any, content: Content, names: tuple[str, ...]) -> No
         console.print(f"… and {remaining} more clusters in result.json")
 
 
-def _cluster_cells(content: Content, names: tuple[str, ...], cluster: int) -> list[str]:
+def _cluster_cells(content: Result, cluster: int) -> list[str]:
     """Return a cluster's number, clients, true clusters and metric.
 
     Args:
         content: content of result.json.
-        names: of the clients, printable.
         cluster: its label.
     """
     members = []
     for client, label in enumerate(content["labels"]):
         if label == cluster:
             members.append(client)
-    clients = _few(names[client] for client in members)
+    clients = _few(content["names"][client] for client in members)
     true_clusters = "–"
     truth = content["truth"]
     if truth is not None:
-        labels = {truth[client] for client in members}
+        labels: set[Any] = {truth[client] for client in members}
         true_clusters = _few(sorted(labels))
-    metric = content["metric"]
-    score = content["metrics"][metric]["per_cluster"][cluster]
-    return [str(cluster), clients, true_clusters, shown(score, metric)]
+    score = scores_of(content)["per_cluster"][cluster]
+    return [str(cluster), clients, true_clusters, shown(score, content["metric"])]
 
 
 def _model_of(node: int, leaf: int) -> str:

@@ -7,10 +7,18 @@ import shlex
 import sys
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from securecluster.app.number_format import printable
 from securecluster.app.stops import output
 from securecluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from securecluster.app.audit import Adversary
+
+# exit codes of `audit`, besides 0 and 2
+ATTACK_FAILED = 3
+PROTECTION_BROKEN = 4
 
 
 @dataclass(frozen=True)
@@ -20,8 +28,12 @@ class Report:
     html: bool = False
     """also write report.html, one file that needs nothing else"""
     bundle: Path | None = None
-    """also write a ZIP file to hand over: page, result and configuration, without seeds, keys or
-    clients' files
+    """also write a ZIP file to hand over: page, result and configuration, without seeds, keys,
+    clients' files, and what no ε covers
+    """
+    with_uncovered: bool = False
+    """the bundle also holds what no ε covers, such as metrics, clusters that only clients know and
+    names of clients, and says so
     """
     out: Path | None = None
     """folder of the page; None is the run folder"""
@@ -35,7 +47,8 @@ def report(argv: list[str]) -> int:
     """
     folder, arguments = folder_of(argv, "report")
     options = _parsed(Report, "report", arguments)
-    from securecluster.app import bundle, execution, report_page
+    _check_bundle(options)
+    from securecluster.app import bundle, execution, html_page, report_page
     from securecluster.app import report as tables
     from securecluster.app.finished_run import open_run
 
@@ -44,8 +57,10 @@ def report(argv: list[str]) -> int:
     with output():
         for line in run.history:
             console.print(tables.line_text(line, run.protocol.total_rounds))
-        tables.show(run.result, folder, run.names)
-        names = ", ".join(path.name for path in run.pictures)
+        tables.show(run.result, folder)
+    pictures = execution.draw_missing(run, execution.noting(quiet=False))
+    with output():
+        names = ", ".join(path.name for path in pictures)
         console.print(f"pictures: {names}")
     if not (options.html or options.bundle):
         return 0
@@ -53,51 +68,109 @@ def report(argv: list[str]) -> int:
     if options.html:
         _write(options.out or folder, {report_page.PAGE: page})
     if options.bundle:
-        bundle.write(options.bundle, run, {report_page.PAGE: page})
+        shown = html_page.handed_over(page, options.with_uncovered)
+        bundle.write(options.bundle, run, {report_page.PAGE: shown}, options.with_uncovered)
         _say(f"bundle: {options.bundle}")
     return 0
 
 
 def audit(argv: list[str]) -> int:
-    """Attack a finished run and its unprotected twin.
+    """Attack a finished run and its unprotected twin, and return the exit code.
 
     Args:
         argv: the folder, then the options.
     """
     folder, arguments = folder_of(argv, "audit")
     options = _parsed(_audit_options(), "audit", arguments)
+    _check_bundle(options)
     from securecluster.app import audit as audits
-    from securecluster.app import audit_page, bundle, report_page
+    from securecluster.app import audit_files, audit_page, bundle, html_page, report_page
     from securecluster.app.finished_run import open_run
 
     run = open_run(folder, "audit")
     adversary = audits.adversary_of(run.names, options.party, options.helpers)
+    target = options.out or folder
+    name = audit_files.stem(adversary, run.names, options.budget)
+    # before minutes of work
+    replaced = audit_files.check_free(target, name, run)
+    if audit_files.has_older(target):
+        _warn(f"note: {target} has an audit of an older version: it stays, and is in no bundle")
 
     def note(text: str) -> None:
         if not options.quiet:
-            print(f"securecluster: note: {text}", file=sys.stderr)
+            _warn(f"note: {text}")
 
     federation = audits.federation_of(run)
     results = audits.audited(run, federation, adversary, options.budget, note=note)
-    text = json.dumps(audits.content(results), indent=2) + "\n"
-    command = f"securecluster audit {shlex.quote(folder.name or 'DIR')} --as {options.party}"
-    if options.helpers:
-        command += f" --with {options.helpers}"
-    page = audit_page.page(run, results, command)
+    positions = [str(position) for position in range(len(run.names))]
+    content = {
+        **audits.content(results),
+        "run": audit_files.identity(run),
+        "numbered_name": audit_files.stem(adversary, positions, options.budget),
+    }
+    page = audit_page.page(run, results, _command(folder, adversary))
     if not options.quiet:
         with output():
             audits.show(results)
-    target = options.out or folder
-    _write(target, {audit_page.RESULT: text, audit_page.PAGE: page}, options.quiet)
+    paths = audit_files.write(target, name, json.dumps(content, indent=2) + "\n", page)
+    for path in () if options.quiet else paths:
+        _say(f"replaced {path}" if replaced else f"wrote {path}")
     if options.bundle:
-        pages = {
-            report_page.PAGE: report_page.page(run),
-            audit_page.PAGE: audit_page.page(run, results, command, with_truth=False),
-            audit_page.RESULT: text,
-        }
-        bundle.write(options.bundle, run, pages)
+        whole = options.with_uncovered
+        report_of_run = html_page.handed_over(report_page.page(run), whole)
+        audits_of_run = audit_files.handed_over(target, run, whole)
+        pages = {report_page.PAGE: report_of_run, **audits_of_run}
+        bundle.write(options.bundle, run, pages, whole)
         _say(f"bundle: {options.bundle}")
-    return 0
+    return _exit_code(results, options)
+
+
+def _check_bundle(options: Any) -> None:
+    """Raise UsageError for an option of bundles where no bundle is written.
+
+    Args:
+        options: of the command.
+    """
+    if options.with_uncovered and not options.bundle:
+        raise UsageError("--with-uncovered is about a bundle: give --bundle FILE.zip, too")
+
+
+def _command(folder: Path, adversary: Adversary) -> str:
+    """Return the command that audits a folder, without its budget.
+
+    Args:
+        folder: of the run.
+        adversary: that attacked; its clients are given by their positions.
+    """
+    parties = [party for party in adversary.parties if isinstance(party, str)]
+    parties += [f"client:#{position}" for position in adversary.clients]
+    first, *others = parties
+    words = ["securecluster", "audit", folder.name or "DIR", "--as", first]
+    if others:
+        words += ["--with", ",".join(others)]
+    return shlex.join(words)
+
+
+def _exit_code(results: Any, options: Any) -> int:
+    """Return the exit code of an audit, and print which attacks failed.
+
+    Args:
+        results: of the audit.
+        options: of the command.
+    """
+    for finding in results.failed:
+        _warn(f"the attack {finding.attack} {finding.reason}")
+        if options.traceback:
+            print(finding.trace, file=sys.stderr)
+    if results.failed and not options.traceback:
+        _warn("note: --traceback shows the file and line of what failed")
+    if results.failed:
+        return ATTACK_FAILED
+    return PROTECTION_BROKEN if options.strict and results.broken else 0
+
+
+def _warn(text: str) -> None:
+    print(f"securecluster: {printable(text)}", file=sys.stderr)
 
 
 def _audit_options() -> type:
@@ -110,7 +183,14 @@ def _audit_options() -> type:
     fields: list[Any] = [
         (
             "party",
-            Annotated[str, arg(name="as", help="whose view: server, wire or client:NAME")],
+            Annotated[
+                str,
+                arg(
+                    name="as",
+                    help="whose view: server, authority, wire, client:NAME, or client:#2, the "
+                    "client at position 2, counted from 0",
+                ),
+            ],
             "server",
         ),
         (
@@ -127,19 +207,51 @@ def _audit_options() -> type:
             "bundle",
             Annotated[
                 Path | None,
-                arg(help="also a ZIP file to hand over, without seeds, keys or clients' files"),
+                arg(
+                    help="also a ZIP file to hand over, without seeds, keys, clients' files, what "
+                    "attacks saw, and what no ε covers"
+                ),
             ],
             None,
         ),
         (
+            "with_uncovered",
+            Annotated[
+                bool,
+                arg(
+                    help="the bundle also holds what no ε covers, such as metrics, clusters that "
+                    "only clients know and names of clients, and says so"
+                ),
+            ],
+            False,
+        ),
+        (
             "out",
-            Annotated[Path | None, arg(help="folder of audit.json and audit.html, not the run's")],
+            Annotated[
+                Path | None, arg(help="folder of the page and the table; None is the run folder")
+            ],
             None,
+        ),
+        (
+            "traceback",
+            Annotated[bool, arg(help="show the file and line of attacks that fail")],
+            False,
+        ),
+        (
+            "strict",
+            Annotated[bool, arg(help="exit with 4 if a protection that the run claims is broken")],
+            False,
         ),
         ("quiet", Annotated[bool, arg(help="print nothing but errors")], False),
     ]
     options = make_dataclass("Audit", fields, frozen=True)
-    options.__doc__ = "Attack a finished run and its unprotected twin."
+    options.__doc__ = (
+        "Attack a finished run and its unprotected twin.\n\n"
+        "Each adversary and budget has a page and a table of its own, such as audit-server.html "
+        "and audit-server.json. The exit code is 0, also where attacks succeed; 2 after a mistake; "
+        "3 if an attack could not be run because it failed; 4 with --strict if a protection is "
+        "broken."
+    )
     return options
 
 
@@ -191,4 +303,4 @@ def _write(folder: Path, texts: dict[str, str], quiet: bool = False) -> None:
 
 def _say(text: str) -> None:
     with output():
-        print(text)
+        print(printable(text))

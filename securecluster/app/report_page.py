@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from securecluster.app import html_page as html
+from securecluster.app.contents import Counts, Field, Privacy, Sent, scores_of
 from securecluster.app.finished_run import (
     FinishedRun,
     command_of,
@@ -17,6 +17,7 @@ from securecluster.app.finished_run import (
 )
 from securecluster.app.number_format import number, printable, shown
 from securecluster.app.report import megabytes
+from securecluster.runtime import run_secret
 
 PAGE = "report.html"
 MOST_CLIENTS = 40  # rows of the table of ε by client
@@ -38,10 +39,12 @@ WIRE_IS = (
     "Someone who only listens to the network sees who takes part, when, and how long each message "
     "is. The content of messages is taken to be encrypted on the way."
 )
-SIMULATED = (
-    "This run was a simulation on one machine. Its keys and its noise follow from the seed in "
-    "config.json: keep that file to yourself. It is no part of this page."
+SIMULATED = "This run was a simulation on one machine."
+OWN_SECRET = (
+    f"Its keys, masks and noise follow from a secret of its own, {run_secret.FILE} in the run "
+    "folder: keep that file to yourself. It is no part of this page."
 )
+FROM_SEED = f"{run_secret.FROM_SEED[:1].upper()}{run_secret.FROM_SEED[1:]}."
 
 
 def page(run: FinishedRun) -> str:
@@ -84,23 +87,27 @@ def summary(run: FinishedRun) -> str:
     """Return what the run was, in a table."""
     result = run.result
     metric = result["metric"]
-    score = result["metrics"][metric]["after"]
+    score = scores_of(result)["after"]
+    observed = [
+        ("clusters found", str(result["clusters"])),
+        (f"{metric} on clients' test samples", shown(score, metric, result["unit"])),
+        ("agreement with the true clusters (ARI)", number(result["metrics"]["ari"])),
+    ]
     rows = [
         ("protocol", result["protocol"]),
         ("data", f"{printable(result['data'].rpartition('/')[2])} ({result['scenario']})"),
         ("clients", str(result["clients"])),
-        ("clusters found", str(result["clusters"])),
-        (f"{metric} on clients' test samples", shown(score, metric, result["unit"])),
-        ("agreement with the true clusters (ARI)", number(result["metrics"]["ari"])),
         ("ε", epsilon_text(result["privacy"])),
         ("bytes sent by clients", megabytes(result["bytes"]["up"])),
         ("bytes sent to clients", megabytes(result["bytes"]["down"])),
         ("version", result["version"]),
     ]
-    return html.section("The run", html.table(("", ""), rows))
+    return html.section(
+        "The run", html.uncovered(html.table(("", ""), observed)), html.table(("", ""), rows)
+    )
 
 
-def epsilon_text(privacy: dict[str, Any]) -> str:
+def epsilon_text(privacy: Privacy) -> str:
     """Return ε in a few words.
 
     Args:
@@ -117,14 +124,16 @@ def epsilon_text(privacy: dict[str, Any]) -> str:
 def threat_model(run: FinishedRun) -> str:
     """Return who is trusted with what, in plain words."""
     privacy = run.result["privacy"]
-    sentences = [SERVER_IS, CLIENTS_ARE, WIRE_IS, *_protections(privacy), SIMULATED]
+    keys = FROM_SEED if privacy["reproducible_keys"] else OWN_SECRET
+    simulated = f"{SIMULATED} {keys}"
+    sentences = [SERVER_IS, CLIENTS_ARE, WIRE_IS, *_protections(privacy), simulated]
     return html.section(
         "Who is trusted with what",
         *(html.paragraph(sentence) for sentence in sentences),
     )
 
 
-def _protections(privacy: dict[str, Any]) -> Iterator[str]:
+def _protections(privacy: Privacy) -> Iterator[str]:
     """Yield a sentence for each protection of a run, or one that there is none."""
     count = 0
     for mask in privacy["masks"]:
@@ -138,7 +147,8 @@ def _protections(privacy: dict[str, Any]) -> Iterator[str]:
         count += 1
         yield (
             "Replies are encrypted, and a key authority opens what the server computed from them. "
-            "Server and authority must not work together."
+            "Server and authority must not work together, and a server that breaks the protocol "
+            "must have no client on its side, and a roster against it."
         )
     elif any(field["summed"] for field in privacy["fields"]):
         count += 1
@@ -175,12 +185,16 @@ def who_saw_what(run: FinishedRun) -> str:
     rows += list(_query_rows(run))
     rows.append(("the network", "every message", "its length and time, not its content", "–"))
     table = html.table(("who", "message", "form", "ε of it alone"), rows)
+    over_rounds = []
+    if "over_rounds" in privacy:
+        over_rounds.append(privacy["over_rounds"]["sentence"])
     statements = [
         ("The server saw", privacy["server_view"]),
         ("A local parameter server saw", privacy.get("lps_view", ())),
         ("The key authority saw", privacy.get("authority_view", ())),
         ("A client saw", privacy.get("client_view", ())),
         ("The server did not see", privacy.get("unseen", ())),
+        ("Sums over rounds", over_rounds),
         ("Unprotected", privacy.get("unprotected", ())),
     ]
     blocks = [html.subsection(heading, html.items(texts)) for heading, texts in statements if texts]
@@ -199,7 +213,7 @@ def _field_rows(run: FinishedRun) -> Iterator[tuple[str, str, str, str]]:
         yield (reader, message, _form(field, kinds), _epsilon(epsilon))
 
 
-def _form(field: dict[str, Any], masks: str) -> str:
+def _form(field: Field, masks: str) -> str:
     """Return how a reader has a field, in words.
 
     Args:
@@ -221,7 +235,7 @@ def _form(field: dict[str, Any], masks: str) -> str:
     return ", ".join(form for form in forms if form) or "as it is"
 
 
-def _aggregate(field: dict[str, Any]) -> str:
+def _aggregate(field: Field) -> str:
     """Return of which clients together a reader has a field; no text for single clients.
 
     Args:
@@ -272,19 +286,22 @@ def guarantee(run: FinishedRun) -> str:
         blocks.append(html.paragraph(f"Accountant: {privacy['accountant']}.", "note"))
         if privacy["epsilon_replace"] is not None:
             replaced = f"{privacy['epsilon_replace']:.4g}"
-            blocks.append(html.paragraph(f"Replacing instead of adding or removing: {replaced}."))
+            blocks.append(
+                html.paragraph(f"Replaced by any other one instead of blanked: {replaced}.")
+            )
         blocks += _over_rounds(run, privacy["delta"])
     if privacy["exact"]:
         exact = ", ".join(privacy["exact"])
         blocks.append(html.paragraph(f"Released without noise: {exact}."))
-    for heading, key in (
-        ("It assumes", "assumed"),
-        ("It costs nothing", "free"),
-        ("It does not cover", "not_covered"),
-        ("Files that it does not cover", "uncovered_files"),
+    for heading, texts in (
+        ("It assumes", privacy.get("assumed")),
+        ("It costs nothing", privacy.get("free")),
+        ("Declared public", privacy.get("declared_public")),
+        ("It does not cover", privacy["not_covered"]),
+        ("Files that it does not cover", privacy.get("uncovered_files")),
     ):
-        if privacy.get(key):
-            blocks.append(html.subsection(heading, html.items(privacy[key])))
+        if texts:
+            blocks.append(html.subsection(heading, html.items(texts)))
     return html.section("What ε guarantees", *blocks)
 
 
@@ -299,7 +316,7 @@ def _over_rounds(run: FinishedRun, delta: float) -> list[str]:
     table = html.table(("client", "ε"), rows)
     points = epsilon_by_round(run.ledger, delta)
     finite = [(float(last), epsilon) for last, epsilon in points if math.isfinite(epsilon)]
-    blocks = [html.subsection("By client", table)]
+    blocks = [html.uncovered(html.subsection("By client", table))]
     if len(finite) > 1:
         chart = html.steps(f"ε of everything released up to a round, at δ = {delta:g}", finite)
         blocks.insert(0, chart)
@@ -319,7 +336,7 @@ def messages(run: FinishedRun) -> str:
     return html.section("Messages and bytes", html.table(headings, rows), html.paragraph(note))
 
 
-def _counts(counts: dict[str, int]) -> tuple[str, str]:
+def _counts(counts: Counts | Sent) -> tuple[str, str]:
     """Return the bytes of both directions as text."""
     return f"{counts['up']:,}", f"{counts['down']:,}"
 
@@ -335,7 +352,7 @@ def pictures(run: FinishedRun) -> str:
         note = html.paragraph(
             "Pictures may show what only an observer knows, such as true clusters.", "note"
         )
-    return html.section("Pictures of the run", note, *figures)
+    return html.uncovered(html.section("Pictures of the run", note, *figures))
 
 
 def reproduction(run: FinishedRun, *further: str) -> str:
@@ -353,6 +370,11 @@ def reproduction(run: FinishedRun, *further: str) -> str:
         blocks = [html.paragraph(text)]
     else:
         lines.insert(0, command)
-        note = "SEED is in config.json; without it the run's keys and noise cannot be repeated."
+        note = (
+            "SEED is in config.json. A new run draws new keys and noise; replay repeats the server "
+            f"of this one, and takes {run_secret.FILE}."
+        )
+        if run.result["privacy"]["reproducible_keys"]:
+            note = "SEED is in config.json; the run's keys and noise follow from it."
         blocks = [html.paragraph(note)]
     return html.section("How to repeat it", *blocks, html.code("\n".join(lines)))

@@ -1,8 +1,10 @@
 """Run folders: claimed by one process at a time, marked as ours, checked when they are read back.
 
 Only files that a run wrote are ever removed: a folder without our marker, or with a file of
-somebody else in it, is refused. A process that writes holds a lock from before the first check
-until the end; the operating system releases it when the process ends, however it ends.
+somebody else in it, is refused. What is removed was listed before, one by one, and lies in the
+folder itself: no name in a file leads out of it, and no link is followed. A process that writes
+holds a lock from before the first check until the end; the operating system releases it when the
+process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,18 +20,28 @@ from pathlib import Path
 from typing import Any
 
 import securecluster
+from securecluster.app.contents import (
+    ComparisonConfig,
+    Result,
+    RunConfig,
+    SweepConfig,
+    checked_result,
+)
 from securecluster.app.options import Simulation
-from securecluster.app.registry import protocol_class
-from securecluster.core import atomic_files, manifest
+from securecluster.app.registry import protocol_class, protocol_names
+from securecluster.core import atomic_files, json_types, manifest
 from securecluster.data import Federation
-from securecluster.errors import RunFolderError, UsageError
+from securecluster.errors import RunFolderError, UsageError, unknown
 from securecluster.messaging.transcript import INDEX
+from securecluster.models.architectures import AUTO
+from securecluster.models.architectures import names as architectures
 from securecluster.protocols.common import newcomers
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.runtime.run import checkpoints, remove_checkpoints
-from securecluster.runtime.settings import Settings
+from securecluster.runtime import run_secret
+from securecluster.runtime.run import DRAFT, checkpoints, remove_checkpoints
+from securecluster.runtime.settings import Settings, check_values
 
-SCHEMA = 2
+SCHEMA = 3
 CONFIG = "config.json"
 RESULT = "result.json"
 MARKER = ".securecluster"
@@ -48,20 +59,27 @@ READ_BACK = {
     CONFIG, "history.jsonl", "ledger.jsonl", "clients.safetensors", "learned.safetensors",
     "models.safetensors", "server.safetensors", "start.safetensors",
 }  # fmt: skip
-PAGES = ("report.html", "audit.html", "audit.json")  # of `report` and `audit`
+PAGES = ("report.html", "audit.html", "audit.json")  # of `report`, and of `audit` before 0.2
+# of `audit`: who attacks, with whom, and the budget
+AUDITS = re.compile(
+    r"audit-(server|authority|wire|client-\w+|[0-9a-f]{16})(-[a-z0-9]+)*\.(html|json)"
+)
 SWEEP_RUNS = "runs.jsonl"  # a line per finished run of a sweep
 SWEEP_TABLES = (
-    "runs.csv", "runs.parquet", "summary.csv", "summary.parquet", "thresholds.csv",
+    "runs.csv", "runs.parquet", "summary.csv", "summary.parquet", "thresholds.csv", "privacy.txt",
 )  # fmt: skip
 SWEEP_PICTURES = tuple(
     f"{name}.{ending}" for name in ("noise", "epsilon", "bytes") for ending in ENDINGS
 )
-SWEPT = {SWEEP_RUNS, *SWEEP_TABLES, *SWEEP_PICTURES}
-WRITTEN = {*READ_BACK, *PICTURES, *PAGES, RESULT, manifest.NAME, MARKER, newcomers.NAME}
+FAILURES = "failures.txt"  # tracebacks of runs of a sweep or a comparison
+SWEPT = {SWEEP_RUNS, FAILURES, *SWEEP_TABLES, *SWEEP_PICTURES}
+WRITTEN = {
+    *READ_BACK, *PICTURES, *PAGES, RESULT, run_secret.FILE, manifest.NAME, MARKER, newcomers.NAME,
+}  # fmt: skip
 # files in a transcript's folder, and in a checkpoint's
 FRAMES = re.compile(rf"{re.escape(INDEX)}|\d+\.safetensors")
 CHECKPOINT_FILES = re.compile(
-    r"manifest\.json|clock|origin|clients|network|transcript|(phase|loop)-[\w-]+"
+    r"manifest\.json|clock|origin|clients|network|transcript|authority|(phase|loop)-[\w-]+"
 )
 
 
@@ -138,7 +156,7 @@ def check_free(target: Path | None, force: bool) -> None:
     if not force:
         raise UsageError(
             f"{target} exists and is not empty: choose another --out, or --force to replace the "
-            "run in it"
+            f"{_kind(target)} in it"
         )
     if not _is_marker(target / MARKER):
         raise UsageError(
@@ -148,8 +166,8 @@ def check_free(target: Path | None, force: bool) -> None:
     if foreign_paths:
         first = foreign_paths[0].relative_to(target)
         raise UsageError(
-            f"{target} holds {first}, which the run in it did not write, so --force will not "
-            "delete it: move it, or choose another --out"
+            f"{target} holds {first}, which the {_kind(target)} in it did not write, so --force "
+            "will not delete it: move it, or choose another --out"
         )
 
 
@@ -203,22 +221,68 @@ def foreign(folder: Path) -> list[Path]:
     Args:
         folder: of a run or a comparison.
     """
+    return _contents(folder).foreign
+
+
+@dataclasses.dataclass
+class _Contents:
+    """Paths below a run folder; a folder stands after what it contains.
+
+    Attributes:
+        written: by a run.
+        foreign: by somebody else; links are, since no run writes any.
+        runs: of a comparison, each with a marker of its own.
+    """
+
+    written: list[Path] = dataclasses.field(default_factory=list)
+    foreign: list[Path] = dataclasses.field(default_factory=list)
+    runs: list[Path] = dataclasses.field(default_factory=list)
+
+    def add(self, other: _Contents) -> None:
+        """Add the contents of a folder within the run folder."""
+        self.written += other.written
+        self.foreign += other.foreign
+        self.runs += other.runs
+
+
+def _contents(folder: Path) -> _Contents:
+    """Return what a run folder contains, without following links.
+
+    Args:
+        folder: of a run, a comparison or a sweep.
+    """
     names = _names_compared(folder)
-    written = WRITTEN | {LOCK}
+    own_names = WRITTEN | {LOCK}
     if names:
-        written.add(COMPARISON)
+        own_names |= {COMPARISON, FAILURES}
     if _is_sweep(folder):
-        written |= SWEPT
-    foreign_paths: list[Path] = []
+        own_names |= SWEPT
+    contents = _Contents()
     for path in sorted(folder.iterdir()):
         if path.is_symlink():
-            # no run writes links
-            foreign_paths.append(path)
+            contents.foreign.append(path)
         elif path.is_dir():
-            foreign_paths += _foreign_below(path, names)
-        elif atomic_files.final_name(path.name) not in written:
-            foreign_paths.append(path)
-    return foreign_paths
+            contents.add(_contents_below(path, names))
+        elif path.is_file() and _is_called(path, own_names):
+            contents.written.append(path)
+        else:
+            contents.foreign.append(path)
+    return contents
+
+
+def _kind(folder: Path) -> str:
+    """Return what a folder holds: a run, a comparison or a sweep."""
+    if _names_compared(folder):
+        return "comparison"
+    if _is_sweep(folder):
+        return "sweep"
+    return "run"
+
+
+def _is_called(path: Path, written: Collection[str]) -> bool:
+    """Return whether a file has a name that a run or an audit gives, also if it is half-written."""
+    name = atomic_files.final_name(path.name)
+    return name in written or AUDITS.fullmatch(name) is not None
 
 
 def _names_compared(folder: Path) -> list[str]:
@@ -237,22 +301,37 @@ def _is_sweep(folder: Path) -> bool:
         return False
 
 
-def _foreign_below(folder: Path, runs: Collection[str]) -> list[Path]:
-    """Return the paths in a folder within a run folder that no run wrote.
+def _contents_below(folder: Path, runs: Collection[str]) -> _Contents:
+    """Return what a folder within a run folder contains.
 
     Args:
-        folder: a run of a comparison, a checkpoint, a transcript, or anything else.
+        folder: a run of a comparison, a checkpoint, a transcript, or anything else; no link.
         runs: the names of the runs that the run folder compares.
     """
-    if folder.name in runs and _is_marker(folder / MARKER):
-        return foreign(folder)
-    if folder.name == ".checkpoint.tmp" or re.fullmatch(r"checkpoint-\d{6,}", folder.name):
-        names = CHECKPOINT_FILES
+    # of a run that a kill left without its marker, only the lock remains
+    is_run_of_ours = _is_marker(folder / MARKER) or not used(folder)
+    if folder.name in runs and is_run_of_ours:
+        contents = _contents(folder)
+        contents.runs.append(folder)
+    elif folder.name == DRAFT or re.fullmatch(r"checkpoint-\d{6,}", folder.name):
+        contents = _files_called(folder, CHECKPOINT_FILES)
     elif folder.name == TRANSCRIPT:
-        names = FRAMES
+        contents = _files_called(folder, FRAMES)
     else:
-        return [folder]
-    return [path for path in folder.iterdir() if not _is_file_called(path, names)]
+        return _Contents(foreign=[folder])
+    contents.written.append(folder)
+    return contents
+
+
+def _files_called(folder: Path, names: re.Pattern[str]) -> _Contents:
+    """Return the files of a folder; those that are not called like this are foreign."""
+    contents = _Contents()
+    for path in folder.iterdir():
+        if _is_file_called(path, names):
+            contents.written.append(path)
+        else:
+            contents.foreign.append(path)
+    return contents
 
 
 def _is_file_called(path: Path, names: re.Pattern[str]) -> bool:
@@ -295,7 +374,7 @@ def claimed(out: Path | None, force: bool, name: str, texts: Mapping[str, str]) 
         try:
             _write_texts(target, texts)
         except BaseException:
-            _clear(target)
+            _remove_texts(target, texts)
             if new:
                 _remove_empty(target)
             raise
@@ -309,42 +388,57 @@ def _replace(target: Path) -> None:
         target: the folder, whose lock this process holds.
 
     Raises:
-        RunFolderError: another process writes to one of the runs, or a file cannot be removed.
+        RunFolderError: another process writes there, or a file cannot be removed.
     """
-    runs = []
-    for name in _names_compared(target):
-        if (target / name).is_dir():
-            runs.append(target / name)
+    runs = _contents(target).runs
     # all locks before anything is removed: a run may be resumed by itself
     with ExitStack() as locks:
         for run in runs:
             locks.enter_context(_locked(run))
-        for run in runs:
-            _clear(run)
+        contents = _contents(target)
+        if contents.foreign or contents.runs != runs:
+            raise RunFolderError(
+                f"another process has just written to {target}: wait for it, or stop it first"
+            )
+        kept = {target / LOCK, *runs, *(run / LOCK for run in runs)}
+        paths = [path for path in contents.written if path not in kept]
+        own = [path for path in paths if not any(path.is_relative_to(run) for run in runs)]
+        of_runs = [path for path in paths if path not in own]
+        _remove(target, sorted(of_runs, key=_order_of_removal))
     for run in runs:  # their locks are free, and can be removed on every system
         _remove_empty(run)
-    _clear(target)
+    # config.json says which files are a sweep's or a comparison's: it goes when these are gone
+    is_one_run = _kind(target) == "run"
+    _remove(target, sorted(own, key=_order_of_removal if is_one_run else _order_of_several))
 
 
-def _clear(target: Path) -> None:
-    """Remove what a run wrote, up to the lock.
+def _order_of_removal(path: Path) -> int:
+    """Return when a file of a run is removed.
+
+    config.json comes first, so that a folder in which a kill left some of the files is no run, and
+    the marker last, so that such a folder can still be replaced.
+    """
+    return {CONFIG: 0, MARKER: 2}.get(path.name, 1)
+
+
+def _order_of_several(path: Path) -> int:
+    """Return when a file of a sweep or a comparison is removed: config.json before the marker."""
+    return {CONFIG: 1, MARKER: 2}.get(path.name, 0)
+
+
+def _remove(target: Path, paths: Sequence[Path]) -> None:
+    """Remove files and empty folders below a folder.
 
     Args:
-        target: the folder, whose lock this process holds.
+        target: the folder.
+        paths: in the order in which they are removed.
 
     Raises:
         RunFolderError: a file cannot be removed.
     """
     try:
-        # first, so that a folder in which a kill left some of the files is no run
-        (target / CONFIG).unlink(missing_ok=True)
-        for path in target.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name not in (LOCK, MARKER):
-                path.unlink()
-        # last, so that such a folder can still be replaced
-        (target / MARKER).unlink(missing_ok=True)
+        for path in paths:
+            atomic_files.remove_below(target, path.relative_to(target))
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise RunFolderError(
@@ -375,6 +469,18 @@ def _write_texts(target: Path, texts: Mapping[str, str]) -> None:
         marker = manifest.encode({CONFIG: manifest.Mark.of(data)})
         atomic_files.write_atomic(folder / MARKER, marker)
         atomic_files.write_atomic(target / path, data)
+
+
+def _remove_texts(target: Path, texts: Mapping[str, str]) -> None:
+    """Remove what `_write_texts` has written, as far as possible."""
+    for path in texts:
+        folder = (target / path).parent
+        for name in (CONFIG, MARKER):
+            with suppress(OSError):
+                (folder / name).unlink(missing_ok=True)
+        if folder != target:
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def is_run(folder: Path) -> bool:
@@ -408,20 +514,81 @@ def config_of(folder: Path) -> dict[str, Any]:
                 )
     marks = manifest.read(folder, MARKER)
     text = manifest.checked(folder, CONFIG, marks)
-    config = json.loads(text)
+    config = json_types.parsed(folder / CONFIG, text)
     schema = None
     if isinstance(config, dict):
         schema = config.get("schema")
     if schema != SCHEMA:
         raise RunFolderError(
-            f"{folder} was written in schema {schema}, this version reads {SCHEMA}: use the "
+            f"{folder} was written in schema {schema!r:.20}, this version reads {SCHEMA}: use the "
             "version that wrote it"
         )
     content: dict[str, Any] = config
     return content
 
 
-def load(folder: Path) -> tuple[RunPlan, dict[str, Any]]:
+def run_config(folder: Path, protocol: Any = None) -> RunConfig:
+    """Return the content of a run's config.json, with the types that a run writes.
+
+    Args:
+        folder: of a run.
+        protocol: that the caller has, with which the run's options are compared later; its class
+            may be an author's own, which no name stands for. Without it they are checked here.
+
+    Raises:
+        RunFolderError: no run folder, or a config.json that no run wrote.
+        UsageError: the folder contains a sweep.
+    """
+    content = config_of(folder)
+    check_run(folder, content)
+    path = folder / CONFIG
+    config = json_types.typed(path, content, RunConfig)
+    delta: Any = config["network"].get("delta")
+    json_types.refuse(path, next(json_types.faults(delta, float, "network.delta"), None))
+    if not 0 <= delta < 1:
+        json_types.refuse(path, "network.delta is no probability")
+    if config["simulation"] is not None:
+        _check_options(path, "simulation", config["simulation"], Simulation)
+    _check_options(path, "settings", config["settings"], Settings)
+    params = dict(config["protocol"])
+    params.pop("name", None)
+    if protocol is None:
+        _check_options(path, "protocol", params, protocol_type(folder, config))
+    return config
+
+
+def _check_options(path: Path, entry: str, values: dict[str, Any], options: type) -> None:
+    """Raise RunFolderError for values that are no options of a class.
+
+    Args:
+        path: of config.json.
+        entry: that holds the values.
+        values: options by name.
+        options: the class, a dataclass.
+    """
+    json_types.refuse(path, next(json_types.faults(values, options, entry), None))
+
+
+def protocol_type(folder: Path, config: RunConfig) -> Any:
+    """Return the class of a run's protocol.
+
+    Args:
+        folder: of the run.
+        config: content of its config.json.
+
+    Raises:
+        RunFolderError: config.json names none.
+    """
+    path = folder / CONFIG
+    name = config["protocol"].get("name")
+    json_types.refuse(path, next(json_types.faults(name, str, "protocol.name"), None))
+    try:
+        return protocol_class(str(name))
+    except UsageError as error:
+        raise RunFolderError(f"{path} names no protocol that can be run here: {error}") from None
+
+
+def load(folder: Path) -> tuple[RunPlan, RunConfig]:
     """Return the plan of a run folder, and the content of its config.json.
 
     Args:
@@ -432,9 +599,8 @@ def load(folder: Path) -> tuple[RunPlan, dict[str, Any]]:
         UsageError: the folder contains a sweep, or a run with objects of the user's own, which no
             folder contains.
     """
-    config = config_of(folder)
-    check_run(folder, config)
-    params = dict(config.get("protocol", {}))
+    config = run_config(folder)
+    params = dict(config["protocol"])
     # config.json has a description in place of an object, such as a network
     names = [name for name, value in params.items() if isinstance(value, dict)]
     if names:
@@ -443,17 +609,19 @@ def load(folder: Path) -> tuple[RunPlan, dict[str, Any]]:
             f"{folder} was run with objects of your own ({objects}), which it does not hold: go "
             "on, load or replay it from Python, with these objects"
         )
+    del params["name"]
+    protocol = protocol_type(folder, config)(**params)
+    simulation = None
+    if config["simulation"] is not None:
+        simulation = Simulation(**config["simulation"])
+    settings = Settings(**config["settings"])
     try:
-        protocol_type = protocol_class(params.pop("name"))
-        protocol = protocol_type(**params)
-        simulation = None
-        if config["simulation"] is not None:
-            simulation = Simulation(**config["simulation"])
-        settings = Settings(**config["settings"])
-    except (KeyError, TypeError) as error:
-        raise RunFolderError(
-            f"{folder / CONFIG} does not parse ({type(error).__name__}): start the run anew"
-        ) from None
+        check_values(settings)
+        protocol.check(len(config["clients"]))
+        if protocol.model not in (AUTO, *architectures()):
+            raise unknown("model", protocol.model, (AUTO, *architectures()))
+    except UsageError as error:
+        raise RunFolderError(f"{folder / CONFIG} is not what a run writes there: {error}") from None
     return RunPlan(protocol, simulation, settings), config
 
 
@@ -490,7 +658,7 @@ def check_same(folder: Path, recorded: Mapping[str, Any], planned: Mapping[str, 
             difference = _difference(name, recorded[name], planned[name])
             raise RunFolderError(
                 f"{folder} holds a run of another configuration ({difference}): resume with the "
-                "same one, or give another folder"
+                "same one, give another folder, or replace the run with force=True"
             )
 
 
@@ -511,11 +679,23 @@ def _difference(name: str, recorded: Any, planned: Any) -> str:
         new = planned.get(option)
         if old == new:
             continue
+        if option == "model" and _same_module(old, new):
+            return (
+                "another model: the first weights of an own module differ from run to run unless "
+                "torch.manual_seed is called just before it is made"
+            )
         # lists and objects are too long for a sentence
         if isinstance(old, dict | list) or isinstance(new, dict | list):
             return f"another {option}"
         return f"{option} was {old!r} there and is {new!r} now"
     return "its options"
+
+
+def _same_module(old: Any, new: Any) -> bool:
+    """Return whether two modules, as config.json describes them, differ in their weights alone."""
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return False
+    return {**old, "weights": ""} == {**new, "weights": ""}
 
 
 def finished(folder: Path) -> bool:
@@ -535,8 +715,8 @@ def finished(folder: Path) -> bool:
     return False
 
 
-def result_of(folder: Path) -> dict[str, Any]:
-    """Return the content of a finished run's result.json.
+def result_of(folder: Path) -> Result:
+    """Return the content of a finished run's result.json, with the types that a run writes.
 
     Every file of the run but its frames is checked before.
 
@@ -551,10 +731,8 @@ def result_of(folder: Path) -> dict[str, Any]:
         raise manifest.damaged(folder / manifest.NAME)
     manifest.check(folder, marks)
     text = manifest.checked(folder, RESULT, marks)
-    content = json.loads(text)
-    if not isinstance(content, dict):
-        raise manifest.damaged(folder / RESULT)
-    return content
+    path = folder / RESULT
+    return checked_result(path, json_types.parsed(path, text))
 
 
 def tidy(folder: Path) -> None:
@@ -604,29 +782,67 @@ def comparison_json(names: Sequence[str]) -> str:
 def compared(folder: Path) -> list[str] | None:
     """Return the protocols that a folder compares; None where it contains a single run.
 
+    Each one is the name of a protocol, and of a folder in this folder.
+
     Args:
         folder: of a run or a comparison.
 
     Raises:
-        RunFolderError: no run folder, or a damaged one.
+        RunFolderError: no run folder, a damaged one, or one that compares something else.
     """
-    names = config_of(folder).get("compare")
-    if not isinstance(names, list):
+    content = config_of(folder)
+    if "compare" not in content:
         return None
-    return [str(name) for name in names]
+    path = folder / CONFIG
+    names = json_types.typed(path, content, ComparisonConfig)["compare"]
+    json_types.refuse(path, _fault_of_names(names))
+    return names
 
 
-def sweep_json(plan: Mapping[str, Any], data_digest: str) -> str:
+def _fault_of_names(names: Sequence[str]) -> str | None:
+    """Return what is wrong with the names of a comparison."""
+    known = protocol_names()
+    for position, name in enumerate(names):
+        # names of installed packages' protocols are theirs to choose
+        if name not in known or Path(name).name != name or name == "..":
+            return f"compare[{position}] is no protocol"
+    if not names or len(set(names)) < len(names):
+        return "compare is not a list of different protocols"
+    return None
+
+
+def compared_runs(folder: Path) -> list[Path] | None:
+    """Return the folders of the runs that a folder compares; None where it contains a single run.
+
+    Args:
+        folder: of a run or a comparison.
+
+    Raises:
+        RunFolderError: no run folder, a damaged one, or a link in place of a run.
+    """
+    names = compared(folder)
+    if names is None:
+        return None
+    runs = [folder / name for name in names]
+    for run in runs:
+        if run.is_symlink():
+            raise RunFolderError(f"{run} is a link, which no comparison makes: remove the link")
+    return runs
+
+
+def sweep_json(plan: Mapping[str, Any], parallel: Mapping[str, int], data_digest: str) -> str:
     """Return the text of a sweep's config.json.
 
     Args:
         plan: as JSON values.
+        parallel: numbers of runs at the same time, which are no part of the plan.
         data_digest: of the clients of the first seed.
     """
     content = {
         "schema": SCHEMA,
         "version": securecluster.__version__,
         "sweep": plan,
+        "parallel": parallel,
         "data_digest": data_digest,
     }
     return json.dumps(content, indent=2) + "\n"
@@ -641,10 +857,10 @@ def swept(folder: Path) -> dict[str, Any] | None:
     Raises:
         RunFolderError: no run folder, or a damaged one.
     """
-    plan = config_of(folder).get("sweep")
-    if not isinstance(plan, dict):
+    content = config_of(folder)
+    if "sweep" not in content:
         return None
-    return plan
+    return json_types.typed(folder / CONFIG, content, SweepConfig)["sweep"]
 
 
 @contextmanager
@@ -668,7 +884,11 @@ def _locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder that may not be a run yet."""
     from filelock import FileLock, Timeout
 
-    lock = FileLock(folder / LOCK)
+    path = folder / LOCK
+    # a lock is emptied: another file that has this name, too, would be
+    if path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1):
+        raise RunFolderError(f"{path} is a link to another file: remove the link")
+    lock = FileLock(path)
     try:
         lock.acquire(timeout=0)  # a run may take hours: waiting for it is the user's decision
     except Timeout:

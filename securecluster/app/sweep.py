@@ -1,34 +1,43 @@
 """`securecluster sweep`: protocols over levels of noise or ε, and over seeds.
 
 A sweep's folder holds `runs.jsonl`, a line for each run that has ended, which is the only record of
-its progress. The tables and pictures are written from these lines at the end.
+its progress (`securecluster/app/sweep_record.py`). The tables and pictures are written from these
+lines at the end. A run that fails is recorded as failed, and the others go on.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
+import shlex
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from securecluster.app import comparison_options, execution
+from securecluster.app.number_format import enumerated, printable
 from securecluster.app.options import Simulation
 from securecluster.app.stops import output
-from securecluster.errors import RunFolderError, SecureClusterError, UsageError, unknown
+from securecluster.errors import (
+    RunFolderError,
+    SecureClusterError,
+    SecureClusterWarning,
+    UsageError,
+    unknown,
+)
+from securecluster.runtime import run_secret
 from securecluster.runtime.settings import Settings
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from securecluster.app.sweep_plan import Plan, Variant
+    from securecluster.app.sweep_plan import Cell, Plan, Variant
     from securecluster.data import Federation
 
 Row = dict[str, Any]
-INFINITE = "inf"  # in runs.jsonl
 TOGETHER_ON_GPU = 8  # runs whose data and models fit into the memory of most GPUs
 MOST_JOBS = 8  # processes by default, each of which needs its own memory for torch
 
@@ -44,6 +53,20 @@ class Parallel:
 
     jobs: int = 0
     together: int = 0
+
+    def check(self) -> None:
+        """Raise UsageError for an impossible number."""
+        from securecluster.app import sweep_plan
+
+        for name in ("jobs", "together"):
+            sweep_plan.check_whole_value(name, getattr(self, name))
+        if self.jobs < 0:
+            raise UsageError(f"jobs = {self.jobs} is not possible: it is 0, for all cores, or more")
+        if self.together < 0:
+            raise UsageError(
+                f"together = {self.together} is not possible: it is 0, for the device's default, "
+                "or more"
+            )
 
     def processes(self, settings: Settings) -> int:
         """Return the number of processes.
@@ -143,24 +166,34 @@ def start(argv: Sequence[str]) -> int:
     run_folder.check_free(options.output.out, options.output.force)
     federation = _checked(plan)
     quiet = options.output.quiet
-    texts = {run_folder.CONFIG: run_folder.sweep_json(plan.content(), federation.digest())}
-    name = f"sweep-{federation.data}"
     parallel = Parallel(options.sweep.jobs, options.sweep.together)
+    texts = _texts(plan, parallel, federation)
+    name = f"sweep-{federation.data}"
     with run_folder.claimed(options.output.out, options.output.force, name, texts) as folder:
         return _carry_out(folder, plan, parallel, quiet)
 
 
-def resume(folder: Path, quiet: bool) -> int:
+def resume(
+    folder: Path,
+    quiet: bool,
+    jobs: int | None = None,
+    together: int | None = None,
+    retry: bool = False,
+) -> int:
     """Go on with a sweep that was stopped, or show one that has ended.
 
     Args:
         folder: of the sweep.
         quiet: print nothing but errors.
+        jobs: runs at the same time; None is as many as at the start of the sweep.
+        together: runs of a process that train together; None is as at the start.
+        retry: do the runs that failed again.
 
     Returns:
         The exit code.
 
     Raises:
+        UsageError: an impossible number.
         RunFolderError: a damaged folder, or data that have changed since.
         SecureClusterError: some runs failed; the others are in the folder.
     """
@@ -171,8 +204,14 @@ def resume(folder: Path, quiet: bool) -> int:
         content = run_folder.swept(folder)
         assert content is not None
         plan = Plan.of(content)
+        parallel = _recorded_parallel(folder)
+        if jobs is not None:
+            parallel = replace(parallel, jobs=jobs)
+        if together is not None:
+            parallel = replace(parallel, together=together)
+        parallel.check()
         _check_data(folder, _federation(plan))
-        return _carry_out(folder, plan, Parallel(), quiet)
+        return _carry_out(folder, plan, parallel, quiet, retry)
 
 
 def sweep(
@@ -209,7 +248,9 @@ def sweep(
 
     Returns:
         A line per run. `epsilon` is infinite without noise, and `status` is "done", "refused"
-        where a protocol takes no such noise, or "failed"; `reason` then says why.
+        where a protocol takes no such noise, or "failed"; `reason` then says why. `fault` is true
+        of runs that failed by an error that nobody foresaw, of which `failures.txt` in the folder
+        has the traceback. A SecureClusterWarning says how many runs failed.
 
     Raises:
         UsageError: a mistake that can be found before anything runs, or pandas is not installed.
@@ -227,10 +268,18 @@ def sweep(
     parallel = Parallel(jobs, together)
     plan = _planned(variants, levels, simulation, settings)
     federation = _checked(plan)
+    undrawn = None
     if folder is None:
-        rows = list(_rows(plan, [], parallel, lambda row, left: None))
+        rows = list(_rows(plan, [], parallel, lambda row, left: row))
     else:
-        rows = _in_folder(Path(folder), plan, federation, parallel)
+        rows, undrawn = _in_folder(Path(folder), plan, federation, parallel)
+    if undrawn is not None:
+        warnings.warn(undrawn, SecureClusterWarning, stacklevel=2)
+    failed = [row for row in rows if row["status"] == "failed"]
+    # no error: the other runs, which may have taken hours, would be lost with it
+    if failed:
+        note = f"{_failed(failed, rows)}; see the columns status and reason"
+        warnings.warn(note, SecureClusterWarning, stacklevel=2)
     table = sweep_tables.tidy(rows, federation.objective.metric)
     return pandas.DataFrame(table, columns=list(table[0]))
 
@@ -369,15 +418,7 @@ def _planned(
     sweep_plan.check_distinct(variants)
     by, values = sweep_plan.levels_of(levels.noise or (), levels.epsilon or ())
     seeds = sweep_plan.seeds_of(simulation.seed, levels.seeds)
-    for name in ("jobs", "together"):
-        sweep_plan.check_whole_value(name, getattr(levels, name))
-    if levels.jobs < 0:
-        raise UsageError(f"jobs = {levels.jobs} is not possible: it is 0, for all cores, or more")
-    if levels.together < 0:
-        raise UsageError(
-            f"together = {levels.together} is not possible: it is 0, for the device's default, or "
-            "more"
-        )
+    Parallel(levels.jobs, levels.together).check()
     if settings.transcript == "full":
         raise UsageError("a sweep keeps no frames: leave transcript out, or run one of its runs")
     # one thread, so that a run's sums do not depend on the machine's cores
@@ -489,14 +530,61 @@ def _check_data(folder: Path, federation: Federation) -> None:
         )
 
 
-def _in_folder(folder: Path, plan: Plan, federation: Federation, parallel: Parallel) -> list[Row]:
-    """Start or go on with a sweep in a folder, and return the rows of all runs.
+def _texts(plan: Plan, parallel: Parallel, federation: Federation) -> dict[str, str]:
+    """Return the first files of a sweep's folder by name.
+
+    Args:
+        plan: of the sweep.
+        parallel: runs at the same time, with which it goes on by default.
+        federation: the clients of the first seed.
+    """
+    from securecluster.app import run_folder
+
+    # beside the plan, and not in it: the same sweep may go on with others
+    text = run_folder.sweep_json(plan.content(), asdict(parallel), federation.digest())
+    return {run_folder.CONFIG: text}
+
+
+def _recorded_parallel(folder: Path) -> Parallel:
+    """Return how many runs at the same time a sweep was started with.
+
+    Args:
+        folder: of the sweep.
+
+    Raises:
+        RunFolderError: it does not parse, or an earlier version wrote the folder.
+    """
+    from securecluster.app import run_folder
+    from securecluster.core.serialization import typed
+
+    content = run_folder.config_of(folder).get("parallel")
+    if content is None:
+        raise RunFolderError(
+            f"{folder} is of an earlier version, whose runs.jsonl has no digests, so that no "
+            "damage could be seen: go on with the version that wrote it, or start the sweep anew"
+        )
+    try:
+        return typed(content, Parallel)
+    except ValueError:
+        raise RunFolderError(
+            f"the numbers of jobs in {folder / run_folder.CONFIG} do not parse: start the sweep "
+            "anew"
+        ) from None
+
+
+def _in_folder(
+    folder: Path, plan: Plan, federation: Federation, parallel: Parallel
+) -> tuple[list[Row], str | None]:
+    """Start or go on with a sweep in a folder.
 
     Args:
         folder: new, empty, or of a sweep of this plan.
         plan: of the sweep.
         federation: the clients of the first seed.
         parallel: runs at the same time.
+
+    Returns:
+        The rows of all runs, and why there are no pictures, if they cannot be drawn.
 
     Raises:
         UsageError: the folder contains something else.
@@ -509,8 +597,7 @@ def _in_folder(folder: Path, plan: Plan, federation: Federation, parallel: Paral
             raise UsageError(
                 f"{folder} exists and is not empty, and holds no sweep: give another folder"
             )
-        texts = {run_folder.CONFIG: run_folder.sweep_json(plan.content(), federation.digest())}
-        with run_folder.claimed(folder, False, "", texts):
+        with run_folder.claimed(folder, False, "", _texts(plan, parallel, federation)):
             return _completed(folder, plan, federation, parallel, quiet=True)
     with run_folder.locked(folder):
         if run_folder.swept(folder) != plan.content():
@@ -518,11 +605,14 @@ def _in_folder(folder: Path, plan: Plan, federation: Federation, parallel: Paral
                 f"{folder} holds another sweep: call it with the same options, or give another "
                 "folder"
             )
+        _recorded_parallel(folder)
         _check_data(folder, federation)
         return _completed(folder, plan, federation, parallel, quiet=True)
 
 
-def _carry_out(folder: Path, plan: Plan, parallel: Parallel, quiet: bool) -> int:
+def _carry_out(
+    folder: Path, plan: Plan, parallel: Parallel, quiet: bool, retry: bool = False
+) -> int:
     """Do the runs that have not ended, write tables and pictures, and show the thresholds.
 
     Args:
@@ -530,6 +620,7 @@ def _carry_out(folder: Path, plan: Plan, parallel: Parallel, quiet: bool) -> int
         plan: of the sweep.
         parallel: runs at the same time.
         quiet: print nothing but errors.
+        retry: do the runs that failed again.
 
     Returns:
         The exit code.
@@ -537,28 +628,58 @@ def _carry_out(folder: Path, plan: Plan, parallel: Parallel, quiet: bool) -> int
     Raises:
         SecureClusterError: some runs failed; the others are in the folder.
     """
-    from securecluster.app import sweep_report
+    from securecluster.app import run_folder, sweep_report, worker_pool
 
     federation = _federation(plan)
-    with execution.resumable(folder):
-        rows = _completed(folder, plan, federation, parallel, quiet)
+    command = f"securecluster resume {shlex.quote(str(folder))}"
+    try:
+        with execution.resumable(folder):
+            rows, undrawn = _completed(folder, plan, federation, parallel, quiet, retry)
+    except worker_pool.WorkerError as error:
+        raise SecureClusterError(f"{error}; go on with: {command}") from None
+    if undrawn is not None:
+        print(f"securecluster: note: {printable(undrawn)}", file=sys.stderr)
     if not quiet:
         with output():
             sweep_report.show(folder, rows, federation)
+            if plan.settings.keys_from_seed:
+                print(f"not covered: {run_secret.FROM_SEED}")
     failed = [row for row in rows if row["status"] == "failed"]
-    if failed:
-        first = failed[0]
-        raise SecureClusterError(
-            f"{len(failed)} of {len(rows)} runs failed, the first of them {first['variant']} with "
-            f"seed {first['seed']}: {first['reason']}; see {folder / 'runs.csv'}"
-        )
-    return 0
+    if not failed:
+        return 0
+    details = f"see {folder / 'runs.csv'}"
+    if any(row["traceback"] for row in failed):
+        details += f" and {run_folder.FAILURES}"
+    raise SecureClusterError(
+        f"{_failed(failed, rows)}; {details}, and try them again with: {command} --retry"
+    )
+
+
+def _failed(failed: Sequence[Row], rows: Sequence[Row]) -> str:
+    """Return in words which runs failed, and why the first of them did.
+
+    Args:
+        failed: rows of runs that failed.
+        rows: of all runs.
+    """
+    first, *_ = sorted(failed, key=lambda row: int(row["run"]))
+    numbers = enumerated("run", sorted(row["run"] for row in failed))
+    label = printable(first["variant"])
+    return (
+        f"{len(failed)} of {len(rows)} runs failed ({numbers}), the first of them {label} with "
+        f"seed {first['seed']}: {first['reason']}"
+    )
 
 
 def _completed(
-    folder: Path, plan: Plan, federation: Federation, parallel: Parallel, quiet: bool
-) -> list[Row]:
-    """Do the runs that have not ended, write tables and pictures, and return the rows of all runs.
+    folder: Path,
+    plan: Plan,
+    federation: Federation,
+    parallel: Parallel,
+    quiet: bool,
+    retry: bool = False,
+) -> tuple[list[Row], str | None]:
+    """Do the runs that have not ended, and write tables and pictures.
 
     Args:
         folder: of the sweep, whose lock this process holds.
@@ -566,57 +687,97 @@ def _completed(
         federation: the clients of the first seed.
         parallel: runs at the same time.
         quiet: print nothing.
+        retry: do the runs that failed again.
+
+    Returns:
+        The rows of all runs, and why there are no pictures, if they cannot be drawn.
     """
     from securecluster.app import run_folder, sweep_report
+    from securecluster.app.sweep_record import FAILED, Record
     from securecluster.core import atomic_files
 
     atomic_files.remove_half_written(folder)
-    path = folder / run_folder.SWEEP_RUNS
-    recorded = _recorded(path)
+    cells = list(plan.cells())
+    record = Record(folder / run_folder.SWEEP_RUNS, cells, federation.objective.metric)
+    recorded = record.rows()
+    if retry:
+        recorded = [row for row in recorded if row["status"] != FAILED]
     console = execution.console(quiet)
-    total = len(list(plan.cells()))
     count = len(recorded)
 
-    def say(row: Row, left: float | None) -> None:
+    def say(row: Row, left: float | None) -> Row:
         nonlocal count
         count += 1
         # at once, so that a run that ended is never done again
-        atomic_files.append_line(path, _as_line(row), durable=True)
-        text = sweep_report.line_text(row, count, total, left)
+        row = record.append(row)
+        text = sweep_report.line_text(row, count, len(cells), left)
         with output():
             console.print(text, markup=False)
+        return row
 
     rows = list(_rows(plan, recorded, parallel, say))
-    sweep_report.write(folder, rows, federation)
-    return rows
+    undrawn = sweep_report.write(folder, rows, federation)
+    return rows, undrawn
 
 
 def _rows(
     plan: Plan,
     recorded: Sequence[Row],
     parallel: Parallel,
-    say: Callable[[Row, float | None], None],
+    say: Callable[[Row, float | None], Row],
 ) -> Iterator[Row]:
     """Yield the rows of all runs, after carrying out those that are not recorded.
+
+    A run whose process died, or that failed by an error that may be that of another run in its
+    batch, is tried once more when all others have ended, and alone.
 
     Args:
         plan: of the sweep.
         recorded: rows of runs that have ended.
         parallel: runs at the same time.
-        say: called with each new row, and the seconds that are left.
+        say: called with each new row, and the seconds that are left; it returns the row.
     """
     from securecluster.app import sweep_plan, worker_pool
 
     yield from recorded
     ended = {row["run"] for row in recorded}
-    cells = [cell for cell in plan.cells() if cell.number not in ended]
-    batches = sweep_plan.batches(cells, parallel.in_a_process(plan.settings))
-    processes = min(parallel.processes(plan.settings), max(1, len(batches)))
-    clock = _Clock(cells, processes)
-    for rows in worker_pool.results(sweep_plan.run_cells, batches, processes):
-        for row in rows:
-            say(row, clock.left(row))
-            yield row
+    cells = {cell.number: cell for cell in plan.cells() if cell.number not in ended}
+    batches = sweep_plan.batches(list(cells.values()), parallel.in_a_process(plan.settings))
+    asked = parallel.processes(plan.settings)
+    processes = min(asked, max(1, len(batches)))
+    # this process is the only one if one is asked for, and not if one batch is left: a run that
+    # kills its process must not kill this one
+    workers = 0 if asked == 1 else processes
+    clock = _Clock(list(cells.values()), processes)
+    again: list[Cell] = []
+    for outcome in worker_pool.results(sweep_plan.run_cells, batches, workers):
+        if isinstance(outcome, worker_pool.Died):
+            again += outcome.task
+            continue
+        for row in outcome:
+            if row["fault"] and len(outcome) > 1:
+                again.append(cells[row["run"]])
+                continue
+            yield say(row, clock.left(row))
+    alone = [[cell] for cell in again]
+    for outcome in worker_pool.results(sweep_plan.run_cells, alone, min(workers, 1)):
+        if isinstance(outcome, worker_pool.Died):
+            (cell,) = outcome.task
+            outcome = [cell.failed(_death(outcome.exit_code), fault=True)]
+        for row in outcome:
+            yield say(row, clock.left(row))
+
+
+def _death(exit_code: int | None) -> str:
+    """Return why a run failed whose process died twice.
+
+    Args:
+        exit_code: of the process; below 0 the number of the signal that killed it.
+    """
+    how = f"ended with exit code {exit_code}"
+    if exit_code is not None and exit_code < 0:
+        how = f"was killed by signal {-exit_code}"
+    return f"its process {how}, alone as well: memory may have been short"
 
 
 class _Clock:
@@ -644,45 +805,3 @@ class _Clock:
         usual = sum(seconds.values()) / len(seconds)
         ahead = sum(seconds.get(name, usual) for name in self._waiting.values())
         return ahead / self._processes
-
-
-def _recorded(path: Path) -> list[Row]:
-    """Return the rows of runs that have ended, each once.
-
-    A line that a kill cut off is removed from the file.
-
-    Args:
-        path: of runs.jsonl, which may not exist.
-
-    Raises:
-        RunFolderError: a damaged line.
-    """
-    from securecluster.core import atomic_files, manifest
-
-    if not path.exists():
-        return []
-    data = atomic_files.read(path)
-    complete = data[: data.rfind(b"\n") + 1]
-    if len(complete) != len(data):
-        atomic_files.write_atomic(path, complete)
-    rows: dict[int, Row] = {}
-    for line in complete.splitlines():
-        try:
-            row = json.loads(line)
-            number = int(row["run"])
-        except (ValueError, KeyError, TypeError):
-            raise manifest.damaged(path) from None
-        for name, value in row.items():
-            if value == INFINITE:
-                row[name] = math.inf
-        rows.setdefault(number, row)
-    return list(rows.values())
-
-
-def _as_line(row: Row) -> str:
-    """Return a row as a line of JSON, which has no infinite numbers."""
-    values = {}
-    for name, value in row.items():
-        infinite = isinstance(value, float) and math.isinf(value)
-        values[name] = INFINITE if infinite else value
-    return json.dumps(values)

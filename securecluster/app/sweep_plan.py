@@ -13,9 +13,11 @@ from functools import lru_cache, partial
 from numbers import Integral, Real
 from typing import Any
 
+from securecluster.app import failures, sweep_costs
 from securecluster.app.comparison_options import given_params
-from securecluster.app.options import Simulation, as_typed
+from securecluster.app.options import Simulation
 from securecluster.app.registry import protocol_class, protocol_names
+from securecluster.core.serialization import typed
 from securecluster.errors import (
     RunFolderError,
     SecureClusterError,
@@ -115,16 +117,17 @@ class Plan:
             RunFolderError: it does not parse.
         """
         try:
-            levels = [_level(value) for value in content["levels"]]
+            if content["by"] not in (NOISE, EPSILON):
+                raise ValueError
             return cls(
-                tuple(Variant(**variant) for variant in content["variants"]),
+                tuple(typed(variant, Variant) for variant in content["variants"]),
                 content["by"],
-                tuple(levels),
-                tuple(content["seeds"]),
-                Simulation(**content["simulation"]),
-                Settings(**content["settings"]),
+                tuple(_level(value) for value in content["levels"]),
+                tuple(typed(content["seeds"], list[int])),
+                typed(content["simulation"], Simulation),
+                typed(content["settings"], Settings),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise RunFolderError(
                 f"the plan of the sweep does not parse ({type(error).__name__}): start it anew"
             ) from None
@@ -182,17 +185,38 @@ class Cell:
 
         Returns:
             Values by column. `status` is "done", "refused" where the protocol takes no such noise,
-            or "failed" where the run ended in an error; `reason` then says why.
+            or "failed" where the run ended in an error; `reason` then says why. `fault` is true
+            after an error that nobody foresaw, whose traceback is there.
         """
-        row = self._described()
         try:
-            return row | self._measured(federation or dealt(self.simulation))
+            return self._described() | self._measured(federation or dealt(self.simulation))
         except UsageError as error:
-            return row | {"status": "refused", "reason": as_typed(str(error))}
+            return self._described() | {"status": "refused", "reason": failures.reason(error)}
         except RunFolderError:
             raise
         except SecureClusterError as error:
-            return row | {"status": "failed", "reason": as_typed(str(error))}
+            return self.failed(failures.reason(error), fault=False)
+        # also of the user's own protocol, and of memory: the other runs go on
+        except Exception as error:
+            return self.failed_by(error)
+
+    def failed_by(self, error: Exception) -> Row:
+        """Return the row of this run after an error that nobody foresaw.
+
+        Args:
+            error: that ended it.
+        """
+        traceback = failures.traceback_of(error)
+        return self.failed(failures.reason(error), fault=True) | {"traceback": traceback}
+
+    def failed(self, reason: str, fault: bool) -> Row:
+        """Return the row of this run where it failed.
+
+        Args:
+            reason: why.
+            fault: whether the program or the system failed, and not the method.
+        """
+        return self._described() | {"status": "failed", "reason": reason, "fault": fault}
 
     def _described(self) -> Row:
         """Return what is known before the run, by column."""
@@ -207,6 +231,8 @@ class Cell:
             "target_epsilon": None,
             "status": "done",
             "reason": None,
+            "fault": False,
+            "traceback": None,
         }
         if self.by == NOISE:
             row["noise"] = self.level
@@ -224,7 +250,8 @@ class Cell:
         protocol = self.variant.at(self.by, self.level)
         protocol.fit(federation, self.settings)
         config = protocol.kept_.learned.config
-        price = protocol.ledger_.price(protocol.delta)
+        ledger = protocol.ledger_
+        price = ledger.price(protocol.delta)
         agreement = protocol.agreement_ or {"ari": None}
         worst = min
         if not federation.objective.higher:
@@ -244,6 +271,7 @@ class Cell:
             "servers": protocol.bytes_["servers"],
             "rounds": len(protocol.history_),
             "seconds": round(protocol.seconds_, 3),
+            "spent": sweep_costs.as_json(ledger.dearest(protocol.delta)),
         }
         if self.by == EPSILON:
             measured["noise"] = float(config["noise"])
@@ -265,18 +293,23 @@ def run_cells(cells: Sequence[Cell]) -> list[Row]:
         warnings.simplefilter("ignore", SecureClusterWarning)
         if len(cells) == 1:
             return [cells[0].row()]
-        federations: dict[int, Any] = {}  # which the threads share
-        runs = []
-        for cell in cells:
-            seed = cell.simulation.seed
-            if seed not in federations:
-                federations[seed] = dealt(cell.simulation)
-            runs.append(partial(cell.row, federations[seed]))
-        settings = cells[0].settings
-        device = choose_device(settings.device)
-        # these settings are the process's: each run would restore them while others still train
-        with cpu_threads(settings.threads), reproducible(device):
-            return in_threads(StackedRuns().train, runs)
+        try:
+            federations: dict[int, Any] = {}  # which the threads share
+            runs = []
+            for cell in cells:
+                seed = cell.simulation.seed
+                if seed not in federations:
+                    federations[seed] = dealt(cell.simulation)
+                runs.append(partial(cell.row, federations[seed]))
+            settings = cells[0].settings
+            device = choose_device(settings.device)
+            # these settings are the process's: each run would restore them while others still train
+            with cpu_threads(settings.threads), reproducible(device):
+                return in_threads(StackedRuns().train, runs)
+        except RunFolderError:
+            raise
+        except Exception as error:
+            return [cell.failed_by(error) for cell in cells]
 
 
 def batches(cells: Sequence[Cell], together: int) -> list[list[Cell]]:

@@ -8,17 +8,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import sweep_tables
-from securecluster.app.number_format import printable, shown
+from securecluster.app import failures, run_folder, sweep_costs, sweep_tables
+from securecluster.app.number_format import enumerated, printable, shown
 from securecluster.app.plots import sweep as plots
+from securecluster.core import atomic_files
 from securecluster.data import Federation
+from securecluster.errors import RunFolderError
 
 Row = dict[str, Any]
 NONE = "–"
 
 
-def write(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
-    """Write the tables and pictures.
+def write(folder: Path, rows: Sequence[Row], federation: Federation) -> str | None:
+    """Write the tables, the tracebacks of runs that failed, and then the pictures.
 
     Parquet files are left out where pyarrow is not installed.
 
@@ -26,17 +28,63 @@ def write(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
         folder: of the sweep.
         rows: of all runs.
         federation: the clients of the first seed.
+
+    Returns:
+        Why there are no pictures, where these cannot be drawn; None if they are there.
     """
     metric = federation.objective.metric
     runs = sweep_tables.tidy(rows, metric)
     means = sweep_tables.summary(runs, metric, federation.objective.higher)
+    failures.write(folder / run_folder.FAILURES, _tracebacks(rows))
     sweep_tables.write(folder / "runs.csv", runs)
     sweep_tables.write(folder / "summary.csv", means)
     sweep_tables.write(folder / "thresholds.csv", sweep_tables.thresholds(runs))
+    text = "\n".join([*sweep_costs.sentences(_ordered(rows), metric), ""])
+    atomic_files.write_atomic(folder / "privacy.txt", text.encode())
     if find_spec("pyarrow") is not None:
         sweep_tables.write_parquet(folder / "runs.parquet", runs)
         sweep_tables.write_parquet(folder / "summary.parquet", means)
-    plots.draw(folder, means, _title(federation, runs), metric, federation.objective.unit)
+    try:
+        plots.draw(folder, means, _title(federation, runs), metric, federation.objective.unit)
+    except RunFolderError:
+        raise
+    # whatever it is, the tables are there, and pictures can be drawn later
+    except Exception as error:
+        return (
+            f"the pictures cannot be drawn ({failures.reason(error)}), and everything else is in "
+            f"{folder}: resume draws them again"
+        )
+    return None
+
+
+def _ordered(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows in the order of the runs."""
+    return sorted(rows, key=lambda row: int(row["run"]))
+
+
+def _tracebacks(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the tracebacks of runs, by what ran.
+
+    Args:
+        rows: of all runs.
+    """
+    tracebacks = {}
+    for row in _ordered(rows):
+        if row["traceback"] is not None:
+            name = f"run {row['run']}: {printable(row['variant'])}, {_level(row)}"
+            tracebacks[f"{name}, seed {row['seed']}"] = row["traceback"]
+    return tracebacks
+
+
+def _level(row: Row) -> str:
+    """Return the level of a run in words.
+
+    Args:
+        row: of the run.
+    """
+    if row["target_epsilon"] is None:
+        return f"noise {row['noise']:g}"
+    return f"target ε {row['target_epsilon']:g}"
 
 
 def _title(federation: Federation, rows: Sequence[Row]) -> str:
@@ -48,10 +96,13 @@ def _title(federation: Federation, rows: Sequence[Row]) -> str:
     """
     seeds = len({row["seed"] for row in rows})
     dealt = f"{federation.data} ({federation.scenario}), {len(federation)} clients"
-    interval = "means with 95 % intervals"
+    title = f"{dealt}, {seeds} seeds: means with 95 % intervals"
     if seeds < 2:
-        return f"{dealt}, seed {rows[0]['seed']}"
-    return f"{dealt}, {seeds} seeds: {interval}"
+        title = f"{dealt}, seed {rows[0]['seed']}"
+    failed = sum(row["status"] == "failed" for row in rows)
+    if failed:
+        title += f" ({failed} of {len(rows)} runs failed)"
+    return title
 
 
 def line_text(row: Row, count: int, total: int, left: float | None) -> str:
@@ -64,14 +115,10 @@ def line_text(row: Row, count: int, total: int, left: float | None) -> str:
         left: seconds that are left; None where nobody knows.
     """
     width = len(str(total))
-    phrases = [f"run {count:>{width}}/{total}", printable(row["variant"])]
-    if row["target_epsilon"] is None:
-        phrases.append(f"noise {row['noise']:g}")
-    else:
-        phrases.append(f"target ε {row['target_epsilon']:g}")
+    phrases = [f"run {count:>{width}}/{total}", printable(row["variant"]), _level(row)]
     phrases.append(f"seed {row['seed']}")
     if row["status"] != "done":
-        phrases.append(f"{row['status']}: {row['reason']}")
+        phrases.append(f"{row['status']}: {printable(row['reason'])}")
     else:
         if row["ari"] is not None:
             phrases.append(f"ARI {row['ari']:.2f}")
@@ -102,26 +149,29 @@ def _text(value: float | None) -> str:
 
 
 def show(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
-    """Print a line per variant and level, then σ* and ε*, and what was refused.
+    """Print a line per variant and level, σ* and ε*, what all runs cost together, and what was
+    refused or failed.
 
     Args:
         folder: of the sweep.
         rows: of all runs.
         federation: the clients of the first seed.
     """
-    from rich.console import Console
+    from securecluster.app.terminal import Console
 
-    console = Console(markup=False, highlight=False)
+    console = Console(markup=False)
     metric = federation.objective.metric
     runs = sweep_tables.tidy(rows, metric)
     means = sweep_tables.summary(runs, metric, federation.objective.higher)
     console.print(_means_table(means, metric, _title(federation, runs)))
     console.print(_thresholds_table(sweep_tables.thresholds(runs)))
-    for line in _refusals(runs):
+    for line in [*sweep_costs.sentences(_ordered(rows), metric), *_not_done(runs)]:
         console.print(line)
     if find_spec("pyarrow") is None:
         console.print("no Parquet without pyarrow: pip install 'securecluster[sweep]'")
-    console.print(f"everything is in {folder}: runs.csv, summary.csv, thresholds.csv, pictures")
+    console.print(
+        f"everything is in {folder}: runs.csv, summary.csv, thresholds.csv, privacy.txt, pictures"
+    )
 
 
 def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
@@ -132,7 +182,7 @@ def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
         metric: the clients' score.
         title: of the table.
     """
-    headings = ("noise", "ε", "runs", "ARI", "±", metric, "±", "MB")
+    headings = ("noise", "ε", "runs", "failed", "ARI", "±", metric, "±", "MB")
     table = _table("variant", headings)
     table.title = printable(title)
     labels = [printable(row["variant"]) for row in means]
@@ -148,6 +198,7 @@ def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
             _text(row["noise"]),
             _text(row["epsilon"]),
             str(row["runs"]),
+            str(row["failed"]),
             _fixed(row["ari"], 2),
             _half(row, "ari", 2),
             shown(row[metric], metric),
@@ -209,13 +260,25 @@ def _half(row: Row, name: str, digits: int) -> str:
     return _fixed(high - row[name], digits)
 
 
-def _refusals(rows: Sequence[Row]) -> list[str]:
-    """Return for each variant how many of its runs were refused, and why the first was."""
-    reasons: dict[str, list[str]] = {}
+def _not_done(rows: Sequence[Row]) -> list[str]:
+    """Return for each variant which of its runs were refused or failed, why, and how they count.
+
+    Args:
+        rows: of all runs.
+    """
+    # runs of one variant that count alike, in one line
+    groups: dict[tuple[str, str, bool], list[Row]] = {}
     for row in rows:
-        if row["status"] == "refused":
-            reasons.setdefault(row["variant"], []).append(row["reason"])
+        if row["status"] != "done":
+            key = (row["variant"], row["status"], bool(row["fault"]))
+            groups.setdefault(key, []).append(row)
     lines = []
-    for label, some in reasons.items():
-        lines.append(f"{printable(label)}: {len(some)} runs refused: {some[0]}")
+    for (label, status, fault), some in groups.items():
+        line = f"{printable(label)}: {len(some)} runs {status}"
+        if len(some) == 1:
+            line = f"{printable(label)}: 1 run {status}"
+        if status == "failed":
+            line += f" ({enumerated('run', [row['run'] for row in some])}; in no mean, and "
+            line += "σ* and ε* leave out their levels)" if fault else "with ARI 0 in σ* and ε*)"
+        lines.append(f"{line}: {printable(some[0]['reason'])}")
     return lines

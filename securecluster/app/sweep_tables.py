@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.app import sweep_costs
 from securecluster.app.pareto import efficient
 from securecluster.core import atomic_files
 
@@ -23,8 +24,8 @@ TEXTS = ("protocol", "variant", "data", "scenario", "status", "reason", "mechani
 COUNTS = ("run", "seed", "clients", "clusters", "up", "down", "servers", "rounds")
 FIRST = (
     "run", "protocol", "variant", "mechanism", "dp_unit", "clip", "data", "scenario", "clients",
-    "seed", "noise", "target_epsilon", "epsilon", "delta", "status", "reason", "clusters", "ari",
-    "pearson",
+    "seed", "noise", "target_epsilon", "epsilon", "epsilon_together", "delta", "status", "reason",
+    "fault", "clusters", "ari", "pearson",
 )  # fmt: skip
 LAST = ("up", "down", "servers", "rounds", "seconds")
 MEASURED = ("pearson", *LAST)  # means without an interval
@@ -70,13 +71,21 @@ def columns(metric: str) -> tuple[str, ...]:
 def tidy(rows: Iterable[Row], metric: str) -> list[Row]:
     """Return a line per run with all columns, in the order of the runs.
 
+    `epsilon_together` is ε of all runs of the run's unit of privacy together, on the same people
+    (`sweep_costs.totals`); infinite as soon as one of them is.
+
     Args:
         rows: of finished runs, in any order.
         metric: the name of the clients' score.
     """
     ordered = sorted(rows, key=lambda row: int(row["run"]))
+    together = {total.unit: total.epsilon for total in sweep_costs.totals(ordered)}
     names = columns(metric)
-    return [{name: row.get(name) for name in names} for row in ordered]
+    lines = []
+    for row in ordered:
+        line = {name: row.get(name) for name in names}
+        lines.append(line | {"epsilon_together": together.get(row["dp_unit"])})
+    return lines
 
 
 def summary(rows: Sequence[Row], metric: str, higher: bool = True) -> list[Row]:
@@ -93,6 +102,7 @@ def summary(rows: Sequence[Row], metric: str, higher: bool = True) -> list[Row]:
         higher: True if a larger score is better.
     """
     groups = []
+    rows = _without_nan(rows)
     for variant_rows in _groups(rows, ("variant",)):
         groups += _groups(variant_rows, KEYS)
     lines = []
@@ -129,15 +139,17 @@ def thresholds(rows: Sequence[Row]) -> list[Row]:
     the smallest ε. Levels are walked from the least noise on. Between the last level that holds
     and the first that does not, the mean ARI is a straight line over the logarithm of the noise, or
     of ε, and the threshold is where it crosses 0.9. Where one of the two has no logarithm (no
-    noise, ε = ∞), it is the last level that holds. A run that failed has lost its clusters: its
-    ARI is 0. A level with a refused run is left out. Intervals are the 95 % percentiles of
-    thresholds over resampled seeds (bootstrap).
+    noise, ε = ∞), it is the last level that holds. A run that diverged, or to which too few clients
+    replied, has lost its clusters: its ARI is 0. A level is left out that has a refused run, or one
+    that a fault of the program or the system ended. `failed` and `left_out` are the numbers of
+    failed runs and of levels that are left out. Intervals are the 95 % percentiles of thresholds
+    over resampled seeds (bootstrap).
 
     Args:
         rows: as `tidy` returns them.
     """
     lines = []
-    for group in _groups(rows, ("variant",)):
+    for group in _groups(_without_nan(rows), ("variant",)):
         done = [row for row in group if row["status"] == "done"]
         some = (done or group)[0]
         line = {name: some[name] for name in ("protocol", "variant", "mechanism", "dp_unit")}
@@ -147,8 +159,20 @@ def thresholds(rows: Sequence[Row]) -> list[Row]:
             line[f"{name}_star_low"] = crossing.low
             line[f"{name}_star_high"] = crossing.high
             line[f"{name}_star_kind"] = crossing.kind
+        line["failed"] = sum(row["status"] == "failed" for row in group)
+        line["left_out"] = sum(_is_left_out(level) for level in _groups(group, KEYS))
         lines.append(line)
     return lines
+
+
+def _without_nan(rows: Iterable[Row]) -> list[Row]:
+    """Return rows in which None is in place of NaN, which pandas makes of it.
+
+    Args:
+        rows: as `tidy` returns them, or as a DataFrame of them does.
+    """
+    # NaN alone differs from itself
+    return [{name: None if x != x else x for name, x in row.items()} for row in rows]
 
 
 def _groups(rows: Sequence[Row], names: Sequence[str]) -> list[list[Row]]:
@@ -202,6 +226,45 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def _is_left_out(rows: Sequence[Row]) -> bool:
+    """Return whether a level says nothing about where clusters are lost.
+
+    Args:
+        rows: of one variant at one level.
+    """
+    return any(row["status"] == "refused" or row["fault"] for row in rows)
+
+
+def _place(rows: Sequence[Row], column: str, falls: bool) -> float:
+    """Return the noise or the ε of a level.
+
+    Args:
+        rows: of one variant at one level.
+        column: the noise or ε.
+        falls: True if more noise makes the column's numbers smaller.
+    """
+    place = _mean([row for row in rows if row["status"] == "done"], column)
+    if place is not None:
+        return place
+    # all runs diverged: the level that they were given, or one beyond all others
+    given = rows[0]["noise" if column == "noise" else "target_epsilon"]
+    if given is not None:
+        return float(given)
+    return 0.0 if falls else math.inf
+
+
+def _noisiness(rows: Sequence[Row]) -> float:
+    """Return a number that is larger for levels with more noise.
+
+    Args:
+        rows: of one variant at one level.
+    """
+    target = rows[0]["target_epsilon"]
+    if target is not None:
+        return -float(target)
+    return float(rows[0]["noise"])
+
+
 def _threshold_of(rows: Sequence[Row], column: str, falls: bool) -> Threshold:
     """Return where a variant loses its clusters.
 
@@ -211,23 +274,20 @@ def _threshold_of(rows: Sequence[Row], column: str, falls: bool) -> Threshold:
         falls: True if more noise makes the column's numbers smaller.
     """
     levels: list[tuple[float, list[float]]] = []
-    for group in _groups(rows, KEYS):
-        done = [row for row in group if row["status"] == "done"]
-        refused = any(row["status"] == "refused" for row in group)
-        place = _mean(done, column)
-        if refused or place is None:
+    for group in sorted(_groups(rows, KEYS), key=_noisiness):
+        if _is_left_out(group):
             continue
+        done = [row for row in group if row["status"] == "done"]
         in_order = sorted(group, key=lambda row: int(row["seed"]))
         if any(row["ari"] is None for row in done):
             return Threshold(None, None, None, "unknown")
         aris = []
         for row in in_order:
-            # of a run that failed there is none
+            # of a run that diverged there is none
             aris.append(float(row["ari"] or 0.0))
-        levels.append((place, aris))
+        levels.append((_place(group, column, falls), aris))
     if not levels:
         return Threshold(None, None, None, "unknown")
-    levels.sort(key=lambda level: level[0], reverse=falls)
     places = [place for place, _ in levels]
     aris_by_level = np.array([aris for _, aris in levels])
     return threshold(places, aris_by_level)
@@ -328,7 +388,7 @@ def _column_kind(name: str, rows: Sequence[Row]) -> tuple[str, Callable[[Any], A
     """
     if name in TEXTS or name.endswith("_kind"):
         return "string", str
-    if name.startswith("efficient"):
+    if name.startswith("efficient") or name == "fault":
         return "bool_", bool
     means = "runs" in rows[0] and name in MEASURED
     if name in ("runs", "refused", "failed") or (name in COUNTS and not means):

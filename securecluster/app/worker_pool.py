@@ -1,16 +1,18 @@
 """Tasks side by side in processes, their results as they come.
 
-A worker ends when its task is done and its parent is gone, however the parent ended: its pipe has
-no other writer.
+A worker ends when its parent is gone, however the parent ended, also in the middle of a task.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +21,26 @@ from securecluster.errors import SecureClusterError
 T = TypeVar("T")
 R = TypeVar("R")
 FOR_WORKERS = 5.0  # seconds that a stopped worker has to end
+
+
+class WorkerError(SecureClusterError):
+    """A worker process that cannot start."""
+
+
+class Died(NamedTuple):
+    """What `results` yields in place of a result where the process died in the middle of a task.
+
+    Attributes:
+        task: the one that it did.
+        exit_code: of the process; below 0 the number of the signal that killed it.
+    """
+
+    task: Any
+    exit_code: int | None
+
+
+class _Ready:
+    """What a worker sends before its first task."""
 
 
 class _Failure(NamedTuple):
@@ -43,21 +65,43 @@ class _Worker:
         self.process.start()
         # so that the worker's end is open in the worker alone, and its death is seen here
         theirs.close()
+        self.began = False
+        self._task: Any = None
 
-    def result(self) -> Any:
-        """Return the result of the task that this worker has ended.
+    def begin(self, task: Any) -> None:
+        """Send a task to the process, which waits for one.
+
+        Args:
+            task: to do.
+        """
+        self.began = True
+        self._task = task
+        # of a process that died meanwhile `received` tells
+        with suppress(ConnectionError):
+            self.connection.send(task)
+
+    def received(self) -> Any:
+        """Return what the process has sent: `_Ready` once, then the result of each task.
+
+        Returns:
+            `Died` if the process died in the middle of a task.
 
         Raises:
-            SecureClusterError: the task raised it, or the process died.
+            WorkerError: it died before its first task.
+            SecureClusterError: the task raised it.
             RuntimeError: the task raised another error.
         """
         try:
             result = self.connection.recv()
         except (EOFError, ConnectionError):
             self.process.join(FOR_WORKERS)
-            raise SecureClusterError(
-                f"a process that did a run has died (exit code {self.process.exitcode}): if memory "
-                "was short, take fewer --jobs"
+            code = self.process.exitcode
+            if self.began:
+                return Died(self._task, code)
+            raise WorkerError(
+                f"a process for the runs could not start (exit code {code}): take fewer jobs if "
+                "memory is short, and in a script that takes more than one, call it below "
+                'if __name__ == "__main__":'
             ) from None
         if not isinstance(result, _Failure):
             return result
@@ -72,41 +116,60 @@ class _Worker:
         self.process.join(FOR_WORKERS)
 
 
-def results(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[R]:
+def results(work: Callable[[T], R], tasks: Sequence[T], processes: int) -> Iterator[R | Died]:
     """Yield the results of tasks, in the order in which they end.
+
+    Where a process dies in the middle of a task, `Died` takes the place of the result, and another
+    process does the tasks that follow.
 
     Args:
         work: does a task; a function of a module, and its tasks and results pickle.
         tasks: in the order in which they begin.
-        jobs: number of processes; with 1 this process does everything itself.
+        processes: number of processes; with 0 this process does everything itself.
 
     Raises:
-        SecureClusterError: a task raised it, or a process died; the other tasks are stopped.
+        WorkerError: a process cannot start; the other tasks are stopped.
+        SecureClusterError: a task raised it; the other tasks are stopped.
     """
-    if jobs == 1:
+    if not processes:
         for task in tasks:
             yield work(task)
         return
     waiting = deque(tasks)
-    workers: dict[Connection, _Worker] = {}
+    workers: dict[Any, _Worker] = {}
     try:
-        while waiting and len(workers) < jobs:
-            worker = _Worker(work)
-            workers[worker.connection] = worker
-            worker.connection.send(waiting.popleft())
-        busy = len(workers)
-        while busy:
+        while waiting or workers:
+            _start(workers, work, processes, len(waiting))
             for connection in wait(list(workers)):
-                worker = workers[connection]  # type: ignore[index]
-                result = worker.result()
-                if waiting:
-                    worker.connection.send(waiting.popleft())
+                worker = workers[connection]
+                result = worker.received()
+                if waiting and not isinstance(result, Died):
+                    worker.begin(waiting.popleft())
                 else:
-                    busy -= 1
-                yield result
+                    del workers[connection]
+                    worker.stop()
+                if not isinstance(result, _Ready):
+                    yield result
     finally:
         for worker in workers.values():
             worker.stop()
+
+
+def _start(
+    workers: dict[Any, _Worker], work: Callable[[Any], Any], processes: int, waiting: int
+) -> None:
+    """Start the workers that are missing, at first and in place of those that died.
+
+    Args:
+        workers: by their connection, to which they are added.
+        work: does a task.
+        processes: largest number of workers.
+        waiting: number of the tasks that wait for one.
+    """
+    starting = sum(not worker.began for worker in workers.values())
+    for _ in range(min(processes - len(workers), waiting - starting)):
+        worker = _Worker(work)
+        workers[worker.connection] = worker
 
 
 def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:
@@ -118,6 +181,11 @@ def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:
     """
     # Ctrl-C goes to all processes of a terminal; the parent stops its workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        connection.send(_Ready())
+    except ConnectionError:
+        return
     while True:
         try:
             task = connection.recv()
@@ -133,3 +201,12 @@ def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:
             connection.send(result)
         except ConnectionError:
             return
+
+
+def _end_with_parent() -> None:
+    """End this process at once when its parent has ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # returns when the parent's end of a pipe closes, which the system does however it ended
+    parent.join()
+    os._exit(1)

@@ -372,10 +372,9 @@ def _labels_after(tree: Array, merged: int) -> list[int]:
     """Return labels (m,) after so many merges, numbered in the order of first members."""
     m = len(tree) + 1
     groups = {position: [position] for position in range(m)}
-    for number, (first, second, *_) in enumerate(tree[:merged], start=m):
-        first_group = groups.pop(int(first))
-        second_group = groups.pop(int(second))
-        groups[number] = first_group + second_group
+    pairs: list[list[int]] = tree[:merged, :2].astype(int).tolist()
+    for number, (first, second) in enumerate(pairs, start=m):
+        groups[number] = groups.pop(first) + groups.pop(second)
     labels = [0] * m
     by_first_member = sorted(groups.values(), key=min)
     for label, group in enumerate(by_first_member):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.labels import Array, is_finite_square
+from securecluster.clustering.labels import Array, is_finite_square, members
 from securecluster.errors import UsageError
 
 
@@ -127,7 +127,7 @@ def separated(alpha: Array) -> Separated:
     return Separated(best.score, labels, tuple(sorted(best.cluster)))
 
 
-def separation_scores(alphas: Array) -> Array:
+def separation_scores(alphas: Array, least: float = -math.inf) -> Array:
     """Return the score of `separated` for each of many similarity matrices.
 
     The scores are the same to the last bit, and take a small part of the time for many matrices of
@@ -136,24 +136,17 @@ def separation_scores(alphas: Array) -> Array:
 
     Args:
         alphas: similarities, (n, m, m), symmetric and finite; the diagonals are not read.
+        least: the smallest score of interest.
 
     Returns:
-        (n,); minus infinity for two clients.
+        (n,); minus infinity for two clients. A score below `least` may be replaced by another
+        number below `least`, which is found sooner.
     """
     count, m, _ = alphas.shape
     if m < 3:
         return np.full(count, -math.inf)
     order, edges = _spanning_trees(alphas)
     matrix = np.arange(count)[:, None]
-    # [:, first, last]: the smallest similarity of two members that stand from first to last
-    rows = order[:, :, None]
-    columns = order[:, None, :]
-    ordered = alphas[matrix[:, :, None], rows, columns]
-    up_to_diagonal = np.tri(m, dtype=bool)
-    inner_min = np.where(up_to_diagonal, math.inf, ordered)
-    np.minimum.accumulate(inner_min, axis=2, out=inner_min)
-    from_below = inner_min[:, ::-1]
-    np.minimum.accumulate(from_below, axis=1, out=from_below)
     # Edge k, between positions k and k + 1, makes a cluster of all positions around it up to edges
     # that are merged later: weaker ones, and tied ones on its right.
     ends = np.full((count, 1), -math.inf)
@@ -173,12 +166,46 @@ def separation_scores(alphas: Array) -> Array:
     right_bound = bounded[matrix, last + 1]
     # It is merged with the rest at the stronger of its two bounds.
     cross_max = np.maximum(left_bound, right_bound)
-    intra_min = inner_min[matrix, first, last]
     others = last - first
-    scores = others * (intra_min - cross_max)
     # The cluster of all clients has no rest.
-    scores[cross_max == -math.inf] = -math.inf
-    best: Array = scores.max(1)
+    no_rest = cross_max == -math.inf
+    # A cluster's smallest similarity is at most the edge that made it.
+    ceilings = others * (edges - cross_max)
+    ceilings[no_rest] = -math.inf
+    best: Array = ceilings.max(1)
+    open_ones = np.flatnonzero(best >= least)
+    if not len(open_ones):
+        return best
+    inner_min = _inner_minima(alphas, order, open_ones)
+    place = np.arange(len(open_ones))[:, None]
+    intra_min = inner_min[place, first[open_ones], last[open_ones]]
+    scores = others[open_ones] * (intra_min - cross_max[open_ones])
+    scores[no_rest[open_ones]] = -math.inf
+    best[open_ones] = scores.max(1)
+    return best
+
+
+def separation_of(alpha: Array, labels: Sequence[int]) -> float:
+    """Return the largest score of some clusters, as `separated` scores them.
+
+    No score above 0 is larger than that of `separated`.
+
+    Args:
+        alpha: similarities, (m, m), symmetric and finite.
+        labels: each client's cluster, (m,).
+
+    Returns:
+        Minus infinity if no cluster has both two members and a rest.
+    """
+    best = -math.inf
+    clusters = np.asarray(labels)
+    for number, group in enumerate(members(labels)):
+        inside = clusters == number
+        if len(group) < 2 or inside.all():
+            continue
+        across = alpha[np.ix_(inside, ~inside)]
+        gap = intra_min(alpha, tuple(group)) - float(across.max())
+        best = max(best, (len(group) - 1) * gap)
     return best
 
 
@@ -228,6 +255,29 @@ def _spanning_trees(alphas: Array) -> tuple[NDArray[np.intp], Array]:
         edge = start + following
         edges[:, step] = nearest_flat[edge]
     return order, edges
+
+
+def _inner_minima(alphas: Array, order: NDArray[np.intp], matrices: NDArray[np.intp]) -> Array:
+    """Return the smallest similarity of members that stand side by side, for some matrices.
+
+    Args:
+        alphas: similarities, (n, m, m).
+        order: the order of each matrix's clients, (n, m).
+        matrices: numbers of the k matrices.
+
+    Returns:
+        (k, m, m): at [:, first, last] that of two members that stand from first to last, where
+        first < last.
+    """
+    rows = order[matrices, :, None]
+    columns = order[matrices, None, :]
+    ordered = alphas[matrices[:, None, None], rows, columns]
+    up_to_diagonal = np.tri(alphas.shape[1], dtype=bool)
+    inner_min = np.where(up_to_diagonal, math.inf, ordered)
+    np.minimum.accumulate(inner_min, axis=2, out=inner_min)
+    from_below = inner_min[:, ::-1]
+    np.minimum.accumulate(from_below, axis=1, out=from_below)
+    return inner_min
 
 
 def _scored_clusters(alpha: Array) -> list[_Scored]:

@@ -22,11 +22,13 @@ from securecluster.clustering.labels import members
 Array = NDArray[np.float64]
 # cosines of several draws, (draws, m, m) -> the value of each draw, in order
 Statistic = Callable[[Array], Iterable[float]]
+# the number of draws that are tested, and of all that may be
+Watch = Callable[[int, int], None]
 # Most draws need few operations on many numbers: draws are made together. The first ones are few,
 # since a large p-value is known after a few draws.
 FIRST_DRAWS = 8
-# largest number of cosines that are drawn together, unless one draw has more: 0.5 MB
-DRAWN_TOGETHER = 1 << 16
+# largest number of cosines that are drawn together, unless one draw has more: 4 MB
+DRAWN_TOGETHER = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -83,17 +85,19 @@ class Null:
             (draws, m, m) in [-1, 1].
         """
         shape = (draws, self.clients, len(self.spread))
-        normal = generator.standard_normal(shape)
-        rows = normal * np.sqrt(self.spread)
-        inner = rows @ rows.swapaxes(1, 2) + self.mean
+        rows = generator.standard_normal(shape)
+        # In place, here and below: to allocate a new array takes as long as to fill it.
+        rows *= np.sqrt(self.spread)
+        inner: Array = rows @ rows.swapaxes(1, 2)
+        inner += self.mean
         # Vectors are orthogonal in the bulk's directions, which add to their norms only.
         clients = np.arange(self.clients)
         inner[:, clients, clients] += self.bulk
         # Positive, so that a vector of zeros does not divide by zero.
         tiny = np.finfo(float).tiny
         norms = np.sqrt(np.maximum(inner[:, clients, clients], tiny))
-        cosines: Array = inner / (norms[:, :, None] * norms[:, None, :])
-        return cosines.clip(-1, 1)
+        inner /= norms[:, :, None] * norms[:, None, :]
+        return inner.clip(-1, 1, out=inner)
 
 
 def p_value(
@@ -102,6 +106,7 @@ def p_value(
     null: Null,
     level: float,
     generator: np.random.Generator,
+    watch: Watch = lambda tested, draws: None,
 ) -> float:
     """Return a sequential Monte-Carlo p-value, which is exact above `level` only.
 
@@ -116,6 +121,7 @@ def p_value(
         null: distribution of clients without clusters.
         level: in (0, 1); at most `ceil(1 / level) - 1` draws are made.
         generator: source of the draws. It may be asked for more draws than are tested.
+        watch: called after each draw that is tested.
 
     Returns:
         One over the number of draws up to the first that reaches `observed`. Without such a draw at
@@ -126,6 +132,7 @@ def p_value(
     for size in _batch_sizes(draws, null.clients):
         for value in statistic(null.cosines(size, generator)):
             tested += 1
+            watch(tested, draws)
             if value >= observed:
                 return 1 / tested
     return 1 / (draws + 1)

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,8 @@ def _as_run_folder_error(path: Path, action: str) -> Iterator[None]:
             remedy = "free some space, then resume the run"
         elif error.errno == errno.ELOOP:  # raised by O_NOFOLLOW
             remedy = "remove the link that is in its place"
+        elif error.errno == errno.EMLINK:
+            remedy = "it is one file under several names, so put a copy in its place"
         else:
             remedy = "check the path and its permissions"
         reason = os.strerror(error.errno or 0)
@@ -142,7 +145,11 @@ def append_line(path: Path, line: str, mode: int = EVERYONE, durable: bool = Fal
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK
         descriptor = os.open(path, flags, mode)
         with os.fdopen(descriptor, "ab") as stream:
-            is_new = os.fstat(stream.fileno()).st_size == 0
+            status = os.fstat(stream.fileno())
+            # a hard link: the other name may be somebody else's file
+            if status.st_nlink > 1:
+                raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
+            is_new = status.st_size == 0
             text = line + "\n"
             stream.write(text.encode())
             if durable:
@@ -167,6 +174,56 @@ def remove(path: Path) -> None:
     """Delete a file if it exists."""
     with _as_run_folder_error(path, "remove"):
         path.unlink(missing_ok=True)
+
+
+def remove_below(folder: Path, path: Path) -> None:
+    """Delete a file or an empty folder that lies below a folder, however the path may change.
+
+    No link between the two is followed, also where one takes a folder's place meanwhile, and of a
+    link only the link is deleted.
+
+    Args:
+        folder: which itself may be a link.
+        path: relative to the folder.
+
+    Raises:
+        OSError: it cannot be deleted, or does not lie below the folder.
+    """
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    if os.unlink not in os.supports_dir_fd:  # Windows
+        _remove_within(folder.resolve(), path)
+        return
+    directory: int = getattr(os, "O_DIRECTORY", 0)
+    descriptor = os.open(folder, os.O_RDONLY | directory)
+    try:
+        for name in path.parent.parts:
+            inner = os.open(name, os.O_RDONLY | directory | NO_LINK, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        status = os.stat(path.name, dir_fd=descriptor, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            os.rmdir(path.name, dir_fd=descriptor)
+        else:
+            os.unlink(path.name, dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_within(folder: Path, path: Path) -> None:
+    """Delete a file or an empty folder, where the system opens no folders.
+
+    Args:
+        folder: an absolute path without links.
+        path: relative to the folder.
+    """
+    target = folder / path
+    if target.parent.resolve() != target.parent:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    if target.is_dir() and not target.is_symlink():
+        target.rmdir()
+    else:
+        target.unlink()
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from typing import Any
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 
+DEVICES = ("auto", "cpu", "cuda")
+
 _generator_lock = threading.RLock()
 
 
@@ -109,8 +111,8 @@ def choose_device(name: str) -> torch.device:
     Raises:
         UsageError: an unknown name, or "cuda" without a GPU.
     """
-    if name not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"unknown device {name!r}: choose one of auto, cpu, cuda")
+    if name not in DEVICES:
+        raise UsageError(f"unknown device {name!r}: choose one of {', '.join(DEVICES)}")
     if name == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():

@@ -111,11 +111,17 @@ def read(folder: Path, manifest_name: str = NAME) -> dict[str, Mark]:
         # the digest is of the manifest without it
         recorded_digest = content.pop("sha256")
         marks = {name: Mark(**mark) for name, mark in content["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+        is_whole = recorded_digest == _digest_of_manifest(content)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise damaged(path) from None
-    if recorded_digest != _digest_of_manifest(content):
+    if not is_whole or not all(_lies_within(name) for name in marks):
         raise damaged(path)
     return marks
+
+
+def _lies_within(name: str) -> bool:
+    """Return whether a file's name in a manifest leads to a file below the manifest's folder."""
+    return not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def _digest_of_manifest(content: Mapping[str, Any]) -> str:
@@ -287,7 +293,7 @@ def read_lines(path: Path, data: bytes, decode: Callable[[str], T]) -> list[T]:
     try:
         lines = data.decode().splitlines(keepends=True)
         return [decode(line) for line in lines if line.endswith("\n")]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         error_type = type(error).__name__
         raise RunFolderError(
             f"{path} does not parse ({error_type}): restore it from a copy, or start the run anew"

@@ -121,6 +121,26 @@ def structured(data: Any, tree_type: type[S]) -> S:
     return tree
 
 
+def typed(content: Any, tree_type: type[S]) -> S:
+    """Return a dataclass, or a list, of JSON values whose types are already those of its fields.
+
+    Args:
+        content: as JSON was read; fields that it lacks have their defaults.
+        tree_type: the class.
+
+    Raises:
+        ValueError: a value of another type, or an unknown field.
+    """
+    tree = structured(content, tree_type)
+    # a text would become a number, and a number a text
+    written = json.loads(json.dumps(plain(tree)))
+    if isinstance(content, dict):
+        written = {name: written[name] for name in content}
+    if written != content:
+        raise ValueError("values of other types")
+    return tree
+
+
 @cache
 def _converter() -> Any:
     """Return the converter between dataclass trees and plain ones; tensors pass unchanged."""

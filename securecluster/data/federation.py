@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.core.client_names import Client, ClientNames, names_of
 from securecluster.core.randomness import Randomness
 from securecluster.data import plausibility
 from securecluster.data.datasets import Source, is_bright, source
@@ -70,7 +72,7 @@ class Federation:
     Build one with `simulate`, `from_arrays` or `from_parquet`.
 
     Args:
-        names: of the clients.
+        names: of the clients, which differ in more than blanks.
         shards: samples of each client.
         classes: number of outputs: classes, tokens of the vocabulary, or coordinates of a position.
         seed: of the runs on this federation.
@@ -96,6 +98,7 @@ class Federation:
     recipe: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "names", names_of(self.names))
         _check(self.names, self.shards, self.classes, self.objective)
         if self.feature_names is None:
             return
@@ -168,7 +171,8 @@ class Federation:
             samples: training samples per client, with up to a quarter as many for testing; None is
                 as many as the scenario allows. Test samples are from the set's test pool, or from
                 its only pool.
-            seed: of every draw, here and in the runs on this federation.
+            seed: of every public draw, here and in the runs on this federation; keys, masks and
+                noise follow from a secret of each run.
 
         Raises:
             UsageError: an unknown name, data that cannot be read, or more samples, clients or
@@ -213,10 +217,10 @@ class Federation:
     @classmethod
     def from_arrays(
         cls,
-        clients: Mapping[str, tuple[Any, Any]],
+        clients: Mapping[Any, tuple[Any, Any]],
         *,
-        test: Mapping[str, tuple[Any, Any]] | None = None,
-        truth: Mapping[str, int] | None = None,
+        test: Mapping[Any, tuple[Any, Any]] | None = None,
+        truth: Mapping[Any, int] | None = None,
         objective: Objective = CLASSIFICATION,
         classes: int | None = None,
         seed: int,
@@ -226,26 +230,29 @@ class Federation:
         X (n, …) contains numbers and y (n,) class numbers from 0. Columns of tables (pandas,
         polars, pyarrow) are matched by name, in the order of the first client's; all clients' X
         must then be tables, held-out ones too. Labels may also be booleans, whole floats or one
-        column (n, 1). A SecureClusterWarning reports inputs that work but are probably not
-        intended: columns on a large or tiny scale, ids among the features, or labels that do not
-        start at 0.
+        column (n, 1). Where X and y both have an index (pandas), rows belong together by it, else
+        by position. A SecureClusterWarning reports inputs that work but are probably not intended:
+        columns on a large or tiny scale, ids among the features, or labels that do not start at 0.
 
         Args:
-            clients: samples (X, y) of each client by its name.
+            clients: samples (X, y) of each client by its name, which is text or a number; 3 and "3"
+                are one name.
             test: held-out samples by the same names; None holds out a random fifth of each client's
                 samples, or the last fifth of sequences.
-            truth: true cluster of each client by its name, or None if it is unknown.
+            truth: true cluster of each client by its name, a Series will do, or None if it is
+                unknown.
             objective: of training. For `Language()`, X and y (n, L) are tokens, y the next one at
                 each position; for `Trajectory(metres)`, X (n, T, k) are past positions and y (n, k)
                 the next one.
             classes: outputs of the network, such as the size of the vocabulary, which is not
                 checked. None is one more than the largest label or token, and is refused if the
                 largest label is far beyond the number of distinct labels.
-            seed: of every draw, here and in the runs on this federation.
+            seed: of every public draw, here and in the runs on this federation; keys, masks and
+                noise follow from a secret of each run.
 
         Raises:
-            UsageError: no client, two of one name, a client without samples, mismatched shapes or
-                columns, values that are not finite, or labels below zero.
+            UsageError: no client, two of one name, a client without samples, mismatched shapes,
+                columns or indices, values that are not finite, or labels below zero.
         """
         arrays = _UserArrays(clients, test, truth, objective, classes, advice="leave it out of X")
         federation, doubts = _from_user_arrays(arrays, seed)
@@ -280,7 +287,8 @@ class Federation:
             truth_column: column with each client's true cluster, one value per client, or None.
             feature_columns: columns that are features, in this order; None is all other columns.
             drop_columns: columns that are no features, such as row numbers.
-            seed: of every draw, here and in the runs on this federation.
+            seed: of every public draw, here and in the runs on this federation; keys, masks and
+                noise follow from a secret of each run.
 
         Raises:
             UsageError: a file, column or value that cannot be used, or a client with a single row.
@@ -342,29 +350,29 @@ class Federation:
         # the recipe would make the federation in its first order
         return replace(self, shards=tuple(shards), feature_names=tuple(names), recipe=None)
 
-    def select(self, clients: Sequence[int]) -> Federation:
+    def select(self, clients: Iterable[Client]) -> Federation:
         """Return the federation of some of the clients, in this order.
 
         The other clients can join later (`ClusteringProtocol.predict`).
 
         Args:
-            clients: numbers of the selected clients.
+            clients: each by its name, or by `at` its position. A number is a name; only where no
+                client is called by a number, it is a position.
 
         Raises:
-            UsageError: an invalid number of a client, or the same number twice.
+            UsageError: no such client, a number that could be a name, or a client twice.
         """
-        distinct = set(clients)
-        all_clients = set(range(len(self)))
-        if len(distinct) < len(clients) or not distinct <= all_clients:
-            first_clients = list(clients)[:5]
+        positions = ClientNames(self.names).positions(clients)
+        repeated = [k for k, count in Counter(positions).items() if count > 1]
+        if repeated:
             raise UsageError(
-                f"clients are numbers from 0 to {len(self) - 1}, each once: {first_clients} …"
+                f"client {self.names[repeated[0]]!r} is selected twice: give each client once"
             )
-        names = tuple(self.names[i] for i in clients)
-        shards = tuple(self.shards[i] for i in clients)
+        names = tuple(self.names[i] for i in positions)
+        shards = tuple(self.shards[i] for i in positions)
         truth = None
         if self.truth is not None:
-            truth = tuple(self.truth[i] for i in clients)
+            truth = tuple(self.truth[i] for i in positions)
         # the recipe would make all clients
         return replace(self, names=names, shards=shards, truth=truth, recipe=None)
 

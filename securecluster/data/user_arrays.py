@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from securecluster.core.client_names import name_of
 from securecluster.core.randomness import Randomness
 from securecluster.data.feature_columns import Columns
 from securecluster.errors import UsageError
 from securecluster.models.objectives import Classification, Language, Objective, Trajectory
 
+Labels = NDArray[np.int64]
 Pair = tuple[NDArray[Any], NDArray[Any]]
 
 
@@ -22,17 +24,19 @@ def by_name(argument: str, value: Any) -> dict[str, Any]:
 
     Args:
         argument: "clients", "test" or "truth", for errors.
-        value: of the argument, a mapping from a client's name, of any type.
+        value: of the argument, a mapping from a client's name, of any type; for "truth" also a
+            Series (pandas).
 
     Raises:
-        UsageError: no mapping, or two clients of the same name.
+        UsageError: no mapping, a key that is no name, or two clients of the same name.
     """
-    if not isinstance(value, Mapping):
+    is_series = argument == "truth" and _index(value) is not None and hasattr(value, "items")
+    if not (isinstance(value, Mapping) or is_series):
         raise _no_mapping(argument, type(value).__name__)
     by_text: dict[str, Any] = {}
     keys: dict[str, Any] = {}
     for key, item in value.items():
-        name = str(key)
+        name = name_of(key)
         # such as 1 and "1"
         if name in keys:
             raise UsageError(
@@ -69,13 +73,16 @@ def stream(key: Any) -> str | int:
 def read_pair(name: str, pair: Any, columns: Columns) -> Pair:
     """Return X and y of a client as arrays, X with its columns in the shared order.
 
+    Where both have an index, y is put in the order of X by it.
+
     Args:
         name: of the client.
         pair: as the user has it; tables and tensors become arrays.
         columns: of all clients.
 
     Raises:
-        UsageError: no pair, no arrays, or columns that differ from other clients'.
+        UsageError: no pair, no arrays, columns that differ from other clients', or indices of X
+            and y that do not go together.
     """
     is_sequence = isinstance(pair, tuple | list)
     if not is_sequence or len(pair) != 2:
@@ -83,7 +90,44 @@ def read_pair(name: str, pair: Any, columns: Columns) -> Pair:
     table, targets = pair
     x = _array(name, table)
     y = _array(name, targets)
+    order = _row_order(name, table, targets)
+    if order is not None:
+        y = y[order]
     return columns.arranged(name, table, x), y
+
+
+def _index(values: Any) -> Any:
+    """Return the labels of rows (pandas), or None for values without such labels."""
+    index = getattr(values, "index", None)
+    # of a list or a tuple it is a method
+    return index if hasattr(index, "get_indexer") else None
+
+
+def _row_order(name: str, table: Any, targets: Any) -> Labels | None:
+    """Return the positions in y of the rows of X; None where rows go by position.
+
+    Args:
+        name: of the client.
+        table: X as the user has it.
+        targets: y as the user has it.
+
+    Raises:
+        UsageError: both have an index, and these do not go together.
+    """
+    rows = _index(table)
+    target_rows = _index(targets)
+    if rows is None or target_rows is None or rows.equals(target_rows):
+        return None
+    advice = "give them the same index, or y.to_numpy() if its rows are in the order of X"
+    if not (rows.is_unique and target_rows.is_unique):
+        raise UsageError(
+            f"client {name!r}: X and y have rows of other labels or in another order, and some "
+            f"labels repeat, so nothing says which belong together: {advice}"
+        )
+    positions: Labels = target_rows.get_indexer(rows)
+    if len(rows) != len(target_rows) or (positions < 0).any():
+        raise UsageError(f"client {name!r}: the index of X has other rows than that of y: {advice}")
+    return positions
 
 
 def own_samples(

@@ -33,13 +33,13 @@ class ClientColumns:
     """Samples of each client, read from parquet files.
 
     Args:
-        clients: samples (X, y) of each client by its name.
+        clients: samples (X, y) of each client by its name, as text or a whole float.
         truth: true cluster of each client by its name, or None if it is unknown.
         columns: names of the feature columns.
     """
 
-    clients: dict[str, tuple[NDArray[Any], Labels]]
-    truth: dict[str, int] | None
+    clients: dict[str | float, tuple[NDArray[Any], Labels]]
+    truth: dict[str | float, int] | None
     columns: tuple[str, ...]
 
 
@@ -96,11 +96,18 @@ def read_clients(
     by_client = np.argsort(client_of_row, kind="stable")
     ends = np.cumsum(row_counts)
     rows_of_clients = np.split(by_client, ends[:-1])
-    clients = {}
+    clients: dict[str | float, tuple[NDArray[Any], Labels]] = {}
     for client_name, rows in zip(names, rows_of_clients, strict=True):
         pair = (x[rows], y[rows])
-        clients[str(client_name)] = pair
+        clients[_key(client_name)] = pair
     return ClientColumns(clients, clusters, columns)
+
+
+def _key(client_name: Any) -> str | float:
+    """Return a client's name: its text, but whole floats as they are, which are whole numbers."""
+    if isinstance(client_name, float | np.floating) and float(client_name).is_integer():
+        return float(client_name)
+    return str(client_name)
 
 
 def _check_row_counts(path: Path, names: NDArray[Any], row_counts: Labels) -> None:
@@ -212,7 +219,7 @@ def _truth(
     values: NDArray[Any],
     cluster_of_row: Labels,
     column_name: str,
-) -> dict[str, int]:
+) -> dict[str | float, int]:
     """Return each client's true cluster by its name.
 
     Args:
@@ -235,7 +242,7 @@ def _truth(
             f"client {client_name!r} has several values in column {column_name!r}: a true cluster "
             "is one value per client"
         )
-    return {str(names[client]): int(cluster) for client, cluster in pairs}
+    return {_key(names[client]): int(cluster) for client, cluster in pairs}
 
 
 def _features(

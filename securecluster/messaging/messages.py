@@ -2,8 +2,8 @@
 
 A message is a frozen dataclass whose fields are `Shared`, `Rows`, `Picks` (tensors) or scalars. One
 message object stands for the frames of a batch of recipients (or senders); `select` cuts out the
-frames of some of them, and `stack` joins single frames. So the simulator holds one (clients, d)
-matrix where a deployment sends many frames.
+frames of some of them, and `stack` joins batches, such as single frames. So the simulator holds one
+(clients, d) matrix where a deployment sends many frames.
 """
 
 from __future__ import annotations
@@ -236,10 +236,10 @@ def frames(message: Any, default: int) -> int:
 
 
 def stack(messages: Sequence[M]) -> M:
-    """Return single-frame messages of one class as one batch message.
+    """Return batches of one message class as one batch, the frames of one after those of another.
 
     Args:
-        messages: one or more messages.
+        messages: one or more batches; a single frame is a batch of one.
 
     Raises:
         FrameError: their shapes, types or shared values differ.
@@ -255,12 +255,12 @@ def stack(messages: Sequence[M]) -> M:
 
 
 def _join(name: str, first: Any, column: list[Any]) -> Any:
-    """Return one field of several frames as the field of one batch.
+    """Return one field of several batches as the field of one batch.
 
     Args:
         name: message and field, for errors.
-        first: value of the first frame.
-        column: values of all frames.
+        first: value of the first batch.
+        column: values of all batches.
     """
     types = {type(value) for value in column}
     if types != {type(first)}:
@@ -292,8 +292,8 @@ def _joined_picks(column: list[Picks]) -> tuple[FrameRows, ...]:
     picks = []
     start = 0
     for value in column:
-        (frame_rows,) = value.picks
-        picks.append(tuple(start + row for row in frame_rows))
+        for frame_rows in value.picks:
+            picks.append(tuple(start + row for row in frame_rows))
         start += len(value.table)
     return tuple(picks)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
+from securecluster.core.client_names import At, ClientNames
 from securecluster.errors import UsageError
 
 
@@ -17,7 +18,7 @@ class Party:
 
     Args:
         kind: "server", "client", "lps", "authority" or "wire".
-        index: number among the parties of its kind; None if there is only one.
+        index: position among the parties of its kind, from 0; None if there is only one.
     """
 
     kind: str
@@ -35,10 +36,10 @@ WIRE = Party("wire")
 
 
 def client(index: int) -> Party:
-    """Return the party of a client.
+    """Return the party of the client at a position, as frames name it.
 
     Args:
-        index: number of the client.
+        index: position of the client, from 0, whatever its name is.
     """
     return Party("client", index)
 
@@ -69,9 +70,9 @@ class Present:
     """Parties of one transcript.
 
     Args:
-        clients: number of clients; their numbers are 0 … clients - 1.
+        clients: number of clients; their positions are 0 … clients - 1.
         servers: number of local parameter servers.
-        names: names of the clients in the order of their numbers; empty if they are unknown.
+        names: names of the clients in the order of their positions; empty if they are unknown.
         authority: True if a key authority took part.
     """
 
@@ -79,6 +80,10 @@ class Present:
     servers: int = 0
     names: Sequence[str] = ()
     authority: bool = False
+
+    @cached_property
+    def _names(self) -> ClientNames:
+        return ClientNames(self.names, self.clients)
 
     @property
     def _single(self) -> tuple[Party, ...]:
@@ -91,7 +96,8 @@ class Present:
         """Return the parties that a user specifies.
 
         Args:
-            parties: one party or several: a Party, a client's number or name, "server" or "wire".
+            parties: one party or several: a Party, a client as for `ClientNames.find`, "server" or
+                "wire".
 
         Raises:
             UsageError: no party is specified, or one that does not exist here.
@@ -108,88 +114,55 @@ class Present:
     def __str__(self) -> str:
         """Return a list of the existing parties, for error messages."""
         options = [str(party).upper() for party in self._single]
-        if self.clients:
-            options.append(self._client_options())
         if self.servers > 1:
             options.append(f"lps(0) to lps({self.servers - 1})")
         elif self.servers:
             options.append("lps(0)")
+        if self.clients:
+            options.append(f"clients {self._names}")
         return "this transcript has " + ", ".join(options)
-
-    def _client_options(self) -> str:
-        """Return the numbers of all clients, and the names of the first three."""
-        numbers = "client 0"
-        if self.clients > 1:
-            numbers = f"clients 0 to {self.clients - 1}"
-        options = f"{numbers} by number"
-        if not self.names:
-            return options
-        examples = ", ".join([repr(str(name)) for name in self.names[:3]])
-        if len(self.names) > 3:
-            examples += " …"
-        return f"{options} or name ({examples})"
 
     def _one(self, party: Any) -> Party:
         """Return the party that one specification stands for."""
-        if isinstance(party, str):
-            return self._named(party)
-        if isinstance(party, Integral) and not isinstance(party, bool):
-            return self._client(int(party), party)
         if not isinstance(party, Party):
-            raise self._unknown(party)
+            return self._named(party)
         if party in self._single:
             return party
         if party.kind == "client":
-            index: Any = party.index  # users also write client("site-0")
-            if isinstance(index, str):
+            index: Any = party.index
+            if isinstance(index, str):  # users also write client("site-0")
                 return self._named(index)
-            return self._client(index, party)
+            if _is_index(index, self.clients):
+                return client(int(index))
         if party.kind == "lps" and _is_index(party.index, self.servers):
             return party
         raise self._unknown(party)
 
-    def _named(self, name: str) -> Party:
+    def _named(self, name: Any) -> Party:
         """Return the one party of a name, which a client may share with the server or the wire."""
-        matches = [client(k) for k, other in enumerate(self.names) if other == name]
-        matches += [party for party in self._single if party.kind == name]
-        if len(matches) > 1:
-            owners = " and ".join(map(str, matches))
+        single = [party for party in self._single if party.kind == name]
+        called = [] if isinstance(name, At) else self._names.positions_called(name)
+        if single and called:
             raise UsageError(
-                f"{name!r} is the name of {owners}: give the number, or SERVER or WIRE"
+                f"{name!r} is the name of a client, too: give {self._names.spelled(called[0])}, or "
+                f"{name.upper()}"
             )
-        if not matches:
+        if single:
+            return single[0]
+        position = self._names.find(name)
+        if position is None:
             raise self._unknown(name)
-        return matches[0]
-
-    def _client(self, number: Any, specified: object) -> Party:
-        """Return the client of a number.
-
-        Args:
-            number: the number.
-            specified: the user's specification, for the error.
-        """
-        if not _is_index(number, self.clients):
-            raise self._unknown(specified)
-        return client(int(number))
+        return client(position)
 
     def _unknown(self, specified: object) -> UsageError:
         """Return the error for a party that does not exist."""
         shown = repr(specified)
         if isinstance(specified, Party):
             shown = str(specified)
-        return UsageError(f"there is no party {shown}: {self._nearest(specified)}{self}")
-
-    def _nearest(self, specified: object) -> str:
-        """Return a question that names the most similar party, or no text if none is similar."""
-        text = str(specified)
-        if isinstance(specified, Party) and isinstance(specified.index, str):
-            text = specified.index  # client("site-0")
-        names = ["server", "wire", *map(str, self.names)]
-        choices = {name.lower(): name for name in names}
-        closest = difflib.get_close_matches(text.lower(), choices, n=1)
-        if not closest:
-            return ""
-        return f"did you mean {choices[closest[0]]!r}? "
+            if isinstance(specified.index, str):  # client("site-0")
+                specified = specified.index
+        advice = self._names.advice(specified, ("server", "wire"))
+        return UsageError(f"there is no party {shown}: {advice}{self}")
 
 
 def _is_index(number: object, count: int) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from securecluster.core import atomic_files, manifest
+from securecluster.core.client_names import Client
 from securecluster.core.lazy_torch import torch
 from securecluster.core.manifest import EMPTY, Log, Mark
 from securecluster.core.serialization import pack, unpack
@@ -42,7 +43,7 @@ Contents = tuple[Call, Response]
 MessageTypes = Callable[[str], tuple[type, type]]  # method name -> (query class, reply class)
 MODES = ("none", "sizes", "full")
 INDEX = "index.jsonl"
-Parties = Party | int | str | Iterable[Party | int | str]
+Parties = Party | Client | Iterable[Party | Client]
 # methods of the key agreement and of secure sums, whose messages name clients
 NAMING_METHODS = frozenset(
     {
@@ -158,8 +159,8 @@ class Transcript:
         mode: `sizes` stores lengths, `full` also contents, `none` only running totals.
         folder: where to write the index and one file per call; None stores them in memory.
         messages: method name -> (query class, reply class), to read contents back.
-        names: names of the clients in the order of their numbers, for `seen_by`; empty if they are
-            unknown.
+        names: names of the clients in the order of their positions, for `seen_by`; empty if they
+            are unknown.
     """
 
     def __init__(
@@ -347,8 +348,9 @@ class Transcript:
         call observed nothing.
 
         Args:
-            parties: one party or several: SERVER, AUTHORITY, WIRE, `lps(k)`, a client's number or
-                name, "server", "authority" or "wire".
+            parties: one party or several: SERVER, AUTHORITY, WIRE, `lps(k)`, "server", "authority",
+                "wire", or a client by its name or by `at` its position. A number is a name; only
+                where no client is called by a number, it is a position.
             anonymous: replace other clients than the observers by labels that are new for every
                 call, as parties of kind "anonymous", and order a call's frames by them. Attacks
                 that are to link calls would else read the answer. Frames of the key agreement and
@@ -444,11 +446,15 @@ class Transcript:
         content = None
         if any(readable):  # else contents need not be read from disk
             content = self.content(position)
-        for k in range(len(entry.to)):
+        position_of: dict[int, int] = {}
+        if content is not None:
+            _, response = content
+            position_of = {number: n for n, number in enumerate(response.ids)}
+        for k, number in enumerate(entry.to):
             if readable[k]:
-                yield from self._frames(entry, k, content)
+                yield from self._frames(entry, k, content, position_of.get(number))
             elif WIRE in observers:
-                yield from self._frames(entry, k, None)
+                yield from self._frames(entry, k, None, None)
 
     def _anonymous(self, observers: frozenset[Party], seed: int) -> Iterator[ObservedMessage]:
         """Yield what some parties observed, call by call, with labels in place of clients."""
@@ -468,13 +474,16 @@ class Transcript:
             # stable, so that a request stays before its reply
             yield from sorted(renamed, key=partial(_label_in, label_of))
 
-    def _frames(self, entry: Entry, k: int, content: Contents | None) -> Iterator[ObservedMessage]:
+    def _frames(
+        self, entry: Entry, k: int, content: Contents | None, answer: int | None
+    ) -> Iterator[ObservedMessage]:
         """Yield the two frames between a call's k-th recipient and the party that called it.
 
         Args:
             entry: the call.
             k: position of the recipient.
             content: contents of the call; None if the observers see lengths only.
+            answer: position of the recipient's reply in the contents; None if there is none.
         """
         caller, recipient = entry.ends(k)
         number = entry.to[k]
@@ -485,7 +494,8 @@ class Transcript:
             call, response = content
             query = select(call.query, [k])
             if not lost:
-                reply = select(response.reply, [response.ids.index(number)])
+                assert answer is not None
+                reply = select(response.reply, [answer])
         down = ObservedMessage(
             sender=caller,
             receiver=recipient,

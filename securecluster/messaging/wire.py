@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Header, Picks, Rows, Shared, kinds, optional
+from securecluster.messaging.refusals import SENTENCES, refused
 
 A = TypeVar("A")
 Scalars = dict[str, Any]
@@ -29,6 +30,7 @@ Layout = tuple[Scalars, int, int]  # scalars, bytes of the tensors' entries, byt
 # Version of messages, and of what is signed and sealed. It is part of the configuration, so sides
 # of two versions refuse each other's frames.
 VERSION = 2
+REFUSED = "!refused"  # scalar of a refusal; no field of a message can have this name
 MAX_FRAME = 1 << 32  # bytes; a longer frame is refused before it is parsed
 
 # A safetensors file is the length of its header (8 bytes), the header (JSON, padded with spaces to
@@ -119,6 +121,18 @@ def encode(header: Header, message: Any, position: int = 0) -> bytes:
         # safetensors refuses tensors that share memory, as rows of one table do
         contents[name] = tensor.contiguous().clone()
     return bytes(save(contents, {"frame": _metadata(header, scalars)}))
+
+
+def encode_refusal(header: Header, code: str) -> bytes:
+    """Return the frame of a refusal, which `decode` raises at its recipient.
+
+    Args:
+        header: header of the frame.
+        code: of `refusals.SENTENCES`: nothing else of the reason crosses the wire.
+    """
+    from safetensors.torch import save
+
+    return bytes(save({}, {"frame": _metadata(header, {REFUSED: code})}))
 
 
 def size(header: Header, message: Any, position: int = 0) -> int:
@@ -325,11 +339,20 @@ def decode(data: bytes, message: type[A]) -> tuple[Header, A]:
         message: class of the message.
 
     Raises:
+        RefusedError: the frame is a refusal.
         FrameError: the frame does not parse, lacks a field of the class, has a field of another
             type, or has other fields.
     """
     text, tensors = _read(data)
     header, scalars = _header(text)
+    if isinstance(scalars, dict) and list(scalars) == [REFUSED] and not tensors:
+        code = scalars[REFUSED]
+        if not isinstance(code, str) or code not in SENTENCES:
+            raise FrameError(
+                "a frame refuses a request by a code that does not exist: both sides must run the "
+                "same version"
+            )
+        raise refused(header, code)
     # a field that is both a scalar and a tensor has no one value
     if not isinstance(scalars, dict) or not scalars.keys().isdisjoint(tensors):
         raise FrameError(

@@ -10,9 +10,11 @@ Where clients have different shares of classes, the mean gradient follows the sh
 of signature keeps classes apart: C blocks of (r projections of x, 1), summed over the examples of
 the class, so that a block is the class's mean times its share, followed by its share.
 
-Sensitivities of the mean of n clipped rows, with n public: one example that is added or removed
-(its row becomes zero) moves it by at most S/n. All data of one client move it by at most S, from
-zero; the same holds for a row that is scaled to norm S.
+Sensitivities of the mean of n clipped rows, with n public: one example that is blanked (its row
+becomes zero) moves it by at most S/n, one that is replaced by at most 2S/n. An example that is
+added or removed also moves the divisor, and the noise, which is in proportion to 1/n: no ε covers
+that. All data of one client move it by at most S, from zero; the same holds for a row that is
+scaled to norm S.
 """
 
 from __future__ import annotations
@@ -290,17 +292,17 @@ def signature_mean(
 
 
 def example_sensitivity(clip: float, examples: int) -> float:
-    """Return by how much one example, added or removed, moves a signature of n examples: S/n.
+    """Return by how much blanking one example moves a signature of n examples: S/n.
 
     Args:
         clip: S.
-        examples: n, which is public; an example that is removed counts as a row of zeros.
+        examples: n, which is public; a blanked example counts as a row of zeros.
     """
     return clip / max(1, examples)
 
 
 def client_sensitivity(clip: float) -> float:
-    """Return by how much all data of one client, added or removed, move its signature: S.
+    """Return by how much blanking all data of one client moves its signature: S.
 
     Args:
         clip: S, of each example's row or of a signature that is scaled to this norm.

@@ -6,13 +6,14 @@ An aggregator defines its own rounds, parties and keys, and its rule for clients
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Response, Rows
+from securecluster.privacy.secure_sum.cohorts import Cohort
 
 Exchange = Callable[[Call], Response]
 
@@ -58,6 +59,7 @@ class Aggregator(Protocol):
         call: Call,
         by: Sequence[int],
         groups: int,
+        cohorts: Sequence[Cohort] = (),
     ) -> Total:
         """Call every client and sum the replies.
 
@@ -66,6 +68,8 @@ class Aggregator(Protocol):
             call: the call to all clients.
             by: group of each recipient of the call, in its order.
             groups: number of groups.
+            cohorts: of the recipients, each of which is in a sum as a whole or not at all; empty
+                where clients are lost one by one.
         """
         ...
 
@@ -95,6 +99,7 @@ class Plain:
         call: Call,
         by: Sequence[int],
         groups: int,
+        cohorts: Sequence[Cohort] = (),
     ) -> Total:
         """Call the clients chunk by chunk and sum their replies.
 
@@ -103,6 +108,7 @@ class Plain:
             call: the call to all clients.
             by: group of each recipient of the call, in its order.
             groups: number of groups.
+            cohorts: ignored, since whoever reads every reply needs no second sum.
         """
         sums = None
         counts = [0] * groups
@@ -123,6 +129,20 @@ class Plain:
                 counts[group] += 1
             size = self._chunk or chunk_size(sums)  # now the bytes of a reply are known
         return Total(sums, tuple(counts), tuple(ids))
+
+
+def members_by_group(clients: Iterable[int], by: Iterable[int], groups: int) -> list[list[int]]:
+    """Return the clients of each group, in the order in which they are given.
+
+    Args:
+        clients: ids of clients.
+        by: group of each.
+        groups: number of groups.
+    """
+    members: list[list[int]] = [[] for _ in range(groups)]
+    for client, group in zip(clients, by, strict=True):
+        members[group].append(client)
+    return members
 
 
 def chunk_size(reply: Any) -> int:

@@ -1,8 +1,8 @@
 """Encrypted pairs: the clients' service, and the server's aggregator.
 
 Each client encrypts its part of R, half of which the other client of a pair has: a row of all pairs
-i < j, with zeros but for its own. The server adds ciphertexts. The authority decrypts the sum, and
-releases the clusters' labels alone, or R on a grid of 1e-4.
+i < j, with zeros but for its own, all rounded to 2^-14. The server adds ciphertexts. The authority
+decrypts the sum, and releases the clusters' labels alone, or R, in steps of 2^-15.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.messages import Call, format_ids
-from securecluster.privacy.homomorphic.parameters import Parameters
+from securecluster.privacy.homomorphic.parameters import Parameters, check_members
 from securecluster.privacy.masking.identities import Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.runtime.aggregators import Exchange
@@ -34,7 +34,7 @@ from securecluster.runtime.pair_aggregators import (
     PairTotal,
     check_replies,
 )
-from securecluster.runtime.pair_release import from_grid, own_pairs, pair_layout
+from securecluster.runtime.pair_release import from_grid, own_pairs, pair_layout, rounding
 from securecluster.runtime.secure_sum_client import members_of
 
 LabelledValue = Callable[[list[int]], Any]
@@ -99,7 +99,7 @@ class EncryptedPairService(EncryptionService):
         # A reply of pairs has one field: its row.
         ((name, value),) = vars(reply).items()
         pair_range = self._ranges[name]
-        codec = pair_range.fixed_point(name)
+        codec = rounding(name, pair_range)
         # Noise may leave the range, and is clamped; a number without noise that does is a mistake.
         table = codec.encode(value.values.cpu(), pair_range.clamped or self._saturate).numpy()
         rows = []
@@ -126,7 +126,7 @@ class EncryptedPairs:
         ranges: range of each field of rows.
         functions: functions of R.
         labelled: makes a function's value of the labels alone, by its name; of functions that are
-            not here, R on a grid is released.
+            not here, R is released.
     """
 
     name = "ckks"
@@ -201,6 +201,8 @@ class EncryptedPairs:
             raise UsageError(
                 "encrypted pairs name each client once, in ascending order: ask them so"
             )
+        # Before anything is sent: the authority would refuse the sum.
+        check_members(len(columns))
         text = format_ids(columns)
         count = len(call.to)
         call = replace(call, members=(len(columns),) * count, group=(text,) * count)
@@ -227,7 +229,7 @@ class EncryptedPairs:
             if len(labels) != survivors or not set(labels) <= set(range(survivors)):
                 raise FrameError("the key authority released no labels of the clients")
             return PairTotal(tuple(ids), self._labelled[then](labels), None)
-        relevance = from_grid(numbers, survivors, pair_range)
+        relevance = from_grid(numbers, survivors, shape.name, pair_range)
         return PairTotal(tuple(ids), self._functions.apply(then, relevance), relevance)
 
     def _told(
@@ -238,16 +240,7 @@ class EncryptedPairs:
         then: str,
     ) -> torch.Tensor:
         """Return what the key authority tells, (n,) int64."""
-        sealed = total.sealed(call, group)
-        query = EncryptedPairTotal(
-            scheme=sealed.scheme,
-            purpose=sealed.purpose,
-            then=then,
-            layout=sealed.layout,
-            survivors=sealed.survivors,
-            server=sealed.server,
-            envelope=sealed.envelope,
-        )
+        query = EncryptedPairTotal(then=then, **vars(total.sealed(call, group)))
         reply = self._channel.ask_authority(
             "authority_pairs",
             query,

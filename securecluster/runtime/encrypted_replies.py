@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 from securecluster.messaging.bounds import Octets, Ring, Upto
 from securecluster.messaging.messages import Ack, Picks, Rows, Shared, kinds
 from securecluster.privacy.homomorphic.envelopes import BLOCK
+from securecluster.privacy.homomorphic.parameters import MOST_MEMBERS
 from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.privacy.secure_sum.pads import KEY
 from securecluster.runtime.masked_replies import bits_of, masked_class
@@ -21,6 +22,8 @@ from securecluster.runtime.services import MessageTypes
 # envelopes and keys against the configuration's parameters.
 BLOCKS = Upto("blocks", 1 << 24, minimum=1)
 PUBLIC_KEY = Upto("public key", 1 << 24, minimum=1)
+BOX = Upto("box", 1 << 24, minimum=1)
+MEMBERS = Upto("members", MOST_MEMBERS, minimum=1)
 NARROW = Upto("narrow numbers", 1 << 30)
 WIDE = Upto("wide numbers", 1 << 30)
 
@@ -54,7 +57,11 @@ class AuthorityKey:
 
 @dataclass(frozen=True, eq=False)
 class EncryptedTotal:
-    """Server's request to decrypt the sum of one group, whose members are in the header."""
+    """Server's request to decrypt the sum of one group, whose members are in the header.
+
+    What binds the sum to its clients is theirs: the server relays it, and can neither read nor make
+    it.
+    """
 
     scheme: str
     purpose: str  # the client method whose replies are summed
@@ -62,6 +69,10 @@ class EncryptedTotal:
     survivors: str  # clients whose replies are in the sum, ascending (`format_ids`)
     server: Annotated[Shared, Octets((KEY,))]  # (32,) uint8, X25519
     envelope: Annotated[Picks, Octets((BLOCKS, BLOCK))]  # (k, 256) uint8
+    # of each survivor, as it sent them: its key, its box of tags for the authority, its signature
+    keys: Annotated[Shared, Octets((MEMBERS, KEY))]  # (m, 32) uint8, X25519
+    boxes: Annotated[Shared, Octets((MEMBERS, BOX))]  # (m, n) uint8, AES-256-SIV
+    signatures: Annotated[Shared, Octets((MEMBERS, SIGNATURE))]  # (m, 64) uint8, of the boxes
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +94,10 @@ class EncryptedPairTotal:
     survivors: str  # clients whose rows are in the sum, ascending (`format_ids`)
     server: Annotated[Shared, Octets((KEY,))]  # (32,) uint8, X25519
     envelope: Annotated[Picks, Octets((BLOCKS, BLOCK))]  # (k, 256) uint8
+    # of each survivor, as it sent them: its key, its box of tags for the authority, its signature
+    keys: Annotated[Shared, Octets((MEMBERS, KEY))]  # (m, 32) uint8, X25519
+    boxes: Annotated[Shared, Octets((MEMBERS, BOX))]  # (m, n) uint8, AES-256-SIV
+    signatures: Annotated[Shared, Octets((MEMBERS, SIGNATURE))]  # (m, 64) uint8, of the boxes
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +168,9 @@ def _encrypted(reply: Any, bits: Mapping[str, int]) -> type:
         ("key", Annotated[Rows, Octets((KEY,))]),  # (b, 32) uint8, X25519, of the sender
         ("envelope", Annotated[Picks, Octets((BLOCKS, BLOCK))]),  # (k, 256) uint8
         ("signature", Annotated[Rows, Octets((SIGNATURE,))]),  # (b, 64) uint8
+        # tags of the ciphertexts, sealed to the key authority, and a signature of this box
+        ("box", Annotated[Rows, Octets((BOX,))]),  # (b, n) uint8
+        ("box_signature", Annotated[Rows, Octets((SIGNATURE,))]),  # (b, 64) uint8
     ]
     encrypted = dataclasses.make_dataclass(
         f"Encrypted{reply.__name__}",

@@ -1,13 +1,15 @@
 """The clients' half of encrypted sums: a service of the endpoint, and the encryption of replies.
 
-`encryption_key` brings a client the key authority's public key, once a run. The replies to the
-protocol's own calls then leave as ciphertexts, in an envelope for the server, which adds them.
+`encryption_key` brings a client the key authority's public keys, once a run. The replies to the
+protocol's own calls then leave as ciphertexts, in an envelope for the server, which adds them, and
+with a box for the authority, which decrypts no sum but that of the ciphertexts in the envelopes:
+the box has their tags (`securecluster.privacy.homomorphic.tags`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,19 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.messages import Ack, Call, Picks, Rows
 from securecluster.privacy.homomorphic.ciphers import PublicCipher, fingerprint
-from securecluster.privacy.homomorphic.envelopes import BLOCK, EnvelopeContext, seal, unpadded
+from securecluster.privacy.homomorphic.envelopes import (
+    BLOCK,
+    EnvelopeContext,
+    seal,
+    seal_bytes,
+    unpadded,
+)
 from securecluster.privacy.homomorphic.packing import FieldShape, Layout, pack
-from securecluster.privacy.homomorphic.parameters import Parameters
+from securecluster.privacy.homomorphic.parameters import Parameters, check_members
+from securecluster.privacy.homomorphic.tags import LinearTags, as_text, tag_key
 from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.privacy.masking.key_agreement import MOST_CLIENTS, KeyRing
+from securecluster.privacy.secure_sum.cohorts import Cohort
 from securecluster.privacy.secure_sum.pads import KEY, KeyPair, transcript
 from securecluster.runtime.encrypted_replies import (
     ENCRYPTION_METHODS,
@@ -31,12 +41,13 @@ from securecluster.runtime.encrypted_replies import (
 )
 from securecluster.runtime.key_exchange import as_bytes, as_table
 from securecluster.runtime.masked_replies import SumRanges
-from securecluster.runtime.secure_sum_client import FollowingSum, members_of
+from securecluster.runtime.secure_sum_client import FollowingSum, check_cohorts, members_of
 from securecluster.runtime.services import refuse_other_verbs
 
 # number of the key authority on rosters of identities
 AUTHORITY_NUMBER = MOST_CLIENTS - 1
 SERVER = "server"
+AUTHORITY = "authority"
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +56,17 @@ class EncodedRow:
 
     integers: Mapping[str, NDArray[Any]]
     largest: Mapping[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class SealedRow:
+    """What one client sends of its row: for the server, and for the key authority."""
+
+    key: bytes
+    envelope: bytes
+    signature: bytes
+    box: bytes
+    box_signature: bytes
 
 
 class EncryptionService:
@@ -74,6 +96,8 @@ class EncryptionService:
         self._parameters = parameters
         self._schemes = {chosen.scheme: chosen for chosen in (parameters, *others)}
         self._cipher: PublicCipher | None = None
+        # made once: thousands of numbers a key
+        self._tags: tuple[bytes, LinearTags] | None = None
 
     def answer(self, call: Call) -> Any:
         """Take the key authority's public key.
@@ -94,11 +118,13 @@ class EncryptionService:
             )
         public = unpadded(as_bytes(query.public.value))
         server = as_bytes(query.server.value)
+        authority = as_bytes(query.exchange.value)
         encryption = self._keys.secrets.encryption
         # The first keys stay: ciphertexts under another one would be for somebody else.
         same_public = encryption.public.get(query.scheme, public) == public
         same_server = encryption.server.get(query.scheme, server) == server
-        if not same_public or not same_server:
+        same_authority = encryption.authority.get(query.scheme, authority) == authority
+        if not (same_public and same_server and same_authority):
             raise FrameError(
                 "a client was sent another public key of the encryption than before: the keys were "
                 "tampered with, start a new run"
@@ -107,9 +133,11 @@ class EncryptionService:
         parameters = self._schemes[query.scheme]
         self._check_authority(fingerprint(parameters, public), query)
         PublicCipher(parameters, public)
-        KeyPair(bytes(KEY)).exchange(server)  # refuses keys of low order
+        for key in (server, authority):
+            KeyPair(bytes(KEY)).exchange(key)  # refuses keys of low order
         encryption.public[query.scheme] = public
         encryption.server[query.scheme] = server
+        encryption.authority[query.scheme] = authority
         return Ack()
 
     def _check_authority(self, offered: bytes, query: EncryptionKey) -> None:
@@ -127,6 +155,8 @@ class EncryptionService:
     def _check_members(self, call: Call) -> None:
         """Raise an error for a sum of other clients, or of too few, or before there is a key."""
         for client, members in members_of(call):
+            # A grid of more members is too coarse for their noise, and the authority refuses them.
+            check_members(len(members))
             # Its row would be in a sum that it does not know.
             if client not in members:
                 raise PolicyError(
@@ -155,39 +185,37 @@ class EncryptionService:
             rows: the integers of each recipient.
             encrypted: class of the encrypted reply.
         """
-        keys = []
-        signatures = []
-        envelopes: list[bytes] = []
-        for k, (client, row) in enumerate(zip(call.to, rows, strict=True)):
-            # One key pair a client and run: the server sees who sent an envelope anyway.
-            pair = KeyPair(self._keys.secret(client, "envelopes x25519"))
-            envelope, signature = self._envelope(call, k, pair, layout, row)
-            keys.append(pair.public)
-            envelopes.append(envelope)
-            signatures.append(signature)
+        sealed = []
+        for k, row in enumerate(rows):
+            sealed.append(self._sealed(call, k, layout, row))
         return encrypted(
             layout=str(layout),
-            key=Rows(as_table(keys, KEY)),
-            envelope=as_blocks(envelopes),
-            signature=Rows(as_table(signatures, SIGNATURE)),
+            key=Rows(as_table([row.key for row in sealed], KEY)),
+            envelope=as_blocks([row.envelope for row in sealed]),
+            signature=Rows(as_table([row.signature for row in sealed], SIGNATURE)),
+            box=Rows(as_table([row.box for row in sealed], len(sealed[0].box))),
+            box_signature=Rows(as_table([row.box_signature for row in sealed], SIGNATURE)),
         )
 
-    def _envelope(
+    def _sealed(
         self,
         call: Call,
         position: int,
-        pair: KeyPair,
         layout: Layout,
         row: EncodedRow,
-    ) -> tuple[bytes, bytes]:
-        """Return one client's envelope, and its signature."""
+    ) -> SealedRow:
+        """Return one client's ciphertexts for the server, and their tags for the authority."""
         cipher = self._public_cipher()
+        encryption = self._keys.secrets.encryption
+        scheme = self._parameters.scheme
         client = call.to[position]
+        # One key pair a client and run: the server sees who sent an envelope anyway.
+        pair = KeyPair(self._keys.secret(client, "envelopes x25519"))
         # A count of one is packed beside the numbers, which tells the authority how many were
         # added.
         slots = pack(row.integers, layout, row.largest, self._parameters)
         ciphertexts = [cipher.encrypt(numbers) for numbers in slots]
-        context = EnvelopeContext(
+        to_server = EnvelopeContext(
             fingerprint=cipher.fingerprint,
             run=self._run,
             purpose=call.method,
@@ -198,10 +226,33 @@ class EncryptionService:
             group=call.group[position],
             layout=str(layout),
         )
-        server = self._keys.secrets.encryption.server[self._parameters.scheme]
-        envelope = seal(ciphertexts, pair, server, context)
-        # The signature covers the context: an envelope of another call or group is refused.
-        return envelope, self._keys.sign(client, context.signed(envelope))
+        envelope = seal(ciphertexts, pair, encryption.server[scheme], to_server)
+        to_authority = replace(to_server, receiver=AUTHORITY)
+        tags = self._tagged(client, ciphertexts)
+        box = seal_bytes(tags, pair, encryption.authority[scheme], to_authority)
+        # A signature covers its context: an envelope or box of another call or group is refused.
+        return SealedRow(
+            key=pair.public,
+            envelope=envelope,
+            signature=self._keys.sign(client, to_server.signed(envelope)),
+            box=box,
+            box_signature=self._keys.sign(client, to_authority.signed(box)),
+        )
+
+    def _tagged(self, client: int, ciphertexts: Sequence[bytes]) -> bytes:
+        """Return the key of the tags and those of a client's ciphertexts, for the authority."""
+        cipher = self._public_cipher()
+        seed = self._keys.secrets.seed.get(client)
+        if seed is None:
+            raise PolicyError(
+                f"client {client} has not agreed on a seed with the other clients, so nothing "
+                "would bind its ciphertexts to their sum: it takes part in no encrypted sum"
+            )
+        key = tag_key(seed, self._run, cipher.fingerprint)
+        if self._tags is None or self._tags[0] != key:
+            self._tags = (key, LinearTags(self._parameters, key))
+        _, tags = self._tags
+        return as_text(key, [tags.of(cipher.coefficients(data)) for data in ciphertexts])
 
     def _public_cipher(self) -> PublicCipher:
         """Return the public key, also after secrets were restored.
@@ -226,7 +277,9 @@ class EncryptedSumService(EncryptionService):
 
     Args:
         ranges: ranges of the fields that are summed.
-        run: as of `EncryptionService`, and so are all others.
+        run: as of `EncryptionService`, and so are those that follow.
+        cohorts: as of `SecureSumService`. A client knows the members that are asked; who is in the
+            sum, the key authority checks.
     """
 
     adds_noise = False  # shares of noise need the ring of secure sums
@@ -239,9 +292,11 @@ class EncryptedSumService(EncryptionService):
         minimum: int,
         parameters: Parameters,
         others: Sequence[Parameters] = (),
+        cohorts: Sequence[Cohort] = (),
     ) -> None:
         super().__init__(run, keys, minimum, parameters, others)
         self._ranges = ranges
+        self._cohorts = cohorts
 
     def reply_class(self, reply: type, through: tuple[str, ...]) -> type:
         """Return the class of a reply as it leaves its client.
@@ -269,6 +324,8 @@ class EncryptedSumService(EncryptionService):
                 "sums keep no record of: the request is refused"
             )
         self._check_members(call)
+        for client, members in members_of(call):
+            check_cohorts(client, members, self._cohorts)
 
     def masked(self, call: Call, reply: Any, encrypted: type) -> Any:
         """Return a reply as ciphertexts in envelopes for the server.
@@ -298,8 +355,10 @@ class EncryptedSumService(EncryptionService):
         rows = {}
         largest = {}
         for field in layout.fields:
-            # As many steps as leave room for all members: their sum stays within the slot.
-            codec = self._ranges.fixed_point(field.name, field.bits, members)
+            # As many steps as leave room for all members: their sum stays within the slot, and
+            # under CKKS is decrypted exactly.
+            most = self._parameters.largest_integer(field.bits, members)
+            codec = self._ranges.fixed_point(field.name, field.bits, members, most)
             values = getattr(reply, field.name).values.cpu()
             row = values[position : position + 1]
             rows[field.name] = codec.encode(row, self._ranges.saturates(field.name)).numpy()

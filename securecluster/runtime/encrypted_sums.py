@@ -1,7 +1,8 @@
 """The server's half of encrypted sums: it adds ciphertexts, and the key authority decrypts the sum.
 
 A sum takes two exchanges: the clients' ciphertexts, and the sums of the groups with the key
-authority. Clients that do not reply are left out, and nothing has to be recovered. Before the first
+authority. Clients that do not reply are asked again where there are cohorts, and then left out with
+theirs; nothing has to be recovered. Before the first
 sum of a run, the server asks the authority for its public key, and relays it to the clients.
 """
 
@@ -18,6 +19,7 @@ from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Response, Rows, Shared, format_ids
 from securecluster.privacy.homomorphic.ciphers import CiphertextSum, PublicCipher
 from securecluster.privacy.homomorphic.envelopes import (
+    TAG,
     EnvelopeContext,
     open_envelope,
     padded,
@@ -25,10 +27,12 @@ from securecluster.privacy.homomorphic.envelopes import (
     unpadded,
 )
 from securecluster.privacy.homomorphic.packing import Layout
-from securecluster.privacy.homomorphic.parameters import Parameters
-from securecluster.privacy.masking.identities import Roster
-from securecluster.privacy.secure_sum.pads import KeyPair
-from securecluster.runtime.aggregators import Exchange, Total
+from securecluster.privacy.homomorphic.parameters import Parameters, check_members
+from securecluster.privacy.homomorphic.tags import text_bytes
+from securecluster.privacy.masking.identities import SIGNATURE, Roster
+from securecluster.privacy.secure_sum.cohorts import Cohort
+from securecluster.privacy.secure_sum.pads import KEY, KeyPair
+from securecluster.runtime.aggregators import Exchange, Total, members_by_group
 from securecluster.runtime.encrypted_replies import (
     AuthorityRequest,
     EncryptedTotal,
@@ -36,9 +40,8 @@ from securecluster.runtime.encrypted_replies import (
     decrypted_class,
     encrypted_bits,
 )
-from securecluster.runtime.encrypted_sum_client import SERVER, as_blocks, from_blocks
-from securecluster.runtime.key_authority import AUTHORITY
-from securecluster.runtime.key_exchange import TRIES, Ask, as_bytes
+from securecluster.runtime.encrypted_sum_client import AUTHORITY, SERVER, as_blocks, from_blocks
+from securecluster.runtime.key_exchange import TRIES, Ask, as_bytes, as_table
 from securecluster.runtime.masked_replies import SumRanges
 
 # clients whose ciphertexts are in memory at once
@@ -146,6 +149,7 @@ class EncryptedSums:
         call: Call,
         by: Sequence[int],
         groups: int,
+        cohorts: Sequence[Cohort] = (),
     ) -> Total:
         """Collect ciphertexts, and have the sum of each group that is large enough decrypted.
 
@@ -154,15 +158,19 @@ class EncryptedSums:
             call: the call to all clients, which have the public key (`ready`).
             by: group of each recipient of the call, in its order.
             groups: number of groups.
+            cohorts: of the recipients, each within a group; empty where clients are lost one by
+                one.
         """
         texts = {}
-        for group in range(groups):
-            members = sorted(c for c, other in zip(call.to, by, strict=True) if other == group)
+        members_of = [sorted(members) for members in members_by_group(call.to, by, groups)]
+        for group, members in enumerate(members_of):
             if len(members) >= self._minimum:  # others are never asked
+                # Before anything is sent: the authority would refuse the sum.
+                check_members(len(members))
                 texts[group] = format_ids(members)
         call = replace(call, group=tuple(texts.get(group, "") for group in by))
         sums = {group: GroupSum(self._channel) for group in texts}
-        encrypted = self._collect(exchange, call, by, sums)
+        encrypted = self._collect(exchange, call, by, sums, cohorts)
         counts = [0] * groups
         survivors: set[int] = set()
         tables: dict[str, torch.Tensor] = {}
@@ -172,7 +180,7 @@ class EncryptedSums:
                 counts[group] = len(group_sum.survivors)
                 survivors.update(group_sum.survivors)
                 totals = group_sum.decrypted(call, texts[group])
-                self._decode(totals, group_sum, list(by).count(group), group, groups, tables)
+                self._decode(totals, group_sum, len(members_of[group]), group, groups, tables)
         # Without a reply, or a group that is large enough, there is no class of the result.
         if encrypted is None or not survivors:
             return Total(None, tuple(counts), ())
@@ -188,23 +196,31 @@ class EncryptedSums:
         call: Call,
         by: Sequence[int],
         sums: Mapping[int, GroupSum],
+        cohorts: Sequence[Cohort],
     ) -> type | None:
-        """Add the clients' ciphertexts to their groups' sums, chunk by chunk.
+        """Add the clients' ciphertexts to their groups' sums, cohort by cohort.
 
         Returns:
             Class of the replies; None if nobody replied.
         """
-        group_of = dict(zip(call.to, by, strict=True))
+        waiting = _WaitingCohorts(call.to, by, cohorts, sums)
         positions = [k for k, group in enumerate(by) if group in sums]
+        if cohorts:
+            # Few ciphertexts wait for the rest of their cohort in this order.
+            positions.sort(key=lambda k: waiting.cohort_of[call.to[k]])
+        arrived: set[int] = set()
         encrypted: type | None = None
-        for first in range(0, len(positions), CHUNK):
-            request = call.select(positions[first : first + CHUNK])
-            response = exchange(request)
-            if response.reply is None:  # the whole chunk dropped out
-                continue
-            encrypted = type(response.reply)
-            for k, client in enumerate(response.ids):
-                sums[group_of[client]].add(request, client, response.reply, k)
+        for _ in range(TRIES if cohorts else 1):
+            silent = [k for k in positions if call.to[k] not in arrived]
+            for first in range(0, len(silent), CHUNK):
+                request = call.select(silent[first : first + CHUNK])
+                response = exchange(request)
+                if response.reply is None:  # the whole chunk dropped out
+                    continue
+                encrypted = type(response.reply)
+                arrived.update(response.ids)
+                for k, client in enumerate(response.ids):
+                    waiting.add(request, client, response.reply, k)
         return encrypted
 
     def _decode(
@@ -218,7 +234,8 @@ class EncryptedSums:
     ) -> None:
         """Write the numbers of one group's sums into the tables (groups, …)."""
         for shape in group_sum.layout.fields:
-            codec = self._ranges.fixed_point(shape.name, shape.bits, members)
+            most = self._channel.parameters.largest_integer(shape.bits, members)
+            codec = self._ranges.fixed_point(shape.name, shape.bits, members, most)
             # Numbers beside updates are few, and are decoded in full.
             dtype = self._dtype if shape.bits == 32 else torch.float64
             decoded = codec.decode(totals[shape.name], len(group_sum.survivors), dtype)
@@ -229,6 +246,50 @@ class EncryptedSums:
             if table.shape[1:] != decoded.shape:
                 raise FrameError(f"{shape.name}: the groups of an encrypted sum differ in shape")
             table[group] = decoded
+
+
+class _WaitingCohorts:
+    """Ciphertexts of clients whose cohort has not arrived as a whole.
+
+    Ciphertexts that were added cannot be taken out again as cheaply as they wait here.
+
+    Args:
+        clients: recipients of the call.
+        by: group of each.
+        cohorts: of the clients; a client that is in none is one of its own.
+        sums: of the groups, to which cohorts are added.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[int],
+        by: Sequence[int],
+        cohorts: Sequence[Cohort],
+        sums: Mapping[int, GroupSum],
+    ) -> None:
+        self.cohort_of: dict[int, Cohort] = {client: (client,) for client in clients}
+        for cohort in cohorts:
+            self.cohort_of.update(dict.fromkeys(cohort, cohort))
+        self._group_of = dict(zip(clients, by, strict=True))
+        self._sums = sums
+        self._rows: dict[Cohort, list[tuple[Call, int, Any, int]]] = {}
+
+    def add(self, call: Call, client: int, reply: Any, position: int) -> None:
+        """Add a client's ciphertexts to its group's sum, once those of its cohort are there.
+
+        Args:
+            call: the request.
+            client: id of the client.
+            reply: a batch of encrypted replies.
+            position: position of the client's reply in the batch.
+        """
+        cohort = self.cohort_of[client]
+        rows = self._rows.setdefault(cohort, [])
+        rows.append((call, client, reply, position))
+        if len(rows) < len(cohort):
+            return
+        for row in self._rows.pop(cohort):
+            self._sums[self._group_of[client]].add(*row)
 
 
 class EncryptedChannel:
@@ -343,6 +404,8 @@ class GroupSum:
     def __init__(self, channel: EncryptedChannel) -> None:
         self._channel = channel
         self._sum: CiphertextSum | None = None
+        # what each client sent for the authority: its key, its box of tags, its signature
+        self._boxes: dict[int, tuple[bytes, bytes, bytes]] = {}
         self.layout = Layout(())
         self.survivors: tuple[int, ...] = ()
 
@@ -363,7 +426,8 @@ class GroupSum:
 
         Raises:
             FrameError: an envelope that was altered, or that belongs to another key, run, call or
-                sender; or fields other than those of the other clients.
+                sender; fields other than those of the other clients; or ciphertexts that cannot be
+                added to theirs.
         """
         channel = self._channel
         layout = Layout.parse(reply.layout, encrypted_bits(type(reply)))
@@ -383,22 +447,38 @@ class GroupSum:
         )
         # The signature covers the sealed bytes, so it is checked before anything is opened.
         envelope = from_blocks(reply.envelope, position)
+        key = as_bytes(reply.key.row(position))
         if channel.roster is not None:
             signature = as_bytes(reply.signature.row(position))
             channel.roster.check(client, context.signed(envelope), signature)
         ciphertexts = open_envelope(
             envelope,
             channel.pair,
-            as_bytes(reply.key.row(position)),
+            key,
             context,
             layout.ciphertexts(channel.parameters),
             channel.parameters,
         )
-        if self._sum is None:
-            self._sum = CiphertextSum(channel.cipher)
-            self.layout = layout
-        self._sum.add(ciphertexts)
+        # The server cannot open a box, but boxes of a sum are relayed as one table.
+        box = as_bytes(reply.box.row(position))
+        tags = text_bytes(layout.ciphertexts(channel.parameters), channel.parameters)
+        if len(box) != tags + TAG:
+            raise FrameError(
+                f"the box of client {client} for the key authority has {len(box)} bytes, not "
+                f"{tags + TAG}: it is refused"
+            )
+        total = self._sum
+        if total is None:
+            total = CiphertextSum(channel.cipher)
+        try:
+            total.add(ciphertexts)
+        # The sentence names the client: its envelope is valid, and what it holds is not.
+        except FrameError as error:
+            raise FrameError(f"ciphertexts of client {client} cannot be added: {error}") from None
         # Last: a refused envelope leaves the sum without the client.
+        self._sum = total
+        self._boxes[client] = (key, box, as_bytes(reply.box_signature.row(position)))
+        self.layout = layout
         self.survivors = tuple(sorted((*self.survivors, client)))
 
     def decrypted(self, call: Call, group: str) -> dict[str, torch.Tensor]:
@@ -455,6 +535,7 @@ class GroupSum:
             layout=str(self.layout),
         )
         envelope = seal(self._sum.serialized(), channel.pair, channel.exchange, context)
+        keys, boxes, signatures = zip(*(self._boxes[k] for k in self.survivors), strict=True)
         return EncryptedTotal(
             scheme=channel.parameters.scheme,
             purpose=call.method,
@@ -462,6 +543,9 @@ class GroupSum:
             survivors=survivors,
             server=_shared(channel.pair.public),
             envelope=as_blocks([envelope]),
+            keys=Shared(as_table(list(keys), KEY)),
+            boxes=Shared(as_table(list(boxes), len(boxes[0]))),
+            signatures=Shared(as_table(list(signatures), SIGNATURE)),
         )
 
 

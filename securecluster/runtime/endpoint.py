@@ -20,16 +20,15 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import (
     FrameError,
     PolicyError,
-    SecureClusterError,
-    UnforeseenError,
     UsageError,
 )
-from securecluster.messaging import wire
+from securecluster.messaging import refusals, wire
 from securecluster.messaging.bounds import Limits, check, out_of_range
 from securecluster.messaging.messages import (
     RELAY,
     Batched,
     Call,
+    Empty,
     Header,
     Picks,
     Response,
@@ -52,6 +51,7 @@ from securecluster.runtime.encrypted_replies import (
 from securecluster.runtime.encrypted_sum_client import EncryptedSumService
 from securecluster.runtime.masked_replies import masked_class
 from securecluster.runtime.pad_client import PAD_METHODS, PadService, PairRange, padded_reply
+from securecluster.runtime.refusals import answered
 from securecluster.runtime.secure_sum_client import SUM_METHODS, SecureSumService
 from securecluster.runtime.services import KeyAgreement, Service
 
@@ -79,7 +79,8 @@ class ReleasePolicy:
         via: verbs that the reply may be read through.
         through: fields of the reply that pass through the client's pipeline.
         private: True if the reply depends on the client's data; such replies are recorded in the
-            ledger.
+            ledger. The others are acknowledgements: every field that they have is named in
+            `public`.
         fresh: True if the client keeps none of the tensors in `through`, so that they are masked
             in place.
         sealed: fields that only other clients may read. In runs that seal, they are sealed instead
@@ -93,6 +94,12 @@ class ReleasePolicy:
             `through`.
         columns: for rows of pairs, the field of the query with the ids of the clients that a row
             has numbers of: all of them in order, or those of all but the recipient.
+        public: fields of a reply that is not private, of nobody's data. Nothing checks this, so
+            ledger, report and audit list them as declared public.
+        fixed: True if the rows of all calls count as the same rows, since they follow from the
+            client's data and at most from public numbers that the server names: of secure sums of
+            such rows a client opens those over one list of clients only. None is True for a method
+            whose query is `Empty`, and else False.
     """
 
     via: tuple[str, ...]
@@ -104,6 +111,8 @@ class ReleasePolicy:
     trains: str = ""
     unmasked: tuple[str, ...] = ()
     columns: str = ""
+    public: tuple[str, ...] = ()
+    fixed: bool | None = None
 
 
 def answers(*via: str, **declared: Any) -> Callable[[F], F]:
@@ -136,7 +145,7 @@ def _declared(
 ) -> ReleasePolicy:
     """Return what a method declares, after checks of the declaration and of its signature."""
     name = method.__qualname__
-    for option in ("through", "sealed", "unmasked"):
+    for option in ("through", "sealed", "unmasked", "public"):
         if isinstance(declared.get(option), str):
             raise UsageError(
                 f"@answers on {name} gives {option} as a text: write "
@@ -146,6 +155,15 @@ def _declared(
     _check_options(name, declared)
     _check_signature(method, via)
     release = ReleasePolicy(via, **declared)
+    if release.public and release.private:
+        raise UsageError(
+            f"@answers on {name} names public fields of a private reply: write private=False as "
+            "well, or leave public out"
+        )
+    if release.public and PAIRS in via:
+        raise UsageError(
+            f"@answers on {name} names public fields of rows of pairs: those are of clients' data"
+        )
     # A seal replaces the last stages of the pipeline, so a sealed field must pass through it.
     bypassing = set(release.sealed) - set(release.through)
     if bypassing:
@@ -230,6 +248,54 @@ def releases_of(client: type) -> dict[str, ReleasePolicy]:
         if isinstance(release, ReleasePolicy):
             releases[name] = release
     return releases
+
+
+def fixed_sums(client: type) -> frozenset[str]:
+    """Return the methods of a client class whose rows in sums are the same in every call.
+
+    Security rule: a method that is asked without a query counts as one of these unless it declares
+    otherwise, so a forgotten declaration refuses a sum and reveals none.
+
+    Args:
+        client: class of the client object.
+    """
+    fixed = set()
+    for name, release in releases_of(client).items():
+        repeats = release.fixed
+        if repeats is None:
+            query, _ = message_types(client, name)
+            repeats = query is Empty
+        if repeats and SUM in release.via:
+            fixed.add(name)
+    return frozenset(fixed)
+
+
+def refuse_unpriced_fields(client: type) -> None:
+    """Raise UsageError for a client method whose reply has content that no ledger would record.
+
+    Security rule: a reply that is said not to be private costs nothing, so it is empty, but for
+    fields that are declared public by name.
+
+    Args:
+        client: class of the client object.
+    """
+    for name, release in releases_of(client).items():
+        # a call between servers has no client's reply
+        if release.private or release.via == (RELAY,):
+            continue
+        _, reply = message_types(client, name)
+        unpriced = [field for field in kinds(reply) if field not in release.public]
+        if unpriced:
+            raise UsageError(_unpriced(f"{client.__name__}.{name}", unpriced[0]))
+
+
+def _unpriced(name: str, field: str) -> str:
+    """Return the sentence on a field of a reply that is said not to be private."""
+    return (
+        f"{name} would send {field} with private=False, at no cost to ε: leave private=False out "
+        f'and name {field} in through= or unmasked=, or write public=("{field}",) if it is of '
+        "nobody's data"
+    )
 
 
 def has_pairs(client: type) -> bool:
@@ -372,7 +438,7 @@ def check_reply(
         )
     field_kinds = kinds(expected)
     # a misspelt field in the declaration would leave without its mask
-    named = {*release.through, *release.unmasked}
+    named = {*release.through, *release.unmasked, *release.public}
     missing = sorted(named - set(field_kinds))
     if missing:
         existing = ", ".join(field_kinds) or "no fields"
@@ -396,7 +462,7 @@ def check_reply(
             )
         if isinstance(value, Batched):
             _check_row_count(name, field, len(value), clients)
-        _refuse_undeclared_numbers(name, release, field, value)
+        _refuse_undeclared(name, release, field, value)
 
 
 def _check_row_count(
@@ -413,18 +479,23 @@ def _check_row_count(
         )
 
 
-def _refuse_undeclared_numbers(
+def _refuse_undeclared(
     name: str,
     release: ReleasePolicy,
     field: str,
     value: Any,
 ) -> None:
-    """Raise PolicyError for private numbers that would leave unmasked without a declaration.
+    """Raise PolicyError for content that would leave unmasked, or unpriced, without a declaration.
 
-    Security rule: numbers leave unmasked only by name. The rule holds whatever the run's mask is,
-    so a forgotten declaration fails in every test and not only in masked runs.
+    Security rule: numbers leave unmasked only by name, and a reply that is said not to be private
+    has no content, unless that is declared public. The rule holds whatever the run's mask is, so a
+    forgotten declaration fails in every test and not only in masked runs.
     """
-    if not release.private or not _is_numeric(value):
+    if not release.private:
+        if field not in release.public:
+            raise PolicyError(_unpriced(name, field))
+        return
+    if not _is_numeric(value):
         return
     if field in release.through or field in release.unmasked:
         return
@@ -521,6 +592,10 @@ class Endpoint(Generic[C]):
         # For research only: called with a reply before the pipeline, and returns the reply to use.
         # Experiments read replies there, or play malicious clients.
         self.before_pipeline: Callable[[Call, Any], Any] | None = None
+        # Called with each reply before it leaves; raises where the client's budget forbids it.
+        self.reserve: Callable[[Call, ReleasePolicy, Any], None] | None = None
+        # Called with each error that a frame caused: its text stays here. Simulations raise it.
+        self.on_refusal: Callable[[Exception], None] = refusals.log
         services: list[Service] = [KeyAgreement(keys)]
         if pads is not None:
             services.append(pads)
@@ -532,6 +607,16 @@ class Endpoint(Generic[C]):
         self._config = config
         self._pipeline = pipeline
         self._position_of = {client: position for position, client in enumerate(self.ids)}
+
+    @property
+    def least_survivors(self) -> Callable[[int], int] | None:
+        """Return the function to the smallest number of survivors whose sum has enough noise.
+
+        None where clients add no shares of noise.
+        """
+        if isinstance(self._sums, SecureSumService) and self._sums.adds_noise:
+            return self._sums.least_members
+        return None
 
     def answer(self, call: Call) -> Response:
         """Answer a call in one batched pass over its recipients.
@@ -614,17 +699,29 @@ class Endpoint(Generic[C]):
         if self.before_pipeline is not None:
             reply = self.before_pipeline(call, reply)
         check_reply(method, release, reply, expected, len(call.to))
+        reply = self._after_pipeline(call, release, reply)
+        if pads is not None:
+            return pads.padded(call, reply, expected)
+        if self._sums is None or not is_masked:
+            return reply
+        return self._sums.masked(call, reply, self._sums.reply_class(expected, release.through))
+
+    def _after_pipeline(self, call: Call, release: ReleasePolicy, reply: Any) -> Any:
+        """Return a reply whose fields are clipped, noised and masked, and whose cost is reserved.
+
+        Raises:
+            BudgetError: the reply costs more than the client's budget allows.
+        """
         protected = {}
         for name in release.through:
             rows = getattr(reply, name).values
             rows = self._protected(call, release, name, rows)
             protected[name] = Rows(rows)
         reply = dataclasses.replace(reply, **protected)
-        if pads is not None:
-            return pads.padded(call, reply, expected)
-        if self._sums is None or not is_masked:
-            return reply
-        return self._sums.masked(call, reply, self._sums.reply_class(expected, release.through))
+        if self.reserve is not None:
+            # On the disk before anything leaves: a client that is killed has spent it.
+            self.reserve(call, release, reply)
+        return reply
 
     def _refuse_open_sums(self, call: Call, release: ReleasePolicy) -> None:
         """Raise an error, before anything is computed, for a sum that is not to be masked.
@@ -732,31 +829,26 @@ class Endpoint(Generic[C]):
     def answer_frame(self, data: bytes) -> bytes:
         """Answer one encoded frame, as a node with one client does.
 
+        Security rule: no error leaves a node but as a code, since its text may hold data. The text
+        goes to `on_refusal`.
+
         Args:
             data: bytes of the request.
 
         Returns:
-            The bytes of the reply.
-
-        Raises:
-            FrameError: the frame does not parse, or is addressed to another client.
-            UnforeseenError: the frame causes a failure that no check expects.
+            The bytes of the reply, or of a refusal.
         """
+        recipient = f"client/{self.ids[0]}"
+        return answered(self._answered, data, recipient, self.on_refusal)
+
+    def _answered(self, data: bytes) -> bytes:
+        """Return the reply to a frame, or raise one of many errors."""
         header = wire.peek(data)
         self._refuse_other_addresses(header)
         query_type, _ = message_types(type(self.client), header.method)
         query: Any
         _, query = wire.decode(data, query_type)
-        try:
-            response = self.answer(_call_of(header, query))
-        except SecureClusterError:
-            raise
-        except Exception as error:  # a frame of the server must not stop a node
-            cause = type(error).__name__
-            raise UnforeseenError(
-                f"a {header.method} frame could not be answered ({cause}): it is refused, and this "
-                "is worth reporting"
-            ) from error
+        response = self.answer(_call_of(header, query))
         return wire.encode(reply_header(header), response.reply)
 
     def _refuse_other_addresses(self, header: Header) -> None:

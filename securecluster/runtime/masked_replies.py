@@ -72,13 +72,20 @@ class SumRanges:
         """
         return self.saturate or name in self.clamped
 
-    def fixed_point(self, name: str, bits: int, members: int) -> FixedPoint:
+    def fixed_point(
+        self,
+        name: str,
+        bits: int,
+        members: int,
+        most: int | None = None,
+    ) -> FixedPoint:
         """Return the encoding of a field in sums over some clients.
 
         Args:
             name: name of the field.
             bits: 32 or 64.
             members: number of clients in the sum.
+            most: largest integer of one client, where fewer than fit the ring can be summed.
 
         Raises:
             UsageError: the field has no range.
@@ -89,7 +96,7 @@ class SumRanges:
                 f"{name} has no range, so no secure sum can hold it: declare one in sum_fields "
                 f"(declared: {names})"
             )
-        return _fixed_point(self.bounds[name], members, bits, name)
+        return _fixed_point(self.bounds[name], members, bits, name, most)
 
 
 @lru_cache(maxsize=1024)
@@ -98,8 +105,9 @@ def _fixed_point(
     members: int,
     bits: int,
     name: str,
+    most: int | None,
 ) -> FixedPoint:
-    return FixedPoint(bound, members, bits, name, "sum_bound")
+    return FixedPoint(bound, members, bits, name, "sum_bound", most)
 
 
 def bits_of(masked: type) -> dict[str, int]:

@@ -57,15 +57,20 @@ class PairRange:
     itself: float
     clamped: bool = False
 
-    def fixed_point(self, name: str) -> FixedPoint:
+    def fixed_point(self, name: str, most: int | None = None) -> FixedPoint:
         """Return the encoding of the numbers.
 
         Args:
             name: name of the field, for messages.
+            most: largest integer, where that is less than what fits the ring.
         """
-        bound = max(abs(self.low), abs(self.high))
         members = PAIR << SPARE_BITS[self.bits]
-        return FixedPoint(bound, members, self.bits, name, "its range in pair_fields")
+        return FixedPoint(self.bound, members, self.bits, name, "its range in pair_fields", most)
+
+    @property
+    def bound(self) -> float:
+        """Return the largest magnitude of a number."""
+        return max(abs(self.low), abs(self.high))
 
     def error_bound(self) -> float:
         """Return the largest error of R_ij, in float64."""

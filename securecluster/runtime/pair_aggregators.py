@@ -247,5 +247,5 @@ def positions(columns: Sequence[int], ids: Sequence[int]) -> list[int]:
         columns: clients in the order of the columns.
         ids: clients that replied.
     """
-    ordered = list(columns)
-    return [ordered.index(client) for client in ids]
+    column_of = {client: column for column, client in enumerate(columns)}
+    return [column_of[client] for client in ids]

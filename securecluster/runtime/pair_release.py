@@ -1,7 +1,12 @@
-"""What the key authority tells of R: labels alone, or R on a grid; and how pairs are packed."""
+"""What the key authority tells of R: labels alone, or R on a grid; and how pairs are packed.
+
+Clients round their numbers before they encrypt them. So the sum that is decrypted is one of
+integers, and R exact: a number of two clients, in half steps.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError
+from securecluster.errors import FrameError, UsageError
 from securecluster.privacy.homomorphic.packing import FieldShape, Layout
+from securecluster.privacy.homomorphic.parameters import CKKS, MOST_MEMBERS, default_parameters
+from securecluster.privacy.secure_sum.fixed_point import FixedPoint
 from securecluster.privacy.secure_sum.pair_pads import PAIR
 from securecluster.runtime.pad_client import PairRange
 from securecluster.runtime.pair_aggregators import PairFunctions
@@ -19,8 +26,8 @@ from securecluster.runtime.pair_aggregators import PairFunctions
 LABELS = "labels"
 MATRIX = "matrix"
 RELEASES = (LABELS, MATRIX)
-# step of the grid on which R leaves the key authority: full precision would give its key away
-STEP = 1e-4
+# bits after the point to which clients round the numbers of pairs: R is in steps of half of that
+PAIR_BITS = 14
 
 
 class PairRelease:
@@ -48,7 +55,7 @@ class PairRelease:
         Args:
             name: name of the field.
         """
-        return self._ranges[name].fixed_point(name).largest
+        return rounding(name, self._ranges[name]).largest
 
     def layout(self, text: str, bits: Mapping[str, int], clients: int) -> Layout:
         """Return the layout of a text, which must be that of the pairs of some clients.
@@ -82,14 +89,8 @@ class PairRelease:
             group: the clients that rows have numbers of, ascending.
             survivors: the r clients whose rows are in the sum, ascending.
         """
-        size = len(group)
-        square = np.zeros((size, size), np.int64)
-        square[np.triu_indices(size, 1)] = sums
-        places = [list(group).index(client) for client in survivors]
-        kept = torch.from_numpy(square[np.ix_(places, places)])
-        codec = self._ranges[name].fixed_point(name)
-        decoded: torch.Tensor = codec.decode(kept.to(codec.dtype), PAIR, torch.float64)
-        return decoded / 2
+        integers = torch.from_numpy(_among(sums, group, survivors))
+        return _decoded(integers, name, self._ranges[name])
 
     def numbers(
         self,
@@ -101,8 +102,7 @@ class PairRelease:
     ) -> torch.Tensor:
         """Return the numbers that leave the authority, (n,) int64.
 
-        Security rule: R is rounded before anything is computed from it, so that no number depends
-        on the noise of the ciphertexts but by the step that it is rounded to.
+        They follow from sums of integers, and so show nothing of the noise of the ciphertexts.
 
         Args:
             name: name of the field.
@@ -116,19 +116,39 @@ class PairRelease:
         """
         pair_range = self._ranges[name]
         upper = np.triu_indices(len(survivors), 1)
-        values = self.relevance(name, sums, group, survivors).numpy()[upper]
-        error = pair_range.error_bound() + STEP
-        if not np.all((pair_range.low - error <= values) & (values <= pair_range.high + error)):
+        numbers = torch.from_numpy(_among(sums, group, survivors)[upper])
+        if not _in_range(_decoded(numbers, name, pair_range), name, pair_range):
             raise FrameError(
                 f"{name}: a pair of clients has a sum beyond its range: a row was forged, or it is "
                 "under another key"
             )
-        numbers = torch.from_numpy(np.rint(values / STEP).astype(np.int64))
         if then not in self._labelled:
             return numbers
-        rounded = from_grid(numbers, len(survivors), pair_range)
-        labels = self._functions.apply(then, rounded).labels
+        relevance = from_grid(numbers, len(survivors), name, pair_range)
+        labels = self._functions.apply(then, relevance).labels
         return torch.tensor(labels, dtype=torch.int64)
+
+
+def rounding(name: str, pair_range: PairRange) -> FixedPoint:
+    """Return the encoding of the numbers of pairs that clients encrypt.
+
+    Args:
+        name: name of the field of rows.
+        pair_range: its range.
+
+    Raises:
+        UsageError: a range whose integers are beyond those that sums under CKKS give exactly.
+    """
+    most = math.ceil(math.ldexp(pair_range.bound, PAIR_BITS))
+    # What pairs of the largest sum leave room for; integers of 64 bits are summed in limbs.
+    exact = default_parameters(CKKS).largest_integer(pair_range.bits, MOST_MEMBERS)
+    if exact is not None and most > exact:
+        raise UsageError(
+            f"{name} is in a range up to {pair_range.bound:g}, and encrypted pairs sum numbers of "
+            f"32 bits up to {math.ldexp(exact, -PAIR_BITS):g} exactly: give it 64 bits in "
+            "pair_fields, or take relevance pads"
+        )
+    return pair_range.fixed_point(name, most)
 
 
 def pair_layout(name: str, pair_range: PairRange, clients: int) -> Layout:
@@ -155,12 +175,18 @@ def own_pairs(row: NDArray[Any], own: int) -> NDArray[Any]:
     return square[np.triu_indices(len(row), 1)]
 
 
-def from_grid(numbers: torch.Tensor, clients: int, pair_range: PairRange) -> torch.Tensor:
-    """Return R (r, r) in float64, of the pairs i < j in steps of the grid.
+def from_grid(
+    numbers: torch.Tensor,
+    clients: int,
+    name: str,
+    pair_range: PairRange,
+) -> torch.Tensor:
+    """Return R (r, r) in float64, of sums of integers of the pairs i < j.
 
     Args:
-        numbers: steps of each pair.
+        numbers: sum of the integers of each pair, int64.
         clients: number of clients, r.
+        name: name of the field of rows.
         pair_range: range of R.
 
     Raises:
@@ -170,13 +196,37 @@ def from_grid(numbers: torch.Tensor, clients: int, pair_range: PairRange) -> tor
         raise FrameError("the key authority released another number of pairs than there are")
     relevance = torch.zeros(clients, clients, dtype=torch.float64)
     upper = torch.triu_indices(clients, clients, 1)
-    values = numbers.double() * STEP
+    values = _decoded(numbers, name, pair_range)
+    if not _in_range(values, name, pair_range):
+        raise FrameError("the key authority released pairs beyond their range")
     relevance[upper[0], upper[1]] = values
     relevance = relevance + relevance.T
     relevance.fill_diagonal_(pair_range.itself)
-    if len(values):
-        error = pair_range.error_bound() + 2 * STEP
-        low, high = torch.aminmax(values)
-        if float(low) < pair_range.low - error or float(high) > pair_range.high + error:
-            raise FrameError("the key authority released pairs beyond their range")
     return relevance
+
+
+def _among(
+    sums: NDArray[np.int64],
+    group: Sequence[int],
+    survivors: Sequence[int],
+) -> NDArray[np.int64]:
+    """Return the sums of pairs of survivors, (r, r), above the diagonal."""
+    size = len(group)
+    square = np.zeros((size, size), np.int64)
+    square[np.triu_indices(size, 1)] = sums
+    places = np.searchsorted(group, survivors)
+    return square[np.ix_(places, places)]
+
+
+def _decoded(integers: torch.Tensor, name: str, pair_range: PairRange) -> torch.Tensor:
+    """Return R_ij in float64 of sums of two integers, exactly."""
+    exponent = rounding(name, pair_range).exponent
+    return integers.double() * math.ldexp(1.0, -exponent) / PAIR
+
+
+def _in_range(values: torch.Tensor, name: str, pair_range: PairRange) -> bool:
+    """Return whether clients within the range can have values of R_ij."""
+    error = rounding(name, pair_range).error_bound(PAIR) / PAIR
+    low = pair_range.low - error
+    high = pair_range.high + error
+    return bool(((low <= values) & (values <= high)).all())

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from securecluster.messaging.messages import Rows, Shared
+from securecluster.messaging.messages import Rows
 from securecluster.privacy.dp.gaussian_mechanism import REPLACE, TrustedCurator
 from securecluster.privacy.dp.ledger import Event, Mechanism
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
@@ -25,9 +25,10 @@ class FieldNoise:
     """Noise of one field of clients' replies that the client's method adds, or inherits.
 
     Args:
-        multiplier: standard deviation over the sensitivity to adding or removing the unit of
-            privacy; infinite for a field that follows from other releases, or that is public.
-        replacement: sensitivity to replacing the unit over that to adding or removing it.
+        multiplier: standard deviation over the sensitivity to blanking the unit of privacy, which
+            then contributes zeros; infinite for a field that follows from other releases, or that
+            is public.
+        replacement: sensitivity to replacing the unit over that to blanking it.
     """
 
     multiplier: float
@@ -124,7 +125,7 @@ class ReleaseAccounting:
         if not release.private or release.derived:
             return False
         multipliers = []
-        for name in _tensor_fields(reply):
+        for name in _released_fields(reply):
             multiplier, _ = self._cost(release, name)
             if multiplier is None:
                 return False
@@ -152,6 +153,7 @@ class ReleaseAccounting:
         call: Event,
         reply: Any,
         members: int = 1,
+        survivors: int | None = None,
     ) -> Iterator[Event]:
         """Yield what clients released in one call: the training behind it, then field by field.
 
@@ -162,6 +164,7 @@ class ReleaseAccounting:
             reply: the reply as the protocol sees it.
             members: clients that were asked for a row of the sum, where the call's clients are the
                 survivors of one.
+            survivors: number of clients in the sum, where it is not that of the call's clients.
         """
         plan = self.training.get(release.trains)
         if plan is not None:
@@ -178,27 +181,30 @@ class ReleaseAccounting:
                 seen=False,
             )
         if not release.private:
+            for name in release.public:
+                yield replace(call, fields=(name,), mechanism="public", digests=())
             return
-        for name in _tensor_fields(reply):
+        for name in _released_fields(reply):
             event = self._field_event(release, call, name)
             if self._noised_in_sums(release, name):
                 d = getattr(reply, name).table[0].numel()
-                event = self._sum_event(event, name, d, members)
+                event = self._sum_event(event, name, d, members, survivors or call.clients)
             yield event
 
-    def _sum_event(self, event: Event, name: str, d: int, members: int) -> Event:
+    def _sum_event(self, event: Event, name: str, d: int, members: int, survivors: int) -> Event:
         """Return the event of a field with the noise of a secure sum.
 
         Args:
-            event: the field's event; its clients are the survivors.
+            event: the field's event.
             name: name of the field.
             d: numbers in a row.
             members: clients that were asked for a row.
+            survivors: number of clients in the sum.
         """
         noise = self._sum_noise(name)
         assert noise is not None
         plan = noise.plan(d, members)
-        released = plan.release(event.clients)
+        released = plan.release(survivors)
         return replace(
             event,
             sensitivities=(released.norm, released.magnitudes),
@@ -279,16 +285,12 @@ class ReleaseAccounting:
         return self.pipeline.of(name).multiplier, REPLACE
 
 
-def _tensor_fields(reply: Any) -> list[str]:
-    """Return the names of a reply's tensor fields, each of which is released.
+def _released_fields(reply: Any) -> list[str]:
+    """Return the names of a reply's fields that are not absent, each of which is released.
 
     An encrypted reply has the names of the fields in its ciphertexts.
     """
     encrypted: tuple[str, ...] | None = getattr(type(reply), "__encrypted__", None)
     if encrypted is not None:
         return list(encrypted)
-    names = []
-    for name, value in vars(reply).items():
-        if isinstance(value, Rows | Shared):
-            names.append(name)
-    return names
+    return [name for name, value in vars(reply).items() if value is not None]

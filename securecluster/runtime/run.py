@@ -29,7 +29,9 @@ A = TypeVar("A")
 Line = dict[str, Any]
 
 DRAFT = ".checkpoint.tmp"  # folder of a checkpoint that is still being written
-# permissions of a checkpoint's files: those of clients hold keys and models
+# permissions of a checkpoint's files: those of clients hold keys and models, and that of a key
+# authority its secret keys
+OWNERS = ("clients", "authority")
 PRIVATE_FILE = 0o600
 PUBLIC_FILE = 0o644
 
@@ -97,7 +99,7 @@ class Run:
         folder: where to write checkpoints; None stores everything in memory. A folder with a
             checkpoint is resumed.
         components: state of other components that belongs in a checkpoint, by name; files whose
-            names start with "clients" are readable by their owner only.
+            names start with "clients" or "authority" are readable by their owner only.
         observe: measures a loop's state after each round, outside the protocol; its numbers go
             into the history.
         report: receives each history line.
@@ -266,7 +268,7 @@ class Run:
         files = {**contents, manifest.NAME: manifest.encode(marks)}
         for name, data in files.items():
             permissions = PUBLIC_FILE
-            if name.startswith("clients"):
+            if name.startswith(OWNERS):
                 permissions = PRIVATE_FILE
             atomic_files.write_atomic(draft / name, data, permissions)
         atomic_files.move(draft, final)  # one rename, so a checkpoint is complete or absent

@@ -8,7 +8,7 @@ pad keys with the lost ones, and `reveal_shares` the shares of the survivors' se
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.bounds import Between, Octets, Upto, Whole
 from securecluster.messaging.messages import Call, Picks, Rows, parse_ids
 from securecluster.privacy.masking.key_agreement import KeyRing
+from securecluster.privacy.secure_sum.cohorts import Cohort, whole_cohorts
 from securecluster.privacy.secure_sum.double_mask import ClientMasks, SumContext, UnmaskingGuard
 from securecluster.privacy.secure_sum.graph import Graph, build_graph
 from securecluster.privacy.secure_sum.pads import KEY, transcript
@@ -99,6 +100,9 @@ class SecureSumService:
         ranges: ranges of the fields that are summed.
         minimum: members of the smallest sum in which a client takes part.
         shares: smallest number of survivors, where the pipeline's noise is in as many shares.
+        fixed: client methods whose rows are the same in every call (`fixed_sums`).
+        cohorts: of all clients of the run, where every sum is over whole ones; empty where clients
+            take lists as they come, or cohorts follow from clusters that the server forms.
     """
 
     methods = SUM_METHODS
@@ -110,12 +114,16 @@ class SecureSumService:
         ranges: SumRanges,
         minimum: int,
         shares: int = 0,
+        fixed: Collection[str] = (),
+        cohorts: Sequence[Cohort] = (),
     ) -> None:
+        self._cohorts = cohorts
         self._run = run.encode()
         self._keys = keys
         self._ranges = ranges
         self._minimum = minimum
         self._shares = shares
+        self._fixed = fixed
         self._exchange = KeyExchange(self._run, keys, PURPOSE)
 
     @property
@@ -167,12 +175,13 @@ class SecureSumService:
                 raise PolicyError(
                     f"client {client} is no member of the secure sum that it is asked for a row of"
                 )
-            minimum = self._least_members(len(members))
+            minimum = self.least_members(len(members))
             if len(members) < minimum:
                 raise PolicyError(
                     f"a secure sum over {len(members)} client(s) is refused: client {client} asks "
                     f"for {minimum} or more"
                 )
+            check_cohorts(client, members, self._cohorts)
             self._exchange.check_members(client, members)
             if isinstance(call.query, FollowingSum):
                 self._check_earlier_sum(client, members, call.query)
@@ -300,6 +309,7 @@ class SecureSumService:
         for k, (client, members) in enumerate(members_of(call)):
             context, graph = self._context(call, query.purpose, members)
             lost = query.lost.table[list(query.lost.picks[k])].tolist()
+            check_cohorts(client, set(members).difference(lost), self._cohorts)
             peers = self._guard(client, len(context.members)).reveal_pads(context, lost)
             revealed = self._masks(client, context, graph).pad_keys(peers)
             first = len(keys)
@@ -316,6 +326,7 @@ class SecureSumService:
             context, graph = self._context(call, query.purpose, members)
             lost = set(query.lost.table[list(query.lost.picks[k])].tolist())
             survivors = [member for member in members if member not in lost]
+            check_cohorts(client, survivors, self._cohorts)
             owners = self._guard(client, len(context.members)).reveal_shares(context, survivors)
             senders = [owner for owner in owners if owner != client]
             boxes = [as_bytes(row) for row in query.boxes.table[list(query.boxes.picks[k])]]
@@ -347,18 +358,23 @@ class SecureSumService:
             attempt=call.attempt,
             members=members,
             threshold=graph.threshold,
+            values=same_rows(purpose, self._fixed),
         )
         return context, graph
 
     def _guard(self, client: int, members: int) -> UnmaskingGuard:
         """Return a client's guard for a sum of some members, with what it has allowed so far."""
-        minimum = self._least_members(members)
+        minimum = self.least_members(members)
         guard = UnmaskingGuard(client, self._minimum, minimum)
         guard.state = self._keys.secrets.sums.guards.setdefault(client, guard.state)
         return guard
 
-    def _least_members(self, members: int) -> int:
-        """Return the smallest number of members and survivors of a sum over some clients."""
+    def least_members(self, members: int) -> int:
+        """Return the smallest number of members and survivors of a sum over some clients.
+
+        Args:
+            members: number of clients that are asked for a row.
+        """
         return max(self._shares, self._ranges.least_members(self._minimum, members))
 
     def _masks(self, client: int, context: SumContext, graph: Graph) -> ClientMasks:
@@ -369,6 +385,29 @@ class SecureSumService:
         neighbours = graph.neighbours(client)
         pair_keys = {peer: self._exchange.pair_key(client, peer) for peer in neighbours}
         return ClientMasks(client, secrets.masks[client], pair_keys, context, graph)
+
+
+def check_cohorts(client: int, members: Collection[int], cohorts: Sequence[Cohort]) -> None:
+    """Raise PolicyError for a list of a sum's clients that has a part of a cohort.
+
+    Security rule: sums over whole cohorts alone cannot be solved for one of their clients, however
+    many there are. Each client derives the cohorts from the configuration, so this binds a server
+    that breaks the protocol as well, and needs no memory of earlier sums.
+
+    Args:
+        client: id of the client that refuses.
+        members: the clients in the sum.
+        cohorts: of all clients of the run; empty checks nothing.
+    """
+    if not cohorts:
+        return
+    parts = set(members) - whole_cohorts(members, cohorts)
+    if parts:
+        raise PolicyError(
+            f"client {client} refuses a secure sum over part of a cohort (client {min(parts)} is "
+            "in it without others of its cohort): sums over ever other clients can be solved for "
+            "each of them"
+        )
 
 
 def members_of(call: Call) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -392,6 +431,18 @@ def members_of(call: Call) -> Iterator[tuple[int, tuple[int, ...]]]:
         if len(parsed[text]) != count:
             raise FrameError("a frame names another number of members than it counts")
         yield client, parsed[text]
+
+
+def same_rows(purpose: str, fixed: Collection[str]) -> str:
+    """Return the text that all sums of the same rows have in common (`SumContext.values`).
+
+    Args:
+        purpose: the client method whose replies are summed.
+        fixed: methods whose rows are the same in every call.
+    """
+    if purpose in fixed:
+        return purpose
+    return ""
 
 
 def sum_graph(

@@ -3,17 +3,21 @@
 An ordinary sum takes two exchanges: the masked rows, and shares of the survivors' self masks.
 Between them is one more where clients were lost, in which the others reveal the call's pad keys
 with these. Two exchanges of keys come before the first sum of a run.
+
+Where clients are in cohorts, who does not reply is asked again, and a cohort that still lacks a
+member is left out of the sum as a whole (`privacy.secure_sum.cohorts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Picks, Response, Rows, format_ids
+from securecluster.privacy.secure_sum.cohorts import Cohort, whole_cohorts
 from securecluster.privacy.secure_sum.double_mask import (
     MaskedSum,
     SumContext,
@@ -22,7 +26,7 @@ from securecluster.privacy.secure_sum.double_mask import (
     broken_pairs,
 )
 from securecluster.privacy.secure_sum.graph import Graph
-from securecluster.runtime.aggregators import Exchange, Total, chunk_size
+from securecluster.runtime.aggregators import Exchange, Total, chunk_size, members_by_group
 from securecluster.runtime.key_exchange import (
     TRIES,
     Ask,
@@ -36,6 +40,7 @@ from securecluster.runtime.secure_sum_client import (
     FollowingSum,
     LostMembers,
     RelayedBoxes,
+    same_rows,
     sum_graph,
 )
 
@@ -53,6 +58,8 @@ class SecureSums:
         ranges: ranges of the fields that are summed.
         dtype: type of the models' numbers.
         minimum: members of the smallest sum.
+        fixed: client methods whose rows are the same in every call (`fixed_sums`). Clients open
+            one list of survivors of these, so a sum that is asked for again is over that list.
     """
 
     name = "secagg"
@@ -64,11 +71,15 @@ class SecureSums:
         ranges: SumRanges,
         dtype: torch.dtype,
         minimum: int,
+        fixed: Collection[str] = (),
     ) -> None:
         self._run = run.encode()
         self._ranges = ranges
         self._dtype = dtype
         self._minimum = minimum
+        self._fixed = fixed
+        # by method with fixed rows: lists of survivors that clients were asked to open
+        self._asked: dict[str, list[tuple[int, ...]]] = {}
         self._ask: Ask | None = None
         self._directory: Callable[[], KeyDirectory] = KeyDirectory
         self._relay: KeyRelay | None = None
@@ -99,6 +110,7 @@ class SecureSums:
         call: Call,
         by: Sequence[int],
         groups: int,
+        cohorts: Sequence[Cohort] = (),
     ) -> Total:
         """Collect masked rows, and unmask the sum of each group that enough clients survive.
 
@@ -110,12 +122,14 @@ class SecureSums:
             call: the call to all clients, which have the keys of each other (`ready`).
             by: group of each recipient of the call, in its order.
             groups: number of groups.
+            cohorts: of the recipients, each within a group; empty where clients are lost one by
+                one.
         """
         attempts = 1
         if isinstance(call.query, FollowingSum):
             attempts = TRIES
         for attempt in range(attempts):
-            attempted = self._attempt(exchange, replace(call, attempt=attempt), by, groups)
+            attempted = self._attempt(exchange, replace(call, attempt=attempt), by, groups, cohorts)
             if attempted is not None:
                 return attempted
         return Total(None, (0,) * groups, ())
@@ -126,22 +140,31 @@ class SecureSums:
         call: Call,
         by: Sequence[int],
         groups: int,
+        cohorts: Sequence[Cohort],
     ) -> Total | None:
         """Return the sums of one attempt; None if it ended before anybody revealed a share."""
+        group_of = dict(zip(call.to, by, strict=True))
         sums = self._group_sums(call, by, groups)
+        for cohort in cohorts:
+            _add_cohort(sums.get(group_of[cohort[0]]), cohort)
         positions = [k for k, group in enumerate(by) if group in sums]
         if not positions:  # groups below the minimum are never asked
             return Total(None, (0,) * groups, ())
         texts = {group: format_ids(group_sum.context.members) for group, group_sum in sums.items()}
         call = replace(call, group=tuple(texts.get(group, "") for group in by))
-        group_of = dict(zip(call.to, by, strict=True))
         masked = self._collect_rows(exchange, call, positions, group_of, sums)
         if masked is None:
             return None
+        for group_sum in sums.values():
+            group_sum.hold_to(self._asked.get(group_sum.context.values, []))
         unmasking = _Rounds(self._ask, call, texts)
         unmasking.reveal_pads(sums)
-        if not any(group_sum.can_finish for group_sum in sums.values()):
+        opened = [group_sum for group_sum in sums.values() if group_sum.can_finish]
+        if not opened:
             return None
+        for group_sum in opened:
+            if group_sum.context.values:
+                self._asked.setdefault(group_sum.context.values, []).append(group_sum.survivors)
         unmasking.reveal_shares(sums)
         return self._total(masked, call, sums, groups)
 
@@ -152,8 +175,8 @@ class SecureSums:
         if isinstance(call.query, FollowingSum):
             minimum = call.query.least
         sums = {}
-        for group in range(groups):
-            members = sorted(c for c, other in zip(call.to, by, strict=True) if other == group)
+        for group, clients in enumerate(members_by_group(call.to, by, groups)):
+            members = sorted(clients)
             if len(members) < max(self._minimum, minimum):
                 continue
             graph = sum_graph(self._run, members, public, self._minimum)
@@ -164,6 +187,7 @@ class SecureSums:
                 attempt=call.attempt,
                 members=tuple(members),
                 threshold=graph.threshold,
+                values=same_rows(call.method, self._fixed),
             )
             least_survivors = max(minimum, self._ranges.least_members(self._minimum, len(members)))
             sums[group] = _GroupSum(context, graph, least_survivors)
@@ -179,25 +203,32 @@ class SecureSums:
     ) -> type | None:
         """Add the masked rows to their groups' sums, chunk by chunk.
 
+        A silent client would keep its whole cohort out of the sum, so it is asked again.
+
         Returns:
             Class of the replies; None if nobody replied.
         """
         masked: type | None = None
         size = FIRST_CHUNK
         budget = KEPT_BYTES
-        first = 0
-        while first < len(positions):
-            chunk = positions[first : first + size]
-            first += size
-            response = exchange(call.select(chunk))
-            if response.reply is None:  # the whole chunk dropped out
-                continue
-            masked = type(response.reply)
-            size = chunk_size(response.reply)
-            for k, client in enumerate(response.ids):
-                row = _MaskedRow.read(response.reply, k)
-                budget -= row.bytes
-                sums[group_of[client]].add(client, row, keep=budget >= 0)
+        tries = TRIES if any(group_sum.cohorts for group_sum in sums.values()) else 1
+        for _ in range(tries):
+            first = 0
+            silent = [k for k in positions if not sums[group_of[call.to[k]]].has(call.to[k])]
+            while first < len(silent):
+                chunk = silent[first : first + size]
+                first += size
+                response = exchange(call.select(chunk))
+                if response.reply is None:  # the whole chunk dropped out
+                    continue
+                masked = type(response.reply)
+                size = chunk_size(response.reply)
+                for k, client in enumerate(response.ids):
+                    row = _MaskedRow.read(response.reply, k)
+                    budget -= row.bytes
+                    sums[group_of[client]].add(client, row, keep=budget >= 0)
+        for group_sum in sums.values():
+            group_sum.leave_out_parts()
         return masked
 
     def _total(
@@ -254,6 +285,12 @@ class SecureSums:
         return Rows(table)
 
 
+def _add_cohort(group_sum: _GroupSum | None, cohort: Cohort) -> None:
+    """Add a cohort to the sum of its group, unless the group is below the minimum."""
+    if group_sum is not None:
+        group_sum.cohorts.append(cohort)
+
+
 @dataclass
 class _MaskedRow:
     """One client's masked reply."""
@@ -295,6 +332,8 @@ class _GroupSum:
     rows: dict[int, _MaskedRow] = field(default_factory=dict)
     pad_keys: dict[tuple[int, int], bytes] = field(default_factory=dict)  # by (survivor, lost)
     seeds: dict[int, bytes] | None = None
+    only: tuple[int, ...] | None = None  # the one list that clients open, of rows that never change
+    cohorts: list[Cohort] = field(default_factory=list)  # of the members; none for no cohorts
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -309,6 +348,8 @@ class _GroupSum:
         anything.
         """
         alive = set(self.survivors)
+        if self.only is not None and self.survivors != self.only:
+            return False
         if len(alive) < self.least_survivors or 2 * len(alive) <= len(self.context.members):
             return False
         for client in self.survivors:
@@ -354,13 +395,27 @@ class _GroupSum:
         if keep:
             self.rows[client] = row
 
+    def has(self, client: int) -> bool:
+        """Return whether a client's row has arrived."""
+        return client in self.commitments
+
+    def leave_out_parts(self) -> None:
+        """Take cohorts that lack a member out of the sum."""
+        if self.cohorts:
+            self.discard(set(self.survivors) - whole_cohorts(self.survivors, self.cohorts))
+
     def discard(self, clients: Iterable[int]) -> None:
-        """Take the rows of clients out of the sum; without one of them the whole sum is given up.
+        """Take the rows of clients, and of their cohorts, out of the sum.
+
+        Without one of these rows the whole sum is given up.
 
         Args:
             clients: ids of the clients.
         """
         gone = set(clients)
+        for cohort in self.cohorts:
+            if not gone.isdisjoint(cohort):
+                gone.update(set(cohort).intersection(self.survivors))
         if not gone <= set(self.rows):
             self.survivors = ()
             return
@@ -368,6 +423,17 @@ class _GroupSum:
             for name, values in self.rows[client].fields.items():
                 self.sums[name].discard(client, values)
         self.survivors = tuple(c for c in self.survivors if c not in gone)
+
+    def hold_to(self, lists: Iterable[tuple[int, ...]]) -> None:
+        """Leave out of the sum who was not in an earlier sum of the same rows.
+
+        Args:
+            lists: survivors of earlier sums of these rows.
+        """
+        for earlier in lists:
+            if not set(earlier).isdisjoint(self.survivors):
+                self.only = earlier
+                self.discard(set(self.survivors) - set(earlier))
 
     def missing_pads(self) -> dict[int, tuple[int, ...]]:
         """Return the lost neighbours with which a survivor has not revealed its pad key."""

@@ -39,7 +39,14 @@ from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, 
 from securecluster.privacy.dp.ledger import CHOICE, Event, Ledger
 from securecluster.privacy.masking.key_agreement import Peers, SealedSeed
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.aggregators import Aggregator, Exchange, Plain, Total
+from securecluster.privacy.secure_sum.cohorts import Cohort, Cohorts, RowSpace
+from securecluster.runtime.aggregators import (
+    Aggregator,
+    Exchange,
+    Plain,
+    Total,
+    members_by_group,
+)
 from securecluster.runtime.encrypted_pairs import EncryptedPairs
 from securecluster.runtime.encrypted_sums import EncryptedSums, KeyRecord
 from securecluster.runtime.endpoint import (
@@ -51,7 +58,7 @@ from securecluster.runtime.endpoint import (
     ReleasePolicy,
     release_of,
 )
-from securecluster.runtime.key_exchange import KeyDirectory
+from securecluster.runtime.key_exchange import TRIES, KeyDirectory
 from securecluster.runtime.padded_pairs import PaddedPairs
 from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
 from securecluster.runtime.release_accounting import ReleaseAccounting
@@ -80,6 +87,8 @@ class ChannelState:
         encryption: public keys of the key authority, by encryption scheme.
         lost: rounds in which a client did not reply, by client id.
         ledger: events of everything that clients released.
+        sum_lists: clients of secure sums, of those alone whose lists are no combination of earlier
+            ones: the row space of all of them is theirs.
     """
 
     step: int = 0
@@ -91,6 +100,7 @@ class ChannelState:
     encryption: dict[str, KeyRecord] = field(default_factory=dict)
     lost: dict[int, list[int]] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    sum_lists: list[list[int]] = field(default_factory=list)
 
 
 class ServerChannel:
@@ -111,6 +121,7 @@ class ServerChannel:
         limits: bounds that the configuration sets on replies; without it only the types of their
             fields are checked.
         pair_aggregator: forms R of `pairs`; `PlainPairs` by default.
+        cohorts: by which clients take part in secure sums; None takes them one by one.
 
     Raises:
         UsageError: clients add noise in shares, but the aggregator reads single replies.
@@ -129,7 +140,10 @@ class ServerChannel:
         device: torch.device | None = None,
         limits: Limits | None = None,
         pair_aggregator: PairAggregator | None = None,
+        cohorts: Cohorts | None = None,
     ) -> None:
+        self.cohorts = cohorts
+        self._row_space = RowSpace(clients)
         self.clients = tuple(range(clients))
         self.limits = limits or Limits()
         self.state = ChannelState()
@@ -150,7 +164,10 @@ class ServerChannel:
             )
         # number of leading coordinates of an average that belong to the common layers
         self.common = pipeline.common
-        self._keyed = pipeline.keyed
+        # Clients tag ciphertexts under the seed that they agree on for masks.
+        encrypted = isinstance(self.aggregator, EncryptedSums)
+        encrypted = encrypted or isinstance(self.pair_aggregator, EncryptedPairs)
+        self._keyed = pipeline.keyed or encrypted
         # index of the local parameter server that calls a client, by client id
         self._asker: dict[int, int] = {}
         self._device = device or torch.device("cpu")
@@ -261,12 +278,14 @@ class ServerChannel:
         to: Sequence[int],
         by: Sequence[int] | None = None,
         groups: int | None = None,
+        rosters: Sequence[Sequence[int]] | None = None,
     ) -> Sums[A]:
         """Collect one sum per group of clients, without single replies.
 
         Clients weight what they send: an aggregator cannot weight values that it does not see.
         Where replies may leave in sums only, groups that are too small for now are postponed
-        (`_without_shrunken_groups`).
+        (`_without_shrunken_groups`). Where the run has cohorts, a cohort that is not asked, ready
+        and heard as a whole is left out.
 
         Args:
             method: client method to call.
@@ -274,13 +293,16 @@ class ServerChannel:
             to: ids of the recipients.
             by: group of each recipient; one group for all by default.
             groups: number of groups; the largest of `by` plus one by default.
+            rosters: all clients of each group, of which some are asked, for their cohorts; by
+                default all clients where there is one group, and else those that are asked.
 
         Returns:
             Sums with (groups, …) fields, and the number of members of each.
         """
-        ready, step = self._open(method, query, to)
+        ready, step = self._open(method, query, to, tries=self._sum_tries)
         if by is None:
             by = [0] * len(to)
+            rosters = [self.clients]
         group_of = dict(zip(to, by, strict=True))
         if groups is None:
             groups = 1 + max(group_of.values(), default=0)
@@ -289,9 +311,11 @@ class ServerChannel:
             ready = _without_shrunken_groups(ready, group_of)
         if self._secure_sums is not None:
             ready = self._secure_sums.ready(ready)
+        ready, cohorts = self._in_cohorts(ready, group_of, rosters)
         ready_groups = [group_of[client] for client in ready]
         # Frames carry the size of the client's group, and clients refuse one that is too small.
-        members = [ready_groups.count(group) for group in ready_groups]
+        group_sizes = Counter(ready_groups)
+        members = [group_sizes[group] for group in ready_groups]
         call = self._call(
             method=method,
             verb=SUM,
@@ -304,7 +328,7 @@ class ServerChannel:
         exchange: Exchange = partial(self._exchange, method)
         if self._secure_sums is not None:
             exchange = partial(self._exchange_masked, release)
-        sums = self.aggregator.run(exchange, call, ready_groups, groups)
+        sums = self.aggregator.run(exchange, call, ready_groups, groups, cohorts)
         rows = sums.rows
         if self._secure_sums is not None and rows is not None:
             rows = placed(rows, release.through, self._device)
@@ -314,7 +338,8 @@ class ServerChannel:
         at_once = self._recorded_at_once(method) and self._secure_sums is None
         if sums.ids and not at_once:
             self._record_sums(method, sums, rows, step, group_of, ready_groups)
-        self._observe(method, SUM, step, _members(sums.ids, group_of, groups), rows)
+        members_of = members_by_group(sums.ids, [group_of[i] for i in sums.ids], groups)
+        self._observe(method, SUM, step, members_of, rows)
         lost = self._note_lost(to, sums.ids)
         return Sums(
             ids=sums.ids,
@@ -323,6 +348,49 @@ class ServerChannel:
             lost=lost,
             step=step,
         )
+
+    @property
+    def _sum_tries(self) -> int:
+        """Return how often a client without the mask seed is asked to agree on it before a sum."""
+        # Where there are cohorts, it would keep its whole cohort out of the sum.
+        return TRIES if self.cohorts is not None else 1
+
+    def _in_cohorts(
+        self,
+        ready: list[int],
+        group_of: Mapping[int, int],
+        rosters: Sequence[Sequence[int]] | None,
+    ) -> tuple[list[int], list[Cohort]]:
+        """Return the clients of cohorts that can answer as a whole, and these cohorts.
+
+        Without cohorts these are all that can answer, and none.
+
+        Args:
+            ready: ids of the clients that can answer.
+            group_of: group of every recipient of the call, by client id.
+            rosters: all clients of each group; None where those are the recipients.
+        """
+        if self.cohorts is None:
+            return ready, []
+        if rosters is None:
+            count = 1 + max(group_of.values(), default=0)
+            rosters = members_by_group(group_of, group_of.values(), count)
+        answering = set(ready)
+        cohorts = []
+        for roster in rosters:
+            if not answering.isdisjoint(roster):
+                cohorts += [c for c in self.cohorts.of(roster) if answering.issuperset(c)]
+        whole = {client for cohort in cohorts for client in cohort}
+        return [client for client in ready if client in whole], cohorts
+
+    def _remember_lists(self, groups: Sequence[Sequence[int]]) -> None:
+        """Store the clients of secure sums, where they enlarge the row space of earlier ones."""
+        lists = self.state.sum_lists
+        if self._row_space.rank != len(lists):  # the state was restored
+            self._row_space = RowSpace(len(self.clients), lists)
+        for members in groups:
+            if members and self._row_space.add(members):
+                lists.append(sorted(members))
 
     def pairs(
         self,
@@ -389,8 +457,9 @@ class ServerChannel:
             if not members:  # a sum over nobody
                 continue
             # Local parameter servers call the clients, so each reads the replies of its own.
-            readers = {lps(self._asker[client]) for client in members if client in self._asker}
-            for reader in readers or {SERVER}:
+            askers = sorted({self._asker[client] for client in members if client in self._asker})
+            readers = [lps(index) for index in askers] or [SERVER]
+            for reader in readers:
                 rows_of.setdefault(reader, []).append(row)
         for reader, rows in rows_of.items():
             shown = content
@@ -476,7 +545,8 @@ class ServerChannel:
             # A client that only receives needs the seed, too: it must undo the mask.
             for _ in range(tries):
                 self._agree(to)
-            ready = [client for client in to if client in self.state.keyed]
+            keyed = set(self.state.keyed)
+            ready = [client for client in to if client in keyed]
         if step is None:  # calls that continue an earlier one draw the same batches and masks
             self.state.step += 1
             step = self.state.step
@@ -636,6 +706,10 @@ class ServerChannel:
             group_of: group of every recipient of the call, by client id.
             asked_groups: group of each client that was asked for a row.
         """
+        groups = [group_of[client] for client in sums.ids]
+        survivors_of = members_by_group(sums.ids, groups, len(sums.counts))
+        if self._secure_sums is not None:
+            self._remember_lists(survivors_of)
         # The noise is the sum's: another sum has other noise, so the digest is of the sum.
         digests = reply_digests(rows, len(sums.counts))
         if self._costs.sum_noise is None:
@@ -643,10 +717,11 @@ class ServerChannel:
             self._record(method, SUM, sums.ids, rows, step, of_clients)
             return
         # Noise in shares differs with the numbers of clients, so each sum has an event of its own.
-        for group, count in enumerate(sums.counts):
-            survivors = [client for client in sums.ids if group_of[client] == group]
-            row_count = asked_groups.count(group)
-            self._record(method, SUM, survivors, rows, step, [digests[group]] * count, row_count)
+        row_counts = Counter(asked_groups)
+        for group, survivors in enumerate(survivors_of):
+            of_survivors = [digests[group]] * sums.counts[group]
+            row_count = row_counts[group]
+            self._record(method, SUM, survivors, rows, step, of_survivors, row_count)
 
     def _key_record(self, scheme: str) -> KeyRecord:
         """Return the record of the key authority's keys of a scheme."""
@@ -778,7 +853,8 @@ class ServerChannel:
 
         Clients that do not reply are left out and join at their next call.
         """
-        newcomers = [client for client in to if client not in self.state.keyed]
+        keyed = set(self.state.keyed)
+        newcomers = [client for client in to if client not in keyed]
         if not newcomers:
             return
         offers = self._key("key_offer", newcomers, Empty())
@@ -875,20 +951,6 @@ def _without_shrunken_groups(ready: Sequence[int], group_of: Mapping[int, int]) 
         if remaining[group] >= required:
             permitted.append(client)
     return permitted
-
-
-def _members(ids: Sequence[int], group_of: Mapping[int, int], groups: int) -> list[list[int]]:
-    """Return the clients of each group.
-
-    Args:
-        ids: the clients.
-        group_of: group of each, by client id.
-        groups: number of groups.
-    """
-    members: list[list[int]] = [[] for _ in range(groups)]
-    for client in ids:
-        members[group_of[client]].append(client)
-    return members
 
 
 def _merged(responses: Sequence[Response], to: Sequence[int]) -> Response:

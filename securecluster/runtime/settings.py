@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+from securecluster.core.devices import DEVICES
 from securecluster.data import Federation
 from securecluster.data.federation import fingerprint
 from securecluster.errors import UsageError
@@ -35,6 +36,10 @@ class Settings:
     """what is kept of the frames: none, sizes or full; on the command line also auto, full where
     the run sends less than 256 MB
     """
+    keys_from_seed: bool = False
+    """derive keys, masks and noise from the seed, so that runs repeat bit for bit; whoever knows or
+    guesses the seed can undo them, so for tests and for repeating published numbers only
+    """
 
 
 def check_threads(threads: int) -> None:
@@ -58,15 +63,29 @@ def check_settings(settings: Settings, federation: Federation) -> None:
         settings: how the run is to be carried out.
         federation: the clients' data.
     """
-    _check_choice("dtype", settings.dtype, DTYPES)
-    _check_choice("transcript", settings.transcript, MODES)
-    check_threads(settings.threads)
-    _check_shares(settings)
+    check_values(settings)
     # Identical data usually mean that one shard was given to all clients by mistake.
     if len({fingerprint(shard) for shard in federation.shards}) == 1:
         raise UsageError(
             f"all {len(federation)} clients hold identical data, so there is nothing to cluster: "
             "check how the clients were made"
+        )
+
+
+def check_values(settings: Settings) -> None:
+    """Raise UsageError for settings that no run can have, whatever its federation.
+
+    Args:
+        settings: how the run is to be carried out.
+    """
+    _check_choice("device", settings.device, DEVICES)
+    _check_choice("dtype", settings.dtype, DTYPES)
+    _check_choice("transcript", settings.transcript, MODES)
+    check_threads(settings.threads)
+    _check_shares(settings)
+    if not isinstance(settings.keys_from_seed, bool):
+        raise UsageError(
+            f"keys_from_seed = {settings.keys_from_seed!r} is a choice: give True or False"
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from securecluster.core.randomness import Part, Randomness
-from securecluster.errors import FrameError, ReplayError
+from securecluster.errors import FrameError, RefusedError, ReplayError, SecureClusterWarning
 from securecluster.messaging import wire
 from securecluster.messaging.messages import (
     AUTHORITY_CALL,
@@ -15,6 +16,7 @@ from securecluster.messaging.messages import (
     reply_header,
     stack,
 )
+from securecluster.messaging.refusals import BUDGET, refused
 from securecluster.messaging.transcript import Transcript
 
 
@@ -140,6 +142,7 @@ class Framed:
 
         Raises:
             FrameError: a client's frame does not parse, or replies to another request.
+            RefusedError: a client refuses, for another reason than its budget.
         """
         ids: list[int] = []
         replies: list[Any] = []
@@ -155,7 +158,16 @@ class Framed:
             reply: Any
             # Known before the bytes arrive: a client cannot choose how it is parsed.
             reply_type = self._replies(call.method)
-            header, reply = wire.decode(frame, reply_type)
+            try:
+                header, reply = wire.decode(frame, reply_type)
+            # A client that has spent its budget takes part no more, as one that is gone.
+            except RefusedError as error:
+                # The sentence is about this request, whatever else the frame names.
+                refusal = refused(reply_header(request), error.code)
+                if refusal.code != BUDGET:
+                    raise refusal from None
+                warnings.warn(str(refusal), SecureClusterWarning, stacklevel=2)
+                continue
             # A reply to an earlier request would be of other weights and under another mask.
             if header != reply_header(request):
                 raise FrameError(

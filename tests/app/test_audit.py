@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import inspect
 import itertools
 import json
@@ -22,7 +23,15 @@ import numpy as np
 import pytest
 from cases import SMALL_FEDERATION, two_clusters
 
-from securecluster.app import audit, audit_page, bundle, compatibility, report_page, run_folder
+from securecluster.app import (
+    audit,
+    audit_page,
+    bundle,
+    compatibility,
+    html_page,
+    report_page,
+    run_folder,
+)
 from securecluster.app.audit import Finding
 from securecluster.app.cli import main
 from securecluster.app.finished_run import command_of, epsilon_by_client, open_run
@@ -78,7 +87,7 @@ class Elements(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
 
-@pytest.mark.parametrize("name", ["report.html", "audit.html"])
+@pytest.mark.parametrize("name", ["report.html", "audit-server.html"])
 def test_a_page_needs_nothing_but_itself(audited: Path, folder: Path, name: str) -> None:
     text = (audited / name).read_text()
     elements = Elements(text).found
@@ -134,7 +143,7 @@ def test_the_command_of_a_run_repeats_it(folder: Path, tmp_path: Path) -> None:
 
 
 def test_an_audit_sets_the_run_beside_its_unprotected_twin(audited: Path) -> None:
-    content = json.loads((audited / "audit.json").read_text())
+    content = json.loads((audited / "audit-server.json").read_text())
     assert content["protections"] == {"mask": "permutation", "clip": 1.0, "noise": 3.0}
     assert [row["attack"] for row in content["attacks"]] == CHEAP
     for row in content["attacks"]:
@@ -164,7 +173,7 @@ def test_a_run_without_protection_is_its_own_twin(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--as", "client:nobody"], "there is no client 'nobody': give a name"),
+        (["--as", "client:nobody"], "there is no client 'nobody': clients go by name"),
         (["--as", "boss"], "there is no party 'boss': give server, authority, wire or"),
         (["--with", "client:99"], "there is no client '99'"),
         (["--as", "authority"], "this run has no key authority"),
@@ -331,31 +340,95 @@ def test_the_printed_table_breaks_no_attacks_name(
         assert name in printed
 
 
-def test_the_page_says_at_once_which_attacks_succeed() -> None:
-    chance = Interval(0.4, 0.6)
-
-    def finding(name: str, low: float, value: float) -> audit.Finding:
-        scored = Score("AUC", value, Interval(low, 1.0), 0.5, chance, True, 9)
-        return audit.Finding(name, scored, "", 0.0)
-
-    nothing = audit.Finding("mean-image", None, "not applicable: no eigenvectors", 0.0)
-    found = [
-        finding("linkage", 0.7, 0.9),
-        finding("label-counts", 0.5, 0.7),
-        finding("differencing", 0.4, 0.5),
-        nothing,
-        audit.Finding("relevance-oracle", None, nothing.reason, 0.0),
-    ]
+def results_of(*findings: Finding) -> audit.Audit:
+    """Return an audit by the server whose run is its own twin."""
     adversary = audit.Adversary(("server",), (), "the server")
-    columns = {audit.RUN: found, audit.TWIN: found}
-    text = audit_page.results(audit.Audit(adversary, columns, {}, [], 1.0, 2.0))
-    assert "Better than chance on the run: 1 of 3 attacks with a score (linkage)." in text
-    assert "Not decided: label-counts." in text
+    columns = {audit.RUN: list(findings), audit.TWIN: list(findings)}
+    return audit.Audit(adversary, columns, {}, [], 1.0, 2.0)
+
+
+def scored(name: str, low: float, value: float, *claims: str) -> Finding:
+    """Return a finding whose chance reaches from 0.4 to 0.6."""
+    chance = Interval(0.4, 0.6)
+    result = Score("AUC", value, Interval(low, 1.0), 0.5, chance, True, 9)
+    return Finding(name, result, "", 0.0, claims=claims)
+
+
+NOTHING = Finding("mean-image", None, "not applicable: no eigenvectors", 0.0)
+
+
+def test_the_page_says_at_once_what_is_broken_and_what_is_visible() -> None:
+    nothing_either = dataclasses.replace(NOTHING, attack="subspace-composition")
+    results = results_of(
+        scored("linkage", 0.7, 0.9),
+        scored("label-counts", 0.5, 0.7),
+        scored("differencing", 0.7, 0.9, "secure sums"),
+        scored("low-bits", 0.4, 0.5, "clients' noise"),
+        NOTHING,
+        nothing_either,
+    )
+    text = html.unescape(audit_page.results(results))
+    assert "4 of 6 attacks could be tried on the run." in text
+    assert "Broken, although the run claims it: secure sums by differencing." in text
+    assert "Visible, as the report says: linkage." in text and "Not decided: label-counts." in text
+    # the broken protection and the one that held, and nothing else
     assert text.count('class="bad">') == text.count('class="good">') == 1
-    assert "mean-image, relevance-oracle: not applicable: no eigenvectors" in text
-    bare = {audit.RUN: [nothing], audit.TWIN: [nothing]}
-    text = audit_page.results(audit.Audit(adversary, bare, {}, [], 1.0, 2.0))
-    assert "No attack of this audit has a score on the run." in text and "<table" not in text
+    assert "mean-image, subspace-composition: not applicable: no eigenvectors" in text
+
+
+def test_no_page_is_a_clean_bill_where_nothing_was_tried(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    results = results_of(NOTHING)
+    text = audit_page.results(results)
+    audit.show(results)
+    for said in (text, " ".join(capsys.readouterr().out.split())):
+        assert "0 of 1 attacks could be tried on the run." in said
+        assert "So this audit says nothing of what the adversary could learn." in said
+        assert "mean-image: not applicable: no eigenvectors" in said
+    assert "<table" not in text
+    # visible things alone are no protection that held
+    visible = audit.headline(results_of(scored("linkage", 0.7, 0.9), NOTHING))
+    assert "nothing is said for or against one" in visible[1]
+    held = audit.headline(results_of(scored("label-counts", 0.4, 0.5, "a mask"), NOTHING))
+    assert held[1] == "No protection that the run claims was broken: a mask against label-counts."
+    assert len(held) == 2
+    # rules that hold for rows of one's own say nothing of the rows of this run
+    rules = scored("secure-sum-conformance", 0.4, 0.5, "secure sums")
+    said = audit.headline(results_of(rules, NOTHING))
+    assert said[2].endswith("nothing that this run released was tested.")
+    assert "No attack could be tried" in audit_page.advice(results)
+
+
+def test_a_score_is_printed_with_the_range_that_decides(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    chance = Interval(0.418, 0.518)
+    result = Score("correlation", 0.467, Interval(0.37, 0.559), 0.465, chance, True, 9)
+    without = dataclasses.replace(result, value=1.0, interval=None)
+    results = results_of(
+        Finding("label-distributions", result, "", 0.0), Finding("linkage", without, "", 0.0)
+    )
+    audit.show(results)
+    for text in (audit_page.results(results), capsys.readouterr().out):
+        assert "0.467 (0.37 to 0.559); chance 0.465 (0.418 to 0.518)" in text
+        assert "1; chance 0.465 (0.418 to 0.518)" in text
+        assert "the range that decides" in text
+    content = audit.content(results)
+    assert content["reading"] == audit.READING
+    assert content["attacks"][0]["run"]["score"]["chance_interval"] == {"low": 0.418, "high": 0.518}
+
+
+def test_a_bound_that_is_as_good_as_infinite_reads_so() -> None:
+    everywhere = Interval(0.0, 0.0)
+    result = Score("ε", 504264.1, None, 0.0, everywhere, True, 8)
+    finding = Finding("dp-audit-two-worlds", result, "", 0.0, claimed=math.inf)
+    assert audit.score_text(finding) == (
+        "over 100,000; chance 0 (0 to 0); the ledger's ε is infinite"
+    )
+    refuted = Finding("dp-audit-two-worlds", result, "", 0.0, claimed=2.0)
+    assert (refuted.standing, refuted.judgement) == (audit.BROKEN, audit.REFUTED)
 
 
 def test_a_bundle_holds_no_key_seed_or_clients_file(audited: Path, folder: Path) -> None:
@@ -363,7 +436,9 @@ def test_a_bundle_holds_no_key_seed_or_clients_file(audited: Path, folder: Path)
     with zipfile.ZipFile(audited / "bundle.zip") as archive:
         names = archive.namelist()
         data = {name: archive.read(name) for name in names}
-    assert names == ["audit.html", "audit.json", "config.json", "report.html", "result.json"]
+    assert names == [
+        "audit-server.html", "audit-server.json", "config.json", "report.html", "result.json",
+    ]  # fmt: skip
     config = (folder / "config.json").read_bytes()
     assert any(secret in config for secret in secrets)
     for name, content in data.items():
@@ -371,8 +446,8 @@ def test_a_bundle_holds_no_key_seed_or_clients_file(audited: Path, folder: Path)
             assert secret not in content, (name, secret)
         assert b'"seed"' not in content and b"data_digest" not in content
     # true label counts are clients' data
-    assert "Labels of client 0, unprotected" in (audited / "audit.html").read_text()
-    assert b"Labels of client" not in data["audit.html"]
+    assert "Labels of client 0, unprotected" in (audited / "audit-server.html").read_text()
+    assert b"Labels of client" not in data["audit-server.html"]
 
 
 def _secrets(folder: Path) -> list[bytes]:
@@ -408,8 +483,11 @@ def test_a_bundle_has_a_zip_files_name_and_no_local_path(folder: Path, tmp_path:
 def test_pages_do_not_make_a_run_folder_somebody_elses(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    (copy / "audit.html").write_text("page")
+    for name in ("report.html", "audit-server-client-3-20s.json", "audit-wire.html"):
+        (copy / name).write_text("page")
     assert run_folder.foreign(copy) == []
+    (copy / "audit-of-mine.txt").write_text("notes")
+    assert run_folder.foreign(copy) == [copy / "audit-of-mine.txt"]
 
 
 def test_names_are_escaped_in_pages(folder: Path) -> None:
@@ -473,9 +551,11 @@ def test_reconstructions_stand_beside_originals_for_the_owner_alone(
     adversary = audit.adversary_of(run.names, "server")
     results = audit.audited(run, federation, adversary, attacks=["copied"])
     own = audit_page.page(run, results, "")
-    handed_over = audit_page.page(run, results, "", with_truth=False)
-    assert own.count(": reconstructed</span>") == handed_over.count(": reconstructed</span>") == 2
-    assert own.count(": original</span>") == 2 and ": original</span>" not in handed_over
+    assert own.count(": reconstructed</span>") == own.count(": original</span>") == 2
+    for with_uncovered in (False, True):
+        handed_over = html_page.handed_over(own, with_uncovered)
+        for picture in (": reconstructed</span>", ": original</span>", "True positives over false"):
+            assert picture in own and picture not in handed_over
     samples = federation.shards[2].x
     assert np.array_equal(audit_page.nearest(samples[3] + 0.01, samples), samples[3])
     assert "True positives over false positives: as run, unprotected" in own
@@ -483,7 +563,7 @@ def test_reconstructions_stand_beside_originals_for_the_owner_alone(
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install -y chromium")
-@pytest.mark.parametrize("name", ["report.html", "audit.html"])
+@pytest.mark.parametrize("name", ["report.html", "audit-server.html"])
 def test_a_real_browser_shows_the_page_without_errors_or_overflow(
     audited: Path, tmp_path: Path, name: str
 ) -> None:
@@ -566,7 +646,10 @@ def test_a_bound_above_the_ledgers_epsilon_is_a_bad_finding() -> None:
     for claimed, verdict in ((1.9, audit.REFUTED), (2.0, audit.WITHIN), (math.inf, BETTER)):
         finding = Finding("dp-audit-losses", score, "", 0.0, claimed=claimed)
         assert finding.verdict == verdict
-        assert audit_page._kind(finding) == ("good" if verdict == audit.WITHIN else "bad")
+    kinds = {1.9: "bad", 2.0: "good", math.inf: ""}
+    for claimed, kind in kinds.items():
+        finding = Finding("dp-audit-losses", score, "", 0.0, claimed=claimed)
+        assert audit_page._kind(finding) == kind
 
 
 def test_a_run_without_noise_has_no_epsilon_to_be_refuted(

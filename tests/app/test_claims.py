@@ -51,7 +51,7 @@ def _run(
     weights: bool = False,
 ) -> Any:
     """Return a fitted protocol and its taps; with `weights`, clients send θ_0 and their moves."""
-    made = protocol_class(protocol)(**SMALL, mask="none", **dict(options))
+    made = protocol_class(protocol)(**{**SMALL, "mask": "none", **dict(options)})
     made.set_params(**dict(protection))
     if not protection:
         made = twin_of(made)

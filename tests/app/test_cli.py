@@ -58,7 +58,7 @@ def test_the_run_folder_holds_what_the_contract_says(
         result["clients"],
         len(result["labels"]),
         result["observer"],
-    ) == (2, "cfl", 6, 6, True)
+    ) == (3, "cfl", 6, 6, True)
     assert len((out / "history.jsonl").read_text().splitlines()) == 3
     assert set(load_file(out / "models.safetensors")) == {
         f"cluster0.{n}" for n in ("1.weight", "1.bias", "3.weight", "3.bias")
@@ -165,7 +165,7 @@ def test_a_folder_in_use_is_never_overwritten(
     assert main(["run", "cfl", *SMALL, "--seed", "1", "--quiet", "--out", str(out)]) == 2
     assert (out / "result.json").read_bytes() == first
     assert main(["run", "cfl", *SMALL, "--seed", "1", "--quiet", "--out", str(out), "--force"]) == 0
-    assert json.loads((out / "result.json").read_text())["seed"] == 1
+    assert json.loads((out / "config.json").read_text())["network"]["seed"] == 1
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -202,7 +202,7 @@ def test_a_complete_run_resumes_to_itself(
 
 
 @pytest.mark.parametrize(
-    "damage", ["{", '{"schema": 7}', '{"schema": 2, "protocol": {"name": "cfl", "zeta": 1}}']
+    "damage", ["{", '{"schema": 7}', '{"schema": 3, "protocol": {"name": "cfl", "zeta": 1}}']
 )
 def test_a_damaged_folder_is_refused_in_one_sentence(
     damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

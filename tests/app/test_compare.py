@@ -91,12 +91,8 @@ def test_each_run_is_the_one_that_run_alone_makes(whole: Path, tmp_path: Path) -
 
 def test_the_rows_say_what_the_runs_say(whole: Path) -> None:
     content = json.loads((whole / "compare.json").read_text())
-    assert (content["data"], content["scenario"], content["clients"], content["seed"]) == (
-        "digits",
-        "label-swap",
-        6,
-        0,
-    )
+    assert (content["data"], content["scenario"], content["clients"]) == ("digits", "label-swap", 6)
+    assert (content["seed"], content["reproducible_keys"]) == (None, True)
     assert [row["protocol"] for row in content["protocols"]] == NAMES
     for row in content["protocols"]:
         result = json.loads((whole / row["protocol"] / "result.json").read_text())
@@ -308,28 +304,46 @@ def test_a_comparison_in_use_is_not_replaced(
     assert (out / "cfl" / "result.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("error", "reason", "files"),
+    [
+        (UpdateError("round 1: not finite"), "round 1: not finite", "compare.json"),
+        (KeyError("a bug"), "KeyError: 'a bug'", "compare.json and failures.txt"),
+    ],
+)
 def test_a_protocol_that_fails_loses_nobody_else_and_is_tried_again(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception,
+    reason: str,
+    files: str,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def diverge(*_: object) -> AveragingState:
-        raise UpdateError("round 1: not finite")
+        raise error
 
     with monkeypatch.context() as patched:
         patched.setattr(FedAvg, "run_server", diverge)
         assert main(["compare", *NAMES, *SMALL, "--out", str(tmp_path / "r")]) == 2
     said, content = capsys.readouterr(), json.loads((tmp_path / "r" / "compare.json").read_text())
     assert (
-        said.err.count("\n") == 1
-        and "fedavg failed: round 1: not finite; 2 of 3 protocols ended" in said.err
+        said.err.count("\n") == 1 and f"fedavg failed: {reason}; 2 of 3 protocols ended" in said.err
     )
+    assert said.err.endswith(f"{files}\n")
+    tracebacks = tmp_path / "r" / "failures.txt"
+    assert tracebacks.is_file() == ("failures.txt" in files)
+    if tracebacks.is_file():
+        assert tracebacks.read_text().startswith("fedavg\nTraceback")
     assert re.search(r"^ *fedavg +failed +– ", said.out, re.M)
     failed = {row["protocol"]: row["error"] for row in content["protocols"]}
-    assert failed == {"cfl": None, "fedavg": "round 1: not finite", "local": None}
+    assert failed == {"cfl": None, "fedavg": reason, "local": None}
     assert content["protocols"][2] | {"seconds": 0} == json.loads(
         (whole / "compare.json").read_text()
     )["protocols"][2] | {"seconds": 0}
     assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 0
     assert _timeless(tmp_path / "r" / "compare.json") == _timeless(whole / "compare.json")
+    assert not tracebacks.exists()
 
 
 def test_when_everyone_diverges_each_row_says_so(
@@ -394,7 +408,7 @@ def test_other_data_and_damaged_folders_are_refused_in_one_sentence(
         ("local/config.json", kept.replace('"data_digest": "', '"data_digest": "0')),
         ("local/config.json", "{"),
         ("fedavg/result.json", "{"),
-        ("config.json", '{"schema": 2, "compare": []}'),
+        ("config.json", '{"schema": 3, "compare": []}'),
         ("config.json", "[]"),
     ):
         before = (out / name).read_text()
@@ -432,7 +446,8 @@ def test_a_stopped_process_resumes_to_the_same_comparison(
     how: signal.Signals, running: str, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "stopped"
-    arguments = ["compare", *NAMES, *SMALL, "--quiet", "--out", str(out)]
+    # as `whole` has its keys, by the default of tests
+    arguments = ["compare", *NAMES, *SMALL, "--keys-from-seed", "--quiet", "--out", str(out)]
     with subprocess.Popen(
         [sys.executable, "-m", "securecluster", *arguments],
         env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},

@@ -7,13 +7,13 @@ from itertools import combinations
 
 import cases
 import pytest
+from combinations import COVERING, NAMED, RUNNING, params_of
 
 from securecluster import Federation
 from securecluster.app import compatibility
 from securecluster.app.cli import main
 from securecluster.app.compatibility import OPTIONS, Values, build, cells, methods, refusal
 
-NAMES = list(OPTIONS)
 # values of options as the reasons name them
 CHOICES = re.compile(r"(aggregation|relevance|placement) (plain|secagg|local)")
 OTHERS = {
@@ -22,7 +22,6 @@ OTHERS = {
     "noise 0": {"noise": 0.0},
     "dp_unit client": {"dp_unit": "client"},
 }
-Cell = tuple[str, Values]
 
 
 def suggestions(reason: str) -> list[dict[str, object]]:
@@ -57,40 +56,7 @@ def test_what_is_refused_names_a_choice_that_works(method: str) -> None:
         assert leads_to_a_run(build(method, values)), (values, reason)
 
 
-def running() -> list[Cell]:
-    """All cells that are not refused."""
-    return [(m, values) for m in methods() for values in cells() if refusal(m, values) is None]
-
-
-def pairs_of(cell: Cell) -> set[tuple[object, ...]]:
-    """Pairs of values that a cell has; the method is one of them."""
-    method, values = cell
-    entries = [("method", method), *zip(NAMES, values, strict=True)]
-    return set(combinations(entries, 2))
-
-
-def covering(found: list[Cell]) -> list[Cell]:
-    """Few cells that have every pair of values that some running cell has, found greedily."""
-    missing: set[tuple[object, ...]] = set()
-    for cell in found:
-        missing |= pairs_of(cell)
-    chosen: list[Cell] = []
-    while missing:
-        best = max(found, key=lambda cell: len(pairs_of(cell) & missing))
-        chosen.append(best)
-        missing -= pairs_of(best)
-    return chosen
-
-
-RUNNING = running()
-COVERING = covering(RUNNING)
 REST = [cases.exhaustive(*cell) for cell in RUNNING if cell not in COVERING]
-# methods by their names in the table; NSIM's and IFCA's small parameters are those of `cases`
-NAMED = {
-    "cfl --sketch 256": "cfl sketch",
-    "cfl --signature gradient": "cfl signature",
-    "srfca --distance l2": "srfca l2",
-}
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +70,7 @@ def test_what_is_not_refused_runs(
     method: str, values: Values, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cases.stub_pair_network(monkeypatch)
-    params: dict[str, object] = {"rounds": 2, "epochs": 1, "model": "linear"}
-    for option, value in zip(NAMES, values, strict=True):
-        params.update(OPTIONS[option][value])
+    params = {"rounds": 2, "epochs": 1, "model": "linear", **params_of(values)}
     fitted = cases.variant(NAMED.get(method, method), **params).fit(federation)
     assert len(fitted.labels_) == len(federation)
     assert fitted.client_models_.values.isfinite().all()

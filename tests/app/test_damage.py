@@ -272,10 +272,19 @@ def test_replay_finds_a_result_that_was_forged_with_its_digests(
         content["labels"][0] += 1
     elif field == "bytes":
         content["bytes"]["up"] -= 1
+    elif field == "clusters":
+        # what goes together is forged together: else the file is refused as it is read
+        content["clusters"] += 1
+        scores = content["metrics"][content["metric"]]["per_cluster"]
+        for items in (scores, content["leaves"], content["fallback"]["nodes"]):
+            items.append(items[0])
     elif field in content:
-        content[field] = content[field][1:] if field == "names" else content[field] + 1
+        others = {"names": ["x", *content["names"][1:]], "seed": 1}
+        content[field] = others[field] if field in others else content[field] + 1
+    elif field == "epsilon":
+        content["privacy"] |= {"epsilon": 1.0, "epsilon_rdp": 1.0, "delta": 1e-5}
     else:
-        content["privacy"][field] = 1.0 if field == "epsilon" else []
+        content["privacy"][field] = []
     (folder / "result.json").write_text(json.dumps(content))
     reseal(folder)
     assert main(["replay", str(folder)]) == 2

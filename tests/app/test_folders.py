@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases import exhaustive
 
 from securecluster.app import run_folder
 from securecluster.app.cli import main
-from securecluster.errors import RunFolderError, UsageError
+from securecluster.app.loading import load
+from securecluster.core import atomic_files, manifest
+from securecluster.errors import RunFolderError, SecureClusterError, UsageError
 
 SMALL = [
     "--clients",
@@ -48,7 +51,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def seed_of(folder: Path) -> object:
-    return json.loads((folder / "result.json").read_text())["seed"]
+    return json.loads((folder / "config.json").read_text())["network"]["seed"]
 
 
 @pytest.mark.parametrize("config", ['{"model_type": "bert"}', '{"schema": 1}', ""])
@@ -121,31 +124,46 @@ def test_force_leaves_other_runs_in_the_folder_alone(
     assert seed_of(run) == seed_of(run / "second") == seed_of(out / "mine") == 0
 
 
-@pytest.mark.exhaustive
-def test_a_kill_while_a_run_is_replaced_leaves_a_folder_that_can_be_replaced(
-    run: Path, monkeypatch: pytest.MonkeyPatch
+STARTS = {
+    "run": RUN,
+    "compare": ["compare", "fedavg", "local", *SMALL],
+    "sweep": ["sweep", "fedavg", *SMALL, "--clip", "1", "--noise", "0", "1", "--seeds", "1"],
+}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of each kind."""
+    folders = {kind: tmp_path_factory.mktemp("ended") / kind for kind in STARTS}
+    for kind, start in STARTS.items():
+        assert main([*start, "--out", str(folders[kind])]) == 0
+    return folders
+
+
+@pytest.mark.parametrize("share", [0.0, exhaustive(0.2), 0.5, exhaustive(0.7), 0.95, 1.0])
+@pytest.mark.parametrize("kind", STARTS)
+def test_a_kill_while_a_folder_is_replaced_leaves_one_that_can_be_replaced(
+    kind: str, share: float, ended: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, unlink = shutil.copytree(run, run.parent / "whole"), Path.unlink
-    for calls in range(1, 12):
-        shutil.rmtree(run)
-        shutil.copytree(whole, run)
-        left = [calls]
+    out = shutil.copytree(ended[kind], tmp_path / kind)
+    start = [*STARTS[kind], "--out", str(out), "--force"]
+    remove = atomic_files.remove_below
+    removed: list[Path] = []
+    found = run_folder._contents(out)
+    kept = [path for path in found.written if path.name == run_folder.LOCK or path in found.runs]
+    last = round(share * (len(found.written) - len(kept) - 1))
 
-        def killed(path: Path, missing_ok: bool = False, left: list[int] = left) -> None:
-            if left[0] == 0:
-                raise KeyboardInterrupt
-            left[0] -= 1
-            unlink(path, missing_ok=missing_ok)
+    def killed(folder: Path, path: Path) -> None:
+        if len(removed) == last:
+            raise KeyboardInterrupt
+        removed.append(path)
+        remove(folder, path)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", killed)
-            code = main([*RUN, "--seed", "1", "--out", str(run), "--force"])
-        if code == 0:
-            break
-        assert code == 130
-        assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 0, calls
-        assert seed_of(run) == 1
-    assert calls > 5
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic_files, "remove_below", killed)
+        assert main(start) == 130
+    assert len(removed) == last
+    assert main(start) == 0
 
 
 def test_force_does_not_follow_links_out_of_a_run_folder(run: Path, tmp_path: Path) -> None:
@@ -248,6 +266,147 @@ def test_a_comparison_is_replaced_unless_one_of_its_runs_is_being_written(
     assert seed_of(out / "local") == seed_of(out / "fedavg") == 1
 
 
+def make_folder_of(content: dict[str, object], folder: Path) -> None:
+    """Make a folder with a configuration and a marker that agree."""
+    folder.mkdir(exist_ok=True)
+    data = json.dumps(content).encode()
+    (folder / "config.json").write_bytes(data)
+    mark = manifest.encode({"config.json": manifest.Mark.of(data)})
+    (folder / ".securecluster").write_bytes(mark)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../victim", "{absolute}", "sub/../../victim", "cfl/../../victim", "..", ".", "", "./fedavg",
+     "fedavg/", "FEDAVG", "victim", "transcript"],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["run", "resume", "report", "replay", "load"])
+def test_a_comparison_of_a_folder_elsewhere_touches_nothing(
+    command: str, name: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim, folder = shutil.copytree(finished, tmp_path / "victim"), tmp_path / "folder"
+    (victim / "thesis.tex").write_text("years of work")
+    (victim / "result.json").unlink()  # so that a resume would go on with it
+    before = contents(victim)
+    folder.mkdir()
+    for inner in ("sub", "cfl", "fedavg"):
+        shutil.copytree(finished, folder / inner)
+    name = name.format(absolute=victim)
+    make_folder_of({"schema": run_folder.SCHEMA, "version": "0", "compare": [name]}, folder)
+    if command == "run":
+        assert main([*RUN, "--out", str(folder), "--force"]) == 2
+        # what the names do not lead to is somebody's
+        assert "so --force will not delete it" in capsys.readouterr().err
+        for inner in ("sub", "cfl", "fedavg"):
+            shutil.rmtree(folder / inner)
+        assert main([*RUN, "--out", str(folder), "--force"]) == 0
+    elif command == "load":
+        with pytest.raises(SecureClusterError, match=r"config\.json .*compare\[0\] is no protocol"):
+            load(folder)
+    else:
+        assert main([command, str(folder)]) == 2
+        assert "config.json" in capsys.readouterr().err
+    assert contents(victim) == before
+
+
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_a_run_of_a_comparison_that_is_a_link_is_left_alone(
+    command: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim, folder = shutil.copytree(finished, tmp_path / "victim"), tmp_path / "folder"
+    (victim / "result.json").unlink()
+    (victim / "manifest.json").unlink()
+    before = contents(victim)
+    make_folder_of({"schema": run_folder.SCHEMA, "version": "0", "compare": ["fedavg"]}, folder)
+    (folder / "fedavg").symlink_to(victim)
+    arguments = [command, str(folder)]
+    if command == "run":
+        arguments = [*RUN, "--out", str(folder), "--force"]
+    assert main(arguments) == 2
+    assert "fedavg" in capsys.readouterr().err
+    assert contents(victim) == before and (folder / "fedavg").is_symlink()
+
+
+def test_a_run_that_becomes_a_link_between_check_and_removal_leads_nowhere(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, folder = shutil.copytree(finished, tmp_path / "victim"), tmp_path / "folder"
+    before = contents(victim)
+    make_folder_of({"schema": run_folder.SCHEMA, "version": "0", "compare": ["fedavg"]}, folder)
+    shutil.copytree(finished, folder / "fedavg")
+    remove = atomic_files.remove_below
+    swapped: list[Path] = []
+
+    def remove_after_a_swap(below: Path, path: Path) -> None:
+        if not swapped and path.parent.name == "fedavg":
+            (folder / "fedavg").rename(tmp_path / "moved")
+            (folder / "fedavg").symlink_to(victim)
+            swapped.append(path)
+        remove(below, path)
+
+    monkeypatch.setattr(atomic_files, "remove_below", remove_after_a_swap)
+    assert main([*RUN, "--out", str(folder), "--force"]) == 2
+    assert swapped and contents(victim) == before
+
+
+def test_a_file_that_comes_between_check_and_removal_stays(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remove = atomic_files.remove_below
+
+    def remove_after_a_note(below: Path, path: Path) -> None:
+        (run / "notes.txt").write_text("mine")
+        (run / "transcript" / "notes.txt").write_text("mine")
+        remove(below, path)
+
+    monkeypatch.setattr(atomic_files, "remove_below", remove_after_a_note)
+    assert main([*RUN, "--out", str(run), "--force"]) == 2
+    assert "cannot remove all of the run" in capsys.readouterr().err
+    assert (run / "notes.txt").read_text() == (run / "transcript/notes.txt").read_text() == "mine"
+
+
+def test_files_with_a_second_name_elsewhere_keep_their_content(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text("years of work")
+    (run / "history.jsonl").unlink()
+    (run / "history.jsonl").hardlink_to(mine)
+    assert main([*RUN, "--seed", "1", "--out", str(run), "--force"]) == 0
+    assert mine.read_text() == "years of work"
+    for name in (".lock", "result.json", "manifest.json"):
+        (run / name).unlink(missing_ok=True)
+    (run / ".lock").hardlink_to(mine)
+    assert main(["resume", str(run)]) == 2
+    assert ".lock is a link to another file" in capsys.readouterr().err
+    (run / ".lock").unlink()
+    (run / ".lock").symlink_to(mine)
+    assert main(["resume", str(run)]) == 2
+    assert mine.read_text() == "years of work"
+    (run / ".lock").unlink()
+    with pytest.raises(RunFolderError, match="one file under several names"):
+        (run / "ledger.jsonl").unlink(missing_ok=True)
+        (run / "ledger.jsonl").hardlink_to(mine)
+        atomic_files.append_line(run / "ledger.jsonl", "a release")
+    assert mine.read_text() == "years of work"
+
+
+def test_a_folder_is_called_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds: dict[str, dict[str, object]] = {
+        "sweep": {"sweep": {}, "data_digest": "x"},
+        "comparison": {"compare": ["cfl", "local"]},
+        "run": {"protocol": {}},
+    }
+    for kind, entries in kinds.items():
+        folder = tmp_path / kind
+        make_folder_of({"schema": run_folder.SCHEMA, "version": "0", **entries}, folder)
+        assert main([*RUN, "--out", str(folder)]) == 2
+        assert f"--force to replace the {kind} in it" in capsys.readouterr().err
+        (folder / "notes.txt").write_text("mine")
+        assert main([*RUN, "--out", str(folder), "--force"]) == 2
+        assert f"notes.txt, which the {kind} in it did not write" in capsys.readouterr().err
+
+
 def test_the_folder_that_one_stands_in_will_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,7 +480,7 @@ def test_a_comparison_that_has_ended_is_shown_without_a_word_written(
     assert "fedavg" in printed and f"{out} is complete" in printed
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     (out / "compare.json").write_text(
-        (out / "compare.json").read_text().replace('"seed": 0', '"seed": 1')
+        (out / "compare.json").read_text().replace('"clients": 6', '"clients": 7')
     )
     assert main(["resume", str(out)]) == 2
     assert "compare.json differs" in capsys.readouterr().err

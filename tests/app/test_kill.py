@@ -19,7 +19,7 @@ from securecluster.app.cli import main
 
 ROUNDS = 20  # of which a process makes most after it was seen to have made a few
 RUN = ["run", "cfl", *SMALL_FEDERATION, "--rounds", str(ROUNDS), "--dropout", "0.05", "--quiet"]
-RUN += ["--threads", "1"]
+RUN += ["--threads", "1", "--keys-from-seed"]
 SAME = ("models.safetensors", "server.safetensors", "history.jsonl", "similarity.png")
 
 

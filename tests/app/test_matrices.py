@@ -12,6 +12,7 @@ import torch
 from scipy.cluster.hierarchy import linkage
 
 from securecluster.app.plots import curves
+from securecluster.app.plots.dendrogram import dendrogram
 from securecluster.app.plots.matrices import graph, relevance, similarity
 
 BETWEEN = np.array([[1, 0.2, 0.9, 0.3], [0.2, 1, 0.1, 0.8], [0.9, 0.1, 1, 0.4], [0.3, 0.8, 0.4, 1]])
@@ -54,6 +55,32 @@ def test_a_matrix_may_be_about_some_clients() -> None:
     assert {line.get_xdata()[0] for line in axes.get_lines()} == {0, 1.5}
 
 
+def test_clients_stand_under_their_names() -> None:
+    hospitals = ["1", "2", "3", "4"]
+    merges = torch.from_numpy(linkage(1 - BETWEEN[np.triu_indices(4, 1)], "average"))
+    record = SimpleNamespace(ids=[0, 1, 2, 3], merges=merges, threshold=0.5)
+    distances = _graph([0.1, 0.2, 0.8], 0.5, 1 - BETWEEN)
+    for figure, part in (
+        (relevance(BETWEEN, LABELS, names=hospitals), 0),
+        (similarity(BETWEEN, LABELS, hospitals), 0),
+        (graph(distances, LABELS, hospitals), 1),
+        (dendrogram(record, LABELS, names=hospitals), 0),
+    ):
+        marks = [text.get_text() for text in figure.axes[part].get_xticklabels()]
+        assert sorted(marks) == hospitals
+    some = relevance(BETWEEN, [1, 7, 0, 3, 1, 0], [0, 2, 4, 5], names=list("abcdef")).axes[0]
+    assert [text.get_text() for text in some.get_xticklabels()] == ["c", "f", "a", "e"]
+
+
+def test_long_names_are_turned_and_cut_and_are_no_formulas() -> None:
+    names = ["St. Mary's Hospital, London", "$x_1$ $", "a\x1bb", "d"]
+    figure = relevance(BETWEEN, LABELS, names=names)
+    figure.canvas.draw()
+    marks = figure.axes[0].get_xticklabels()
+    assert [text.get_text() for text in marks] == ["St. Mary's Ho…", "a\\x1bb", "$x_1$ $", "d"]
+    assert {text.get_rotation() for text in marks} == {90.0}
+
+
 def _graph(edges: list[float], at: float, distance: np.ndarray) -> Any:
     return SimpleNamespace(
         edges=torch.tensor(edges), threshold=at, distance=torch.from_numpy(distance)
@@ -88,6 +115,7 @@ def test_any_size_and_threshold_is_drawn(m: int, at: float) -> None:
 def test_a_state_brings_the_pictures_it_has(tmp_path: Path) -> None:
     content: dict[str, Any] = {
         "labels": LABELS,
+        "names": ["1", "2", "3", "4"],
         "metric": "accuracy",
         "metrics": {"accuracy": {"after": None}},
     }

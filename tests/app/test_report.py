@@ -40,7 +40,7 @@ def test_a_line_of_many_clusters_stays_short() -> None:
     assert text.count("0.50") == 8 + 1 and text.count("split 3 into 2 + 1") == 4 and len(text) < 300
 
 
-def _content(**more: Any) -> dict[str, Any]:
+def _content(**more: Any) -> Any:
     accuracy = {"before": 0.5, "after": 0.75, "per_cluster": [0.7, 0.8]}
     metrics = {
         "ari": 1.0,
@@ -63,6 +63,7 @@ def _content(**more: Any) -> dict[str, Any]:
         "data": "digits",
         "scenario": "iid",
         "clients": 4,
+        "names": ["a", "b", "c", "d"],
         "clusters": 2,
         "labels": [0, 0, 1, 1],
     }
@@ -84,7 +85,7 @@ def _content(**more: Any) -> dict[str, Any]:
 def test_the_closing_table_says_the_target_and_whose_model_a_cluster_has(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    report.show(_content(), Path("here"), ("a", "b", "c", "d"))
+    report.show(_content(), Path("here"))
     plain = capsys.readouterr().out
     assert "model of" not in plain and "share of clients at 0.99: 0.250" in re.sub(
         r"\s+", " ", plain
@@ -92,7 +93,6 @@ def test_the_closing_table_says_the_target_and_whose_model_a_cluster_has(
     report.show(
         _content(leaves=[3, 4], fallback={"nodes": [3, 1], "losses": [{}, {}]}),
         Path("here"),
-        ("a", "b", "c", "d"),
     )
     assert re.search(
         r"│ 0 +│ a b +│ 0 +│ 0.700 +│ its own +│\n│ 1 +│ c d +│ 1 +│ 0.800 +│ node 1",
@@ -109,7 +109,7 @@ def test_what_went_between_servers_and_what_they_saw_is_told_where_there_is_some
         "servers": 0,
         "by_message": {"train": {"up": 3000, "down": 5}},
     }
-    report.show(_content(bytes=sent), Path("here"), ("a", "b", "c", "d"))
+    report.show(_content(bytes=sent), Path("here"))
     plain = capsys.readouterr().out
     assert re.search(r"│ train +│ 3,000 +│ +5 │\n│ all +│ 3,000 +│ +5 │", plain)
     assert "between" not in plain and "parameter server" not in plain
@@ -125,7 +125,7 @@ def test_what_went_between_servers_and_what_they_saw_is_told_where_there_is_some
         "unseen": ["updates"],
         "lps_view": ["updates of its clients"],
     }
-    report.show(_content(bytes=sent, privacy=seen), Path("here"), ("a", "b", "c", "d"))
+    report.show(_content(bytes=sent, privacy=seen), Path("here"))
     told = capsys.readouterr().out
     assert re.search(
         r"│ train +│ 3,000 +│ +5 │ +0 │\n│ merge +│ +0 │ +0 │ +1,234 │\n│ all +│ 3,000 +│ +5 │ "
@@ -141,7 +141,7 @@ def test_what_went_between_servers_and_what_they_saw_is_told_where_there_is_some
 
 def test_long_lists_are_shortened(capsys: pytest.CaptureFixture[str]) -> None:
     dropped = {f"client{i}": list(range(100)) for i in range(50)}
-    report.show(_content(dropped=dropped, truth=None), Path("here"), ("a", "b", "c", "d"))
+    report.show(_content(dropped=dropped, truth=None), Path("here"))
     said = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "client11: 0 1" in said and "client12" not in said and "19 … (100); …" in said
 

@@ -6,11 +6,12 @@ import csv
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,16 @@ from scipy import stats
 
 import securecluster
 from securecluster import CFL, FLHC, FedAvg, Federation, LabelSwap
-from securecluster.app import run_folder, sweep_plan, sweep_tables, worker_pool
+from securecluster.app import run_folder, sweep, sweep_plan, sweep_tables, worker_pool
 from securecluster.app.cli import main
 from securecluster.app.plots import sweep as plots
-from securecluster.app.registry import protocol_class
-from securecluster.app.sweep import _Clock
-from securecluster.errors import RunFolderError, SecureClusterError, UpdateError, UsageError
+from securecluster.app.sweep import Parallel, _Clock
+from securecluster.errors import (
+    RunFolderError,
+    SecureClusterWarning,
+    UpdateError,
+    UsageError,
+)
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Settings
 from securecluster.protocols.common.averaging import AveragingState
@@ -214,6 +219,41 @@ def test_the_interval_of_sigma_star_is_that_of_resampled_seeds() -> None:
     assert (alone["sigma_star_low"], alone["sigma_star_high"]) == (None, None)
 
 
+def test_a_level_at_which_all_runs_diverged_has_lost_the_clusters() -> None:
+    rows = _grid({0.01: (1, 1), 1: (1, 1), 10: (1, 1)})
+    for row in rows[4:]:
+        row |= {"status": "failed", "ari": None, "epsilon": None}
+    (line,) = sweep_tables.thresholds(rows)
+    assert line["sigma_star"] == pytest.approx(10**0.1)
+    # which ε they would have had is not known
+    assert (line["epsilon_star"], line["epsilon_star_kind"]) == (1, "grid")
+    assert (line["failed"], line["left_out"]) == (2, 0)
+    rows = [row | {"target_epsilon": 1 / row["noise"]} for row in rows]
+    for row in rows[4:]:
+        row["noise"] = None
+    (line,) = sweep_tables.thresholds(rows)
+    assert line["epsilon_star"] == pytest.approx(10**-0.1)
+    assert (line["sigma_star"], line["sigma_star_kind"]) == (1, "grid")
+
+
+def test_a_fault_says_nothing_of_the_clusters_and_its_level_is_left_out() -> None:
+    rows = _grid({0.01: (1, 1), 1: (1, 1), 10: (0, 0)})
+    rows[2] |= {"status": "failed", "ari": None, "fault": True}
+    (line,) = sweep_tables.thresholds(rows)
+    assert line["sigma_star"] == pytest.approx(0.01 * 1000**0.1)
+    assert (line["failed"], line["left_out"]) == (1, 1)
+
+
+def test_thresholds_and_means_of_a_frame_are_those_of_its_rows() -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = _grid({0.01: (1, 1), 1: (1, 0.2)})
+    rows[3] |= {"status": "failed", "ari": None, "epsilon": None}
+    frame = pandas.DataFrame(rows).to_dict("records")
+    assert math.isnan(frame[3]["ari"]), "the gap that pandas makes"
+    assert sweep_tables.thresholds(frame) == sweep_tables.thresholds(rows)
+    assert sweep_tables.summary(frame, "accuracy") == sweep_tables.summary(rows, "accuracy")
+
+
 def test_a_failed_run_has_lost_its_clusters_and_a_refused_level_is_left_out() -> None:
     rows = _grid({0.01: (1, 1), 1: (1, 1)})
     rows[-1] |= {"status": "failed", "ari": None}
@@ -320,9 +360,267 @@ def test_a_run_that_fails_loses_no_other(
     assert main(["sweep", *arguments, "--quiet", "--out", str(tmp_path / "r")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "1 of 2 runs failed, the first of them fedavg with seed 0: round 1: not finite" in said
+    sentence = (
+        "1 of 2 runs failed (run 0), the first of them fedavg with seed 0: round 1: not finite"
+    )
+    assert sentence in said
     lines = _table(tmp_path / "r" / "runs.csv")
     assert [line["status"] for line in lines] == ["failed", "done"]
+
+
+def _arguments(out: Path, *more: str) -> list[str]:
+    """Return the command line of a sweep of FedAvg over two levels and two seeds."""
+    options = [*SMALL, "--clip", "1", "--noise", "0", "0.5", "--seeds", "2", *more]
+    return ["sweep", "fedavg", *options, "--quiet", "--out", str(out)]
+
+
+def _poison(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:
+    """Let one run of each sweep end in an error."""
+    measured = sweep_plan.Cell._measured
+
+    def poisoned(cell: sweep_plan.Cell, federation: Any) -> dict[str, Any]:
+        if cell.number == number:
+            raise error
+        return measured(cell, federation)
+
+    monkeypatch.setattr(sweep_plan.Cell, "_measured", poisoned)
+
+
+@pytest.mark.usefixtures("no_drawings")
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("first line\n\x1b[31msecond"), r"RuntimeError: first line \\x1b\[31msecond"),
+        (MemoryError(), "MemoryError"),
+        (ValueError("\ud800" * 9000), r"ValueError: (\\ud800)+\S*…"),
+    ],
+)
+def test_a_run_with_an_error_that_nobody_foresaw_fails_and_the_others_go_on(
+    error: Exception,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "r"
+    with monkeypatch.context() as patched:
+        _poison(patched, 1, error)
+        assert main(_arguments(out)) == 2
+    said = capsys.readouterr().err
+    assert "1 of 4 runs failed (run 1), the first of them fedavg with seed 0: " in said
+    assert f"and failures.txt, and try them again with: securecluster resume {out} --retry" in said
+    assert said.count("\n") == 1
+    lines = _table(out / "runs.csv")
+    assert [line["status"] for line in lines] == ["done", "failed", "done", "done"]
+    assert [line["fault"] for line in lines] == ["False", "True", "False", "False"]
+    assert re.fullmatch(reason, lines[1]["reason"])
+    tracebacks = (out / "failures.txt").read_text()
+    assert tracebacks.startswith("run 1: fedavg, noise 0.5, seed 0\nTraceback")
+    assert "raise error" in tracebacks
+    (threshold,) = _table(out / "thresholds.csv")
+    assert (threshold["failed"], threshold["left_out"]) == ("1", "1")
+
+    # it stays as it is, until it is asked for
+    record = (out / "runs.jsonl").read_bytes()
+    assert main(["resume", str(out)]) == 2
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "(1 of 4 runs failed)" in shown
+    assert "fedavg: 1 run failed (run 1; in no mean, and σ* and ε* leave out their levels)" in shown
+    assert (out / "runs.jsonl").read_bytes() == record
+    assert main(["resume", str(out), "--quiet", "--retry"]) == 0
+    assert [line["status"] for line in _table(out / "runs.csv")] == ["done"] * 4
+    assert not (out / "failures.txt").exists()
+    assert (out / "runs.jsonl").read_bytes().startswith(record), "nothing is rewritten"
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_python_warns_of_runs_that_failed_and_keeps_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("pandas")
+    _poison(monkeypatch, 1, RuntimeError("a bug"))
+    options: dict[str, Any] = {"noise": [0, 0.5], "seeds": 2, **DEALT, **SHARED}
+    with pytest.warns(SecureClusterWarning, match=r"1 of 4 runs failed \(run 1\).*a bug; see the"):
+        frame = securecluster.sweep(["fedavg"], **options)
+    assert list(frame.status) == ["done", "failed", "done", "done"]
+    assert list(frame.fault) == [False, True, False, False]
+    assert frame.reason[1] == "RuntimeError: a bug"
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_a_run_that_measures_what_no_run_can_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep_plan, "_finite", lambda _: math.nan)
+    assert main(_arguments(tmp_path / "r")) == 2
+    assert "4 of 4 runs failed (runs 0, 1, 2, 3)" in capsys.readouterr().err
+    lines = _table(tmp_path / "r" / "runs.csv")
+    assert {line["reason"] for line in lines} == {"it measured what no run can: score = nan"}
+    assert {line["accuracy"] for line in lines} == {""}
+
+
+class _Deaths:
+    """A pool of processes in which some tasks kill theirs; all others are done here."""
+
+    def __init__(self, deadly: Callable[[Any], bool]) -> None:
+        self.deadly = deadly
+        self.calls: list[tuple[list[list[int]], int]] = []
+
+    def __call__(self, work: Any, tasks: Any, processes: int) -> Any:
+        self.calls.append(([[cell.number for cell in task] for task in tasks], processes))
+        for task in tasks:
+            yield worker_pool.Died(task, -9) if self.deadly(task) else work(task)
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_the_runs_of_a_process_that_died_are_tried_once_more_and_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r"
+    # both batches, and one of their runs again
+    pool = _Deaths(lambda task: len(task) > 1 or task[0].number == 2)
+    monkeypatch.setattr(worker_pool, "results", pool)
+    assert main(_arguments(out, "--jobs", "2", "--together", "2")) == 2
+    # the runs of both batches, each alone, in one process
+    assert pool.calls == [([[0, 1], [2, 3]], 2), ([[0], [1], [2], [3]], 1)]
+    lines = _table(out / "runs.csv")
+    assert [line["status"] for line in lines] == ["done", "done", "failed", "done"]
+    assert lines[2]["reason"].startswith("its process was killed by signal 9, alone as well")
+    assert "(run 2)" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_drawings")
+@pytest.mark.parametrize(("jobs", "processes"), [("1", 0), ("2", 1)])
+def test_the_last_batch_has_a_process_of_its_own_unless_one_job_is_asked_for(
+    jobs: str, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = _Deaths(lambda task: False)
+    monkeypatch.setattr(worker_pool, "results", pool)
+    assert main(_arguments(tmp_path / "r", "--jobs", jobs, "--together", "4")) == 0
+    assert pool.calls[0] == ([[0, 1, 2, 3]], processes)
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_a_fault_of_a_batch_is_one_of_each_run_only_if_it_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from securecluster.training.stacked_runs import StackedRuns
+
+    def no_memory(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(StackedRuns, "train", no_memory)
+    out = tmp_path / "r"
+    assert main(_arguments(out, "--together", "4")) == 0
+    assert {line["status"] for line in _table(out / "runs.csv")} == {"done"}
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_resume_takes_the_jobs_of_the_start_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r"
+    # only the number of jobs is looked at
+    taken: list[Parallel] = []
+
+    def none_left(
+        plan: Any, recorded: Sequence[Any], parallel: Parallel, say: Any
+    ) -> Sequence[Any]:
+        taken.append(parallel)
+        return recorded
+
+    assert main(_arguments(out, "--jobs", "1", "--together", "3")) == 0
+    monkeypatch.setattr(sweep, "_rows", none_left)
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert main(["resume", str(out), "--quiet", "--jobs", "2"]) == 0
+    assert main(["resume", str(out), "--quiet", "--together", "1"]) == 0
+    assert main(["resume", str(out), "--quiet"]) == 0, "only that one call was told otherwise"
+    assert taken == [Parallel(1, 3), Parallel(2, 3), Parallel(1, 1), Parallel(1, 3)]
+    assert main(["resume", str(out), "--jobs", "-1"]) == 2
+    assert "jobs = -1 is not possible" in capsys.readouterr().err
+    config = json.loads((out / "config.json").read_text())
+    assert config["parallel"] == {"jobs": 1, "together": 3}
+    assert "jobs" not in json.dumps(config["sweep"]), "the same sweep may go on with others"
+
+
+def test_options_of_a_sweep_are_refused_for_other_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = [option for option in SMALL[:-2] if option != "--jobs"]
+    run, comparison = tmp_path / "run", tmp_path / "comparison"
+    assert main(["run", "local", *few, "--quiet", "--out", str(run)]) == 0
+    assert main(["compare", "local", "fedavg", *few, "--quiet", "--out", str(comparison)]) == 0
+    for folder, what in (
+        (run, "a single run"),
+        (comparison, "a comparison, which does what failed"),
+    ):
+        for option in (["--jobs", "2"], ["--together", "2"], ["--retry"]):
+            assert main(["resume", str(folder), *option]) == 2
+            said = capsys.readouterr().err
+            assert f"{folder} holds {what}" in said and f"{option[0]} is for sweeps" in said
+            assert said.count("\n") == 1
+
+
+def test_a_process_that_cannot_start_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_process(*_: object) -> None:
+        raise worker_pool.WorkerError("a process could not start")
+
+    monkeypatch.setattr(worker_pool, "results", no_process)
+    out = tmp_path / "a folder"
+    assert main(_arguments(out)) == 2
+    said = capsys.readouterr().err
+    assert f"could not start; go on with: securecluster resume '{out}'\n" in said
+
+
+def test_pictures_that_cannot_be_drawn_withhold_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pandas = pytest.importorskip("pandas")
+
+    def no_pictures(folder: Path, *_: object) -> None:
+        assert (folder / "runs.csv").is_file() and (folder / "thresholds.csv").is_file()
+        raise ValueError("no such backend")
+
+    monkeypatch.setattr(plots, "draw", no_pictures)
+    out = tmp_path / "r"
+    assert main(_arguments(out)) == 0
+    said = capsys.readouterr().err
+    assert "note: the pictures cannot be drawn (ValueError: no such backend)" in said
+    options: dict[str, Any] = {"noise": [0.5], "seeds": 1, **DEALT, **SHARED}
+    with pytest.warns(SecureClusterWarning, match="no such backend"):
+        frame = securecluster.sweep(["local"], folder=tmp_path / "python", **options)
+    assert isinstance(frame, pandas.DataFrame)
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_a_sweep_over_ones_own_columns_is_gone_on_with(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import numpy as np
+    import pyarrow
+
+    draws = np.random.default_rng(0)
+    columns: dict[str, Any] = {f"x{n}": draws.normal(size=120) for n in range(3)}
+    columns |= {"who": np.repeat(list("abcdef"), 20), "y": draws.integers(2, size=120)}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "own.parquet")
+    arguments = [
+        "sweep",
+        "local",
+        "--data",
+        str(tmp_path / "own.parquet"),
+        "--client-column",
+        "who",
+    ]
+    arguments += ["--label-column", "y", "--feature-columns", "x0", "x1", "--rounds", "1"]
+    arguments += ["--model", "linear", "--noise", "0", "--seeds", "2", "--jobs", "1", "--quiet"]
+    out = tmp_path / "r"
+    assert main([*arguments, "--out", str(out)]) == 0
+    lines = _timeless(out / "runs.csv")
+    record = out / "runs.jsonl"
+    record.write_text(record.read_text().splitlines(keepends=True)[0])
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert _timeless(out / "runs.csv") == lines
 
 
 @pytest.mark.usefixtures("no_drawings")
@@ -352,34 +650,60 @@ def test_a_stopped_sweep_goes_on_and_does_no_run_twice(
     assert begun == [3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("damage", ["line", "config", "data"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "line",
+        "config",
+        "data",
+        "earlier version",
+        ("by", "time"),
+        ("seeds", "34"),
+        ("levels", ["a"]),
+        ("variants", [{"label": 3, "protocol": "cfl", "options": {}}]),
+        ("settings", {"threads": "1"}),
+        ("simulation", {"clients": [6]}),
+    ],
+)
 def test_a_damaged_sweep_is_refused_in_one_sentence(
-    damage: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: str | tuple[str, Any], whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "r"
     out.mkdir()
     for name in (".securecluster", "config.json", "runs.jsonl"):
         (out / name).write_bytes((whole / name).read_bytes())
     sentence = "differs from what was written there"
+    config = json.loads((out / "config.json").read_text())
     if damage == "line":
+        sentence = f"line 1 of {out / 'runs.jsonl'} {sentence}"
         (out / "runs.jsonl").write_text('{"run": 0, "ari": \n')
     elif damage == "config":
         (out / "config.json").write_text("{}")
-    else:
-        text = (out / "config.json").read_text().replace('"data_digest": "', '"data_digest": "0')
+    elif damage == "data":
+        config["data_digest"] += "0"
         sentence = "was run on other data"
-        _sealed(out, text)
+        _sealed(out, config)
+    elif damage == "earlier version":
+        del config["parallel"]
+        sentence = "is of an earlier version, whose runs.jsonl has no digests"
+        _sealed(out, config)
+    else:
+        name, value = damage
+        config["sweep"][name] = value
+        sentence = "the plan of the sweep does not parse"
+        _sealed(out, config)
     assert main(["resume", str(out), "--quiet"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and sentence in said
 
 
-def _sealed(folder: Path, config: str) -> None:
+def _sealed(folder: Path, config: dict[str, Any]) -> None:
     """Write a config.json whose digest the marker has."""
     from securecluster.core import manifest
 
-    marker = manifest.encode({"config.json": manifest.Mark.of(config.encode())})
-    (folder / "config.json").write_text(config)
+    text = json.dumps(config)
+    marker = manifest.encode({"config.json": manifest.Mark.of(text.encode())})
+    (folder / "config.json").write_text(text)
     (folder / ".securecluster").write_bytes(marker)
 
 
@@ -389,6 +713,7 @@ def test_a_killed_sweep_of_two_processes_ends_as_if_it_never_had_been(
 ) -> None:
     out = tmp_path / "r"
     arguments = ["fedavg", "local", *SMALL[:-1], "2", "--clip", "1", "--noise", "0.5", "0"]
+    arguments += ["--keys-from-seed"]  # as `whole` has them, by the default of tests
     command = [sys.executable, "-m", "securecluster", "sweep", *arguments, "--seeds", "2"]
     process = subprocess.Popen([*command, "--seed", "3", "--quiet", "--out", str(out)])
     record = out / "runs.jsonl"
@@ -402,18 +727,6 @@ def test_a_killed_sweep_of_two_processes_ends_as_if_it_never_had_been(
     assert _timeless(out / "runs.csv") == _timeless(whole / "runs.csv")
     numbers = [json.loads(line)["run"] for line in record.read_text().splitlines()]
     assert sorted(numbers) == list(range(8))
-
-
-def test_workers_give_every_result_and_their_errors() -> None:
-    # functions of modules that load at once
-    found = sorted(worker_pool.results(math.factorial, [1, 2, 3, 4, 5], 2))
-    assert found == [1, 2, 6, 24, 120]
-    with pytest.raises(UsageError, match="did you mean 'cfl'"):
-        list(worker_pool.results(protocol_class, ["cffl"], 2))
-    with pytest.raises(RuntimeError, match="ValueError"):
-        list(worker_pool.results(math.factorial, [-1], 2))
-    with pytest.raises(SecureClusterError, match=r"has died \(exit code 3\).*fewer --jobs"):
-        list(worker_pool.results(os._exit, [3], 2))
 
 
 def test_the_time_that_is_left_is_that_of_the_runs_ahead() -> None:

@@ -75,12 +75,16 @@ def test_under_noise_nothing_is_recovered(placement: str, federation: Federation
     assert not found.beats_chance
 
 
-def test_secure_sums_of_different_calls_do_not_prevent_it(federation: Federation) -> None:
+def test_secure_sums_of_different_calls_prevent_it_by_cohorts_alone(federation: Federation) -> None:
     # Clients compare the members of a sum with those of sums of the same rows. Rows of another call
     # are new, though a client that has no new average computes the same update again.
-    found = scored(Twice(**ONE, aggregation="secagg"), federation)
+    found = scored(Twice(**ONE, aggregation="secagg", cohort_size=0), federation)
     assert isinstance(found, Score)
     assert found.value > 0.999
+    # the sums are over other cohorts, which differ in more than one client
+    assert scored(Twice(**ONE, aggregation="secagg"), federation) == (
+        "not applicable: no two sums over groups that differ in one client were observed"
+    )
 
 
 def test_sums_over_the_same_clients_are_not_applicable(federation: Federation) -> None:

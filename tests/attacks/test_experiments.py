@@ -81,7 +81,7 @@ def test_malicious_clients_send_what_they_are_told_to(federation: Federation) ->
         assert torch.equal(attacked[client], expected)
     again = updates(protocol.fit(federation, FULL))
     assert torch.equal(torch.stack(again), torch.stack(honest)), "the next run is honest again"
-    with pytest.raises(UsageError, match="no client 6: clients are numbered from 0 to 5"):
+    with pytest.raises(UsageError, match="there is no client 6: clients go by name"):
         with_malicious_updates(protocol, federation, [6], flipped, FULL)
 
 

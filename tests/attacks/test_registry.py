@@ -54,6 +54,16 @@ class Nameless(Outsider):
     name = "other"
 
 
+class Requiring(Outsider):
+    name = "requiring"
+    requires = ("true cluster",)
+
+
+class Claiming(Outsider):
+    name = "claiming"
+    hidden_by = "a mask"
+
+
 class Demanding(Outsider):
     name = "demanding"
 
@@ -76,12 +86,14 @@ class Unscored(Attack):
 @pytest.fixture
 def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module = ModuleType("an_outsiders_module")
-    for kind in (Outsider, Nameless, Demanding, Unscored, Fixed):
+    for kind in (Outsider, Nameless, Requiring, Claiming, Demanding, Unscored, Fixed):
         setattr(module, kind.__name__, kind)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     points = {
         "outsider": "an_outsiders_module:Outsider",
         "nameless": "an_outsiders_module:Nameless",
+        "requiring": "an_outsiders_module:Requiring",
+        "claiming": "an_outsiders_module:Claiming",
         "demanding": "an_outsiders_module:Demanding",
         "unscored": "an_outsiders_module:Unscored",
         "scorer": "an_outsiders_module:Fixed",
@@ -112,6 +124,8 @@ def test_an_outsiders_attack_is_found_and_takes_no_name_of_ours(declared: None) 
     ("name", "said"),
     [
         ("nameless", "is called 'other' in its class"),
+        ("requiring", "has 'true cluster' in requires: give a set of constants"),
+        ("claiming", "has 'a mask' in hidden_by: give a set of constants"),
         ("demanding", "cannot be made without arguments"),
         ("unscored", "has no scorer: set it in its class"),
         ("scorer", "is no Attack"),

@@ -97,7 +97,7 @@ def test_rows_without_noise_are_read_and_other_noise_is_not_clients(
 def test_decryptions_in_full_precision_give_the_key_and_released_ones_do_not(
     runs: dict[str, Any], federation: Federation
 ) -> None:
-    full = scored(CkksRelease(rounded=False), runs["ckks"], federation)
+    full = scored(CkksRelease(exact=False), runs["ckks"], federation)
     assert full.value == 1.0 and full.beats_chance
     released = scored(CkksRelease(), runs["ckks"], federation)
     assert released.value < 0.01 and not released.beats_chance

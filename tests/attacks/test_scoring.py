@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from securecluster.attacks.scoring import _unbiased
+from securecluster.attacks.base import Guess, Truth
+from securecluster.attacks.dp_audit import TwoWorldScorer
+from securecluster.attacks.label_distributions import MatchedCorrelation
+from securecluster.attacks.scoring import (
+    BETTER,
+    BOOTSTRAP,
+    CHANCE,
+    OF_BOUND,
+    OF_EQUALS,
+    Score,
+    Scorer,
+    _unbiased,
+    score,
+)
 
 
 def test_the_interval_of_a_biased_score_is_shifted_to_the_score() -> None:
@@ -23,3 +38,73 @@ def test_a_few_far_resamples_do_not_move_the_interval_off_the_score() -> None:
     resampled[0] = 5e5
     interval = _unbiased(resampled, 0.0)
     assert (interval.low, interval.high) == (0.0, 0.0)
+
+
+class Given(Scorer):
+    """The mean of units that are given."""
+
+    metric = "given"
+
+    def __init__(self, units: Any) -> None:
+        self._units = np.asarray(units, dtype=float)
+
+    def units(self, guess: Guess, truth: Truth) -> Any:
+        return self._units
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Any:
+        return draw.integers(0, 2, len(self._units)).astype(float)
+
+
+def scored(scorer: Scorer) -> Score:
+    return score(scorer, Guess("x", {}), Truth(federation=None))  # type: ignore[arg-type]
+
+
+def test_a_score_without_spread_has_no_interval_and_stands_for_itself() -> None:
+    # eight clients of eight are no proof that every client would be found
+    for units in ([0.7] * 6, [1.0] * 8, [1.0]):
+        result = scored(Given(units))
+        assert result.interval is None and result.interval_by == OF_EQUALS
+    assert scored(Given([0.5] * 30)).verdict == CHANCE
+    assert scored(Given([0.99] * 30)).verdict == BETTER
+
+
+class Matched(MatchedCorrelation):
+    """A guess of the shares of ten labels by forty clients, with noise."""
+
+    def __init__(self, noise: float, seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        shares = draw.dirichlet(np.ones(10), 40)
+        guess = shares[:, draw.permutation(10)] + noise * draw.normal(size=(40, 10))
+        self._rows_given = np.stack([guess, shares], axis=1)
+
+    def units(self, guess: Guess, truth: Truth) -> Any:
+        return self._rows_given
+
+    def shuffled(self, guess: Guess, truth: Truth, draw: np.random.Generator) -> Any:
+        rows = self._rows_given.copy()
+        rows[:, 1] = rows[draw.permutation(len(rows)), 1]
+        return rows
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("noise", [0.05, 1.0])
+def test_the_interval_of_a_best_match_does_not_begin_at_the_score(noise: float, seed: int) -> None:
+    result = scored(Matched(noise, seed))
+    assert result.interval is not None and result.interval_by == BOOTSTRAP
+    below = result.value - result.interval.low
+    above = result.interval.high - result.value
+    assert below > 0.01 and above > 0.01
+
+
+class Exact(TwoWorldScorer):
+    """Statistics that tell every coin."""
+
+    def units(self, guess: Guess, truth: Truth) -> Any:
+        return np.array([[10.0, 1], [11, 1], [10, 1], [0, 0], [1, 0], [0, 0]])
+
+
+def test_a_bound_has_no_interval_and_few_shuffles_do_not_move_its_chance() -> None:
+    result = scored(Exact())
+    assert result.interval is None and result.interval_by == OF_BOUND
+    # one of 20 orders of the coins is the true one
+    assert result.chance == 0 < result.value

@@ -183,14 +183,11 @@ GUARDS: dict[str, Removal] = {
     "one attempt has one list of members": without(UnmaskingGuard, "take_part"),
     "a replaced attempt stays replaced": unchecked_attempts,
     "a call has one open sum": unchecked_attempts,
-    "sums of a call do not differ by one client": both(
-        unchecked_attempts, without(UnmaskingGuard, "_check_difference")
-    ),
+    "sums of a call do not differ by one client": unchecked_attempts,
+    "sums are over whole cohorts": without(secure_sum_client, "check_cohorts"),
     "no share after the pad of one client": forgetful(lost=()),
     "no pad after the share of one client": forgetful(survivors=None),
-    "shares are revealed for one list of survivors": both(
-        forgetful(survivors=None), without(UnmaskingGuard, "_check_difference")
-    ),
+    "shares are revealed for one list of survivors": forgetful(survivors=None),
     "a lost client stays lost": forgetful(lost=()),
     "enough clients survive": unchecked_survivors,
     "a client's own row is in the sum": unchecked_survivors,

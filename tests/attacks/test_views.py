@@ -230,7 +230,8 @@ def test_a_key_authority_reads_r_and_the_server_labels_alone() -> None:
     assert found.groups == expected.groups == (tuple(range(6)),)
     apart = ~torch.eye(6, dtype=torch.bool)
     difference = (found.content - expected.content)[apart]
-    assert float(difference.abs().max()) < 1e-5
+    # clients round to 2^-14 before they encrypt, so not even the authority reads finer numbers
+    assert float(difference.abs().max()) <= 2**-15
     assert not [o for o in view_of(fitted).outcomes if o.verb == "pairs"]
 
 

@@ -12,9 +12,13 @@ from numpy.typing import NDArray
 from sklearn.cluster import AgglomerativeClustering, KMeans, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
-from securecluster.clustering.bipartition import bipartition
+from securecluster.clustering import noise_robust
+from securecluster.clustering.bipartition import bipartition, separated
 from securecluster.clustering.noise_robust import (
     CLUSTERERS,
+    TESTED,
+    TESTED_BY_MEANS,
+    _sample,
     affinity,
     contrasted,
     eigengap,
@@ -25,6 +29,7 @@ from securecluster.clustering.noise_robust import (
     split_into_two,
     with_company,
 )
+from securecluster.clustering.significance import Null, p_value
 from securecluster.errors import UsageError
 
 NOISY = CLUSTERERS[1:]
@@ -187,6 +192,112 @@ def test_a_split_of_noise_is_no_rarer_than_it_is(clusterer: str, directions: int
             evidence_for_split(alpha, clusterer, 0.0, 0.01, seed=2).p_value for alpha in made
         ]
         assert sum(chance <= 0.01 for chance in chances) <= 2, m
+
+
+def draws_of_all(
+    alpha: NDArray[np.float64], clusterer: str, level: float, seed: int
+) -> tuple[float, float]:
+    """The separation and p-value by draws of all clients, one at a time, by the definition."""
+
+    def separation(cosines: NDArray[np.float64]) -> tuple[float, list[int]]:
+        if clusterer == "paper":
+            found = separated(cosines)
+            return found.score, found.labels
+        labels = partition(cosines, clusterer, max(2, eigengap(cosines)), seed)
+        return mean_separation(cosines, labels), labels
+
+    observed, labels = separation(alpha)
+    null, generator = Null.within(alpha, labels), np.random.default_rng(seed)
+    draws = round(1 / level) - 1
+    for drawn in range(1, draws + 1):
+        rows = generator.standard_normal((len(alpha), len(null.spread))) * np.sqrt(null.spread)
+        inner = rows @ rows.T + null.mean + null.bulk * np.eye(len(alpha))
+        norms = np.sqrt(inner.diagonal())
+        if separation(np.clip(inner / np.outer(norms, norms), -1, 1))[0] >= observed:
+            return observed, 1 / drawn
+    return observed, 1 / (draws + 1)
+
+
+@pytest.mark.parametrize(
+    ("clusterer", "m"), [("paper", 5), ("paper", 40), ("paper", TESTED), ("average", 60)]
+)
+def test_of_clients_that_are_tested_together_every_one_is_drawn(clusterer: str, m: int) -> None:
+    for wide in (0.4, 1.5, 4.0):
+        alpha = cosines(points(m, 2, each=m // 2, spread=wide)[0])
+        expected = draws_of_all(alpha, clusterer, 0.02, seed=3)
+        found = evidence_for_split(alpha, clusterer, -1.0, 0.02, seed=3)
+        assert found.separation == expected[0]
+        assert found.p_value == pytest.approx(expected[1])
+
+
+@pytest.mark.parametrize(("clusterer", "most"), [("paper", TESTED), ("average", TESTED_BY_MEANS)])
+def test_of_many_clients_a_sample_is_drawn(
+    clusterer: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+
+    def noted(*arguments: object) -> float:
+        null = arguments[2]
+        assert isinstance(null, Null)
+        drawn.append((null.clients, len(null.spread)))
+        return p_value(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(noise_robust, "p_value", noted)
+    for few in (500, 100, 30):
+        truth = np.arange(1000) < few
+        wide = np.where(truth[:, None], np.eye(1, 200), np.eye(1, 200, 1))
+        noise = np.random.default_rng(few).normal(scale=0.05, size=(1000, 200))
+        evidence = evidence_for_split(cosines(wide + noise), clusterer, 0.25, 0.05, seed=4)
+        assert evidence.p_value == pytest.approx(0.05), few
+    # of two clusters m - 2 contrasts are left
+    assert drawn == [(most, most - 2)] * 3
+
+
+def sampled(m: int, size: int, seed: int) -> list[int]:
+    """The clients that are tested of m."""
+    numbered = np.tile(np.arange(float(m)), (m, 1))
+    found, _ = _sample(numbered, [0] * m, size, np.random.default_rng(seed))
+    return [int(place) for place in found[0]]
+
+
+def test_a_sample_depends_on_the_seed_alone_and_takes_no_draw_of_the_test() -> None:
+    places = sampled(300, 40, seed=5)
+    assert len(set(places)) == 40 and places == sorted(places)
+    alpha = np.random.default_rng(0).random((300, 300))
+    generator = np.random.default_rng(5)
+    found, labels = _sample(alpha, list(range(300)), 40, generator)
+    np.testing.assert_array_equal(found, alpha[np.ix_(places, places)])
+    assert labels == list(range(40))
+    assert generator.random() == np.random.default_rng(5).random()
+    assert sampled(300, 40, seed=6) != places
+
+
+def test_a_sample_is_tested_for_the_clusters_of_all_and_not_for_its_own() -> None:
+    """Two halves are bridged by a client outside of the sample, so they are not what is split."""
+    inside = sampled(300, TESTED, seed=9)
+    outside = [k for k in range(300) if k not in inside]
+    together = np.equal.outer(np.arange(300) % 2, np.arange(300) % 2)
+    alpha = np.where(together, 0.6, 0.0)
+    bridge, pair = outside[0], [inside[0], outside[1]]
+    alpha[bridge, :] = alpha[:, bridge] = 0.6
+    alpha[pair, :] = alpha[:, pair] = 0.0
+    alpha[np.ix_(pair, pair)] = 0.9
+    np.fill_diagonal(alpha, 1.0)
+    assert separated(alpha).best == tuple(sorted(pair))
+    assert evidence_for_split(alpha, "paper", 0.25, 0.05, seed=9) == (0.9, 1.0)
+    halves = alpha[np.ix_(inside[1:], inside[1:])]
+    assert evidence_for_split(halves, "paper", 0.25, 0.05, seed=9).p_value <= 0.05
+
+
+def test_many_clients_without_clusters_are_seldom_split() -> None:
+    """The binomial chance of more than 6 of 40 at 0.05 is below one in 200."""
+    for clusterer in ("paper", "average"):
+        split = 0
+        for seed in range(40):
+            noise = np.random.default_rng([7, seed]).normal(size=(240, 120))
+            evidence = evidence_for_split(cosines(noise), clusterer, 0.0, 0.05, seed)
+            split += evidence.p_value <= 0.05
+        assert split <= 6, clusterer
 
 
 @pytest.mark.few(1)

@@ -119,6 +119,19 @@ def test_draws_stop_at_the_first_that_reaches_the_observed_value() -> None:
     assert made[0] == 7 + 99
 
 
+def test_each_tested_draw_is_told() -> None:
+    null, told = Null(4, np.ones(3), 0.0, 0.0), []
+
+    def statistic(drawn: Array) -> Array:
+        return np.full(len(drawn), float(len(told) >= 20))
+
+    def watch(tested: int, draws: int) -> None:
+        told.append((tested, draws))
+
+    p_value(statistic, 1.0, null, 0.01, np.random.default_rng(0), watch)
+    assert told == [(tested, 99) for tested in range(1, 26)]
+
+
 def test_variances_add_up_to_that_of_clients_around_their_groups_means() -> None:
     rows = np.random.default_rng(0).normal(size=(9, 6))
     labels = [0, 0, 0, 1, 1, 1, 1, 2, 2]

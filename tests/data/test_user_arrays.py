@@ -176,3 +176,114 @@ def test_test_samples_of_another_window_are_named() -> None:
             objective=Trajectory(),
             seed=0,
         )
+
+
+ROWS = np.random.default_rng(0).normal(size=(20, 2))
+CLASSES = (ROWS[:, 0] > 0).astype(int)
+SHUFFLED = np.random.default_rng(1).permutation(20)
+
+
+def frames(index: Any = None, order: Any = None) -> tuple[Any, Any]:
+    """X and y of pandas with the same labels of rows, y in another order if there is one."""
+    pandas = pytest.importorskip("pandas")
+    x = pandas.DataFrame(ROWS, columns=["a", "b"], index=index)
+    y = pandas.Series(CLASSES, index=index)
+    return x, y if order is None else y.iloc[order]
+
+
+def pairs_of(federation: Federation) -> set[tuple[bytes, int]]:
+    """The samples of the first client, training and held-out, each with its label."""
+    shard = federation.shards[0]
+    x, y = np.concatenate([shard.x, shard.x_test]), np.concatenate([shard.y, shard.y_test])
+    return {(row.tobytes(), int(label)) for row, label in zip(x, y, strict=True)}
+
+
+RIGHT = {(x.astype(np.float32).tobytes(), int(y)) for x, y in zip(ROWS, CLASSES, strict=True)}
+LABELS = [
+    None,
+    range(100, 120),
+    [f"patient-{k}" for k in range(20)],
+    [(k // 5, k % 5) for k in range(20)],  # labels of two levels
+]
+
+
+@pytest.mark.parametrize("index", LABELS, ids=["default", "numbers", "text", "pairs"])
+def test_labels_go_to_the_rows_of_their_index(index: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    if index is not None and isinstance(index[0], tuple):
+        index = pandas.MultiIndex.from_tuples(index)
+    x, y = frames(index, SHUFFLED)
+    assert pairs_of(Federation.from_arrays({"ann": (x, y)}, seed=0)) == RIGHT
+    column = y.to_frame("ill")  # a table of one column
+    assert pairs_of(Federation.from_arrays({"ann": (x, column)}, seed=0)) == RIGHT
+    plain = Federation.from_arrays({"ann": (ROWS, CLASSES)}, seed=0)
+    aligned = Federation.from_arrays({"ann": (x.to_numpy(), y.loc[x.index].to_numpy())}, seed=0)
+    assert Federation.from_arrays({"ann": (x, y)}, seed=0).digest() == plain.digest()
+    assert aligned.digest() == plain.digest()
+
+
+def test_held_out_rows_and_sequences_are_aligned_too() -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = frames(None, SHUFFLED)
+    federation = Federation.from_arrays({"ann": (x, y)}, test={"ann": (x, y)}, seed=0)
+    assert np.array_equal(federation.shards[0].y_test, CLASSES)
+    tokens, following = pandas.DataFrame(X), pandas.DataFrame(Y).iloc[::-1]
+    text = Federation.from_arrays({"ann": (tokens, following)}, objective=Language(), seed=0)
+    shard = text.shards[0]
+    assert np.array_equal(np.concatenate([shard.y, shard.y_test]), Y)
+
+
+def test_rows_go_by_position_unless_both_have_an_index() -> None:
+    x, y = frames(None, SHUFFLED)
+    by_position = {
+        (row.astype(np.float32).tobytes(), int(label))
+        for row, label in zip(ROWS, CLASSES[SHUFFLED], strict=True)
+    }
+    for pair in ((ROWS, y), (x, y.to_numpy()), (x, y.tolist()), (ROWS, CLASSES[SHUFFLED])):
+        assert pairs_of(Federation.from_arrays({"ann": pair}, seed=0)) == by_position
+    # equal labels of rows after a new numbering
+    renumbered = (x.reset_index(drop=True), y.reset_index(drop=True))
+    assert pairs_of(Federation.from_arrays({"ann": renumbered}, seed=0)) == by_position
+
+
+def test_repeated_labels_in_the_same_order_go_by_position() -> None:
+    repeated = [k // 2 for k in range(20)]
+    assert pairs_of(Federation.from_arrays({"ann": frames(repeated)}, seed=0)) == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda x, y: (x, y.set_axis(range(1, 21))), "the index of X has other rows than that"),
+        (lambda x, y: (x, y.iloc[:19]), "the index of X has other rows than that of y"),
+        (lambda x, y: (x.iloc[:19], y), "the index of X has other rows than that of y"),
+        (lambda x, y: (x, y.set_axis([str(k) for k in range(20)])), "the index of X has other"),
+        (lambda x, y: (x.set_axis([0, *range(19)]), y), "some labels repeat, so nothing says"),
+        (lambda x, y: (x, y.set_axis([0, *range(19)])), "some labels repeat, so nothing says"),
+    ],
+    ids=["shifted", "fewer labels", "fewer rows", "text", "repeated rows", "repeated labels"],
+)
+@pytest.mark.parametrize("held_out", [False, True])
+def test_rows_that_nothing_brings_together_are_refused(
+    change: Any, sentence: str, held_out: bool
+) -> None:
+    x, y = frames()
+    clients = {"ann": (x, y) if held_out else change(x, y)}
+    test = {"ann": change(x, y)} if held_out else None
+    with pytest.raises(UsageError, match=rf"client 'ann': .*{sentence}.*: give them the same inde"):
+        Federation.from_arrays(clients, test=test, seed=0)
+
+
+def test_true_clusters_may_be_a_series_by_name() -> None:
+    pandas = pytest.importorskip("pandas")
+    clients = {1: (ROWS, CLASSES), 2: (ROWS + 1, CLASSES)}
+    truth = pandas.Series([7, 5], index=[2, 1])
+    assert Federation.from_arrays(clients, truth=truth, seed=0).truth == (5, 7)
+    for wrong, sentence in (
+        (pandas.Series([7, 5, 5], index=[2, 1, 1]), "truth: 1 and 1 would both be the client '1'"),
+        (pandas.Series([7, 5]), r"truth must have an entry for every client.*check \['0', '2'\]"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            Federation.from_arrays(clients, truth=wrong, seed=0)
+    with pytest.raises(UsageError, match="clients is a mapping"):
+        Federation.from_arrays(pandas.Series([(ROWS, CLASSES)]), seed=0)  # type: ignore[arg-type]

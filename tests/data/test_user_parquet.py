@@ -47,6 +47,25 @@ def samples(federation: Federation) -> dict[str, set[tuple[bytes, int]]]:
     }
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.int64, np.float32, np.float64, str])
+def test_numbers_of_clients_are_their_names_whatever_their_type_is(
+    kind: Any, tmp_path: Path
+) -> None:
+    columns = {**PLAIN, "site": (np.arange(N) % 3 + 1).astype(kind), "region": np.arange(N) % 3}
+    federation = load(write(tmp_path / "numbered.parquet", columns), truth_column="region")
+    assert federation.names == ("1", "2", "3") and federation.truth == (0, 1, 2)
+    rows = X.astype(np.float32)
+    mine = {(rows[k].tobytes(), k % 5) for k in range(1, N, 3)}
+    for two in (2, "2"):
+        assert samples(federation.select([two]))["2"] == mine
+
+
+def test_names_that_differ_in_blanks_alone_are_refused(tmp_path: Path) -> None:
+    columns = {**PLAIN, "site": np.array(["s0", "s0 ", "s1"])[np.arange(N) % 3]}
+    with pytest.raises(UsageError, match="'s0' and 's0 ' would both be the client 's0'"):
+        load(write(tmp_path / "blanks.parquet", columns))
+
+
 def test_rows_go_to_their_clients_with_labels_numbered_in_ascending_order(tmp_path: Path) -> None:
     federation = load(write(tmp_path / "mine.parquet", PLAIN))
     assert (

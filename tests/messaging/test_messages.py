@@ -88,6 +88,17 @@ def test_a_stack_of_single_frames_is_the_batch(message: Mixed) -> None:
 
 
 @given(mixed(), st.data())
+def test_a_stack_of_batches_is_the_batch_that_they_were_cut_from(
+    message: Mixed, data: st.DataObject
+) -> None:
+    count = len(message.rows)
+    cut = data.draw(st.integers(0, count))
+    later = data.draw(st.integers(cut, count))
+    parts = [range(cut), range(cut, later), range(later, count)]
+    assert same(stack([select(message, part) for part in parts]), message)
+
+
+@given(mixed(), st.data())
 def test_select_takes_the_frames_asked_for_in_their_order(
     message: Mixed, data: st.DataObject
 ) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from securecluster.core.client_names import at
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Picks, Response, Rows, Shared, reply_header
@@ -178,9 +179,11 @@ def test_a_client_sees_its_own_frames_alone() -> None:
         ("server", SERVER),
         ({"server"}, SERVER),
         ("wire", WIRE),
-        (1, client(1)),
-        ([1], client(1)),
-        (np.int64(1), client(1)),
+        (1, client(2)),  # its name
+        ([1], client(2)),
+        (np.int64(1), client(2)),
+        (at(1), client(1)),
+        ([at(np.int64(1))], client(1)),
         ({client(1)}, client(1)),
         ("site-1", client(1)),
         (client("site-1"), client(1)),  # type: ignore[arg-type]
@@ -189,18 +192,18 @@ def test_a_client_sees_its_own_frames_alone() -> None:
     ],
     ids=str,
 )
-def test_parties_go_by_number_or_name(given: Any, party: Party) -> None:
+def test_parties_go_by_name_or_position(given: Any, party: Party) -> None:
     def frames_of(transcript: Transcript, who: Any) -> list[tuple[str, int, int]]:
         return [(s.method, s.step, s.bytes) for s in transcript.seen_by(who)]
 
     assert frames_of(named(), given) == frames_of(filled("full"), {party}) != []
-    several = [*given, 0] if isinstance(given, list | set) else [given, 0]
+    several = [*given, at(0)] if isinstance(given, list | set) else [given, at(0)]
     assert frames_of(named(), several) == frames_of(filled("full"), {party, client(0)})
 
 
 def test_who_exists_and_was_never_asked_saw_nothing() -> None:
     assert (
-        list(named().seen_by(3))
+        list(named().seen_by(at(3)))
         == list(named().seen_by("site-3"))
         == list(named().seen_by({client(3)}))
         == []
@@ -210,8 +213,9 @@ def test_who_exists_and_was_never_asked_saw_nothing() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        (), set(), 4, -1, {99}, client(99), client(-1), client("x"), client(None), "site-4", "",
-        "servers", b"server", None, True, 1.0, [True], {client(True)}, AUTHORITY, lps(0),
+        (), set(), 0, 3, 4, -1, {99}, at(4), client(99), client(-1), client("x"), client(None),
+        "site-4", "", "servers", b"server", None, True, 1.5, [True], {client(True)}, AUTHORITY,
+        lps(0),
         Party("server", 0), Party("nobody"), [SERVER, 99], [["server"]], ("server", "site-9"),
     ],
     ids=repr,
@@ -219,24 +223,27 @@ def test_who_exists_and_was_never_asked_saw_nothing() -> None:
 def test_parties_that_do_not_exist_are_refused_at_once(given: Any) -> None:
     with pytest.raises(
         UsageError,
-        match=r"this transcript has SERVER, WIRE, clients 0 to 3 by number or name \('site-0'",
+        match=r"this transcript has SERVER, WIRE, clients by name \('site-0', 'site-1', '1' …\) "
+        r"or position \(at\(0\) to at\(3\)\)$",
     ) as caught:
         named().seen_by(given)  # before the first frame is read
     assert "\n" not in str(caught.value)
 
 
-def test_without_names_clients_go_by_number_alone() -> None:
-    for given in ("site-0", client("0"), 3):  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match=r"SERVER, WIRE, clients 0 to 2 by number$"):
+def test_without_names_clients_go_by_position_alone() -> None:
+    for given in ("site-0", client("3"), 3, at(3)):  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"clients by position \(at\(0\) to at\(2\)\)$"):
             filled("full").seen_by(given)
+    assert filled("full").resolved([2, "1", at(0)]) == {client(2), client(1), client(0)}
 
 
 def test_a_name_of_two_parties_is_refused() -> None:
     transcript = filled("full")
     transcript.names = ("a", "wire", "a")
-    for given, words in (("a", "client/0 and client/2"), ("wire", "client/1 and wire")):
-        with pytest.raises(UsageError, match=f"{given!r} is the name of {words}: give the number"):
-            transcript.seen_by(given)
+    with pytest.raises(UsageError, match=r"'a' is the name of several clients: give at\(0\) or at"):
+        transcript.seen_by("a")
+    with pytest.raises(UsageError, match=r"'wire' is the name of a client, too: give at\(1\), or"):
+        transcript.seen_by("wire")
     assert list(transcript.seen_by(WIRE))
 
 

@@ -42,6 +42,7 @@ def make(name: str = "fedavg", **params: Any) -> Any:
         "epochs": 1,
         "model": "mlp-32",
         "aggregation": "secagg",
+        "cohort_size": 0,  # clients are lost one by one
         "placement": "distributed",
         "dp_unit": "client",
         "clip": CLIP,

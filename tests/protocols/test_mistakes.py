@@ -4,6 +4,7 @@ must pass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,16 +16,19 @@ import conformance
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from sixth import Client, Found, Mean, Sixth, State
 
 from securecluster import Federation, Rotation, protocols
 from securecluster.app import registry
 from securecluster.app.cli import main
+from securecluster.app.privacy_report import section, show
 from securecluster.errors import PolicyError, SecureClusterError, UsageError
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.protocols import FedAvg
 from securecluster.protocols.common.averaging import AveragingState, average_clusters
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.runtime import endpoint
 from securecluster.runtime.endpoint import GATHER, CallContext, answers
@@ -77,9 +81,9 @@ def test_without_a_mistake_the_sixth_protocol_passes_every_check(
 
 
 class Free(Client):
-    """Declares that its mean tells nothing of its data."""
+    """Declares that its mean is of nobody's data."""
 
-    @answers(GATHER, through=("mean",), fresh=True, private=False)
+    @answers(GATHER, fresh=True, private=False, public=("mean",))
     def tell(self, context: CallContext, query: Empty) -> Mean:
         return Mean(Rows(self.means(context)))
 
@@ -110,6 +114,100 @@ class Open(Client):
     @answers(GATHER, fresh=True)
     def tell(self, context: CallContext, query: Empty) -> Mean:
         return Mean(Rows(self.means(context)))
+
+
+@dataclass(frozen=True, eq=False)
+class Status:
+    """Client to server: that it is well, and a sample of its data."""
+
+    load: Rows  # (b, D)
+
+
+@dataclass(frozen=True, eq=False)
+class Note:
+    """Client to server: a single number, as a scalar."""
+
+    load: float
+
+
+def reporting(reply: type, **declared: Any) -> type[Client]:
+    """Return clients that also tell something of their data beside an honest mean."""
+
+    class Reporting(Client):
+        @answers(GATHER, **declared)
+        def status(self, context: CallContext, query: Empty) -> Any:
+            samples = [self.cohort.inputs(k).flatten(1)[0] for k in context.positions]
+            if reply is Note:
+                return Note(float(samples[0].sum()))
+            return Status(Rows(torch.stack(samples)))
+
+    Reporting.status.__annotations__["return"] = reply
+    return Reporting
+
+
+def asking(client: type[Client]) -> type[Sixth]:
+    """Return a protocol whose server asks for the status of every client first."""
+
+    class Asking(with_client(client)):  # type: ignore[misc]
+        def run_server(self, net: ServerChannel, run: Run) -> State:
+            self.told = net.gather(client.status, Empty(), to=net.clients)  # type: ignore[attr-defined]
+            return super().run_server(net, run)
+
+    return Asking
+
+
+@pytest.mark.parametrize("reply", [Status, Note])
+def test_samples_in_a_reply_that_is_said_not_to_be_private_are_refused(
+    reply: type, clients: Federation
+) -> None:
+    client = reporting(reply, private=False)
+    sentence = r"Reporting\.status would send load with private=False, at no cost to ε: leave"
+    with pytest.raises(UsageError, match=sentence) as told:
+        protocol(type("Leaky", (Sixth,), {"client": client, "__doc__": "One.", "name": "leaky"}))
+    assert one_sentence(told.value)
+    # a class that no declaration has checked
+    with pytest.raises(PolicyError, match=sentence):
+        made(asking(client), rounds=1, **cases.NOISE).fit(clients)
+
+
+def test_a_number_in_a_private_reply_makes_epsilon_infinite_whatever_its_kind(
+    clients: Federation,
+) -> None:
+    fitted = made(asking(reporting(Note)), rounds=1, **cases.NOISE).fit(clients)
+    assert ("status", "load") in fitted.ledger_.exact()
+    assert math.isinf(fitted.ledger_.epsilon)
+
+
+def test_what_is_declared_public_stands_in_ledger_and_report(
+    clients: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = reporting(Status, private=False, public=("load",))
+    fitted = made(asking(client), rounds=1, **cases.NOISE).fit(clients)
+    assert fitted.ledger_.declared_public() == [("status", "load")]
+    events = [event for event in fitted.ledger_.events if event.method == "status"]
+    assert [event.ids for event in events] == [tuple(range(len(clients)))]
+    without = made(Sixth, rounds=1, **cases.NOISE).fit(clients)
+    assert fitted.ledger_.price(1e-5) == without.ledger_.price(1e-5)
+    privacy = section(fitted)
+    (declared,) = privacy["declared_public"]
+    assert declared.startswith("load of status: ") and "nothing checks" in declared
+    assert "declared_public" not in section(without)
+    show(Console(width=500), privacy)  # type: ignore[arg-type]
+    assert "declared public" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("declared", "sentence"),
+    [
+        ({"public": ("load",)}, "names public fields of a private reply"),
+        ({"public": "load", "private": False}, "gives public as a text"),
+    ],
+)
+def test_public_fields_are_of_replies_that_are_not_private(
+    declared: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        reporting(Status, **declared)
 
 
 @pytest.mark.parametrize("mask", MASKS)

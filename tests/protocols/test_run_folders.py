@@ -327,3 +327,67 @@ def test_what_a_kill_left_half_written_is_removed_when_the_run_goes_on(tmp_path:
         (home / ".000001.safetensors.0123456789abcdef.tmp").write_bytes(b"half")
     made().fit(data(1), FULL, folder=tmp_path)
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def cell(folder: Path, seed: int, **more: Any) -> FedAvg:
+    """A notebook's cell that makes a module and fits it; a kernel's generator goes on from run to
+    run of the cell.
+    """
+    torch.manual_seed(seed)
+    network = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    return made(model=network).fit(data(1), FULL, folder=folder, **more)
+
+
+def test_a_cell_run_twice_with_an_own_module_says_how_to_go_on(tmp_path: Path) -> None:
+    first = cell(tmp_path, 0)
+    with pytest.raises(
+        RunFolderError,
+        match=r"another model: the first weights of an own module differ from run to run unless "
+        r"torch\.manual_seed is called just before it is made\): .*give another folder, or replace "
+        r"the run with force=True$",
+    ):
+        cell(tmp_path, 1)
+    assert torch.equal(models(cell(tmp_path, 0)), models(first)), "the same seed loads the run"
+    replaced = cell(tmp_path, 1, force=True)
+    assert not torch.equal(models(replaced), models(first))
+    assert torch.equal(models(cell(tmp_path, 1)), models(replaced))
+    with pytest.raises(RunFolderError, match=r"\(another model\)"):
+        made(model=torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Tanh())).fit(
+            data(1), FULL, folder=tmp_path
+        )
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_force_replaces_a_run_whether_it_ended_or_not(ended: bool, tmp_path: Path) -> None:
+    target = tmp_path / "run"
+    if ended:
+        made().fit(data(1), FULL, folder=target)
+    else:
+        stopped(target, data(1))
+    rounds: list[int] = []
+    fitted = made().fit(
+        data(2), FULL, folder=target, force=True, report=lambda line: rounds.append(line["round"])
+    )
+    assert rounds == [1, 2, 3, 4]
+    assert torch.equal(models(fitted), models(made().fit(data(2), FULL)))
+    assert torch.equal(models(made().fit(data(2), FULL, folder=target)), models(fitted))
+    new = made().fit(data(2), FULL, folder=tmp_path / "new", force=True)
+    assert torch.equal(models(new), models(fitted))
+
+
+def test_force_deletes_nothing_that_no_run_wrote(tmp_path: Path) -> None:
+    made().fit(data(1), FULL, folder=tmp_path / "run")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    for name, reason in (("run", "holds notes.txt, which"), ("other", "is not a run folder")):
+        with pytest.raises(UsageError, match=f"{reason}.*force=True will not.*another folder$"):
+            made().fit(data(2), FULL, folder=tmp_path / name, force=True)
+    after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != ".lock"}
+    assert after == {p: text for p, text in before.items() if p.name != ".lock"}
+
+
+def test_force_without_a_folder_is_a_mistake() -> None:
+    with pytest.raises(UsageError, match="force replaces the run in a folder: give folder"):
+        made().fit(data(1), FULL, force=True)

@@ -25,6 +25,7 @@ from conformance import Example, check_frames, check_nodes, check_replay, check_
 
 from securecluster import Federation
 from securecluster.app import privacy_report
+from securecluster.app.registry import PROTOCOLS, protocol_class
 from securecluster.core.randomness import Randomness
 from securecluster.errors import (
     FrameError,
@@ -34,14 +35,34 @@ from securecluster.errors import (
     UsageError,
 )
 from securecluster.messaging import wire
-from securecluster.messaging.messages import Call, Header, Picks, Response, Rows, format_ids
+from securecluster.messaging.messages import (
+    Call,
+    Empty,
+    Header,
+    Picks,
+    Response,
+    Rows,
+    Shared,
+    format_ids,
+)
 from securecluster.privacy.secure_sum.shamir import VALUE
 from securecluster.protocols import Settings
 from securecluster.protocols.common.messages import Update
-from securecluster.runtime.endpoint import SUM, Endpoint
+from securecluster.protocols.hidden.client import HiddenClient, PublicMean
+from securecluster.protocols.ifca.hidden_client import ChoiceCount
+from securecluster.protocols.nsim.client import NSIMClient
+from securecluster.runtime.endpoint import (
+    SUM,
+    CallContext,
+    Endpoint,
+    answers,
+    fixed_sums,
+    releases_of,
+)
 from securecluster.runtime.key_exchange import SumKey
 from securecluster.runtime.masked_replies import BOX, masked_class
 from securecluster.runtime.secure_sum_client import LostMembers, SeedShares
+from securecluster.runtime.server_channel import ServerChannel
 
 ACCEPTED = (
     "cfl sketch",
@@ -84,8 +105,8 @@ def small_pair_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(name: str, **params: Any) -> Any:
-    """A variant with secure sums and few rounds."""
-    small: dict[str, Any] = {"rounds": 4, "epochs": 1, "model": "mlp-32"}
+    """A variant with secure sums and few rounds, whose clients are lost one by one."""
+    small: dict[str, Any] = {"rounds": 4, "epochs": 1, "model": "mlp-32", "cohort_size": 0}
     return variant(name, **{**small, "aggregation": "secagg", **params})
 
 
@@ -290,6 +311,110 @@ def test_a_number_beyond_the_range_is_one_clear_sentence(federation: Federation)
         make("fedavg", sum_bound=1e-6).fit(federation)
     noised = make("fedavg", sum_bound=1e-6, clip=1.0, noise=0.1)
     noised.fit(federation)  # an error would tell of the data
+
+
+# --- rows that are the same in every call ---
+
+# Methods whose rows in sums are not the same in every call, with the reason. All others are held to
+# one list of clients.
+CHANGING = {
+    "cluster_losses": "losses of the clusters' models of a round",
+    "contribute": "an update from the averages, or of the model, of a round",
+    "contribute_block": "an update from the averages of the query",
+    "contribute_blocks": "an update of the model just chosen",
+    "contribute_kept_update": "the update of its own round",
+    "contribute_to": "an update of the model of the query",
+    "count_choice": "a choice among the query's models",
+    "judge": "losses of the query's models",
+    "known_losses": "losses of other clients' models, over the clusters of a round",
+    "lowest_loss": "losses of the query's models",
+    "train": "an update from the averages of the query",
+}
+
+
+def test_every_row_of_a_sum_is_held_to_one_list_or_says_why_it_changes() -> None:
+    changing = set()
+    fixed = set()
+    for name in PROTOCOLS:
+        client = protocol_class(name).client
+        summed = {method for method, release in releases_of(client).items() if SUM in release.via}
+        changing |= summed - fixed_sums(client)
+        fixed |= fixed_sums(client)
+    assert changing == set(CHANGING)
+    assert fixed == {"send_point", "send_moments", "send_cell", "send_step", "pool"}
+
+
+class Asked(HiddenClient):
+    @answers(SUM, unmasked=("count",))
+    def forgotten(self, context: CallContext, query: Empty) -> ChoiceCount:
+        """Return something of the data without saying that it never changes."""
+        raise NotImplementedError
+
+
+def test_a_method_that_is_asked_nothing_is_held_to_one_list_by_itself() -> None:
+    assert "forgotten" in fixed_sums(Asked)
+
+
+@pytest.mark.parametrize(("name", "calls"), [("hidden", 4), ("nsim", 1)])
+def test_no_second_list_opens_rows_that_follow_from_data_alone(
+    name: str, calls: int, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest_sum = ServerChannel.sum
+    held = []
+
+    def asked_again(net: Any, method: Any, query: Any, to: Any, by: Any = None, **rest: Any) -> Any:
+        first = honest_sum(net, method, query, to, by, **rest)
+        if method.__name__ in fixed_sums(HiddenClient) | fixed_sums(NSIMClient):
+            # a server that remembers nothing leaves a client out
+            net.aggregator._asked.clear()
+            others = None if by is None else by[1:]
+            with pytest.raises(PolicyError, match="another list of survivors"):
+                honest_sum(net, method, query, to[1:], others, **rest)
+            # the same list gives the same sum
+            again = honest_sum(net, method, query, to, by, **rest)
+            for field, value in vars(first.rows).items():
+                if value is not None:
+                    assert torch.equal(value.table, getattr(again.rows, field).table)
+            held.append(method.__name__)
+        return first
+
+    monkeypatch.setattr(ServerChannel, "sum", asked_again)
+    serve(make(name, rounds=1, mask="none"), federation)
+    assert len(held) == calls
+
+
+def test_a_query_that_differs_a_little_opens_no_other_list_either(federation: Federation) -> None:
+    net = serve(make("hidden", rounds=1), federation).net
+    mean = torch.zeros(net.limits.size("signature"), dtype=torch.float64)
+    net.sum(HiddenClient.send_moments, PublicMean(Shared(mean)), to=net.clients)
+    net.aggregator._asked.clear()
+    with pytest.raises(PolicyError, match="another list of survivors"):
+        net.sum(HiddenClient.send_moments, PublicMean(Shared(mean + 1e-9)), to=net.clients[1:])
+
+
+def test_a_sum_that_failed_after_shares_were_revealed_is_asked_for_over_the_same_clients(
+    federation: Federation,
+) -> None:
+    calls: list[Call] = []
+
+    def lost(call: Call) -> set[int]:
+        if call.method == "send_point":
+            calls.append(call)
+            return {5} if call.step == 1 else set()
+        # in the first call two clients reveal their shares, which are too few
+        if call.method == "reveal_shares" and call.step == 1:
+            return {2, 3, 4}
+        return set()
+
+    served = serve(make("hidden", rounds=1), federation, lost)
+    assert [call.to for call in calls] == [tuple(range(6))] * 2
+    lists = {
+        tuple(call.query.lost.table[list(call.query.lost.picks[0])].tolist())
+        for k, entry in enumerate(served.transcript.entries)
+        for call in [served.transcript.content(k)[0]]
+        if entry.method == "reveal_shares" and call.query.purpose == "send_point"
+    }
+    assert lists == {(5,)}
 
 
 # --- a server that lies ---

@@ -225,16 +225,21 @@ def test_what_lives_elsewhere_is_put_back_as_of_the_checkpoint(tmp_path: Path) -
     assert fresh["value"] == Box(14)
 
 
-def test_clients_files_are_for_the_owners_eyes_only(tmp_path: Path) -> None:
+def test_files_of_clients_and_of_a_key_authority_are_for_the_owners_eyes_only(
+    tmp_path: Path,
+) -> None:
     before = os.umask(0)
+    parts = keeper({"value": Box(1)})
+    parts["authority"] = parts["network"]
     try:
-        body(Run(tmp_path, keeper({"value": Box(1)})), State(), 2)
+        body(Run(tmp_path, parts), State(), 2)
     finally:
         os.umask(before)
     (checkpoint,) = tmp_path.glob("checkpoint-*")
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in checkpoint.iterdir()}
     assert modes == {
         "clients": 0o600,
+        "authority": 0o600,
         "network": 0o644,
         "clock": 0o644,
         "loop-train": 0o644,

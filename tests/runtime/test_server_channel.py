@@ -16,6 +16,8 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Empty, Header, Response, Rows
+from securecluster.messaging.parties import Party, lps
+from securecluster.messaging.refusals import reraise
 from securecluster.messaging.replies import _finite
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.masks import Permutation
@@ -109,9 +111,11 @@ def endpoint(
     stage = Permutation()
     pipeline = Pipeline([stage] if masked else [])
     at = range(len(rows)) if ids is None else ids
-    return Endpoint(
+    made = Endpoint(
         Toy(rows[list(at)]), at, CONFIG, pipeline, KeyRing(CONFIG, Randomness(5), stage.unlock)
     )
+    made.on_refusal = reraise
+    return made
 
 
 def network(rows: torch.Tensor, lost: Lost = nobody, masked: bool = False) -> ServerChannel:
@@ -141,6 +145,36 @@ def test_each_client_gets_its_own_row_of_the_query() -> None:
     )
     with pytest.raises(UsageError, match="3 rows cannot go to 2 clients"):
         network(ROWS).gather(Toy.shifted, query, to=(0, 1))
+
+
+class Number(int):
+    """A number that counts comparisons, of which a search in a list makes one for each item."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Number.compared += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def numbers(count: int, divisor: int = 1) -> list[int]:
+    """Return numbers of which equal ones are other objects, as after they were stored."""
+    return [Number(k // divisor) for k in range(count)]
+
+
+def comparisons_of_a_masked_sum(clients: int) -> int:
+    net = network(torch.ones(clients, 3), masked=True)
+    net.sum(Toy.masked_sum, Empty(), to=numbers(clients))  # with the key agreement
+    net.state.keyed = numbers(clients)
+    Number.compared = 0
+    net.sum(Toy.masked_sum, Empty(), to=numbers(clients), by=numbers(clients, divisor=10))
+    return Number.compared
+
+
+def test_a_masked_call_searches_no_list_of_clients() -> None:
+    assert comparisons_of_a_masked_sum(400) < 1.1 * 4 * comparisons_of_a_masked_sum(100)
 
 
 def test_steps_count_the_calls_and_rounds_are_in_the_frames() -> None:
@@ -319,6 +353,15 @@ def test_who_does_not_reply_is_asked_again_and_replies_keep_the_order_of_those_a
     pairs = network(ROWS, lost).pairs(Toy.relevance, Empty(), to=ALL, tries=2)
     assert pairs.ids == (0, 1, 2, 4)
     torch.testing.assert_close(pairs.value, ((ROWS + ROWS.T) / 2)[[0, 1, 2, 4]][:, [0, 1, 2, 4]])
+
+
+def test_who_reads_a_sum_is_told_in_the_order_of_the_local_servers() -> None:
+    readers: list[Party] = []
+    net = network(ROWS)
+    net.divide([4, 3, 2, 1, 0])
+    net.observe = lambda outcome: readers.append(outcome.reader)
+    net.pairs(Toy.relevance, Empty(), to=ALL)
+    assert readers == [lps(index) for index in range(5)]
 
 
 def test_pairs_refuses_rows_of_another_length_and_a_lone_reply() -> None:

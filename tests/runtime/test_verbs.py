@@ -303,8 +303,7 @@ def test_a_transcript_knows_the_clients_names_and_newcomers_numbers(tiny: Federa
     assert seen and seen == [s.step for s in fitted.transcript_.seen_by(0)]
     with pytest.raises(
         UsageError,
-        match=r"no party 'site-3': .*clients 0 to 2 by number or name \('site-1', 'site-0', "
-        r"'site-2'\)",
+        match=r"no party 'site-3': .*clients by name \('site-1', 'site-0', 'site-2'\) or position",
     ):
         fitted.transcript_.seen_by("site-3")
     fitted.predict(named.select([3]))

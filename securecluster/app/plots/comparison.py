@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from securecluster.app.number_format import printable, shown
 from securecluster.app.plots.curves import bounded, labelled, legend_place
-from securecluster.app.plots.figure import figure, save
+from securecluster.app.plots.figure import Drawing, figure, save_all
 from securecluster.app.report import megabytes
+from securecluster.runtime import run_secret
 
 Content = dict[str, Any]
 Row = dict[str, Any]  # of `protocols` or `together` in compare.json
@@ -44,11 +46,11 @@ def show(content: Content, console: Any = None) -> None:
         content: content of compare.json.
         console: rich's; None is one on standard output.
     """
-    from rich.console import Console
+    from securecluster.app.terminal import Console
 
     if console is None:
         # names of clients and data may contain what looks like markup
-        console = Console(markup=False, highlight=False)
+        console = Console(markup=False)
     target = content["target"]
     metric = content["metric"]
     rows = [_cells(row, target, metric) for row in content["protocols"]]
@@ -62,6 +64,8 @@ def show(content: Content, console: Any = None) -> None:
         console.print("; ".join(units))
     for line in _together(content):
         console.print(line)
+    if content.get("reproducible_keys"):
+        console.print(f"not covered: {run_secret.FROM_SEED}")
 
 
 def _is_empty(heading: str, rows: list[Cells]) -> bool:
@@ -259,16 +263,20 @@ def _number(value: float | None, digits: int) -> str:
     return f"{value:.{digits}f}"
 
 
-def draw(folder: Path, content: Content, histories: dict[str, Lines]) -> list[Path]:
+def draw(
+    folder: Path, content: Content, histories: dict[str, Lines], missing: bool = False
+) -> list[Path]:
     """Write the pictures of a comparison.
 
     One shows the metric over the rounds (accuracy.png, say), the other the metric against the
-    bytes (cost.png). A picture that no protocol has numbers for is left out.
+    bytes (cost.png). A picture that no protocol has numbers for is left out, and one that cannot be
+    drawn or written is a warning.
 
     Args:
         folder: of the comparison.
         content: content of compare.json.
         histories: the lines of each protocol's rounds, by its name.
+        missing: draw those that have no file yet.
 
     Returns:
         The paths of the pictures.
@@ -285,14 +293,12 @@ def draw(folder: Path, content: Content, histories: dict[str, Lines]) -> list[Pa
         if points:
             curves[name] = points
     ended = [row for row in content["protocols"] if row[metric] is not None]
-    paths = []
+    drawings: dict[str, Drawing] = {}
     if curves:
-        picture = _learning(title, curves, given_up, metric, unit)
-        paths.append(save(folder / f"{metric}.png", picture))
+        drawings[f"{metric}.png"] = partial(_learning, title, curves, given_up, metric, unit)
     if ended:
-        picture = _cost(title, ended, list(histories), metric, unit)
-        paths.append(save(folder / "cost.png", picture))
-    return paths
+        drawings["cost.png"] = partial(_cost, title, ended, list(histories), metric, unit)
+    return save_all(folder, drawings, missing)
 
 
 def _kept(lines: Lines) -> Lines:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from securecluster.app.contents import Result, scores_of
+from securecluster.app.number_format import printable
 from securecluster.app.plots.dendrogram import dendrogram
-from securecluster.app.plots.figure import figure, save
+from securecluster.app.plots.figure import Drawing, figure, save_all
 from securecluster.app.plots.matrices import graph, relevance, similarity
 from securecluster.app.plots.parameter_tree import tree
 from securecluster.app.plots.similarity_scatter import similarity_pairs
@@ -14,88 +17,91 @@ from securecluster.app.plots.similarity_scatter import similarity_pairs
 # axis label and title of a dendrogram of relevance R
 RELATED = ("1 − R", "clients by relevance of data")
 MOST_LINES = 24  # with as many lines, the legend would cover the curves
-Content = dict[str, Any]
 History = list[dict[str, Any]]
-Figures = dict[str, Any]  # by file name
+Drawings = dict[str, Drawing]  # by file name
 NumberedTest = tuple[int, dict[str, Any]]  # a round, and one cluster's split test in it
 
 
-def draw(folder: Path, content: Content, history: History, state: Any) -> list[Path]:
+def draw(
+    folder: Path, content: Result, history: History, state: Any, missing: bool = False
+) -> list[Path]:
     """Write the pictures of a run, as far as it has numbers for them.
+
+    One that cannot be drawn or written is a warning.
 
     Args:
         folder: of the run.
         content: content of result.json.
         history: a line for each round.
         state: final state of the server; its fields decide which pictures there are.
+        missing: draw those that have no file yet.
 
     Returns:
         The paths of the pictures.
     """
-    metric = content["metric"]
     labels = content["labels"]
-    pictures: Figures = {}
+    pictures: Drawings = {}
     # no client's score: the metric has no curve
-    if content["metrics"][metric]["after"] is not None:
-        pictures[f"{metric}.png"] = _learning(history, content)
-    pictures |= _matrices(state, labels)
+    if scores_of(content)["after"] is not None:
+        pictures[f"{content['metric']}.png"] = partial(_learning, history, content)
+    pictures |= _matrices(state, labels, content["names"])
     pictures |= _histories(state, history, content)
-    pictures |= _dendrogram(state, labels)
-    return [save(folder / name, picture) for name, picture in pictures.items()]
+    pictures |= _dendrogram(state, labels, content["names"])
+    return save_all(folder, pictures, missing)
 
 
-def _matrices(state: Any, labels: list[int]) -> Figures:
-    """Return figures of the server's matrices over pairs of clients, by file name.
+def _matrices(state: Any, labels: list[int], names: list[str]) -> Drawings:
+    """Return drawings of the server's matrices over pairs of clients, by file name.
 
     Args:
         state: final state of the server.
         labels: each client's cluster, (m,).
+        names: of the clients, (m,).
     """
-    figures = {}
+    figures: Drawings = {}
     # which of these fields a state has depends on the protocol; they are empty before the round
     # that computes them
     alpha = getattr(state, "alpha", None)
     if alpha is not None and len(alpha):
-        figures["similarity.png"] = similarity(alpha.numpy(), labels)
+        figures["similarity.png"] = partial(similarity, alpha.numpy(), labels, names)
     between = getattr(state, "relevance", None)
     if between is not None and len(between):
         linkage = getattr(state, "linkage", None)
         ids = getattr(linkage, "ids", None)
-        figures["relevance.png"] = relevance(between.numpy(), labels, ids)
+        figures["relevance.png"] = partial(relevance, between.numpy(), labels, ids, names)
     record = getattr(state, "graph", None)
     if record is not None and len(record.distance) > 1:
-        figures["graph.png"] = graph(record, labels)
+        figures["graph.png"] = partial(graph, record, labels, names)
     return figures
 
 
-def _histories(state: Any, history: History, content: Content) -> Figures:
-    """Return figures of how clusters were formed, by file name.
+def _histories(state: Any, history: History, content: Result) -> Drawings:
+    """Return drawings of how clusters were formed, by file name.
 
     Args:
         state: final state of the server.
         history: a line for each round.
         content: content of result.json.
     """
-    figures = {}
+    figures: Drawings = {}
     if any(line.get("split_tests") for line in history):
-        figures["separation.png"] = _separation(history)
+        figures["separation.png"] = partial(_separation, history)
     parameter_tree = getattr(state, "tree", None)
     if parameter_tree is not None:
-        figures["tree.png"] = tree(parameter_tree.nodes, content)
+        figures["tree.png"] = partial(tree, parameter_tree.nodes, content)
     # NSIM's model of similarity
     if getattr(state, "known", None) is not None:
-        scatter = similarity_pairs(state, history)
-        if scatter is not None:
-            figures["similarity-pairs.png"] = scatter
+        figures["similarity-pairs.png"] = partial(similarity_pairs, state, history)
     return figures
 
 
-def _dendrogram(state: Any, labels: list[int]) -> Figures:
-    """Return the figure of a hierarchical clustering by file name; nothing where there was none.
+def _dendrogram(state: Any, labels: list[int], names: list[str]) -> Drawings:
+    """Return the drawing of a hierarchical clustering by file name; nothing where there was none.
 
     Args:
         state: final state of the server.
         labels: each client's cluster, (m,).
+        names: of the clients, (m,).
     """
     linkage = getattr(state, "linkage", None)
     if linkage is None:
@@ -103,10 +109,8 @@ def _dendrogram(state: Any, labels: list[int]) -> Figures:
     between = getattr(state, "relevance", None)
     if between is not None and len(between):
         # clusters of relevance, not of updates
-        picture = dendrogram(linkage, labels, *RELATED)
-    else:
-        picture = dendrogram(linkage, labels)
-    return {"dendrogram.png": picture}
+        return {"dendrogram.png": partial(dendrogram, linkage, labels, *RELATED, names=names)}
+    return {"dendrogram.png": partial(dendrogram, linkage, labels, names=names)}
 
 
 def _mark_rounds(axes: Any, history: History) -> None:
@@ -126,7 +130,7 @@ def _mark_rounds(axes: Any, history: History) -> None:
             label = None  # the legend has one entry for all of these lines
 
 
-def _learning(history: History, content: Content) -> Any:
+def _learning(history: History, content: Result) -> Any:
     """Return a figure of the metric over the rounds.
 
     Args:
@@ -141,7 +145,7 @@ def _learning(history: History, content: Content) -> Any:
     axes.plot(rounds, values, marker=".", label="mean over clients")
     _mark_rounds(axes, history)
     axes.set(
-        title=f"{content['protocol']} on {content['data']}",
+        title=printable(f"{content['protocol']} on {content['data']}"),
         xlabel="round",
         ylabel=labelled(metric, content["unit"]),
     )

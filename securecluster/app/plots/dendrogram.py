@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-NAMED = 200  # leaves; with more, their numbers would not be readable
-UPRIGHT = 30  # leaves; with more, their numbers are turned so that they do not overlap
+from securecluster.app.plots.figure import long, tick_names
+
+NAMED = 200  # leaves; with more, their names would not be readable
+UPRIGHT = 30  # leaves; with more, their names are turned so that they do not overlap
 ACROSS = "0.45"  # grey of merges of different clusters
 # matplotlib's colour C7 is left out: it is a grey like that of merges across clusters
 HUES = (0, 1, 2, 3, 4, 5, 6, 8, 9)
@@ -21,6 +23,7 @@ def dendrogram(
     labels: Sequence[int],
     distance: str = "distance",
     compared: str = "clients' updates",
+    names: Sequence[str] | None = None,
 ) -> Any:
     """Return a figure of the merges, coloured by cluster, with the cut as a line.
 
@@ -30,6 +33,7 @@ def dendrogram(
         labels: each client's cluster, (m,).
         distance: label of the vertical axis.
         compared: the merged quantity, as the title names it.
+        names: of the clients, (m,); None is their positions.
     """
     from matplotlib.figure import Figure
     from scipy.cluster.hierarchy import dendrogram as scipy_dendrogram
@@ -48,7 +52,7 @@ def dendrogram(
     _draw_links(axes, layout)
     highest_merge = float(merges[:, 2].max())
     _mark_cut(axes, float(linkage.threshold), highest_merge)
-    _name_leaves(axes, leaves, labels)
+    _name_leaves(axes, leaves, labels, names)
     axes.set(
         title=_title(leaves, labels, compared),
         xlabel="client, coloured by cluster",
@@ -140,26 +144,29 @@ def _mark_cut(axes: Any, cut: float, highest_merge: float) -> None:
     axes.set_ylim(0, height or 1.0)
 
 
-def _name_leaves(axes: Any, leaves: Sequence[int], labels: Sequence[int]) -> None:
-    """Write client numbers under the leaves, in their clusters' colours.
+def _name_leaves(
+    axes: Any, leaves: Sequence[int], labels: Sequence[int], names: Sequence[str] | None
+) -> None:
+    """Write clients' names under the leaves, in their clusters' colours.
 
     Args:
         axes: matplotlib axes.
-        leaves: client numbers from left to right, (r,).
+        leaves: positions of clients from left to right, (r,).
         labels: each client's cluster, (m,).
+        names: of the clients, (m,); None is their positions.
     """
     axes.set_xlim(0, LEAF_SPACING * len(leaves))
     if len(leaves) > NAMED:
         axes.set_xticks([])
         return
     ticks = FIRST_LEAF + LEAF_SPACING * np.arange(len(leaves))
-    names = [str(client) for client in leaves]
+    marks = tick_names(leaves, names)
     rotation = 0
-    if len(leaves) > UPRIGHT:
+    if len(leaves) > UPRIGHT or long(marks):
         rotation = 90
     font_size = 620 / len(leaves)  # points
     font_size = min(8.0, max(4.0, font_size))
-    axes.set_xticks(ticks, names, rotation=rotation, fontsize=font_size)
+    axes.set_xticks(ticks, marks, rotation=rotation, fontsize=font_size, parse_math=False)
     for text, client in zip(axes.get_xticklabels(), leaves, strict=True):
         text.set_color(_cluster_colour(labels[client]))
     axes.tick_params(axis="x", length=0)

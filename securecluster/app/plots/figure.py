@@ -1,13 +1,25 @@
-"""Figures: an empty one, and one saved as a file."""
+"""Figures: an empty one, one saved as a file, and all those of a folder."""
 
 from __future__ import annotations
 
 import io
 import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from securecluster.app.number_format import printable
 from securecluster.core import atomic_files
+from securecluster.errors import SecureClusterWarning
+
+Drawing = Callable[[], Any]  # returns a figure, or None where there is nothing to show
+
+WIDEST = 14  # letters of a client's name at an axis
+UPRIGHT_LETTERS = 3  # of names that stand side by side at a horizontal axis
 
 
 def figure(
@@ -22,14 +34,57 @@ def figure(
         columns: columns of axes.
         share: whether rows share their horizontal axis.
     """
-    # no warning about a cache folder that cannot be written
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    _load_matplotlib()
     # not pyplot: it keeps every figure in global state until it is closed
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(picture)  # whatever backend the session or the environment has
     axes = picture.subplots(rows, columns, sharex=share and rows > 1)
     return picture, axes
+
+
+def tick_names(clients: Sequence[int], names: Sequence[str] | None) -> list[str]:
+    """Return what clients are called at an axis; names of any length are cut.
+
+    Args:
+        clients: their positions.
+        names: of all clients; None is their positions.
+    """
+    if names is None:
+        return [str(client) for client in clients]
+    texts = []
+    for client in clients:
+        text = printable(names[client])
+        if len(text) > WIDEST:
+            text = f"{text[: WIDEST - 1]}…"
+        texts.append(text)
+    return texts
+
+
+def long(texts: Sequence[str]) -> bool:
+    """Return whether texts at a horizontal axis would overlap if they were upright."""
+    return max(map(len, texts), default=0) > UPRIGHT_LETTERS
+
+
+def _load_matplotlib() -> None:
+    """Import matplotlib, whatever backend the environment names: these figures need none."""
+    if "matplotlib" in sys.modules:
+        return
+    # no warning about a cache folder that cannot be written
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    try:
+        import matplotlib
+    except ValueError:
+        # MPLBACKEND is no backend that matplotlib knows: half of its modules are loaded now
+        for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+            del sys.modules[name]
+        backend = os.environ.pop("MPLBACKEND", "")
+        try:
+            import matplotlib  # noqa: F401
+        finally:
+            os.environ["MPLBACKEND"] = backend
 
 
 def save(path: Path, picture: Any) -> Path:
@@ -46,3 +101,46 @@ def save(path: Path, picture: Any) -> Path:
     picture.savefig(buffer, format="png", dpi=120)
     atomic_files.write_atomic(path, buffer.getvalue())
     return path
+
+
+def save_all(folder: Path, drawings: Mapping[str, Drawing], missing: bool = False) -> list[Path]:
+    """Draw figures and write them, and return the paths of their files.
+
+    One that cannot be drawn or written is a warning.
+
+    Args:
+        folder: of the files.
+        drawings: by file name.
+        missing: draw those that have no file yet.
+    """
+    paths = []
+    for name, drawing in drawings.items():
+        path = folder / name
+        if missing and path.is_file():
+            paths.append(path)
+            continue
+        with optional(path):
+            picture = drawing()
+            if picture is not None:
+                paths.append(save(path, picture))
+    return paths
+
+
+@contextmanager
+def optional(path: Path) -> Iterator[None]:
+    """Turn any error within the context into a warning that a picture is missing.
+
+    Args:
+        path: of the picture, whose numbers are on the disk already.
+    """
+    try:
+        yield
+    except Exception as error:
+        # the first line: some of matplotlib's reasons are long
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        warnings.warn(
+            f"{path} was not drawn ({reason}): the numbers are complete without it, and resume "
+            "tries again",
+            SecureClusterWarning,
+            stacklevel=3,
+        )

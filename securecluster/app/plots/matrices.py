@@ -8,32 +8,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.app.plots.figure import figure
+from securecluster.app.plots.figure import figure, long, tick_names
 
-NAMED = 40  # clients; with more, their numbers would not be readable
-UPRIGHT = 25  # clients; with more, their numbers are turned so that they do not overlap
+NAMED = 40  # clients; with more, their names would not be readable
+UPRIGHT = 25  # clients; with more, their names are turned so that they do not overlap
 Matrix = NDArray[np.float64]
 
 
-def similarity(alpha: Matrix, labels: Sequence[int]) -> Any:
+def similarity(alpha: Matrix, labels: Sequence[int], names: Sequence[str] | None = None) -> Any:
     """Return a figure of the cosines between updates.
 
     Args:
         alpha: cosine similarity of every two clients' updates, (m, m).
         labels: each client's cluster, (m,).
+        names: of the clients, (m,); None is their positions.
     """
     picture, axes = figure(5.4, 4.6)
     cosines = _off_diagonal(alpha)
     # the scale is symmetric, so that white is a cosine of 0
     largest = float(np.nanmax(np.abs(cosines)))
     limit = max(0.05, largest)
-    image = _draw_matrix(axes, cosines, labels, cmap="RdBu_r", vmin=-limit, vmax=limit)
+    image = _draw_matrix(axes, cosines, labels, names=names, cmap="RdBu_r", vmin=-limit, vmax=limit)
     axes.set(title="cosine of updates under one shared model")
     picture.colorbar(image, ax=axes, label="cosine")
     return picture
 
 
-def relevance(between: Matrix, labels: Sequence[int], ids: Sequence[int] | None = None) -> Any:
+def relevance(
+    between: Matrix,
+    labels: Sequence[int],
+    ids: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+) -> Any:
     """Return a figure of the relevance of clients' data to each other.
 
     Relevance lies between 0 and 1 (Ali & Arafa 2024, eq. 5).
@@ -42,16 +48,17 @@ def relevance(between: Matrix, labels: Sequence[int], ids: Sequence[int] | None 
         between: relevance of each client's data to each other client's, (r, r).
         labels: each client's cluster, (m,).
         ids: the r clients of the matrix; None is all clients.
+        names: of the clients, (m,); None is their positions.
     """
     picture, axes = figure(5.4, 4.6)
     values = _off_diagonal(between)
-    image = _draw_matrix(axes, values, labels, ids, cmap="viridis", vmin=0, vmax=1)
+    image = _draw_matrix(axes, values, labels, ids, names, cmap="viridis", vmin=0, vmax=1)
     axes.set(title="relevance of clients' data to each other")
     picture.colorbar(image, ax=axes, label="R")
     return picture
 
 
-def graph(record: Any, labels: Sequence[int]) -> Any:
+def graph(record: Any, labels: Sequence[int], names: Sequence[str] | None = None) -> Any:
     """Return a figure of the first graph of clients.
 
     The left half shows the edges of the minimum spanning tree and the threshold, the right half
@@ -62,12 +69,13 @@ def graph(record: Any, labels: Sequence[int]) -> Any:
             tree, ascending (r − 1,), `threshold` λ, up to which clients are joined, and `distance`
             (r, r); also `ids`, the clients' numbers, where not all clients are in the graph.
         labels: each client's cluster at the end, (m,).
+        names: of the clients, (m,); None is their positions.
     """
     picture, (tree_axes, matrix_axes) = figure(9.6, 4.4, columns=2)
     _draw_edges(tree_axes, record.edges.numpy(), float(record.threshold))
     distance = _off_diagonal(record.distance.numpy())
     ids = getattr(record, "ids", None)
-    image = _draw_matrix(matrix_axes, distance, labels, ids, cmap="viridis")
+    image = _draw_matrix(matrix_axes, distance, labels, ids, names, cmap="viridis")
     matrix_axes.set(title="all distances")
     picture.colorbar(image, ax=matrix_axes, label="distance")
     return picture
@@ -126,6 +134,7 @@ def _draw_matrix(
     matrix: Matrix,
     labels: Sequence[int],
     ids: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
     **colours: Any,
 ) -> Any:
     """Draw a matrix with the clients of a cluster side by side, and lines between clusters.
@@ -135,6 +144,7 @@ def _draw_matrix(
         matrix: a row and a column for each of the clients `ids`, (r, r).
         labels: each client's cluster, (m,).
         ids: the r clients of the matrix; None is all clients.
+        names: of the clients, (m,); None is their positions.
         colours: colour options of `imshow`.
 
     Returns:
@@ -154,14 +164,14 @@ def _draw_matrix(
         axes.axhline(start - 0.5, color="black", linewidth=1)
         axes.axvline(start - 0.5, color="black", linewidth=1)
 
-    names: list[str] = []
+    marks: list[str] = []
     if len(ids) <= NAMED:
-        names = [str(ids[position]) for position in order]
-    ticks = range(len(names))
+        marks = tick_names([ids[position] for position in order], names)
+    ticks = range(len(marks))
     rotation = 0
-    if len(ids) > UPRIGHT:
+    if len(ids) > UPRIGHT or long(marks):
         rotation = 90
-    axes.set_xticks(ticks, names, fontsize=6, rotation=rotation)
-    axes.set_yticks(ticks, names, fontsize=6)
+    axes.set_xticks(ticks, marks, fontsize=6, rotation=rotation, parse_math=False)
+    axes.set_yticks(ticks, marks, fontsize=6, parse_math=False)
     axes.set(xlabel="client, by found cluster", ylabel="client")
     return image

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from securecluster.app.number_format import shown
+from securecluster.app.contents import Result, scores_of
+from securecluster.app.number_format import printable, shown
 from securecluster.app.plots.figure import figure
 
 COLUMN = 1.6  # inches between boxes side by side
 ROW = 0.95  # inches between rows of boxes
 WIDEST = 24  # characters in a line of a box
-Content = dict[str, Any]
 Box = tuple[float, int]  # x and depth, in boxes
 Extent = tuple[float, float]  # smallest and largest x of a row of boxes
 
@@ -27,7 +27,7 @@ class PlottedNode(Protocol):
     cluster: int
 
 
-def tree(nodes: Sequence[Any], content: Content) -> Any:
+def tree(nodes: Sequence[Any], content: Result) -> Any:
     """Return a figure with a box per node, the root on top.
 
     Args:
@@ -69,7 +69,7 @@ def _draw_box(
     boxes: Sequence[Box],
     number: int,
     node: PlottedNode,
-    content: Content,
+    content: Result,
 ) -> None:
     x, depth = boxes[number]
     axes.text(
@@ -154,7 +154,7 @@ def _side_by_side(placed: list[Extent], rows: list[Extent]) -> list[Extent]:
     return joined + placed[depth:] + rows[depth:]
 
 
-def _text(number: int, node: PlottedNode, content: Content) -> str:
+def _text(number: int, node: PlottedNode, content: Result) -> str:
     """Return the lines of a node's box.
 
     Args:
@@ -162,7 +162,7 @@ def _text(number: int, node: PlottedNode, content: Content) -> str:
         node: an inner node or a leaf.
         content: content of result.json.
     """
-    names = [content["names"][client] for client in node.members]
+    names = [printable(content["names"][client]) for client in node.members]
     heading = f"node {number}: {len(names)} client"
     if len(names) > 1:
         heading += "s"
@@ -174,16 +174,18 @@ def _text(number: int, node: PlottedNode, content: Content) -> str:
     return "\n".join(lines)
 
 
-def _leaf_lines(number: int, node: PlottedNode, content: Content) -> list[str]:
+def _leaf_lines(number: int, node: PlottedNode, content: Result) -> list[str]:
     """Return a leaf's cluster with its metric, and the node of its model where that is another."""
     metric = content["metric"]
-    score = content["metrics"][metric]["per_cluster"][node.cluster]
+    score = scores_of(content)["per_cluster"][node.cluster]
     cluster = f"cluster {node.cluster}"
     if score is not None:
         value = shown(score, metric, content["unit"])
         cluster += f": {metric} {value}"
     lines = [cluster]
-    model_nodes = content.get("fallback", {}).get("nodes")
+    model_nodes: list[int] = []
+    if "fallback" in content:
+        model_nodes = content["fallback"]["nodes"]
     if model_nodes and model_nodes[node.cluster] != number:
         lines.append(f"has node {model_nodes[node.cluster]}'s model")
     return lines

@@ -1,15 +1,19 @@
 """Privacy accountant: ε of Gaussian releases and of trainings with DP-SGD, composed.
 
 A history lists what one client released as steps (z, q, count): noise multiplier z = σ over
-sensitivity, sampling rate q, number of times. The neighbouring relation is to add or remove what z
-refers to; sampling is Poisson sampling.
+sensitivity, sampling rate q, number of times. Sampling is Poisson sampling. The neighbouring
+relation is to blank what z refers to: it keeps its place and contributes zeros ("zero-out", Kairouz
+et al. 2021, definition 1.1), so that sampling rates and numbers of steps stay. With `replaced` it
+is to replace it: in steps without sampling z is then σ over that sensitivity, and sampled steps,
+whose z stays, are priced by `replaced_divergence` and `ReplacedLoss`.
 
 - Gaussians without sampling (q = 1) compose into one with 1/z² = Σ count/z² (Dong, Roth & Su 2022,
   corollary 3.3), whose ε is the root of δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), μ = 1/z (Balle & Wang
   2018, theorem 8). The PRV accountant of opacus gives up to 0.01 more.
 - Histories with sampled steps go to the PRV accountant (Gopi, Lee & Wutschitz 2021), which reports
   an upper bound. Where its grid would take too much memory, or it fails, they go to Rényi
-  divergences (Mironov, Talwar & Zhang 2019), and the result says so.
+  divergences (Mironov, Talwar & Zhang 2019), and the result says so. For a replaced unit both
+  have the two mixtures of Gaussians that `ReplacedLoss` explains.
 - Skellam noise of secure sums has a bound of its Rényi divergences of whole orders (Agarwal,
   Kairouz & Liu 2021, section 3). A history with such releases is composed by Rényi divergences
   of whole orders, whatever its other releases are.
@@ -26,7 +30,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from securecluster.errors import UsageError
 
@@ -99,6 +103,9 @@ SKELLAM_ORDERS = [*range(2, 257), *(1 << k for k in range(9, 21))]
 # Noise multipliers above are accounted for as if nothing was sampled: an upper bound, where the
 # series of opacus would take long.
 UNSAMPLED = 1e4
+# Noise multipliers below are accounted for as if batches were known where a unit is replaced: an
+# upper bound, where the divergences' integrals would need very many points.
+HARDLY_ANY = 0.15
 # relative tolerance of a noise multiplier that is searched for
 TOLERANCE = 1e-3
 # largest noise multiplier that is searched for
@@ -119,18 +126,87 @@ class Cost(NamedTuple):
     accountant: str
 
 
-def epsilon(history: Iterable[Step], delta: float) -> Cost:
+class ReplacedLoss:
+    """Privacy loss of a sampled Gaussian step in which a unit is replaced by another one.
+
+    Either unit is in the batch with probability q, at the same time, and is a row of norm 1 at
+    most. Rows of opposite directions are the worst pair: P = (1 − q)N(0, z²) + qN(1, z²) and Q =
+    (1 − q)N(0, z²) + qN(−1, z²) dominate every other one (docs/privacy.md has the proof), and
+    dominating pairs compose (Zhu, Dong & Wang 2022, theorem 10). The loss is log P/Q of x ~ P,
+    which grows with x; that of the exchanged pair is the same.
+
+    It has what opacus' accountant asks of a privacy loss.
+
+    Args:
+        q: sampling rate, in (0, 1).
+        z: noise multiplier.
+    """
+
+    def __init__(self, q: float, z: float) -> None:
+        self.q = q
+        self.z = z
+
+    def cdf(self, t: Any) -> Any:
+        """Return the probability that the loss is at most t.
+
+        P/Q = e^t is quadratic in y = exp(x/z²), with k = exp(−1/(2z²)), and its root is
+        log y = t/2 + asinh((1 − q)/(qk)·sinh(t/2)).
+
+        Args:
+            t: losses, of any shape.
+        """
+        import numpy as np
+        from scipy.special import ndtr
+
+        q, z = self.q, self.z
+        ratio = (1 - q) / q * math.exp(1 / (2 * z * z))
+        half = np.asarray(t) / 2
+        x = z * (half + np.arcsinh(ratio * np.sinh(half)))  # in units of z
+        return (1 - q) * ndtr(x) + q * ndtr(x - 1 / z)
+
+
+def replaced_divergence(z: float, q: float, order: float) -> float:
+    """Return the Rényi divergence of the pair that `ReplacedLoss` explains.
+
+    It has no closed form. The integral is a sum at equal distances, whose error vanishes
+    exponentially with the distance for such a function (Trefethen & Weideman 2014).
+
+    Args:
+        z: noise multiplier.
+        q: sampling rate, in (0, 1).
+        order: α, above 1.
+    """
+    import numpy as np
+    from scipy.special import logsumexp
+
+    if z < HARDLY_ANY:
+        return 2 * order / (z * z)
+    # of the Gaussians' widths, and of the distance πz² of the mixtures' complex roots
+    distance = min(z, z * z) / 8
+    # the integrand's peaks are between those of P and α, where N(1)^α N(0)^(1 − α) has its own
+    x = np.arange(-1 - 12 * z, order + 12 * z, distance)
+    present, other = (
+        np.logaddexp(math.log1p(-q) - x * x / (2 * z * z), math.log(q) - (x - c) ** 2 / (2 * z * z))
+        for c in (1.0, -1.0)
+    )
+    log_integral = logsumexp(order * present - (order - 1) * other)
+    log_integral += math.log(distance / (z * math.sqrt(2 * math.pi)))
+    return max(0.0, float(log_integral)) / (order - 1)
+
+
+def epsilon(history: Iterable[Step], delta: float, replaced: bool = False) -> Cost:
     """Return an upper bound of ε at δ for a whole history.
 
     Args:
         history: steps (z, q, count).
         delta: δ, in (0, 1).
+        replaced: whether a unit is replaced, and not blanked, in sampled steps.
 
     Raises:
         UsageError: δ is not between 0 and 1.
     """
     _check_delta(delta)
-    return _epsilon(merged(history), delta)
+    return _epsilon(merged(history, replaced), delta, replaced)
 
 
 def skellam_divergence(release: SkellamRelease, order: int) -> float:
@@ -211,11 +287,12 @@ def find_skellam_noise(cost: Callable[[float], float], target: float, delta: flo
     return _narrow(cost, target, _bracket(lambda z: cost(z) <= target, target))
 
 
-def merged(history: Iterable[Step]) -> History:
+def merged(history: Iterable[Step], replaced: bool = False) -> History:
     """Return an equivalent history without steps that cost nothing.
 
     Args:
         history: steps (z, q, count).
+        replaced: whether a unit is replaced, and not blanked, in sampled steps.
 
     Returns:
         One step for everything without sampling, then one for each pair (z, q), sorted.
@@ -231,7 +308,9 @@ def merged(history: Iterable[Step]) -> History:
         elif z == 0:
             precision = math.inf
         else:
-            precision += count / z**2
+            # the square of the sensitivity
+            square = 4 if replaced and q < 1 else 1
+            precision += square * count / z**2
     steps: list[Step] = []
     if precision == math.inf:
         steps.append((0.0, 1.0, 1))
@@ -303,12 +382,15 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return high * (1 + 1e-9)
 
 
-def dearest(histories: Sequence[History], delta: float) -> tuple[History, Cost] | None:
+def dearest(
+    histories: Sequence[History], delta: float, replaced: bool = False
+) -> tuple[History, Cost] | None:
     """Return the history with the largest ε, and its cost.
 
     Args:
         histories: merged histories.
         delta: δ, in (0, 1).
+        replaced: whether a unit is replaced, and not blanked, in sampled steps.
 
     Returns:
         None if there is no history.
@@ -317,7 +399,7 @@ def dearest(histories: Sequence[History], delta: float) -> tuple[History, Cost] 
     # Dominated histories cannot cost more.
     candidates = []
     for history in _undominated(histories):
-        quick_bound = _bound(history, delta, FEW)
+        quick_bound = _bound(history, delta, FEW, replaced)
         candidates.append((quick_bound, history))
     largest: tuple[History, Cost] | None = None
     largest_epsilon = -math.inf
@@ -326,9 +408,9 @@ def dearest(histories: Sequence[History], delta: float) -> tuple[History, Cost] 
     for quick_bound, history in sorted(candidates, reverse=True):
         if quick_bound <= largest_epsilon:
             continue
-        if _bound(history, delta) <= largest_epsilon:
+        if _bound(history, delta, replaced=replaced) <= largest_epsilon:
             continue
-        cost = _epsilon(history, delta)
+        cost = _epsilon(history, delta, replaced)
         if cost.epsilon > largest_epsilon:
             largest = (history, cost)
             largest_epsilon = cost.epsilon
@@ -490,13 +572,13 @@ def _check_target(target: float) -> None:
 
 
 @lru_cache(4096)
-def _epsilon(history: History, delta: float) -> Cost:
+def _epsilon(history: History, delta: float, replaced: bool = False) -> Cost:
     """Return the cost of a merged history."""
     if not history:
         return Cost(0.0, 0.0, "nothing released")
     if _has_exact_step(history):
         return Cost(math.inf, math.inf, "exact release")
-    rdp = _rdp(history, delta)
+    rdp = _rdp(history, delta, replaced=replaced)
     # the part without sampling, which is the first step: ε cannot be smaller
     minimum = 0.0
     z, q, _ = history[0]
@@ -504,7 +586,7 @@ def _epsilon(history: History, delta: float) -> Cost:
         minimum = gaussian_epsilon(1 / z, delta)
         if len(history) == 1:
             return Cost(minimum, max(rdp, minimum), "exact Gaussian")
-    prv = _prv(history, delta, rdp)
+    prv = _prv(history, delta, rdp, replaced)
     if prv is not None and minimum <= prv <= rdp:
         return Cost(prv, rdp, "PRV")
     return Cost(rdp, rdp, "RDP")
@@ -519,6 +601,7 @@ def _bound(
     history: History,
     delta: float,
     orders: Sequence[float] = ORDERS,
+    replaced: bool = False,
 ) -> float:
     """Return an upper bound of ε that takes little time.
 
@@ -526,16 +609,18 @@ def _bound(
         history: merged history.
         delta: δ, in (0, 1).
         orders: orders of the Rényi divergences.
+        replaced: whether a unit is replaced, and not blanked, in sampled steps.
     """
     if all(q == 1 for _, q, _ in history):
         return _epsilon(history, delta).epsilon
-    return _rdp(history, delta, orders)
+    return _rdp(history, delta, orders, replaced)
 
 
 def _rdp(
     history: Sequence[Step],
     delta: float,
     orders: Sequence[float] = ORDERS,
+    replaced: bool = False,
 ) -> float:
     """Return the bound of ε by Rényi divergences.
 
@@ -543,6 +628,7 @@ def _rdp(
         history: steps (z, q, count).
         delta: δ, in (0, 1).
         orders: orders of the Rényi divergences.
+        replaced: whether a unit is replaced, and not blanked, in sampled steps.
     """
     if _has_exact_step(history):
         return math.inf
@@ -550,8 +636,8 @@ def _rdp(
         return 0.0
     integer_orders = [order for order in orders if float(order).is_integer()]
     if len(integer_orders) > 2:
-        orders = _orders_that_may_be_best(history, delta, orders, integer_orders)
-    divergences = [_divergences(history, order) for order in orders]
+        orders = _orders_that_may_be_best(history, delta, orders, integer_orders, replaced)
+    divergences = [_divergences(history, order, replaced) for order in orders]
     return _converted(orders, divergences, delta)
 
 
@@ -578,6 +664,7 @@ def _orders_that_may_be_best(
     delta: float,
     orders: Sequence[float],
     whole: Sequence[float],
+    replaced: bool,
 ) -> list[float]:
     """Return the orders without fractional ones that give a larger bound than a whole one does.
 
@@ -589,10 +676,11 @@ def _orders_that_may_be_best(
         delta: δ, in (0, 1).
         orders: orders, ascending.
         whole: those that are whole numbers, of which there are three or more.
+        replaced: whether a unit is replaced, and not blanked, in sampled steps.
     """
     points = [(1.0, 0.0)]
     for order in whole:
-        points.append((float(order), (order - 1) * _divergences(history, order)))
+        points.append((float(order), (order - 1) * _divergences(history, order, replaced)))
     bounds = [_epsilon_at(order, moment / (order - 1), delta) for order, moment in points[1:]]
     best = min(bounds)
     # room for the rounding of divergences
@@ -632,17 +720,19 @@ def _epsilon_at(order: float, divergence: float, delta: float) -> float:
     return divergence - logarithms / (order - 1) + math.log((order - 1) / order)
 
 
-def _divergences(history: Sequence[Step], order: float) -> float:
+def _divergences(history: Sequence[Step], order: float, replaced: bool = False) -> float:
     """Return the Rényi divergence of a whole history at one order."""
     divergence = 0.0
     for z, q, count in history:
-        divergence += count * _divergence(z, q, order)
+        divergence += count * _divergence(z, q, order, replaced)
     return divergence
 
 
 @lru_cache(1 << 16)
-def _divergence(z: float, q: float, order: float) -> float:
+def _divergence(z: float, q: float, order: float, replaced: bool = False) -> float:
     """Return the Rényi divergence of one step at one order."""
+    if replaced and q < 1:
+        return replaced_divergence(z, q, order)
     from opacus.accountants.analysis.rdp import compute_rdp
 
     with warnings.catch_warnings():
@@ -651,7 +741,7 @@ def _divergence(z: float, q: float, order: float) -> float:
         return float(compute_rdp(q=q, noise_multiplier=z, steps=1, orders=float(order)))
 
 
-def _prv(history: Sequence[Step], delta: float, rdp: float) -> float | None:
+def _prv(history: Sequence[Step], delta: float, rdp: float, replaced: bool = False) -> float | None:
     """Return the upper bound of ε by the PRV accountant of opacus.
 
     This is opacus' `PRVAccountant.get_epsilon` to the last bit, from the parts that it is made of.
@@ -662,6 +752,7 @@ def _prv(history: Sequence[Step], delta: float, rdp: float) -> float | None:
         history: merged history.
         delta: δ, in (0, 1).
         rdp: bound of ε by Rényi divergences.
+        replaced: whether a unit is replaced, and not blanked, in sampled steps.
 
     Returns:
         None if the accountant's grid is too large, or it fails.
@@ -670,7 +761,7 @@ def _prv(history: Sequence[Step], delta: float, rdp: float) -> float | None:
     from opacus.accountants import RDPAccountant
     from opacus.accountants.analysis import prv
 
-    error = _grid_error(history, delta, rdp)
+    error = _grid_error(history, delta, rdp, replaced)
     if error is None:
         return None
     tail = delta / 1000
@@ -678,12 +769,14 @@ def _prv(history: Sequence[Step], delta: float, rdp: float) -> float | None:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
-            width = _grid_width(history, tail, error, RDPAccountant.DEFAULT_ALPHAS)
+            width = _grid_width(history, tail, error, RDPAccountant.DEFAULT_ALPHAS, replaced)
             mesh = error / np.sqrt(sum(counts) * np.log(12 / tail) / 2)
             grid = prv.Domain.create_aligned(-width, width, mesh)
             losses = []
             for z, q, _ in history:
-                loss = prv.PoissonSubsampledGaussianPRV(q, z)
+                loss: Any = prv.PoissonSubsampledGaussianPRV(q, z)
+                if replaced and q < 1:
+                    loss = ReplacedLoss(q, z)
                 truncated = prv.TruncatedPrivacyRandomVariable(loss, grid.t_min, grid.t_max)
                 losses.append(prv.discretize(truncated, grid))
             composed = prv.compose_heterogeneous(losses, counts)
@@ -696,32 +789,36 @@ def _prv(history: Sequence[Step], delta: float, rdp: float) -> float | None:
     return bound
 
 
-def _grid_error(history: Sequence[Step], delta: float, rdp: float) -> float | None:
+def _grid_error(
+    history: Sequence[Step], delta: float, rdp: float, replaced: bool = False
+) -> float | None:
     """Return the smallest error of ε whose grid has at most `GRID` points; None if there is none.
 
     Args:
         history: merged history.
         delta: δ, in (0, 1).
         rdp: bound of ε by Rényi divergences.
+        replaced: whether a unit is replaced, and not blanked, in sampled steps.
     """
     finest = min(0.1, max(0.01, rdp / 1000))
     for error in (finest, 0.1):
-        if _points(history, delta, error) <= GRID:
+        if _points(history, delta, error, replaced) <= GRID:
             return error
     return None
 
 
-def _points(history: Sequence[Step], delta: float, error: float) -> float:
+def _points(history: Sequence[Step], delta: float, error: float, replaced: bool = False) -> float:
     """Return the number of points of the PRV accountant's grid.
 
     Args:
         history: merged history.
         delta: δ, in (0, 1).
         error: error of ε that the grid is made for.
+        replaced: whether a unit is replaced, and not blanked, in sampled steps.
     """
     tail = delta / 1000
     steps = sum(count for _, _, count in history)
-    width = _grid_width(history, tail, error, ORDERS)
+    width = _grid_width(history, tail, error, ORDERS, replaced)
     # e^709 overflows
     if not width < 600:
         return math.inf
@@ -734,6 +831,7 @@ def _grid_width(
     tail: float,
     error: float,
     orders: Sequence[float],
+    replaced: bool = False,
 ) -> float:
     """Return half the width of the PRV accountant's grid (Gopi, Lee & Wutschitz 2021, remark 5.6).
 
@@ -742,13 +840,14 @@ def _grid_width(
         tail: probability that the grid may leave out.
         error: error of ε that the grid is made for.
         orders: orders of the Rényi divergences.
+        replaced: whether a unit is replaced, and not blanked, in sampled steps.
     """
     steps = sum(count for _, _, count in history)
     # tails of the composition, and of each step
-    width = max(error, _rdp(history, tail / 4, orders))
+    width = max(error, _rdp(history, tail / 4, orders, replaced))
     for z, q, _ in history:
         step_tail = tail / (8 * steps)
-        step_width = _rdp([(z, q, 1)], step_tail, orders)
+        step_width = _rdp([(z, q, 1)], step_tail, orders, replaced)
         width = max(width, step_width)
     return width + 3
 

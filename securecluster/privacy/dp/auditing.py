@@ -1,8 +1,8 @@
 """Two-world audits: lower bounds of a release's privacy loss, from samples of it alone.
 
 A canary is the contribution that shows most: far longer than the clip norm, in a direction in which
-nothing else lies. In one world it is present, in the other its client contributes zero (add or
-remove one unit). The statistic is the release along the canary's direction. With Gaussian noise of
+nothing else lies. In one world it is present, in the other it is blanked: its place is kept, and
+contributes zero. The statistic is the release along the canary's direction. With Gaussian noise of
 multiplier z it is N(1/z, 1) against N(0, 1), in units of the noise, and no test distinguishes the
 two better than μ = 1/z allows (Dong, Roth & Su 2022: μ-GDP). A lower confidence bound of μ above
 the claim refutes the claim; one below proves nothing.

@@ -1,9 +1,11 @@
 """The exponential mechanism on counts: a choice of the largest one, with a price as Gaussian noise.
 
 A client chooses j with probability proportional to exp(η·c_j), where c_j counts its samples with a
-property (McSherry & Talwar 2007). Adding or removing a sample changes every count by 0 or 1, in one
-direction, so the logarithms of the probabilities change by values within a range of length η: the
-mechanism is η-bounded-range (Durfee & Rogers 2019).
+property (McSherry & Talwar 2007). Blanking a sample, adding or removing one changes every count by
+0 or 1, in one direction, so the logarithms of the probabilities change by values within a range of
+length η: the mechanism is η-bounded-range (Durfee & Rogers 2019). Replacing a sample changes counts
+by −1, 0 or 1, and the range is 2η. Its price is at most that of twice the mean, since it is to
+blank one sample and to fill in another one (Dong, Roth & Su 2022, theorem 2.14).
 
 Its price is that of a Gaussian mechanism which is at most as private. Two distributions whose
 log-likelihood ratios lie in [t − η, t] follow, by post-processing, from two distributions on two

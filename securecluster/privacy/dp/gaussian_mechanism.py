@@ -17,7 +17,7 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.keystream import blocks
 from securecluster.privacy.pipeline import Kind
 
-# Two rows of norm S differ by up to 2S, one and its absence (zeros) by S.
+# Two rows of norm S differ by up to 2S, one and a blanked one (zeros) by S.
 REPLACE = 2.0
 
 
@@ -206,7 +206,7 @@ class TrustedCurator:
     """Noise of a trusted server, added before its protocol sees the replies (central placement).
 
     Args:
-        norm: S, to which clients clip: the sensitivity of every sum to one client's absence, and of
+        norm: S, to which clients clip: the sensitivity of every sum to blanking one client, and of
             each row.
         multiplier: z.
         draws: streams keyed by SERVER. Readers of a run's sums must not know the noise on them.

@@ -5,6 +5,11 @@ the largest over its clients.
 
 Clients of one name are one person. Ledgers of several runs on the same clients are joined by
 `Ledger.union`.
+
+The relation of neighbours that holds for every release is "blank": one unit keeps its place, and
+contributes zeros to each release. The numbers of samples that means are divided by, sampling rates
+and who takes part are public, and stay. This is the "zero-out" relation of Kairouz et al. (2021),
+and `REPLACE_SPECIAL` of dp-accounting. Under "replace" one unit is exchanged for any other one.
 """
 
 from __future__ import annotations
@@ -13,14 +18,16 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple
 
+from securecluster.core.client_names import Client, ClientNames
 from securecluster.errors import UsageError
 from securecluster.privacy.dp import accounting
 from securecluster.privacy.dp.accounting import SkellamRelease, Step
 
-Mechanism = Literal["exact", "gaussian", "skellam", "dp-sgd", "free"]
-Relation = Literal["add/remove", "replace"]
+Mechanism = Literal["exact", "gaussian", "skellam", "dp-sgd", "free", "public"]
+COSTLESS = ("free", "public")  # mechanisms that add nothing to ε
+Relation = Literal["blank", "replace"]
 DELTA = 1e-5
 # In place of a digest: two choices may be equal although their noise is not.
 CHOICE = "choice"
@@ -39,9 +46,10 @@ class Event:
         mechanism: "exact": nothing random was added. "gaussian": noise of `noise_multiplier` times
             the sensitivity. "skellam": a sum with integer noise, of which clients added shares.
             "dp-sgd": a local training. "free": made from earlier releases, or taken as public.
-        noise_multiplier: z; None for "exact" and "free". That of "skellam" is the planned one: its
-            cost follows from `sensitivities` and `variance`.
-        replace: sensitivity under replacing over that under adding or removing, for "gaussian" and
+            "public": declared to be of nobody's data by a method that is not private.
+        noise_multiplier: z; None for "exact", "free" and "public". That of "skellam" is the planned
+            one: its cost follows from `sensitivities` and `variance`.
+        replace: sensitivity under replacing over that under blanking, for "gaussian" and
             "skellam"; it is 2 for "dp-sgd".
         batch: expected samples in a step of "dp-sgd"; None: all samples of a client, with q = 1.
         epochs: epochs of "dp-sgd", of ceil(n / batch) steps each.
@@ -160,10 +168,20 @@ class Row:
     reader: str
 
 
-class _Cost(NamedTuple):
+@dataclass(frozen=True)
+class Expense:
     """Properties of an event that its privacy cost depends on.
 
-    `samples` is n_i of the client for "dp-sgd", else None.
+    Args:
+        mechanism: as in `Event`, and so are those that follow.
+        noise_multiplier: z; 0 for "exact".
+        replace: sensitivity under replacing over that under blanking.
+        batch: expected samples in a step.
+        epochs: epochs of "dp-sgd".
+        samples: n_i of the client for "dp-sgd", else None.
+        again: whether a training repeats an earlier one.
+        sensitivities: Δ2 and Δ1 of "skellam".
+        variance: μ of "skellam".
     """
 
     mechanism: Mechanism
@@ -177,8 +195,8 @@ class _Cost(NamedTuple):
     variance: float
 
 
-# Costs of one person's events, each with the number of times that it arose.
-History = frozenset[tuple[_Cost, int]]
+# Expenses of one person, each with the number of times that it arose.
+History = frozenset[tuple[Expense, int]]
 
 
 @dataclass
@@ -241,25 +259,22 @@ class Ledger:
             ids = tuple(new_ids[client] for client in event.ids)
             self.events.append(replace(event, ids=ids))
 
-    def of(self, names: Iterable[str]) -> Ledger:
+    def of(self, clients: Client | Iterable[Client]) -> Ledger:
         """Return the ledger of some persons.
 
         Args:
-            names: names of clients; a single one may be given as it is.
+            clients: each by its name, or by `at` its position among the ledger's persons, of whom
+                the run's clients are the first; a single one may be given as it is. A number is a
+                name; only where nobody is called by a number, it is a position.
 
         Raises:
-            UsageError: a name that is not in the ledger.
+            UsageError: no such client, or a number that could be a name.
         """
         # A string is an iterable of letters.
-        if isinstance(names, str):
-            names = [names]
-        selected = set(names)
-        unknown = selected - set(self.names.values())
-        if unknown:
-            example = min(map(str, unknown))
-            raise UsageError(
-                f"the ledger has no client {example!r}: give names as the federation has them"
-            )
+        if isinstance(clients, str) or not isinstance(clients, Iterable):
+            clients = [clients]
+        persons = list(dict.fromkeys(self.names[client] for client in sorted(self.names)))
+        selected = {persons[k] for k in ClientNames(persons).positions(clients)}
         ids = {client for client, name in self.names.items() if name in selected}
         events = []
         for event in self.events:
@@ -280,13 +295,7 @@ class Ledger:
         """
         self.events.append(event)
 
-    @overload
-    def price(self, delta: float) -> Price: ...
-    @overload
-    def price(self, delta: float, relation: Literal["add/remove"]) -> Price: ...
-    @overload
-    def price(self, delta: float, relation: Literal["replace"]) -> Price | None: ...
-    def price(self, delta: float = DELTA, relation: Relation = "add/remove") -> Price | None:
+    def price(self, delta: float = DELTA, relation: Relation = "blank") -> Price:
         """Return ε at δ of the client that released most.
 
         Events of one client compose in series, clients in parallel.
@@ -294,37 +303,21 @@ class Ledger:
         Args:
             delta: δ, in (0, 1).
             relation: neighbouring relation of ε.
-
-        Returns:
-            None where no claim is made: under "replace" with sampled batches.
         """
         # Clients of one history have one cost, so each history is accounted for once.
-        clients = self._distinct_histories()
-        # An exact release makes ε infinite, whatever noise other releases have.
-        exact_client = _client_with_exact_release(clients)
-        if exact_client is not None:
-            return Price(math.inf, math.inf, exact_client, "exact release")
-        # Different histories may compose to the same steps, which are accounted for once.
-        owners: dict[tuple[Step, ...], int] = {}
-        # those with Skellam noise have an accountant of their own
-        summed: dict[History, int] = {}
-        for history, client in clients.items():
-            steps = _merged_steps(history, relation)
-            if relation == "replace" and _is_sampled(steps):
-                return None
-            if _skellam_releases(history, relation):
-                summed[history] = client
-            else:
-                lowest = owners.get(steps, client)
-                owners[steps] = min(client, lowest)
-        price = _largest_price(owners, delta)
-        for history, client in summed.items():
-            steps = _merged_steps(history, relation)
-            releases = _skellam_releases(history, relation)
-            cost = accounting.skellam_epsilon(steps, releases, delta)
-            if cost.epsilon > price.epsilon:
-                price = Price(cost.epsilon, cost.rdp, client, cost.accountant)
-        return price
+        return _price(self._distinct_histories(), delta, relation)
+
+    def dearest(self, delta: float = DELTA) -> History:
+        """Return the expenses of the client that released most; none where nobody released any.
+
+        Args:
+            delta: δ, in (0, 1).
+        """
+        dearest = self.price(delta).client
+        for history, client in self._distinct_histories().items():
+            if client == dearest:
+                return history
+        return frozenset()
 
     @property
     def epsilon(self) -> float:
@@ -354,6 +347,17 @@ class Ledger:
                 continue
             for name in event.fields or ("",):
                 pairs.add((event.method, name))
+        return sorted(pairs)
+
+    def declared_public(self) -> list[tuple[str, str]]:
+        """Return the sorted (method, field) pairs that are in no ε, since they are declared public.
+
+        Nothing checks that they are of nobody's data.
+        """
+        pairs: set[tuple[str, str]] = set()
+        for event in self.events:
+            if event.mechanism == "public":
+                pairs.update((event.method, name) for name in event.fields)
         return sorted(pairs)
 
     def summary(self) -> list[Row]:
@@ -401,27 +405,27 @@ class Ledger:
         """Return the distinct histories of persons with a release, and the lowest id of each."""
         releasing = self._releasing_clients()
         persons = self._persons()
-        costs: dict[int, Counter[_Cost]] = {}
+        costs: dict[int, Counter[Expense]] = {}
         for event in self.events:
             # Post-processing of earlier releases costs nothing.
-            if event.mechanism == "free":
+            if event.mechanism in COSTLESS:
                 continue
             for client in event.ids:
                 if client in releasing:
                     person = persons.get(client, client)
                     # Under the client's own id: each id has its own number of samples.
                     counts = costs.setdefault(person, Counter())
-                    counts[self._cost(event, client)] += 1
+                    counts[self._expense(event, client)] += 1
         lowest: dict[History, int] = {}
         for person, counts in sorted(costs.items()):
             lowest.setdefault(frozenset(counts.items()), person)
         return lowest
 
-    def _cost(self, event: Event, client: int) -> _Cost:
+    def _expense(self, event: Event, client: int) -> Expense:
         samples = None
         if event.mechanism == "dp-sgd":
             samples = self._sample_count(client)
-        return _Cost(
+        return Expense(
             mechanism=event.mechanism,
             noise_multiplier=event.noise_multiplier or 0.0,
             replace=event.replace,
@@ -439,6 +443,55 @@ class Ledger:
                 f"dp-sgd of client {client} has no price without its number of samples"
             )
         return self.samples[client]
+
+
+def joint_price(
+    histories: Iterable[History], delta: float = DELTA, relation: Relation = "blank"
+) -> Price:
+    """Return ε at δ of one person with several histories, those of several runs for instance.
+
+    Args:
+        histories: its expenses in each run.
+        delta: δ, in (0, 1).
+        relation: neighbouring relation of ε.
+    """
+    together: Counter[Expense] = Counter()
+    for history in histories:
+        together.update(dict(history))
+    return _price({frozenset(together.items()): 0}, delta, relation)
+
+
+def _price(clients: Mapping[History, int], delta: float, relation: Relation) -> Price:
+    """Return the price of the client that released most.
+
+    Args:
+        clients: history -> lowest id of the clients that have it.
+        delta: δ, in (0, 1).
+        relation: neighbouring relation of ε.
+    """
+    # An exact release makes ε infinite, whatever noise other releases have.
+    exact_client = _client_with_exact_release(clients)
+    if exact_client is not None:
+        return Price(math.inf, math.inf, exact_client, "exact release")
+    # Different histories may compose to the same steps, which are accounted for once.
+    owners: dict[tuple[Step, ...], int] = {}
+    # those with Skellam noise have an accountant of their own
+    summed: dict[History, int] = {}
+    for history, client in clients.items():
+        steps = _merged_steps(history, relation)
+        if _skellam_releases(history, relation):
+            summed[history] = client
+        else:
+            lowest = owners.get(steps, client)
+            owners[steps] = min(client, lowest)
+    price = _largest_price(owners, delta, relation)
+    for history, client in summed.items():
+        steps = _merged_steps(history, relation)
+        releases = _skellam_releases(history, relation)
+        cost = accounting.skellam_epsilon(steps, releases, delta)
+        if cost.epsilon > price.epsilon:
+            price = Price(cost.epsilon, cost.rdp, client, cost.accountant)
+    return price
 
 
 class Recall:
@@ -632,7 +685,9 @@ def _merged_steps(history: History, relation: Relation) -> tuple[Step, ...]:
     for cost, times in history:
         if cost.mechanism != "skellam":
             steps.append(_step(cost, times, relation))
-    return accounting.merged(steps)
+    # The order of a set differs from process to process, and the rounding of a sum follows its
+    # order.
+    return accounting.merged(sorted(steps), relation == "replace")
 
 
 def _skellam_releases(history: History, relation: Relation) -> list[tuple[SkellamRelease, int]]:
@@ -648,16 +703,11 @@ def _skellam_releases(history: History, relation: Relation) -> list[tuple[Skella
     return releases
 
 
-def _is_sampled(steps: tuple[Step, ...]) -> bool:
-    """Return True if some step uses a random part of the samples only."""
-    return any(q < 1 for _, q, _ in steps)
-
-
-def _step(cost: _Cost, times: int, relation: Relation) -> Step:
+def _step(cost: Expense, times: int, relation: Relation) -> Step:
     """Return the step (z, q, count) of an event that arose `times` times.
 
     Under "replace", the same noise hides a larger change, so z shrinks by the ratio of the two
-    sensitivities.
+    sensitivities. The accountant takes sampled steps as they are, and prices them for the relation.
     """
     if cost.mechanism == "gaussian":
         ratio = cost.replace if relation == "replace" else 1.0
@@ -668,19 +718,22 @@ def _step(cost: _Cost, times: int, relation: Relation) -> Step:
     if cost.again and q < 1:
         q = 1.0
         steps = 2 * steps
-    ratio = 2.0 if relation == "replace" else 1.0
+    ratio = 2.0 if relation == "replace" and q == 1 else 1.0
     return cost.noise_multiplier / ratio, q, steps * times
 
 
-def _largest_price(owners: Mapping[tuple[Step, ...], int], delta: float) -> Price:
+def _largest_price(
+    owners: Mapping[tuple[Step, ...], int], delta: float, relation: Relation
+) -> Price:
     """Return the largest privacy loss over histories.
 
     Args:
         owners: merged steps -> lowest id of the clients that have them.
         delta: δ, in (0, 1).
+        relation: neighbouring relation of ε.
     """
     histories = [steps for steps in owners if steps]
-    largest = accounting.dearest(histories, delta)
+    largest = accounting.dearest(histories, delta, relation == "replace")
     if largest is None:
         return Price(0.0, 0.0, None, "nothing released")
     steps, cost = largest

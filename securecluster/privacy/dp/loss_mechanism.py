@@ -3,13 +3,14 @@
 A row of k mean losses of one client's n samples, each sample's loss clipped to [0, B], moves by at
 most
 
-- B·√k/n where the unit is the example: the divisor is n, which is taken as public, and a sample
-  more, a sample less or another sample changes each of the k sums by the difference of two numbers
-  in [0, B];
-- B·√k where the unit is the client: each mean lies in [0, B], and a client that does not count has
-  zeros, or another client's means, in their place.
+- B·√k/n where the unit is the example: the divisor is n, which is taken as public, and a blanked
+  sample, which costs 0, or another sample in its place changes each of the k sums by the difference
+  of two numbers in [0, B];
+- B·√k where the unit is the client: each mean lies in [0, B], and a blanked client has zeros, or a
+  replaced one another client's means, in their place.
 
-So its sensitivity is the same whether units of privacy are added and removed, or replaced.
+So its sensitivity is the same whether units of privacy are blanked or replaced. A sample that is
+really added or removed also moves n, which this noise does not cover.
 
 The module also adds noise to rows that leave in another way than a pipeline's.
 """

@@ -36,12 +36,12 @@ class NoiseStreams:
 
     @classmethod
     def derived(cls, randomness: Randomness, run: str) -> NoiseStreams:
-        """Return streams of a simulation, whose keys follow from the run's seed.
+        """Return streams of a simulation, whose keys follow from the run's secret.
 
-        Everyone who knows the seed can remove the noise.
+        Everyone who knows the secret can remove the noise.
 
         Args:
-            randomness: randomness of the run's seed.
+            randomness: secret random streams of the run.
             run: hash of the run's configuration.
         """
         return cls(lambda client: randomness.key("client", client, "noise"), run)

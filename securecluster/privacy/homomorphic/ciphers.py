@@ -10,7 +10,9 @@ from elsewhere come here only out of an envelope (`envelopes`).
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from numpy.typing import NDArray
 
 from securecluster.errors import FrameError, UsageError
 from securecluster.privacy.homomorphic.parameters import BFV, Parameters
-from securecluster.privacy.secure_sum.pads import transcript
+from securecluster.privacy.masking.keystream import gaussians
+from securecluster.privacy.secure_sum.pads import KEY, transcript
 
 ONE_THREAD = 1
 NOT_SAVED = {
@@ -27,6 +30,8 @@ NOT_SAVED = {
     "save_galois_keys": False,
     "save_relin_keys": False,
 }
+# polynomials of a ciphertext that was never multiplied
+POLYNOMIALS = 2
 # bytes of a public key beside its two polynomials
 KEY_OVERHEAD = 4096
 
@@ -119,13 +124,16 @@ class PublicCipher:
         return data
 
     def load(self, data: bytes) -> Any:
-        """Return a ciphertext as TenSEAL's object, after checks of its size.
+        """Return a ciphertext as TenSEAL's object, after checks of its form.
+
+        Security rule: whoever has the public key can make well-formed ciphertexts of another scale
+        or form. They cannot be added, or give sums that mean nothing.
 
         Args:
             data: bytes out of an envelope.
 
         Raises:
-            FrameError: bytes that are no ciphertext of these parameters.
+            FrameError: bytes that are no ciphertext as `encrypt` returns it.
         """
         # TenSEAL parses in C++: only bytes of a plausible size reach it.
         if not 0 < len(data) <= self.parameters.ciphertext_bytes:
@@ -139,13 +147,47 @@ class PublicCipher:
             load = module.bfv_vector_from
         try:
             vector = load(self._context, data)
-            slots = vector.size()
+            form = _form(vector)
         # What TenSEAL raises depends on where parsing fails; the sender is told one thing.
         except (ValueError, RuntimeError):
-            slots = 0
-        if slots != self.parameters.slots:
-            raise FrameError("bytes are no ciphertext of this run's parameters: they are refused")
+            form = ()
+        if form != self._fresh_form():
+            raise FrameError(
+                "bytes are no ciphertext of this run's parameters, scale and level: they are "
+                "refused"
+            )
         return vector
+
+    def coefficients(self, data: bytes) -> NDArray[np.int64]:
+        """Return the coefficients of a ciphertext, by prime of its modulus: (primes, 2·degree).
+
+        Sums of ciphertexts have the sums of their coefficients, modulo each prime.
+
+        Args:
+            data: a ciphertext.
+
+        Raises:
+            FrameError: bytes that are no ciphertext as `encrypt` returns it.
+        """
+        (ciphertext,) = self.load(data).ciphertext()
+        primes = len(self.parameters.moduli) - 1
+        count = POLYNOMIALS * primes * self.parameters.degree
+        # TenSEAL offers one coefficient at a time; all of them are below 2^60.
+        numbers = np.fromiter(map(ciphertext.__getitem__, range(count)), np.int64, count)
+        table = numbers.reshape(POLYNOMIALS, primes, self.parameters.degree)
+        return np.concatenate(list(table), axis=1)
+
+    def _fresh_form(self) -> tuple[Any, ...]:
+        """Return the form of ciphertexts that clients encrypt, and of their sums."""
+        parameters = self.parameters
+        # SEAL names levels by hashes: the first one is that of fresh ciphertexts.
+        level = self._context.seal_context().data.first_parms_id()
+        scale = 1.0
+        if parameters.scheme != BFV:
+            scale = 2.0**parameters.scale_bits
+        # CKKS keeps polynomials as values at roots, and BFV as coefficients.
+        at_roots = parameters.scheme != BFV
+        return parameters.slots, 1, POLYNOMIALS, level, scale, at_roots
 
 
 class CiphertextSum:
@@ -166,7 +208,8 @@ class CiphertextSum:
             ciphertexts: as many for every client.
 
         Raises:
-            FrameError: bytes that are no ciphertext of these parameters, or another number of them.
+            FrameError: bytes that are no ciphertext of these parameters, or another number of them;
+                the sum is then as it was.
         """
         vectors = [self._cipher.load(data) for data in ciphertexts]
         if not self._totals:
@@ -178,9 +221,17 @@ class CiphertextSum:
                 f"{len(vectors)} ciphertexts cannot be added to {len(self._totals)}: all clients "
                 "of a sum send as many"
             )
-        for ciphertext, vector in zip(self._totals, vectors, strict=True):
-            # In place: TenSEAL replaces the content of the object.
-            ciphertext += vector
+        try:
+            for vector, total in zip(vectors, self._totals, strict=True):
+                # The new row becomes the sum, and not the other way round: where a later ciphertext
+                # is refused, no earlier one has been changed.
+                vector.add_(total)
+        # SEAL refuses a sum whose second polynomial is zero, which needs no key to be read.
+        except (ValueError, RuntimeError):
+            raise FrameError(
+                "they cancel those of other clients, and their sum would hide nothing"
+            ) from None
+        self._totals = vectors
 
     def serialized(self) -> list[bytes]:
         """Return the ciphertexts of the sum."""
@@ -223,15 +274,59 @@ class SecretCipher(PublicCipher):
         """Return the numbers of a ciphertext: int64 of BFV, float64 of CKKS, (slots,).
 
         Security rule: CKKS numbers carry noise that gives the secret key away (Li and Micciancio
-        2021), so they are rounded before anybody else reads them (`packing.unpack`).
+        2021), so nobody else reads them, but the integers that they stand for (`packing.unpack`).
 
         Args:
             ciphertext: a ciphertext under this key; under another one the numbers are garbage.
+
+        Raises:
+            FrameError: bytes that are no ciphertext of these parameters.
         """
-        numbers = self.load(ciphertext).decrypt()
+        return self._decrypted(self.load(ciphertext))
+
+    def flooded(self, ciphertext: bytes, members: int) -> NDArray[Any]:
+        """Return the numbers of a sum as `decrypt` does, those of CKKS with flooding noise.
+
+        What is computed of them, also whether they are refused, tells next to nothing of the noise
+        of the ciphertexts (`Parameters.flooding`). The Gaussians come from the operating system.
+        They are added to the ciphertext itself, which is exact, before anything is rounded.
+
+        Args:
+            ciphertext: sum of ciphertexts under this key.
+            members: number of clients that the sum was planned for.
+
+        Raises:
+            FrameError: bytes that are no ciphertext of these parameters.
+        """
+        vector = self.load(ciphertext)
+        if self.parameters.scheme != BFV:
+            noise = gaussians(os.urandom(KEY), 0, self.parameters.slots)
+            vector += (self.parameters.flooding(members) * noise).tolist()
+        return self._decrypted(vector)
+
+    def _decrypted(self, vector: Any) -> NDArray[Any]:
+        """Return the numbers of a loaded ciphertext."""
+        try:
+            numbers = vector.decrypt()
+        except (ValueError, RuntimeError):
+            raise FrameError("a ciphertext cannot be decrypted: it is refused") from None
         if self.parameters.scheme == BFV:
             return np.asarray(numbers, dtype=np.int64)
         return np.asarray(numbers, dtype=np.float64)
+
+
+@lru_cache(maxsize=8)
+def data_primes(parameters: Parameters) -> tuple[int, ...]:
+    """Return the primes of the modulus of ciphertexts.
+
+    Args:
+        parameters: parameters of the scheme.
+    """
+    from tenseal import sealapi
+
+    # those that SEAL chooses for numbers of bits, the last one of keys alone
+    primes = sealapi.CoeffModulus.Create(parameters.degree, list(parameters.moduli))
+    return tuple(prime.value() for prime in primes[:-1])
 
 
 def fingerprint(parameters: Parameters, public: bytes) -> bytes:
@@ -251,6 +346,15 @@ def fingerprint(parameters: Parameters, public: bytes) -> bytes:
         public,
     )
     return hashlib.sha256(text).digest()
+
+
+def _form(vector: Any) -> tuple[Any, ...]:
+    """Return slots, ciphertexts, and each one's polynomials, level, scale and representation."""
+    parts = vector.ciphertext()
+    forms = []
+    for part in parts:
+        forms += [part.size(), part.parms_id(), part.scale, part.is_ntt_form()]
+    return (vector.size(), len(parts), *forms)
 
 
 def _new_context(parameters: Parameters) -> Any:

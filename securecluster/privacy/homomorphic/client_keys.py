@@ -12,7 +12,9 @@ class EncryptionKeys:
     Attributes:
         public: the key authority's public key, by encryption scheme.
         server: the server's public key for envelopes, by encryption scheme.
+        authority: the key authority's public key for boxes of tags, by encryption scheme.
     """
 
     public: dict[str, bytes] = field(default_factory=dict)
     server: dict[str, bytes] = field(default_factory=dict)
+    authority: dict[str, bytes] = field(default_factory=dict)

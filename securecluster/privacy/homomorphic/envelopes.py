@@ -22,9 +22,10 @@ BLOCK = 256
 TAG = 16
 SEAL_KEY = 64
 LENGTH = 4
-# Each ciphertext is padded to a multiple: compression makes their lengths differ by some bytes,
-# and frames of one call then still have equal lengths.
-PADDED_TO = 1024
+# Ciphertexts and keys are padded to a multiple: compression makes their lengths differ by some
+# bytes, and frames of one call then still have equal lengths. No multiple is near to the lengths of
+# the default parameters.
+PADDED_TO = 1152
 
 
 @dataclass(frozen=True)
@@ -117,11 +118,28 @@ def seal(
         receiver_public: public key of the receiver, 32 bytes.
         context: what the envelope is bound to.
     """
-    from cryptography.hazmat.primitives.ciphers.aead import AESSIV
-
     payload = b"".join(padded(data) for data in ciphertexts)
     # The padding is inside of the seal, so that no bit of an envelope can be flipped unnoticed.
     payload += bytes(-(len(payload) + TAG) % BLOCK)
+    return seal_bytes(payload, own, receiver_public, context)
+
+
+def seal_bytes(
+    payload: bytes,
+    own: KeyPair,
+    receiver_public: bytes,
+    context: EnvelopeContext,
+) -> bytes:
+    """Return bytes sealed to their receiver, 16 bytes longer.
+
+    Args:
+        payload: bytes.
+        own: keys of the sender.
+        receiver_public: public key of the receiver, 32 bytes.
+        context: what the seal is bound to.
+    """
+    from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+
     # The mode needs no nonce: the same envelope is made again where a run is repeated.
     key = _key(own, receiver_public, own.public, receiver_public, context)
     return AESSIV(key).encrypt(payload, [context.encoded()])
@@ -148,23 +166,43 @@ def open_envelope(
     Raises:
         FrameError: an envelope of another size or context, or one that was altered.
     """
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESSIV
-
     largest = count * (parameters.ciphertext_bytes + LENGTH + PADDED_TO) + BLOCK
     if not TAG < len(envelope) <= largest:
         raise FrameError(
             f"an envelope of {len(envelope)} bytes holds no {count} ciphertexts: it is refused"
         )
+    return _ciphertexts(open_bytes(envelope, own, sender_public, context), count)
+
+
+def open_bytes(
+    sealed: bytes,
+    own: KeyPair,
+    sender_public: bytes,
+    context: EnvelopeContext,
+) -> bytes:
+    """Return sealed bytes; inverse of `seal_bytes`.
+
+    Args:
+        sealed: bytes that another party has sent.
+        own: keys of the receiver.
+        sender_public: public key of the sender, 32 bytes.
+        context: what the seal must be bound to.
+
+    Raises:
+        FrameError: another context, or bytes that were altered.
+    """
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+
     key = _key(own, sender_public, sender_public, own.public, context)
     try:
-        payload = AESSIV(key).decrypt(envelope, [context.encoded()])
-    except InvalidTag:
+        return AESSIV(key).decrypt(sealed, [context.encoded()])
+    # a ValueError is of fewer bytes than a tag
+    except (InvalidTag, ValueError):
         raise FrameError(
             f"ciphertexts of {context.sender} were altered, or belong to another key, run, call or "
             "sender: they are refused"
         ) from None
-    return _ciphertexts(payload, count)
 
 
 def _ciphertexts(payload: bytes, count: int) -> list[bytes]:

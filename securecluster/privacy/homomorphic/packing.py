@@ -5,8 +5,11 @@ reply go into one row of slots. The first slot of each ciphertext counts contrib
 decryption it must be the number of clients that the sum is said to be over.
 
 A field of 32 bits takes a slot a number. One of 64 bits takes four, for limbs of 16 bits, whose
-sums over up to 4096 clients are small: they come out exactly, under CKKS too. There a field of 32
-bits comes out rounded to a grid of 2^-20 of its range, about a hundred times the noise.
+sums over up to 4096 clients are small.
+
+Sums of integers come out exactly. CKKS computes with real numbers and errs a little, so its
+integers are so few (`Parameters.grid_bits`) that the nearest one is the sum. A decryption that lies
+further than a quarter of a step from an integer is refused.
 """
 
 from __future__ import annotations
@@ -20,19 +23,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.errors import FrameError, UsageError
+from securecluster.errors import FrameError
 from securecluster.privacy.homomorphic.parameters import (
     BFV,
     LIMB_BITS,
-    MOST_MEMBERS,
     Parameters,
+    check_members,
 )
 
 LIMBS = 4
 LIMB_MASK = (1 << LIMB_BITS) - 1
-# bits of the grid that sums of narrow fields are rounded to under CKKS, relative to their range
-GRID_BITS = 20
-# largest distance of an integer's decrypted number from the integer, under CKKS
+# largest distance of a decrypted number from an integer, under CKKS
 INTEGER_ERROR = 0.25
 # largest decrypted number of an unused slot, and distance of the count from an integer, under CKKS
 SLOT_ERROR = 1e-4
@@ -139,7 +140,8 @@ def pack(
     Args:
         rows: integers of each field, by name, in any shape.
         layout: the fields.
-        largest: largest magnitude of an integer, by field.
+        largest: largest magnitude of an integer, by field; of CKKS within
+            `Parameters.largest_integer`.
         parameters: parameters of the scheme.
     """
     pieces: list[NDArray[Any]] = []
@@ -179,8 +181,7 @@ def unpack(
         FrameError: a number of ciphertexts that the layout does not have, or numbers that no sum
             over these clients has, as under a wrong key.
     """
-    if not 1 <= members <= MOST_MEMBERS:
-        raise UsageError(f"an encrypted sum is over 1 to {MOST_MEMBERS} clients, not {members}")
+    check_members(members)
     if len(slots) != layout.ciphertexts(parameters):
         raise FrameError(
             f"a sum came in {len(slots)} ciphertexts instead of {layout.ciphertexts(parameters)}"
@@ -223,14 +224,8 @@ def _sum_of(
         limit = LIMB_MASK
     if parameters.scheme == BFV:
         integers = part.astype(np.int64)
-    elif field.bits == 64:
-        integers = _rounded_integers(part * unit, field.name)
     else:
-        if not np.all(np.abs(part) <= members * (1 + SLOT_ERROR)):
-            raise _out_of_range(field.name)
-        # Security rule: the noise of CKKS must not be released, so sums leave on a grid.
-        grid = np.rint(part * 2.0**GRID_BITS) / 2.0**GRID_BITS
-        integers = np.rint(np.clip(grid, -members, members) * unit).astype(np.int64)
+        integers = _nearest_integers(part * unit, field.name)
     if not np.all(np.abs(integers) <= members * limit):
         raise _out_of_range(field.name)
     if field.bits == 32:
@@ -238,13 +233,21 @@ def _sum_of(
     return _joined(integers.reshape(-1, LIMBS), field.name)
 
 
-def _rounded_integers(numbers: NDArray[Any], name: str) -> NDArray[np.int64]:
-    """Return numbers that are nearly integers as integers."""
+def _nearest_integers(numbers: NDArray[Any], name: str) -> NDArray[np.int64]:
+    """Return numbers that are nearly integers as integers.
+
+    Security rule: the noise of CKKS gives the secret key away. The sum of integers shows none of
+    it, as long as no decryption errs by half a step, so one that errs by a quarter is not released.
+    """
+    # Comparisons with NaN are false, and infinity is refused before it is subtracted.
+    if not np.all(np.abs(numbers) < 2.0**53):
+        raise _out_of_range(name)
     integers: NDArray[np.float64] = np.rint(numbers)
     if not np.all(np.abs(numbers - integers) <= INTEGER_ERROR):
-        raise _out_of_range(name)
-    if not np.all(np.abs(integers) < 2.0**53):
-        raise _out_of_range(name)
+        raise FrameError(
+            f"{name} of a decrypted sum lies between two integers, so nothing is released: another "
+            "key, altered ciphertexts, or a client that encrypted no integers"
+        )
     return integers.astype(np.int64)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from securecluster.errors import UsageError
@@ -9,17 +10,24 @@ from securecluster.errors import UsageError
 BFV = "bfv"
 CKKS = "ckks"
 # largest number of bits of all moduli together at 128 bits of security, by the polynomial degree
-# (HomomorphicEncryption.org security standard, ternary secrets)
-MOST_BITS = {2048: 54, 4096: 109, 8192: 218, 16384: 438}
+# (Bossuat et al. 2024, "Security Guidelines for Implementing Homomorphic Encryption", ePrint
+# 2024/463, table 5.2: ternary secrets, classical attacks; docs/evidence/lattice.md)
+MOST_BITS = {2048: 53, 4096: 106, 8192: 214, 16384: 430}
 # ciphertexts in one sum
 MOST_MEMBERS = 4096
 MEMBER_BITS = 12
-# largest error of one fresh CKKS number, relative to its range
-LARGEST_ERROR = 1e-7
 # Bits between the data modulus and the plain modulus of BFV: half a unit of the plaintext is then
 # 2^17, and the noise of 4096 ciphertexts is below 2^17 but with negligible probability (standard
 # deviation about 2^14).
 NOISE_BITS = 19
+# Bits of the integers that CKKS sums exactly, of a single member: more members have fewer.
+GRID_BITS = 24
+# Bits between the flooding noise of CKKS and a step of the grid: a step is 64 standard deviations.
+FLOOD_MARGIN_BITS = 6
+# Least bits of the ratio between flooding noise and the noise of ciphertexts.
+FLOOD_BITS = 39
+# ciphertexts that a key authority decrypts in a run: the bound of what flooding hides is for them
+MOST_DECRYPTIONS = 1 << 20
 # bits of a limb of a wide integer, and the bits of one slot's sum of limbs or of narrow integers
 LIMB_BITS = 16
 SLOT_BITS = 32
@@ -43,7 +51,7 @@ class Parameters:
 
     scheme: str
     degree: int = 4096
-    moduli: tuple[int, ...] = (54, 55)
+    moduli: tuple[int, ...] = (53, 53)
     plain_modulus: int = 0
     scale_bits: int = 0
 
@@ -72,6 +80,72 @@ class Parameters:
     def ciphertext_bytes(self) -> int:
         """Return an upper bound of the bytes of a serialized ciphertext: two polynomials."""
         return 2 * self.degree * 8 * (len(self.moduli) - 1) + 1024
+
+    def grid_bits(self, members: int) -> int:
+        """Return the bits of the integers that CKKS sums exactly, of one number of each member.
+
+        A slot holds an integer of g bits as a fraction of 2^g, so its sum is exact as long as the
+        decryption errs by less than half of 2^-g. What it errs by is flooding noise, of which half
+        a step has 32 standard deviations, and a quarter, beyond which nothing is released, 16: an
+        honest sum is refused with probability 2^-188 a number, and never wrong before.
+
+        Args:
+            members: number of ciphertexts in the sum, m.
+        """
+        # Errors grow with the root of the members, so a bit is lost for each factor of four.
+        lost = math.ceil(math.log2(members) / 2)
+        return GRID_BITS - lost
+
+    def error(self, members: int) -> float:
+        """Return the standard deviation of the noise of a sum's slots, N √m / (6 Δ), under CKKS.
+
+        Division by the last modulus at encryption leaves coefficients with errors r0 + r1·s:
+        uniform r0 and r1 (variance 1/12), a ternary secret s (variance 2/3), and degree N.
+
+        Args:
+            members: number of ciphertexts in the sum, m.
+        """
+        return self.degree * math.sqrt(members) / (6 * 2.0**self.scale_bits)
+
+    def flooding(self, members: int) -> float:
+        """Return the standard deviation of a slot's flooding noise under CKKS, 1/64 of a step.
+
+        A decryption holds the noise of the ciphertexts, which depends on the secret key (Li and
+        Micciancio 2021). Gaussian noise of σ_f on each of its N/2 slots hides that of standard
+        deviation σ_e: with and without it, Q decrypted ciphertexts have a divergence (Kullback and
+        Leibler) of Q (N/2) σ_e² / (2 σ_f²) at most, also where they are chosen adaptively (Li,
+        Micciancio, Schultz and Sorrell 2022), and an advantage of its root over √2 (`advantage`).
+
+        Args:
+            members: number of ciphertexts in the sum, m.
+        """
+        return 2.0 ** -(self.grid_bits(members) + FLOOD_MARGIN_BITS)
+
+    def advantage(self, members: int, ciphertexts: int) -> float:
+        """Return a bound of what decryptions tell of the noise of ciphertexts, under CKKS.
+
+        It bounds the total variation distance between decryptions with and without this noise
+        (Pinsker's inequality), so the advantage of any adversary that reads them.
+
+        Args:
+            members: number of ciphertexts in each sum, m.
+            ciphertexts: number of sums of ciphertexts that are decrypted, Q.
+        """
+        ratio = self.error(members) / self.flooding(members)
+        divergence = ciphertexts * self.slots * ratio**2 / 2
+        return math.sqrt(divergence / 2)
+
+    def largest_integer(self, bits: int, members: int) -> int | None:
+        """Return the largest integer of one member that a sum takes; None where any that fits.
+
+        Args:
+            bits: 32 or 64, of the integers of a field.
+            members: number of members of the sum.
+        """
+        # Integers of 64 bits are summed in limbs, which all schemes sum exactly.
+        if self.scheme == BFV or bits == 64:
+            return None
+        return 1 << self.grid_bits(members)
 
     def _check_security(self) -> None:
         limit = MOST_BITS.get(self.degree)
@@ -112,11 +186,12 @@ class Parameters:
     def _check_ckks(self) -> None:
         if self.plain_modulus:
             raise UsageError("CKKS has no plain modulus: leave plain_modulus out")
-        error = self.degree / 2.0**self.scale_bits
-        if error > LARGEST_ERROR:
+        # Both lose half a bit for each factor of two, but the grid in whole bits: the least ratio
+        # is that of powers of four.
+        if self.flooding(1) < self.error(1) * 2**FLOOD_BITS:
             raise UsageError(
-                f"a scale of 2^{self.scale_bits} errs by about {error:.0e} of the range at degree "
-                f"{self.degree}: take a scale of 2^40"
+                f"a scale of 2^{self.scale_bits} at degree {self.degree} leaves no room for noise "
+                "that hides the noise of ciphertexts: take a scale of 2^80 at degree 8192"
             )
         # a number of magnitude 1, and the sum of all members of a sum
         if self.scale_bits + MEMBER_BITS + 1 > self.data_bits:
@@ -127,14 +202,31 @@ class Parameters:
 
 
 def default_parameters(scheme: str) -> Parameters:
-    """Return the parameters of sums: degree 4096, about 61 KB a ciphertext.
+    """Return the parameters of sums.
+
+    BFV has degree 4096 and about 60 KB a ciphertext of as many numbers. CKKS has degree 8192, about
+    220 KB and 4096 numbers: its modulus has room for flooding noise between what it hides and what
+    it must not change.
 
     Args:
         scheme: "bfv" or "ckks".
     """
     if scheme == BFV:
         return Parameters(BFV, plain_modulus=8590090241)  # the first fitting prime above 2^33
-    return Parameters(scheme, scale_bits=40)
+    return Parameters(scheme, 8192, (47, 47, 48), scale_bits=80)
+
+
+def check_members(members: int) -> None:
+    """Raise UsageError for a sum over more ciphertexts than parameters leave room for.
+
+    Args:
+        members: number of clients of the sum.
+    """
+    if not 1 <= members <= MOST_MEMBERS:
+        raise UsageError(
+            f"an encrypted sum is over 1 to {MOST_MEMBERS} clients, not {members}: ask fewer of "
+            "them at once, or take aggregation secagg or relevance pads"
+        )
 
 
 def _is_prime(number: int) -> bool:

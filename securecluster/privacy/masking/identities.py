@@ -55,10 +55,10 @@ class Identity:
 
     @classmethod
     def derived(cls, randomness: Randomness, client: int) -> Identity:
-        """Return a simulated client's identity, which everyone who knows the run's seed has.
+        """Return a simulated client's identity, which everyone who knows the run's secret has.
 
         Args:
-            randomness: randomness of the run's seed.
+            randomness: secret random streams of the run.
             client: id of the client.
         """
         return cls(randomness.key("client", client, "ed25519"))
@@ -129,7 +129,7 @@ class Roster:
         """Return the roster of a simulation: all clients, and any that may join later.
 
         Args:
-            randomness: randomness of the run's seed.
+            randomness: secret random streams of the run.
         """
         return cls(lambda client: Identity.derived(randomness, client).public)
 

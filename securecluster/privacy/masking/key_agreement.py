@@ -134,7 +134,7 @@ class KeyRing:
 
     Args:
         config: hash of the run's configuration, bound into every seal.
-        randomness: source of all keys from the run seed, for reproducible simulations; None takes
+        randomness: secret random streams of a simulated run, which give all keys; None takes
             them from the operating system.
         unlock: function that is called with the shared seed.
         identity: client id -> identity that it signs with; None for a client without one.
@@ -169,7 +169,7 @@ class KeyRing:
             self._unlock(seed)
 
     def secret(self, client: int, purpose: str) -> bytes:
-        """Return 32 new secret bytes, or those that follow from the run seed.
+        """Return 32 new secret bytes, or those that follow from the secret of a simulated run.
 
         Args:
             client: id of the client.
@@ -208,11 +208,7 @@ class KeyRing:
             client: id of the client.
             seed: 32 secret bytes.
             step: number of the key call that brought the seed.
-
-        Raises:
-            FrameError: another seed is fixed.
         """
-        self._check_not_fixed(client, seed, step)
         unused = self.secrets.unused
         if self.secrets.seed.get(client) != seed:
             unused[client] = step
@@ -221,8 +217,8 @@ class KeyRing:
         self.secrets.seed[client] = seed
         self._unlock(seed)
 
-    def _check_not_fixed(self, client: int, seed: bytes, step: int) -> None:
-        """Raise FrameError for a seed that replaces another one after its first use.
+    def _fixed_seeds(self, step: int) -> set[bytes]:
+        """Return the seeds that no seed of a key call may replace.
 
         A seed stays once something was released under it. Before, replies may be lost, and then
         clients agree anew, led by one that never had the first seed. So a later agreement replaces
@@ -230,20 +226,16 @@ class KeyRing:
         seeds than the first agreement does.
 
         Args:
-            client: id of the client, for the message.
-            seed: the new seed.
-            step: number of the key call that brought it.
+            step: number of the key call. Its own seeds are never among those returned, so clients
+                that take them one after another do not change the result.
         """
         unused = self.secrets.unused
-        for peer, peer_seed in self.secrets.seed.items():
-            # A seed in use is not in `unused`; one that is there yields to a later key call.
-            replaceable = step >= unused.get(peer, math.inf)
-            if peer_seed != seed and not replaceable:
-                raise FrameError(
-                    f"client {client} received another mask seed than it, or a peer, has used: "
-                    "the key agreement was tampered with, or a server was restarted before it knew "
-                    "who took part; start a new run"
-                )
+        # A seed in use is not in `unused`; one that is there yields to a later key call.
+        return {
+            seed
+            for client, seed in self.secrets.seed.items()
+            if step < unused.get(client, math.inf)
+        }
 
     def offer(self, clients: tuple[int, ...]) -> PublicKey:
         """Return the signed public keys of some clients.
@@ -335,6 +327,7 @@ class KeyRing:
         from cryptography.exceptions import InvalidTag
 
         leader_key = _bytes(box.key.value)
+        fixed = self._fixed_seeds(step)
         rows = zip(clients, box.ciphertext.values, box.signature.values, strict=True)
         for client, ciphertext, signature in rows:
             private = self._private(client)
@@ -351,6 +344,12 @@ class KeyRing:
                     f"client {client} cannot open its box: the key agreement was tampered with, "
                     "start a new run"
                 ) from None
+            if fixed - {seed}:
+                raise FrameError(
+                    f"client {client} received another mask seed than it, or a peer, has used: "
+                    "the key agreement was tampered with, or a server was restarted before it knew "
+                    "who took part; start a new run"
+                )
             self._take(client, seed, step)
         return Ack()
 

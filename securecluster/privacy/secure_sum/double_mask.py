@@ -561,11 +561,11 @@ class GuardState:
 
     Args:
         attempts: call -> attempt -> record.
-        summed: text of `SumContext.values` -> lists of survivors that it revealed shares for.
+        summed: text of `SumContext.values` -> survivors that it revealed shares for.
     """
 
     attempts: dict[int, dict[int, Attempt]] = field(default_factory=dict)
-    summed: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
+    summed: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class UnmaskingGuard:
@@ -585,8 +585,8 @@ class UnmaskingGuard:
     attempts at a call have no client in common whose seeds the server has, since t > h/2 holders
     reveal shares in each, and none in both.
 
-    Sums of the same rows in several calls (`SumContext.values`) are compared in pairs: lists of
-    survivors of three or more calls may still be combined.
+    Sums of the same rows in several calls (`SumContext.values`) are all over one list of survivors,
+    since sums over several lists could be solved for single rows.
 
     Args:
         client: id of the client.
@@ -654,7 +654,8 @@ class UnmaskingGuard:
             return
         # Checked last, and stored only if nothing refused: a refusal leaves the state as it was.
         self._check_earlier_attempts(context, record, attempts)
-        self._check_difference(context, context.members)
+        # Those who were not in an earlier sum of these rows may still be left out.
+        self._check_same_rows(context, set(self._earlier(context, ())) <= set(context.members))
         attempts[context.attempt] = record
 
     def reveal_pads(
@@ -715,9 +716,10 @@ class UnmaskingGuard:
             raise self._refusal(context, "a survivor is no member")
         self._check_survivors(context, record, alive)
         if record.survivors is None:
-            self._check_difference(context, alive)
+            self._check_same_rows(context, alive == self._earlier(context, alive))
             self._store(context, replace(record, survivors=alive))
-            self.state.summed.setdefault(_values(context), []).append(alive)
+            if context.values:
+                self.state.summed[context.values] = alive
         return tuple(owner for owner in record.holders if owner in alive)
 
     def settle(self, call: int, survivors: Sequence[int]) -> bool:
@@ -811,18 +813,18 @@ class UnmaskingGuard:
                 f"{len(reachable)} holders of its seed survived, and {record.threshold} must",
             )
 
-    def _check_difference(self, context: SumContext, clients: Sequence[int]) -> None:
-        """Raise PolicyError for a list that differs in too few clients from an earlier one."""
-        # The difference of two sums of the same rows is a sum over the clients in one of them
-        # alone.
-        for earlier in self.state.summed.get(_values(context), []):
-            difference = set(clients) ^ set(earlier)
-            if difference and len(difference) < self._minimum:
-                raise self._refusal(
-                    context,
-                    f"it differs in {len(difference)} clients from an earlier sum of the same "
-                    f"rows, and {self._minimum} must",
-                )
+    def _earlier(self, context: SumContext, default: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the survivors of an earlier sum of the same rows; the default without one."""
+        if not context.values:
+            return default
+        return self.state.summed.get(context.values, default)
+
+    def _check_same_rows(self, context: SumContext, allowed: bool) -> None:
+        """Raise PolicyError unless a list goes with that of an earlier sum of the same rows."""
+        if not allowed:
+            raise self._refusal(
+                context, "an earlier sum of the same rows is over another list of survivors"
+            )
 
     def _record(self, context: SumContext) -> Attempt:
         """Return the record of an attempt that the client took part in last.
@@ -849,13 +851,6 @@ class UnmaskingGuard:
             f"client {self._client} refuses the secure sum of call {context.call}, attempt "
             f"{context.attempt}: {reason}"
         )
-
-
-def _values(context: SumContext) -> str:
-    """Return what identifies the rows of a sum: their text, or the call where they are new."""
-    if context.values:
-        return f"values {context.values}"
-    return f"call {context.call}"
 
 
 def _check_graph(context: SumContext, graph: Graph) -> None:

@@ -35,6 +35,8 @@ class FixedPoint:
         bits: 32 or 64, for sums in Z_2^32 or Z_2^64.
         field: name of the field, for messages.
         option: name of the option that sets the bound, for messages.
+        most: largest magnitude that an encoded number may have, where that is less than what fits
+            the ring; None where it is not.
 
     Attributes:
         exponent: e, the scale's exponent of two.
@@ -53,6 +55,7 @@ class FixedPoint:
         bits: int = 32,
         field: str = "values",
         option: str = "bound",
+        most: int | None = None,
     ) -> None:
         if bits not in (32, 64):
             raise UsageError(f"{field}: a secure sum has 32 or 64 bits, not {bits}")
@@ -74,7 +77,10 @@ class FixedPoint:
         self.field = field
         self.option = option
         # Bound and members alone decide, so all clients scale alike without a message.
-        self.exponent = _exponent(self.bound, members, limit)
+        share = limit // members
+        if most is not None:
+            share = min(share, most)
+        self.exponent = _exponent(self.bound, share)
         self.largest = _rounded(self.bound, self.exponent)
 
     def __repr__(self) -> str:
@@ -274,20 +280,19 @@ class FixedPoint:
         return torch.empty(min(BLOCK, rows.numel()), dtype=dtype)
 
 
-def _exponent(bound: float, members: int, limit: int) -> int:
-    """Return the largest e with members · round(bound · 2^e) <= limit.
+def _exponent(bound: float, limit: int) -> int:
+    """Return the largest e with round(bound · 2^e) <= limit.
 
     Args:
         bound: largest magnitude of one number.
-        members: number of clients.
-        limit: largest integer of the ring's signed range.
+        limit: largest integer of one number.
     """
     _, binary_exponent = math.frexp(bound)
-    # bound · 2^(-binary_exponent) < 1, so the sum is at most `members`, which fits.
-    exponent = limit.bit_length() - members.bit_length() - binary_exponent - 1
-    while members * _rounded(bound, exponent) > limit:
+    # 1/2 <= bound · 2^(-binary_exponent) < 1, so this is at most one above or one below.
+    exponent = limit.bit_length() - binary_exponent
+    while _rounded(bound, exponent) > limit:
         exponent -= 1
-    while members * _rounded(bound, exponent + 1) <= limit:
+    while _rounded(bound, exponent + 1) <= limit:
         exponent += 1
     return exponent
 

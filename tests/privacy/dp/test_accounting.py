@@ -110,6 +110,104 @@ def test_one_sampled_step_is_an_upper_bound_in_both_directions(z: float, q: floa
     assert (found.accountant, found.rdp >= found.epsilon) == ("PRV", True)
 
 
+@pytest.mark.parametrize(
+    ("history", "delta", "theirs"),
+    [
+        ([(1.0, 0.4, 6)], 1e-5, 9.49114),
+        ([(1.1, 0.05, 200)], 1e-5, 6.18348),
+        ([(2, 1, 1), (1.1, 0.05, 200)], 1e-5, 6.65976),
+        ([(0.6, 1 / 3, 3)], 1e-5, 11.68887),
+        ([(2.0, 0.01, 1000)], 1e-6, 1.37572),
+    ],
+)
+def test_dp_accounting_says_the_same_of_a_replaced_example(
+    history: list[accounting.Step], delta: float, theirs: float
+) -> None:
+    """Its 0.6's privacy loss distributions, by connected dots on a grid of 1e-3, of δ(ε) in closed
+    form (`replaced_delta` of `.ci/second_accountant.py`).
+    """
+    found = epsilon(history, delta, replaced=True)
+    assert found.accountant == "PRV"
+    assert theirs <= found.epsilon <= theirs + 0.0301
+    # more than blanking it, and no more than where batches are known
+    assert epsilon(history, delta).epsilon < found.epsilon <= found.rdp
+    known = [(z / 2 if q < 1 else z, 1.0, count) for z, q, count in history]
+    assert found.epsilon < epsilon(known, delta).epsilon
+
+
+def replaced_delta(eps: float, z: float, q: float) -> mpmath.mpf:
+    """δ(ε) of one step at rate q, rows 1 and −1: over the half-line where the ratio is above e^ε,
+    whose end is found by bisection.
+    """
+    q_, base = mpmath.mpf(q), mpmath.e ** mpmath.mpf(eps)
+
+    def excess(x: mpmath.mpf) -> mpmath.mpf:
+        one = 1 - q_ + q_ * mpmath.e ** ((2 * x - 1) / (2 * z * z))
+        other = 1 - q_ + q_ * mpmath.e ** ((-2 * x - 1) / (2 * z * z))
+        return one - base * other
+
+    low, high = mpmath.mpf(-50), mpmath.mpf(50)
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (low, middle) if excess(middle) > 0 else (middle, high)
+    start = high
+    above = (1 - q_) * upper(start / z)
+    one = above + q_ * upper((start - 1) / z)
+    other = above + q_ * upper((start + 1) / z)
+    return one - base * other
+
+
+@pytest.mark.parametrize(("z", "q"), [(0.7, 0.05), (1.0, 0.5), (3.0, 0.2)])
+def test_one_sampled_step_with_a_replaced_example_is_an_upper_bound(z: float, q: float) -> None:
+    found = epsilon([(z, q, 1)], DELTA, replaced=True)
+    with mpmath.workdps(40):
+        assert replaced_delta(found.epsilon, z, q) <= DELTA
+        assert replaced_delta(found.epsilon - 0.025, z, q) > DELTA
+
+
+@pytest.mark.parametrize(("z", "q", "order"), [(1.1, 0.05, 4.0), (0.5, 0.3, 2.5), (4.0, 0.5, 64.0)])
+def test_divergences_of_a_replaced_example_are_integrals(z: float, q: float, order: float) -> None:
+    def integrand(x: mpmath.mpf) -> mpmath.mpf:
+        normal = [mpmath.npdf(x, c, z) for c in (0, 1, -1)]
+        one = (1 - q) * normal[0] + q * normal[1]
+        other = (1 - q) * normal[0] + q * normal[2]
+        return one**order * other ** (1 - order)
+
+    with mpmath.workdps(30):
+        points = [-12 * z - 1, 0, 1, order, order + 12 * z]
+        exact = mpmath.log(mpmath.quad(integrand, points)) / (order - 1)
+    assert accounting.replaced_divergence(z, q, order) == pytest.approx(float(exact), rel=1e-9)
+
+
+def test_opposite_rows_are_the_worst_pair_of_a_replaced_example() -> None:
+    """δ(ε) of other pairs of rows of norm 1 at most, as sums over a grid of the plane."""
+    z, q, step = 0.8, 0.3, 0.02
+    axis = np.arange(-6, 6, step)
+    x, y = np.meshgrid(axis, axis)
+
+    def density(row: tuple[float, float]) -> np.ndarray:
+        def normal(a: float, b: float) -> np.ndarray:
+            squares = (x - a) ** 2 + (y - b) ** 2
+            return np.asarray(np.exp(-squares / (2 * z * z)) / (2 * math.pi * z * z))
+
+        return (1 - q) * normal(0, 0) + q * normal(*row)
+
+    draw = np.random.default_rng(0)
+    rows = draw.normal(size=(12, 2, 2))
+    rows /= np.maximum(1, np.linalg.norm(rows, axis=2, keepdims=True))
+    rows[:3] /= np.linalg.norm(rows[:3], axis=2, keepdims=True)
+    for eps in (-1.0, -0.2, 0.0, 0.3, 1.0, 2.0):
+        # of γ below 1 by the exchanged pair: δ_γ(P, Q) = 1 − γ + γ δ_{1/γ}(Q, P)
+        gamma = math.exp(abs(eps))
+        worst = float(replaced_delta(abs(eps), z, q))
+        if eps < 0:
+            worst = 1 - 1 / gamma + worst / gamma
+        for one, other in rows:
+            difference = density(tuple(one)) - math.exp(eps) * density(tuple(other))
+            found = float(np.maximum(0, difference).sum()) * step * step
+            assert found <= worst + 1e-6
+
+
 def test_unsampled_releases_compose_into_one() -> None:
     assert merged(
         [(3, 1, 4), (4, 1, 1), (2, 0.1, 5), (2, 0.1, 7), (math.inf, 1, 9), (1, 0.3, 0)]
@@ -217,7 +315,7 @@ def test_the_dearest_history_is_found_without_pricing_all(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         accounting,
         "_epsilon",
-        lambda history, delta: priced.append(history) or genuine(history, delta),
+        lambda history, *rest: priced.append(history) or genuine(history, *rest),
     )
     found = dearest(histories, DELTA)
     assert found is not None

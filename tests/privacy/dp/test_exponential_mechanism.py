@@ -47,6 +47,23 @@ def test_the_price_is_never_below_the_mechanisms_own_divergence(eta: float) -> N
                 assert hockey_stick(other, one, epsilon) <= bound + 1e-12
 
 
+@pytest.mark.parametrize("eta", [0.05, 0.5, 2.0, 6.0])
+def test_replacing_a_sample_costs_no_more_than_a_gaussian_of_twice_the_mean(eta: float) -> None:
+    # each count loses a sample, gains one, or stays: the range is 2η
+    mean = 2 / noise_multiplier(eta)
+    draw = np.random.default_rng(0)
+    dearest = 0.0
+    for _ in range(3):
+        counts = draw.integers(1, 30, 4).astype(float)
+        one = probabilities(counts, eta)
+        for changed in itertools.product((-1, 0, 1), repeat=4):
+            other = probabilities(counts + np.array(changed), eta)
+            dearest = max(dearest, float(np.ptp(np.log(one / other))))
+            for epsilon in (0.0, eta / 2, eta, 1.9 * eta):
+                assert hockey_stick(one, other, epsilon) <= gaussian_delta(epsilon, mean) + 1e-12
+    assert dearest == pytest.approx(2 * eta)
+
+
 def joint_delta(first: np.ndarray, second: np.ndarray, mean: float, epsilon: float) -> float:
     """Return δ(ε) of a choice together with a Gaussian release, whose means are `mean` apart."""
     rest = epsilon - np.log(first / second)  # what is left of ε after each choice

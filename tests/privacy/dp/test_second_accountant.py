@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from securecluster import Federation
+from securecluster.privacy.dp.accounting import gaussian_delta
 from securecluster.protocols import CFL, FedAvg
 
 HOME = Path(__file__).resolve().parents[3] / ".ci"
@@ -66,6 +67,24 @@ def test_it_reads_events_by_itself() -> None:
         second.steps(event("dp-sgd", (0,), 1.0), None)
 
 
+def test_a_replaced_unit_has_other_histories_and_prices() -> None:
+    events = [
+        {**event("gaussian", (0,), 2.0), "replace": 2.0},
+        {**event("gaussian", (0,), 2.0), "replace": 1.0},
+        {**event("dp-sgd", (0,), 1.5, batch=10), "replace": 2.0},
+    ]
+    ledger = {"delta": DELTA, "samples": {"0": 20}, "events": events}
+    # sampled steps keep their z: their mixtures are priced as they are
+    assert second.histories(ledger, replaced=True) == {
+        ((1.0, 1.0, 1), (1.5, 0.5, 2), (2.0, 1.0, 1))
+    }
+    # in batches of nearly all examples it is a Gaussian of twice the sensitivity
+    known = 2 / 1.5
+    for epsilon in (0.5, 2.0):
+        delta = second.replaced_delta(1.5, 1 - 1e-12, epsilon)
+        assert math.log(delta) == pytest.approx(gaussian_delta(epsilon, known), abs=1e-6)
+
+
 def test_only_histories_that_may_be_the_dearest_are_priced() -> None:
     short, long, other = ((1.0, 1.0, 2),), ((1.0, 1.0, 3), (2.0, 0.5, 1)), ((3.0, 1.0, 9),)
     assert set(second.undominated([short, long, other])) == {long, other}
@@ -96,6 +115,8 @@ def test_ledgers_of_real_runs_hold_against_it(small: Federation) -> None:
         }
         found = second.price(told)
         assert second.verdict(ledger.price(DELTA).epsilon, found) == ""
+        replaced = ledger.price(DELTA, "replace").epsilon
+        assert second.verdict(replaced, second.price(told, replaced=True)) == ""
         last = max(n for n, one in enumerate(told["events"]) if one["mechanism"] != "free")
         fewer = {**told, "events": told["events"][:last]}
         assert second.verdict(second.price(fewer), found) == "TOO LOW", (

@@ -73,6 +73,19 @@ def test_sums_are_right_within_the_stated_error(seed: int, members: int, bits: i
         assert error <= Fraction(point.error_bound(members)) + cast
 
 
+@given(bound=st.floats(1e-6, 1e6), bits=st.integers(8, 24), members=st.integers(1, 200))
+def test_integers_may_be_asked_to_be_smaller_than_fits(
+    bound: float, bits: int, members: int
+) -> None:
+    most = 2**bits
+    point = FixedPoint(bound, members, most=most)
+    free = FixedPoint(bound, members)
+    assert point.largest <= most and point.exponent <= free.exponent
+    # one exponent more is too fine, for the one or the other
+    finer = round(Fraction(bound) * Fraction(2) ** (point.exponent + 1))
+    assert finer > most or point.exponent == free.exponent
+
+
 def test_the_extremes_of_all_members_do_not_wrap_and_one_more_would() -> None:
     point = FixedPoint(1.0, 100)
     row = point.encode(torch.tensor([1.0, -1.0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import cases
@@ -13,6 +14,7 @@ from sklearn.base import clone
 from securecluster import Federation, Iid, LabelPermutation, LabelSwap
 from securecluster.clustering.bipartition import Bipartition
 from securecluster.clustering.noise_robust import SplitEvidence
+from securecluster.core import progress
 from securecluster.errors import UsageError
 from securecluster.protocols import CFL, FedAvg, Local, Settings
 from securecluster.protocols.cfl import protocol as cfl
@@ -51,6 +53,20 @@ def test_a_hint_is_enough_for_a_cluster_of_whom_only_some_replied(
     statistics = SplitStatistics(cluster=0, members=[0, 1, 2, 3], replied=replied)
     assert CFL()._significant(statistics, np.eye(4), 0) is significant
     assert statistics.p_value == p_value
+
+
+def test_a_split_test_that_takes_long_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    alpha = np.where(np.equal.outer(np.arange(12) % 2, np.arange(12) % 2), 0.9, -0.9)
+    np.fill_diagonal(alpha, 1.0)
+    clients = list(range(12))
+    statistics = SplitStatistics(cluster=3, members=clients, replied=clients)
+    with caplog.at_level(logging.INFO, progress.logger.name):
+        assert CFL()._significant(statistics, alpha, 0)
+    assert caplog.messages[0] == "split test of cluster 3, 12 clients: draw 1 of 999"
+    assert len(caplog.messages) == 999
 
 
 @pytest.mark.exhaustive

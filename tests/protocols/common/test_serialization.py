@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from securecluster import Federation, Iid, LabelSwap
+from securecluster.core.client_names import at
 from securecluster.errors import RunFolderError, SecureClusterError, UsageError
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, FineTune, Local, Settings
 
@@ -182,14 +183,13 @@ def test_newcomers_of_other_data_are_refused(
 def test_a_clients_model_is_loaded_into_ones_own_module(small: Federation) -> None:
     net = module()
     fitted = CFL(model=net, rounds=2).fit(small)
-    for client in (0, 5, small.names[2], np.int64(3)):
+    for client, k in ((0, 0), (at(5), 5), (small.names[2], 2), (np.int64(3), 3), (1.0, 1)):
         state = fitted.model_of(client)  # type: ignore[arg-type]
         net.load_state_dict(state)
-        k = small.names.index(client) if isinstance(client, str) else int(client)
         shard = small.shards[k]
         hits = net(torch.as_tensor(shard.x_test)).argmax(-1).numpy() == shard.y_test
         assert hits.mean() == pytest.approx(fitted.accuracy_[k])
-    for wrong in (6, -1, "nobody", None, 1.0):
+    for wrong in (6, -1, "nobody", None, 1.5, True, at(6)):
         with pytest.raises(UsageError, match="no client"):
             fitted.model_of(wrong)  # type: ignore[arg-type]
 
@@ -263,9 +263,16 @@ def test_some_clients_of_a_federation(small: Federation) -> None:
     assert some.shards == (small.shards[4], small.shards[1])
     assert small.truth is not None
     assert some.truth == (small.truth[4], small.truth[1])
-    for wrong in ([0, 0], [6], [-1]):
-        with pytest.raises(UsageError, match="each once"):
+    assert small.select([at(4), np.int64(1)]).names == some.names == small.select(("4", 1)).names
+    for twice in ([0, 0], [0, "0"], [at(0), 0]):
+        with pytest.raises(UsageError, match="client '0' is selected twice: give each client once"):
+            small.select(twice)
+    for wrong in ([6], [-1], [at(6)], [True]):
+        with pytest.raises(UsageError, match="there is no client"):
             small.select(wrong)
+    assert some.select([4]).shards == (small.shards[4],), "it is still called 4"
+    with pytest.raises(UsageError, match=r"a number is a name, and at\(0\) is .* '4'"):
+        some.select([0])
 
 
 class Tied(torch.nn.Module):

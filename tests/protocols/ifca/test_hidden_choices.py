@@ -37,9 +37,13 @@ def federation() -> Federation:
 
 
 def make(**params: Any) -> Any:
-    """IFCA with two models, hidden choices and one start of two rounds."""
+    """IFCA with two models, hidden choices and one start of two rounds.
+
+    Its clients are in no cohorts: they are lost one by one.
+    """
     small: dict[str, Any] = {"k": 2, "starts": 1, "rounds": 2, "epochs": 1, "model": "linear"}
-    return IFCA(**{**small, "aggregation": "secagg", "mask": "none", **params})
+    secure: dict[str, Any] = {"aggregation": "secagg", "cohort_size": 0, "mask": "none"}
+    return IFCA(**{**small, **secure, **params})
 
 
 @pytest.fixture
@@ -170,7 +174,8 @@ def test_the_smallest_block_may_lose_what_it_can_spare(
     federation: Federation, choose: Callable[..., None]
 ) -> None:
     choose(0, 0, 0, 1, 1, 1)
-    hidden = serve(make(rounds=1), federation, lost_in("contribute_blocks", 0))
+    made = make(rounds=1, exact_weights=True)
+    hidden = serve(made, federation, lost_in("contribute_blocks", 0))
     plain = serve(make(rounds=1, aggregation="plain"), federation, lost_in("contribute", 0))
     for ours, theirs in zip(hidden.state.running.pending, plain.state.running.pending, strict=True):
         torch.testing.assert_close(ours.posts[0].table, theirs.posts[0].table, rtol=0, atol=1e-6)
@@ -212,6 +217,32 @@ def test_a_client_that_revealed_no_share_of_the_counts_contributes_all_the_same(
     served = serve(make(rounds=1), federation, lost_in("reveal_shares", 0))
     assert served.net.state.lost == {}
     assert torch.equal(models(served, make()), models(calm, make()))
+
+
+def test_no_weight_leaves_a_client_unless_it_is_asked_for(
+    federation: Federation, choose: Callable[..., None]
+) -> None:
+    choose(0, 0, 0, 1, 1, 1)
+    exact = serve(make(rounds=1, exact_weights=True), federation)
+    equal = serve(make(rounds=1), federation)
+    # all clients have as many samples, so that weights change nothing
+    torch.testing.assert_close(models(equal, make()), models(exact, make()), rtol=0, atol=1e-6)
+    for served, sent in ((exact, True), (equal, False)):
+        replies = [
+            served.transcript.content(k)[1].reply
+            for k, entry in enumerate(served.transcript.entries)
+            if entry.method == "contribute_blocks"
+        ]
+        assert [reply.weight is not None for reply in replies] == [sent]
+    # a sum that lost a client divides its blocks by the share of the counted that are left
+    lossy = serve(make(rounds=1), federation, lost_in("contribute_blocks", 0))
+    sums = exact.state.running.pending[1].posts[0].table
+    torch.testing.assert_close(
+        lossy.state.running.pending[1].posts[0].table, sums * 6 / 5, rtol=0, atol=1e-6
+    )
+    named = [line for line in make(exact_weights=True).disclosures().server if "exact" in line]
+    assert any("numbers of samples" in line for line in named)
+    assert not any("numbers of samples" in line for line in make().disclosures().server)
 
 
 def test_two_counts_that_differ_in_one_client_tell_its_choice(
@@ -362,7 +393,7 @@ def test_a_server_that_invents_a_second_chooser_reads_a_block_of_one(
     choose(0, 0, 1, 0, 0, 0)
     plain = serve(make(rounds=1, aggregation="plain"), federation)
     monkeypatch.setattr(hidden_server, "_counts", lambda counted: [4, 2])
-    served = serve(make(rounds=1), federation)
+    served = serve(make(rounds=1, exact_weights=True), federation)
     block = served.state.running.pending[1].posts[0].table
     update = plain.state.running.pending[1].posts[0].table
     torch.testing.assert_close(block, update, rtol=0, atol=1e-6)
@@ -478,7 +509,7 @@ def test_only_counts_of_choices_and_sums_of_blocks_reach_the_server(
     assert private == {"count_choice", "contribute_blocks"}
     section = privacy_report.section(hidden)
     text = " ".join(section["server_view"])
-    assert "no server saw them" in text and "how many clients chose each model" in text
+    assert "sums over rounds" in text and "chose each model, exactly" in text
     assert any("count of count_choice of a single client" in line for line in section["unseen"])
 
 

@@ -1,0 +1,544 @@
+"""Neighbouring data sets, literally: what each release tells of one example, or of one client, that
+is blanked, replaced, or really added or removed.
+
+python -m securecluster.benchmarks.relations [--draws 1000] [--only losses] [--confidence 0.9999]
+
+Each mechanism that clients release by, as protocols call it, draws many releases of a client, or of
+a sum, in two worlds. In one there is a canary among n examples (or clients); in the other it is
+
+- blanked: its place is kept, and it contributes zeros. ε is for this relation.
+- replaced by an example (a client) of the other extreme. The ledger has an ε for this, too.
+- removed: n − 1 are left. Exchanged, the worlds are those of an example that is added. Means are
+  then divided by n − 1, and noise follows: no ε covers this, since n is public.
+
+The statistic is the logarithm of the likelihood ratio of the two worlds, from the exact release and
+its noise. A lower bound of ε by Clopper and Pearson needs no assumption
+(`securecluster.privacy.dp.auditing`); one above the claim refutes it, one below proves nothing.
+Writes benchmarks/results/relations.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.benchmarks.table import write
+from securecluster.benchmarks.worlds import (
+    DELTA,
+    FULL,
+    LINEAR,
+    LONG,
+    SEED,
+    Finding,
+    first,
+    replies,
+    telling_feature,
+)
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
+from securecluster.data import Federation
+from securecluster.errors import SecureClusterWarning
+from securecluster.privacy.dp.auditing import lower_bound
+from securecluster.privacy.dp.client_noise import ClientNoise
+from securecluster.privacy.dp.exponential_mechanism import bounded_range, choice, probabilities
+from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCurator
+from securecluster.privacy.dp.ledger import Event, Ledger, Relation
+from securecluster.privacy.dp.loss_mechanism import noised, noised_rows
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
+from securecluster.privacy.gradient_signatures import (
+    ClassBlocks,
+    ExampleMap,
+    GradientSketch,
+    Projected,
+)
+from securecluster.protocols import CFL
+from securecluster.protocols.common.gradient_signatures import CLIP, SECOND_CLIP, SignatureOptions
+from securecluster.protocols.common.gram_mechanism import REPLACE as REPLACE_GRAM
+from securecluster.protocols.common.gram_mechanism import GramNoise
+
+Array = NDArray[np.float64]
+MINIMUM = 2  # members of the smallest sum
+PRESENT = "present"
+BLANKED = "blanked"
+REPLACED = "replaced"
+REMOVED = "removed"
+WORLDS = (BLANKED, REPLACED, REMOVED)
+# of the evidence page: at z = 4 one release claims 0.926
+NOISE = 4.0
+SIZES = (2, 5, 10, 30)
+FEATURES = 8
+CLASSES = 4
+BOUND = 0.5  # of a loss
+MODELS = 3  # losses in a row, and models to choose among
+
+
+class Plain(NoiseStreams):
+    """Streams that add no noise, and note the standard deviation of what they would have added."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda client: bytes(32), "plain")
+        self.deviation = 0.0
+
+    def noised(
+        self,
+        client: int,
+        purpose: str,
+        step: int,
+        row: torch.Tensor,
+        multiplier: float,
+        sensitivity: float,
+    ) -> torch.Tensor:
+        """Return the row as it is."""
+        self.deviation = multiplier * sensitivity
+        return row.clone()
+
+
+class Release(NamedTuple):
+    """One world's releases.
+
+    Attributes:
+        rows: (draws, d), each with noise of its own.
+        exact: (d,), or the probabilities of each choice.
+        deviation: standard deviation of the noise in each number; 0 of choices.
+    """
+
+    rows: Array
+    exact: Array
+    deviation: float
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A mechanism by which clients release something.
+
+    Attributes:
+        name: of what is released.
+        unit: of privacy.
+        release: world, n, z, number of draws -> the releases.
+        replace: sensitivity under replacing over that under blanking.
+        event: n, z -> the ledger's event; None is one Gaussian release.
+        gaussian: whether a release is Gaussian, with a variance that blanking leaves as it is.
+    """
+
+    name: str
+    unit: str
+    release: Callable[[str, int, float, int], Release]
+    replace: float = 2.0
+    event: Callable[[int, float], Event] | None = None
+    gaussian: bool = True
+
+    def claimed(self, n: int, z: float, relation: Relation) -> float:
+        """Return the ε that a ledger with one such release claims."""
+        event = Event("m", "gather", ("f",), 1, (0,), "gaussian", z, self.replace)
+        if self.event is not None:
+            event = self.event(n, z)
+        return Ledger([event], {0: n}).price(DELTA, relation).epsilon
+
+    def audits(
+        self,
+        n: int,
+        z: float,
+        draws: int,
+        confidence: float,
+        worlds: Sequence[str] = WORLDS,
+        noise: float = 1.0,
+    ) -> dict[str, Finding]:
+        """Return what the releases tell of a canary, by the world in which it is not as it was.
+
+        Args:
+            n: number of examples of a client, or of clients in a sum.
+            z: noise multiplier.
+            draws: number of releases in each world.
+            confidence: of the lower bound, in (0, 1).
+            worlds: the worlds.
+            noise: share of the noise that is added, 1 but for controls.
+        """
+        present = self.release(PRESENT, n, noise * z, draws)
+        findings = {}
+        for world in worlds:
+            absent = self.release(world, n, noise * z, draws)
+            audit = lower_bound(
+                _log_ratios(present.rows, present, absent),
+                _log_ratios(absent.rows, present, absent),
+                confidence,
+            )
+            claimed = self.claimed(n, z, "replace" if world == REPLACED else "blank")
+            # what is removed changes the variance as well
+            gaussian = self.gaussian and world != REMOVED
+            name = f"{self.name}, n = {n}"
+            findings[world] = Finding(name, self.unit, claimed, audit, gaussian)
+        return findings
+
+
+def _log_ratios(rows: Array, present: Release, absent: Release) -> Array:
+    """Return log p(row | present) − log p(row | absent) of each row, (draws,)."""
+    if not present.deviation:
+        chosen = rows[:, 0].astype(int)
+        ratios: Array = np.log(present.exact[chosen] / absent.exact[chosen])
+        return ratios
+    logs = []
+    for world in (present, absent):
+        squares = ((rows - world.exact) ** 2).sum(1) / (2 * world.deviation**2)
+        logs.append(-squares - rows.shape[1] * math.log(world.deviation))
+    difference: Array = logs[0] - logs[1]
+    return difference
+
+
+class Remembered:
+    """A map of examples to rows that computes the sum of the same examples once.
+
+    Args:
+        examples: the map.
+    """
+
+    def __init__(self, examples: ExampleMap) -> None:
+        self._examples = examples
+        self._sums: torch.Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """Return the numbers in a row."""
+        return self._examples.width
+
+    def sums(self, inputs: torch.Tensor, labels: torch.Tensor, clip: float) -> torch.Tensor:
+        """Return the sum of the rows (width,) of the first examples that it was called with."""
+        if self._sums is None:
+            self._sums = self._examples.sums(inputs, labels, clip)
+        return self._sums
+
+
+def streams() -> NoiseStreams:
+    """Return streams whose every client has a key of its own."""
+    keys: dict[int, bytes] = {}
+    return NoiseStreams(lambda client: keys.setdefault(client, os.urandom(32)), "worlds")
+
+
+def repeated(release: Callable[[NoiseStreams, int], torch.Tensor], draws: int) -> Release:
+    """Return many releases of the same data, each by a client with keys of its own.
+
+    Args:
+        release: streams of noise, client -> its released row.
+        draws: number of releases.
+    """
+    plain = Plain()
+    exact = release(plain, 0).double().numpy().ravel()
+    secret = streams()
+    rows = [release(secret, client).double().numpy().ravel() for client in range(draws)]
+    return Release(np.stack(rows), exact, plain.deviation)
+
+
+def examples(world: str, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a client's examples (n, FEATURES) and labels, of which the last is the canary.
+
+    A blank example is one that is not finite: it counts as zeros.
+    """
+    kept = n - 1
+    x = torch.full((kept, FEATURES), 0.5)
+    y = torch.zeros(kept, dtype=torch.int64)
+    if world == REMOVED:
+        return x, y
+    value = {PRESENT: -LONG, BLANKED: math.nan, REPLACED: LONG}[world]
+    canary = torch.full((1, FEATURES), value)
+    return torch.cat([x, canary]), torch.cat([y, torch.ones(1, dtype=torch.int64)])
+
+
+def signatures(kind: str, per_client: bool = False) -> Callable[[str, int, float, int], Release]:
+    """Return the releases of gradient signatures: "sketch", "blocks" or "coordinates"."""
+
+    def release(world: str, n: int, z: float, draws: int) -> Release:
+        public = Randomness(0)
+        sketch = GradientSketch(32, FEATURES, CLASSES, 0.0, public)
+        blocks = ClassBlocks(6, FEATURES, CLASSES, 0.0, public)
+        made: GradientSketch | ClassBlocks = blocks if kind == "blocks" else sketch
+        example_map: ExampleMap = made
+        clip = CLIP
+        if kind == "coordinates":
+            x, y = examples(PRESENT, 1)
+            direction = sketch.rows(x, y).double()
+            example_map = Projected(sketch, direction / direction.norm(), CLIP)
+            clip = SECOND_CLIP
+        data = examples(world, n)
+        if per_client:
+            # all examples are the client's: its own, none that counts, or those of another one
+            x, y = examples(BLANKED if world == REMOVED else world, 1)
+            data = (x.expand(n, -1), y.expand(n))
+
+        summed = Remembered(example_map)
+
+        def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
+            options = SignatureOptions(made, 1, z, per_client, secret)
+            return options.release("signature", client, summed, data, clip)
+
+        return repeated(made_by, draws)
+
+    return release
+
+
+def losses(unit: str) -> Callable[[str, int, float, int], Release]:
+    """Return the releases of a row of mean losses: the canary costs the bound, or nothing."""
+
+    def release(world: str, n: int, z: float, draws: int) -> Release:
+        samples = np.full(n - (world == REMOVED), BOUND / 4)
+        if world == PRESENT:
+            samples[-1] = BOUND
+        elif world != REMOVED:
+            samples[-1] = 0.0
+        if unit == "client":
+            samples = np.full(n, BOUND if world == PRESENT else 0.0)
+        means = np.full((1, MODELS), samples.mean())
+
+        def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
+            guard = ClientNoise(unit, 1.0, z, BOUND, secret)
+            return torch.from_numpy(noised(guard, "loss", [client], 0, means, [len(samples)]))
+
+        return repeated(made_by, draws)
+
+    return release
+
+
+def grams(unit: str) -> Callable[[str, int, float, int], Release]:
+    """Return the releases of a Gram matrix: the canary is a row in a direction of its own."""
+
+    def release(world: str, n: int, z: float, draws: int) -> Release:
+        own, other = torch.eye(FEATURES)[:2] * LONG
+        base = torch.eye(FEATURES)[2:3].expand(n - 1, FEATURES)
+        canary = {PRESENT: own, REPLACED: other, BLANKED: torch.full((FEATURES,), math.nan)}
+        rows = base
+        if world != REMOVED:
+            rows = torch.cat([base, canary[world][None]])
+        if unit == "client":
+            rows = canary[BLANKED if world == REMOVED else world].expand(n, FEATURES)
+
+        def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
+            noise = GramNoise(z, "gram", unit == "client", secret)
+            matrix = noise.matrix(rows, client)
+            i, j = torch.triu_indices(FEATURES, FEATURES)
+            # the isometry in which the noise is isotropic
+            return matrix[i, j] * torch.where(i == j, 1.0, math.sqrt(2))
+
+        return repeated(made_by, draws)
+
+    return release
+
+
+def choices(unit: str) -> Callable[[str, int, float, int], Release]:
+    """Return choices of a model by its number of right answers: a canary has one of its own."""
+
+    def release(world: str, n: int, z: float, draws: int) -> Release:
+        counts = np.full(MODELS, float(n - 1))
+        if unit == "client":
+            counts[:] = 0.0
+        own = {PRESENT: 0, REPLACED: 1}
+        if world in own:
+            counts[own[world]] += 1
+        eta = bounded_range(z)
+        secret = streams()
+        chosen = [choice(counts, eta, secret, client, "choose", 0) for client in range(draws)]
+        return Release(np.array(chosen, dtype=float)[:, None], probabilities(counts, eta), 0.0)
+
+    return release
+
+
+def canary_row(world: str) -> torch.Tensor:
+    """Return a client's row (1, FEATURES), longer than the clip norm; zeros where it is blanked."""
+    sign = {PRESENT: 1.0, REPLACED: -1.0}.get(world, 0.0)
+    return torch.full((1, FEATURES), sign * LONG)
+
+
+def local_rows(world: str, n: int, z: float, draws: int) -> Release:
+    """Return clipped rows with the client's own noise; an absent client's is one of zeros."""
+    clip = Clip(1.0, nonfinite_as_zeros=True)
+
+    def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
+        noise = Noise(1.0, z)
+        noise.arm(secret)
+        return noise.forward_for(clip.forward(canary_row(world), 0), 0, [client], "delta")
+
+    return repeated(made_by, draws)
+
+
+def layers(world: str, n: int, z: float, draws: int) -> Release:
+    """Return rows that leave beside the pipeline, such as NSIM's layer."""
+
+    def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
+        guard = ClientNoise("client", 1.0, z, BOUND, secret)
+        return noised_rows(guard, "layer", [client], 0, canary_row(world))
+
+    return repeated(made_by, draws)
+
+
+def rows_of_sum(world: str, n: int) -> torch.Tensor:
+    """Return the clipped rows of n clients, (n, FEATURES), of which the last is the canary's."""
+    others = torch.zeros(n - 1, FEATURES)
+    rows = others if world == REMOVED else torch.cat([others, canary_row(world)])
+    return Clip(1.0, nonfinite_as_zeros=True).forward(rows, 0)
+
+
+def central_sums(world: str, n: int, z: float, draws: int) -> Release:
+    """Return sums of n clients' rows with the noise of a trusted server."""
+    rows = rows_of_sum(world, n)
+
+    def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
+        # each draw is a call of its own
+        return TrustedCurator(1.0, z, secret).add(rows.sum(0)[None], client, "delta", [len(rows)])
+
+    return repeated(made_by, draws)
+
+
+def shared_sums(world: str, n: int, z: float, draws: int) -> Release:
+    """Return sums to which each of n clients adds a share of whole-numbered noise."""
+    rows = rows_of_sum(world, n)
+    secret = streams()
+    mechanism = SkellamMechanism(1.0, z, MINIMUM, secret)
+    # of two clients one survives in the world that lacks the other
+    plan = mechanism.plan(FEATURES, max(len(rows), MINIMUM))
+    released = []
+    for draw in range(draws):
+        total = torch.zeros(FEATURES, dtype=torch.int32)
+        for i, row in enumerate(rows):
+            total += mechanism.encode(row, plan, i, "delta", draw)
+        released.append(mechanism.decode(total, plan).double().numpy())
+    deviation = math.ldexp(math.sqrt(len(rows) * plan.share_variance), -plan.exponent)
+    return Release(np.stack(released), rows.sum(0).double().numpy(), deviation)
+
+
+def shared_event(n: int, z: float) -> Event:
+    """Return the ledger's event of a sum with noise in shares."""
+    priced = SkellamMechanism(1.0, z, MINIMUM).plan(FEATURES, n).release(n)
+    sizes = (priced.norm, priced.magnitudes)
+    return Event(
+        "m", "sum", ("f",), 1, (0,), "skellam", z, sensitivities=sizes, variance=priced.variance
+    )
+
+
+def training(sampled: bool) -> Callable[[str, int, float, int], Release]:
+    """Return updates of a round of DP-SGD: of one step on all examples, or of sampled batches."""
+
+    def release(world: str, n: int, z: float, draws: int) -> Release:
+        clients = trained_on(world, n, draws)
+        # CFL's updates are not multiplied by the number of examples
+        params = {**LINEAR, "lr": 1e-3, "clip": 0.5, "dp_unit": "example"}
+        params["batch_size"] = batch_of(n, sampled)
+        exact = CFL(**{**params, "batch_size": n}).fit(trained_on(world, n, 1), FULL)
+        plain = first(replies(exact.transcript_, "train", "delta"))
+        fitted = CFL(**params, noise=z).fit(clients, FULL)
+        noisy = first(replies(fitted.transcript_, "train", "delta"))
+        rows = np.stack([noisy[client] for client in range(draws)])
+        return Release(rows, plain[0], float((rows - rows.mean(0)).std()))
+
+    return release
+
+
+def batch_of(n: int, sampled: bool) -> int:
+    """Return the expected examples of a batch: all of them, or half of them."""
+    return max(1, n // 2) if sampled else n
+
+
+def training_event(sampled: bool) -> Callable[[int, float], Event]:
+    """Return how the ledger has a round of DP-SGD."""
+
+    def event(n: int, z: float) -> Event:
+        return Event("m", "sum", (), 1, (0,), "dp-sgd", z, batch=batch_of(n, sampled))
+
+    return event
+
+
+def trained_on(world: str, n: int, count: int) -> Federation:
+    """Return clients of equal data, and one more: examples of no gradient, and a canary beyond the
+    clip norm.
+    """
+    sample, hit, miss = telling_feature()
+    # a class that neither the sample nor its negative is taken for: their gradients are far apart
+    other = next(label for label in range(CLASSES) if label not in (hit, miss))
+    canary = {PRESENT: (sample, other), BLANKED: (sample, hit), REPLACED: (-sample, other)}
+    x = np.tile(sample, (n, 1))
+    y = np.full(n, hit)
+    if world == REMOVED:
+        x, y = x[:-1], y[:-1]
+    else:
+        x[-1], y[-1] = canary[world]
+    test = (np.zeros((1, len(sample)), np.float32), np.zeros(1, np.int64))
+    clients: dict[str, Any] = {f"c{i}": (x, y) for i in range(count)}
+    # a run of clients that are all the same is refused
+    clients["other"] = (-x, y)
+    # one seed, since canaries are made for its first model; noise follows from the data, too
+    with warnings.catch_warnings():
+        # of scales, which canaries are meant to have
+        warnings.simplefilter("ignore", SecureClusterWarning)
+        return Federation.from_arrays(
+            clients, test=dict.fromkeys(clients, test), classes=CLASSES, seed=SEED
+        )
+
+
+MECHANISMS: dict[str, Mechanism] = {
+    "training": Mechanism(
+        "DP-SGD, all examples", "example", training(False), event=training_event(False)
+    ),
+    "batches": Mechanism(
+        "DP-SGD, sampled batches", "example", training(True), event=training_event(True),
+        gaussian=False,
+    ),
+    "sketch": Mechanism("sketch of gradients", "example", signatures("sketch")),
+    "blocks": Mechanism("class blocks", "example", signatures("blocks")),
+    "coordinates": Mechanism("second release", "example", signatures("coordinates")),
+    "losses": Mechanism("losses", "example", losses("example"), 1.0),
+    "gram": Mechanism("Gram matrix", "example", grams("example"), REPLACE_GRAM),
+    "choices": Mechanism("choice of a model", "example", choices("example"), gaussian=False),
+    "rows": Mechanism("updates, noise of clients", "client", local_rows),
+    "layer": Mechanism("layer", "client", layers),
+    "central": Mechanism("sums, noise of a trusted server", "client", central_sums),
+    "shares": Mechanism("sums, noise in shares", "client", shared_sums, event=shared_event),
+    "client sketch": Mechanism("sketch of gradients", "client", signatures("sketch", True)),
+    "client blocks": Mechanism("class blocks", "client", signatures("blocks", True)),
+    "client losses": Mechanism("losses", "client", losses("client"), 1.0),
+    "client gram": Mechanism("Gram matrix", "client", grams("client"), REPLACE_GRAM),
+    "client choices": Mechanism("choice of a model", "client", choices("client"), gaussian=False),
+}  # fmt: skip
+
+
+def row(
+    mechanism: Mechanism, n: int, draws: int, confidence: float, z: float = NOISE
+) -> Mapping[str, Any]:
+    """Return a line of the table: the claims, and the lower bounds in each world."""
+    line: dict[str, Any] = {"mechanism": mechanism.name, "unit": mechanism.unit, "n": n}
+    for world, found in mechanism.audits(n, z, draws, confidence).items():
+        if world != REMOVED:
+            line[f"claimed_{world}"] = round(found.claimed, 3)
+        line[world] = round(found.least, 3)
+        line[f"{world}_refuted"] = int(found.refuted)
+    return line
+
+
+def main(argv: Sequence[str] | None = None) -> Path:
+    """Print a line for each mechanism and size, and write them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=1000)
+    # of each bound: there are some eighty
+    parser.add_argument("--confidence", type=float, default=0.9999)
+    parser.add_argument("--only", nargs="*", default=list(MECHANISMS))
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    rows = []
+    for name in options.only:
+        mechanism = MECHANISMS[name]
+        # of a whole client's releases its number of examples tells nothing
+        for n in SIZES if mechanism.unit == "example" else SIZES[2:3]:
+            rows.append(row(mechanism, n, options.draws, options.confidence))
+            print(rows[-1], flush=True)
+    path = write("relations", rows)
+    print(path)
+    return path
+
+
+if __name__ == "__main__":
+    main()

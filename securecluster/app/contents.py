@@ -1,0 +1,388 @@
+"""Types of config.json, result.json, compare.json and of a round's line, as commands read them.
+
+Each file is checked once, when its folder is opened: a folder from elsewhere may hold any values
+with digests that fit. Entries that a protocol adds are not listed, and may be anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from securecluster.app.number_format import METRICS
+from securecluster.core.json_types import Fault, faults, refuse, typed
+
+
+class RunConfig(TypedDict):
+    """Content of a run's config.json; the options have classes of their own."""
+
+    schema: int
+    version: str
+    protocol: dict[str, Any]
+    simulation: dict[str, Any] | None
+    settings: dict[str, Any]
+    data_digest: str
+    clients: list[str]
+    network: dict[str, Any]
+
+
+class ComparisonConfig(TypedDict):
+    """Content of a comparison's config.json."""
+
+    schema: int
+    compare: list[str]
+
+
+class SweepConfig(TypedDict):
+    """Content of a sweep's config.json."""
+
+    schema: int
+    sweep: dict[str, Any]
+    data_digest: str
+
+
+class Scores(TypedDict):
+    """Metric before the first clusters, at the end, and in each cluster at the end."""
+
+    before: float | None
+    after: float | None
+    per_cluster: list[float | None]
+
+
+class Metrics(TypedDict):
+    """Agreement with the true clusters; the scores stand beside it under the metric's name."""
+
+    ari: float | None
+    nmi: float | None
+    purity: float | None
+    exact: bool | None
+    at_target: float | None
+
+
+class Counts(TypedDict):
+    """Bytes of one message."""
+
+    up: int
+    down: int
+    servers: NotRequired[int]
+
+
+class Sent(TypedDict):
+    """Bytes on the wire."""
+
+    up: int
+    down: int
+    servers: int
+    by_message: dict[str, Counts]
+
+
+class Mask(TypedDict):
+    """Mask of a run."""
+
+    kind: str
+    padding_bytes: int
+
+
+class Field(TypedDict):
+    """Field of clients' replies, as its reader received it."""
+
+    method: str
+    field: str
+    verb: str
+    reader: str
+    mechanism: str
+    derived: bool
+    masked: bool
+    central: bool
+    summed: bool
+    paired: NotRequired[bool]
+    encrypted: NotRequired[str]
+
+
+class PricedRelease(TypedDict):
+    """Releases of one kind."""
+
+    method: str
+    field: str
+    mechanism: str
+    noise_multiplier: float | None
+    times: int
+
+
+class UnsharedModels(TypedDict):
+    """Clusters without a shared model, and the file with their clients' own."""
+
+    labels: list[int]
+    file: str
+
+
+class OverRounds(TypedDict):
+    """What secure sums tell over all rounds."""
+
+    sentence: str
+    rank: int
+    solvable: int
+
+
+class Privacy(TypedDict):
+    """Section `privacy` of result.json."""
+
+    masks: list[Mask]
+    server_view: list[str]
+    lps_view: NotRequired[list[str]]
+    authority_view: NotRequired[list[str]]
+    client_view: NotRequired[list[str]]
+    unseen: NotRequired[list[str]]
+    over_rounds: NotRequired[OverRounds]
+    unprotected: NotRequired[list[str]]
+    fields: list[Field]
+    unshared_models: NotRequired[UnsharedModels]
+    reproducible_keys: bool
+    epsilon: float | None
+    epsilon_rdp: float | None
+    epsilon_replace: float | None
+    delta: float | None
+    accountant: str
+    unit: str
+    neighbouring: str
+    placement: str
+    releases: list[PricedRelease]
+    free: NotRequired[list[str]]
+    declared_public: NotRequired[list[str]]
+    exact: list[str]
+    assumed: NotRequired[list[str]]
+    not_covered: list[str]
+    uncovered_files: NotRequired[list[str]]
+
+
+class Fallback(TypedDict):
+    """Node of the parameter tree whose model each cluster has."""
+
+    nodes: list[int]
+    losses: list[dict[str, float]]
+
+
+class Result(TypedDict):
+    """Content of result.json."""
+
+    protocol: str
+    data: str
+    scenario: str
+    model: Any  # a name, or the description of a module
+    seed: int | None  # null where keys follow from it
+    device: str
+    version: str
+    clients: int
+    names: list[str]
+    clusters: int
+    labels: list[int]
+    truth: list[int] | list[str] | None
+    dropped: dict[str, list[int]]
+    rounds: int
+    metrics: Metrics
+    metric: str
+    unit: str
+    target: float
+    leaves: NotRequired[list[int]]
+    fallback: NotRequired[Fallback]
+    bytes: Sent
+    privacy: Privacy
+    seconds: float
+
+
+class SplitTest(TypedDict):
+    """Norms of one cluster's split test."""
+
+    mean_norm: float
+    max_norm: float
+
+
+# with entries that are words of Python
+RoundLine = TypedDict(
+    "RoundLine",
+    {
+        "round": int,
+        "clusters": int,
+        "up": int,
+        "down": int,
+        "ari": NotRequired[float],
+        "split_tests": NotRequired[list[SplitTest] | None],
+        # members of a cluster, and of both its halves
+        "splits": NotRequired[list[tuple[list[int], list[int], list[int]]]],
+        "clustered": NotRequired[list[list[int]] | None],
+        "lambda": NotRequired[float],
+        "edges": NotRequired[list[float] | None],
+    },
+)
+
+
+class ComparisonRow(TypedDict):
+    """Protocol of a comparison; numbers are null where it failed, or has none."""
+
+    protocol: str
+    clusters: int | None
+    ari: float | None
+    at_target: float | None
+    given: dict[str, int] | None
+    rounds: int | None
+    up: int | None
+    down: int | None
+    servers: int | None
+    epsilon: float | None
+    dp_unit: str | None
+    seconds: float | None
+    error: str | None
+
+
+class Together(TypedDict):
+    """Cost of all runs of one unit of privacy."""
+
+    unit: str
+    protocols: list[str]
+    epsilon: float | None
+    delta: float
+    accountant: str
+
+
+class Comparison(TypedDict):
+    """Content of compare.json."""
+
+    data: str
+    scenario: str
+    clients: int
+    true_clusters: int | None
+    seed: int | None  # null where keys follow from it
+    reproducible_keys: NotRequired[bool]
+    target: float
+    metric: str
+    unit: str
+    protocols: list[ComparisonRow]
+    together: list[Together]
+
+
+def checked_result(path: Path, content: Any) -> Result:
+    """Return the content of result.json after a check of its types, and of what goes together.
+
+    Args:
+        path: of the file, for the message of an error.
+        content: as it was parsed.
+
+    Raises:
+        RunFolderError: an entry that no run writes; the message names file and entry.
+    """
+    result = typed(path, content, Result)
+    refuse(path, _fault_of_result(result))
+    return result
+
+
+def scores_of(result: Result) -> Scores:
+    """Return the run's metric before the first clusters, at the end, and in each cluster."""
+    metrics: Mapping[str, Any] = result["metrics"]
+    scores: Scores = metrics[result["metric"]]
+    return scores
+
+
+def _fault_of_result(result: Result) -> Fault | None:
+    """Return the first entry of result.json that does not go with the others."""
+    fault = _fault_of_metric(result["metric"], result["metrics"])
+    if fault is not None:
+        return fault
+    clients = len(result["names"])
+    clusters = result["clusters"]
+    lengths: dict[str, tuple[Sequence[Any], int]] = {
+        "labels": (result["labels"], clients),
+        "metrics per_cluster": (scores_of(result)["per_cluster"], clusters),
+    }
+    if result["truth"] is not None:
+        lengths["truth"] = (result["truth"], clients)
+    if "fallback" in result:
+        lengths["leaves"] = (result.get("leaves", []), clusters)
+        lengths["fallback.nodes"] = (result["fallback"]["nodes"], clusters)
+    for name, (items, length) in lengths.items():
+        if len(items) != length:
+            return f"{name} has {len(items)} items, not {length}"
+    return _fault_of_epsilon(result["privacy"])
+
+
+def _fault_of_metric(metric: str, metrics: Mapping[str, Any]) -> Fault | None:
+    """Return what is wrong with the metric and its scores."""
+    if metric not in METRICS:
+        return f"metric is none of {', '.join(METRICS)}"
+    if metric not in metrics:
+        return f"metrics.{metric} is missing"
+    return next(faults(metrics[metric], Scores, f"metrics.{metric}"), None)
+
+
+def _fault_of_epsilon(privacy: Privacy) -> Fault | None:
+    """Return what is wrong with ε and what it has no meaning without."""
+    epsilon = privacy["epsilon"]
+    delta = privacy["delta"]
+    if delta is not None and not 0 <= delta < 1:
+        return "privacy.delta is no probability"
+    if epsilon is None:
+        return None
+    if privacy["epsilon_rdp"] is None or delta is None:
+        return "privacy.epsilon has no epsilon_rdp or no delta"
+    if epsilon < 0:
+        return "privacy.epsilon is negative"
+    return None
+
+
+def checked_lines(path: Path, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines of a history after a check of their types.
+
+    Args:
+        path: of the file, for the message of an error.
+        lines: a line for each round.
+
+    Raises:
+        RunFolderError: an entry that no run writes; the message names file and entry.
+    """
+    for position, line in enumerate(lines):
+        entry = f"line {position + 1}"
+        refuse(path, next(faults(line, RoundLine, entry), None))
+        for metric in METRICS:
+            number = float | None
+            refuse(path, next(faults(line.get(metric), number, f"{entry}.{metric}"), None))
+    return lines
+
+
+def checked_comparison(path: Path, content: Any) -> Comparison:
+    """Return the content of compare.json after a check of its types.
+
+    Args:
+        path: of the file, for the message of an error.
+        content: as it was parsed.
+
+    Raises:
+        RunFolderError: an entry that no run writes; the message names file and entry.
+    """
+    comparison = typed(path, content, Comparison)
+    metric = comparison["metric"]
+    if metric not in METRICS:
+        refuse(path, f"metric is none of {', '.join(METRICS)}")
+    if not comparison["protocols"]:
+        refuse(path, "protocols is empty")
+    for position, row in enumerate(comparison["protocols"]):
+        refuse(path, _fault_of_row(row, metric, f"protocols[{position}]"))
+    return comparison
+
+
+def _fault_of_row(row: Mapping[str, Any], metric: str, entry: str) -> Fault | None:
+    """Return what is wrong with the numbers of a protocol.
+
+    Args:
+        row: of a comparison.
+        metric: its name.
+        entry: path of the row in the file.
+    """
+    for name in (metric, f"{metric}_before"):
+        if name not in row:
+            return f"{entry}.{name} is missing"
+        fault = next(faults(row[name], float | None, f"{entry}.{name}"), None)
+        if fault is not None:
+            return fault
+    if row["error"] is None and None in (row["clusters"], row["up"], row["down"]):
+        return f"{entry} has neither numbers nor an error"
+    return None

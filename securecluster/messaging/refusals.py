@@ -1,0 +1,89 @@
+"""Refusals of requests, as they cross the wire: a code of a closed set, and never a text.
+
+The text of an error may hold what its client holds: a number that is out of range, a label, a path.
+So it stays with the party that refuses, in its own log, and the other side reads one of the
+sentences below.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from securecluster.errors import (
+    BudgetError,
+    FrameError,
+    PolicyError,
+    RefusedError,
+    UnforeseenError,
+    UpdateError,
+)
+from securecluster.messaging.messages import Header
+
+logger = logging.getLogger(__name__)
+
+BUDGET = "budget"
+FAILED = "failed"
+# by code: what its sender says by it
+SENTENCES: Mapping[str, str] = {
+    "frame": "the request is damaged, forged, not for it, or of another configuration",
+    "policy": "its policy forbids what the request asks for",
+    "update": "its reply would not be finite, or would be out of range",
+    BUDGET: "the release would exceed its owner's privacy budget",
+    FAILED: "the request could not be answered",
+}
+# the first class that fits decides
+_CODES: tuple[tuple[type[Exception], str], ...] = (
+    (BudgetError, BUDGET),
+    (UnforeseenError, FAILED),
+    (FrameError, "frame"),
+    (PolicyError, "policy"),
+    (UpdateError, "update"),
+)
+
+
+def code_of(error: Exception) -> str:
+    """Return the code by which an error crosses the wire.
+
+    Args:
+        error: that a request caused.
+    """
+    for error_class, code in _CODES:
+        if isinstance(error, error_class):
+            return code
+    return FAILED
+
+
+def refused(header: Header, code: str) -> RefusedError:
+    """Return the error that stands for a refusal at the party that made the request.
+
+    Args:
+        header: of the frame with the refusal.
+        code: in it.
+    """
+    # shortened, since the sender has chosen them
+    sender = header.sender[:40] or "a party"
+    return RefusedError(
+        f"{sender} refused {header.method[:40]} of round {header.round}: {SENTENCES[code]} (its "
+        "own log says more)",
+        code,
+    )
+
+
+def log(error: Exception) -> None:
+    """Write the text of a refusal into the log of the party that refuses.
+
+    Args:
+        error: that a request caused; one that no check expects is written with its traceback.
+    """
+    unforeseen = code_of(error) == FAILED
+    logger.warning("refused a request: %s", error, exc_info=error if unforeseen else None)
+
+
+def reraise(error: Exception) -> None:
+    """Raise the error again: for simulations, where one user is client and server.
+
+    Args:
+        error: that a request caused.
+    """
+    raise error

@@ -1,0 +1,214 @@
+"""A client's own budget of ε over all runs, which refuses releases before they leave.
+
+The ledger of a run is the server's. A client that answers a server which asks for more than its
+protocol does, or that takes part in many runs, spends more than any of these ledgers says. So its
+owner may give it a file of its own, to which every release is written before it leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from securecluster.core import atomic_files, manifest
+from securecluster.core.serialization import plain, structured
+from securecluster.errors import BudgetError, RunFolderError, UsageError
+from securecluster.privacy.dp.ledger import DELTA, Event, Ledger, Recall
+
+FORMAT = 1
+UNITS = ("client", "example")
+OWNER = "owner"  # the one person of the ledgers: a budget is of one client
+SECONDS_FOR_LOCK = 30.0
+
+
+class Budget:
+    """Budget of one client over all of its runs, in a file that only its owner can read.
+
+    The file is append-only, and each line has a digest of all lines before it. A line is on the
+    disk before what it accounts for leaves, so a client that is killed has spent what it reserved.
+    A request that is repeated has the same bits and costs nothing more. The digests guard against
+    damage: whoever can write to the file can also remove its last lines.
+
+    Args:
+        path: of the file, which is made with the first release; keep it as long as the data.
+        epsilon: ε that all runs together may cost.
+        delta: δ of that ε.
+        unit: what runs protect: "client" or "example" (`dp_unit`). Costs of the two do not add up,
+            so each has a file of its own.
+
+    Raises:
+        UsageError: a number or a unit out of range, or a file of another unit.
+        RunFolderError: a file that cannot be read, or that was changed.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        epsilon: float,
+        delta: float = DELTA,
+        unit: str = "client",
+    ) -> None:
+        numeric = isinstance(epsilon, Real) and isinstance(delta, Real)
+        if not numeric or not epsilon > 0 or not 0 < delta < 1:
+            raise UsageError(
+                f"a budget of epsilon = {epsilon!r} and delta = {delta!r} allows nothing that can "
+                "be checked: give an epsilon above 0, and a delta between 0 and 1"
+            )
+        if unit not in UNITS:
+            raise UsageError(f"a budget is for the unit client or example, not {unit!r}")
+        self.path = Path(path)
+        self.epsilon = float(epsilon)
+        self.delta = float(delta)
+        self.unit = unit
+        self._log = manifest.Log(self.path, mode=atomic_files.OWNER, durable=True)
+        self._ledger = Ledger()
+        # by run: its number, under which the ledger has the client, and what may be repeated
+        self._numbers: dict[str, int] = {}
+        self._recalls: dict[int, Recall] = {}
+        with self._locked():
+            self._read()
+
+    def __repr__(self) -> str:
+        return f"Budget({self.path}, epsilon={self.epsilon:g}, delta={self.delta:g}, {self.unit})"
+
+    @property
+    def spent(self) -> float:
+        """Return ε at δ of everything that was reserved so far."""
+        return self._ledger.price(self.delta).epsilon
+
+    def reserve(
+        self,
+        run: str,
+        events: Sequence[Event],
+        samples: int | None = None,
+    ) -> None:
+        """Write releases to the file, or refuse.
+
+        Args:
+            run: name of the run, which differs where noise may: a hash of the configuration and of
+                the client's key of noise.
+            events: what a reply releases, of one client.
+            samples: that the client trains on; None where the price does not depend on it.
+
+        Raises:
+            BudgetError: all releases with these would cost more than the budget; nothing was
+                written.
+            RunFolderError: the file cannot be written, or was changed.
+        """
+        with self._locked():
+            self._read()  # another process may have written since
+            number = self._number(run)
+            own = [replace(event, ids=(number,) * len(event.ids)) for event in events]
+            new = self._recalls[number].new(own)
+            if not new:
+                return
+            ledger = self._with(new, number, samples)
+            cost = ledger.price(self.delta).epsilon
+            if cost > self.epsilon:
+                raise BudgetError(
+                    f"{events[0].method} would bring this client's releases over all runs to "
+                    f"epsilon = {cost:.4g} at delta = {self.delta:g}, and its budget is "
+                    f"{self.epsilon:g}: the request is refused"
+                )
+            if not self._log.mark.size:
+                self._append({"budget": FORMAT, "unit": self.unit})
+            for event in new:
+                self._append({"run": run, "samples": samples, "event": plain(event)})
+            self._ledger = ledger
+            self._recalls[number].learn(new)
+
+    def _number(self, run: str) -> int:
+        """Return the number of a run, which is a new one for a run that is not known."""
+        number = self._numbers.setdefault(run, len(self._numbers))
+        self._recalls.setdefault(number, Recall())
+        return number
+
+    def _with(self, events: Sequence[Event], number: int, samples: int | None) -> Ledger:
+        """Return the ledger with further events of a run."""
+        known = self._ledger
+        ledger = Ledger([*known.events, *events], dict(known.samples), dict(known.names))
+        ledger.names[number] = OWNER
+        if samples is not None:
+            ledger.samples[number] = samples
+        return ledger
+
+    def _append(self, content: dict[str, Any]) -> None:
+        """Append a line, with the digest of all lines before it."""
+        text = json.dumps(content, allow_nan=False)
+        seal = manifest.digest(self._log.mark.sha256.encode() + text.encode())
+        self._log.append([f"{seal} {text}"])
+
+    def _read(self) -> None:
+        """Read the file anew if it has other content than this object knows."""
+        data = atomic_files.read(self.path) if self.path.exists() else b""
+        known = self._log.mark
+        if manifest.Mark.of(data[: known.size]) != known:
+            raise self._changed()
+        if len(data) == known.size:
+            return
+        self._ledger = Ledger()
+        self._numbers = {}
+        self._recalls = {}
+        before = hashlib.sha256()
+        # A kill may leave a last line without its end: what it accounts for has not left.
+        *lines, torn = data.split(b"\n")
+        for line in lines:
+            self._take(line, before.hexdigest())
+            before.update(line + b"\n")
+        whole = manifest.Mark(len(data) - len(torn), before.hexdigest())
+        self._log.restore(whole, str)
+
+    def _take(self, line: bytes, before: str) -> None:
+        """Read one line.
+
+        Args:
+            line: without its end.
+            before: digest of the lines before it.
+        """
+        seal, _, text = line.partition(b" ")
+        if seal.decode("ascii", "replace") != manifest.digest(before.encode() + text):
+            raise self._changed()
+        try:
+            content = json.loads(text)
+            if "budget" in content:
+                self._check_header(content)
+                return
+            event = structured(content["event"], Event)
+            number = self._number(str(content["run"]))
+            if event.ids != (number,):
+                raise ValueError("ids")
+            self._ledger.add(event)
+            self._ledger.names[number] = OWNER
+            if content["samples"] is not None:
+                self._ledger.samples[number] = content["samples"]
+            self._recalls[number].learn([event])
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._changed() from error
+
+    def _changed(self) -> RunFolderError:
+        return RunFolderError(
+            f"{self.path} differs from what was written there, and without it nobody knows what "
+            "this client has released: restore it from a copy"
+        )
+
+    def _check_header(self, content: dict[str, Any]) -> None:
+        """Raise an error for a file of another unit, or of a later version."""
+        if content["budget"] != FORMAT:
+            raise RunFolderError(f"{self.path} is of another version: use the one that wrote it")
+        if content["unit"] != self.unit:
+            raise UsageError(
+                f"{self.path} is a budget for the unit {content['unit']}, whose costs are no part "
+                f"of those for the unit {self.unit}: give another file"
+            )
+
+    def _locked(self) -> Any:
+        """Return the lock of the file, which other processes wait for."""
+        lock = self.path.with_name(f"{self.path.name}.lock")
+        return FileLock(lock, timeout=SECONDS_FOR_LOCK)
