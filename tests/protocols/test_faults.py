@@ -155,7 +155,8 @@ def test_a_run_that_loses_replies_ends_with_models_or_a_sentence(whole: Whole) -
             assert "\n" not in found.error
             assert ": " in found.error
             continue
-        assert found.fitted.dropped_
+        # who waits for its whole cohort is asked again, so a lost reply need not stay lost
+        assert any(entry.lost for entry in found.fitted.transcript_.entries)
         assert len(found.fitted.labels_) == len(found.federation)
         assert found.fitted.client_models_.values.isfinite().all()
         check_frames(found.fitted)
