@@ -190,6 +190,12 @@ class SumOptions(DPOptions):
             self._check_distributed()
         if self.sum_bound is not None:
             check_number(self, "sum_bound", SMALLEST_BOUND, LARGEST_BOUND, high_in=True)
+        # of the methods that have it
+        if getattr(self, "exact_weights", False) and not self.sums_securely:
+            raise UsageError(
+                "exact_weights is of secure sums, and plain sums have exact weights as they are: "
+                "take aggregation secagg, or leave exact_weights out"
+            )
         self._check_pairs()
         if self._schemes:
             tenseal()  # a missing package is named before anything is sent
@@ -214,9 +220,16 @@ class SumOptions(DPOptions):
         Raises:
             UsageError: cohorts without secure sums, or of fewer than two or more than all clients.
         """
-        if not self.cohort_size:
+        if self.cohort_size is None:
             return
-        check_whole(self, cohort_size=MINIMUM)
+        check_whole(self, cohort_size=0)
+        if self.cohort_size == 0:
+            return
+        if self.cohort_size < MINIMUM:
+            raise UsageError(
+                f"cohort_size = {self.cohort_size} is not possible: a cohort has {MINIMUM} clients "
+                "or more, and 0 is no cohorts"
+            )
         if not self.sums_securely:
             raise UsageError(
                 "cohort_size is of secure sums, and the server of plain ones reads every reply: "

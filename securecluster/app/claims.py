@@ -212,7 +212,7 @@ CLAIMS = (
         protocol="fedavg",
     ),
     Claim(
-        "sums over clients and no single reply",
+        "sums of clients' replies",
         "README.md",
         "label-counts",
         {"aggregation": "secagg"},

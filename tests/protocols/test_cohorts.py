@@ -220,8 +220,9 @@ def test_the_report_says_how_many_clients_can_be_solved_for(federation: Federati
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"cohort_size": 1}, "from 2"),
-        ({"cohort_size": 2.5}, "from 2"),
+        ({"cohort_size": 1}, "2 clients or more, and 0 is no cohorts"),
+        ({"cohort_size": -1}, "whole number from 0"),
+        ({"cohort_size": 2.5}, "whole number from 0"),
         ({"cohort_size": 4, "aggregation": "plain"}, "take aggregation secagg"),
         ({"cohort_size": 9}, "9 is more than the 8 clients"),
     ],
@@ -231,6 +232,12 @@ def test_cohorts_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=words):
         make(**params).fit(federation)
+
+
+@pytest.mark.parametrize("name", ["hidden", "ifca"])
+def test_exact_weights_of_plain_sums_are_refused(name: str, federation: Federation) -> None:
+    with pytest.raises(UsageError, match="take aggregation secagg, or leave exact_weights out"):
+        make(name, aggregation="plain", exact_weights=True).fit(federation)
 
 
 def test_runs_of_plain_sums_have_no_option_of_cohorts(federation: Federation) -> None:
