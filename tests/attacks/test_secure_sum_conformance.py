@@ -150,7 +150,7 @@ def misdelivered(patch: pytest.MonkeyPatch) -> None:
 def few_shares(patch: pytest.MonkeyPatch) -> None:
     """Let sums be as small as without noise; the threshold would refuse for its own reason."""
     patch.setattr(SumRanges, "least_members", lambda self, minimum, members: minimum)
-    patch.setattr(SecureSumService, "_least_members", lambda self, members: 2)
+    patch.setattr(SecureSumService, "least_members", lambda self, members: 2)
     low_threshold(patch)
 
 
