@@ -46,6 +46,7 @@ from securecluster.runtime import run_secret
 from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.key_authority import AuthorityState, KeyAuthority
 from securecluster.runtime.release_budget import ReleaseBudget
+from securecluster.runtime.release_guard import ReleaseGuard
 from securecluster.runtime.run import Appended, CheckpointPart, Line, Run, checkpoints
 from securecluster.runtime.server_channel import ChannelState, ServerChannel
 from securecluster.runtime.settings import Settings
@@ -141,7 +142,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     pipeline = protocol.pipeline(config)
     keys = _keys(config, pipeline, key_source)
     run = config_hash(config)
-    noise_streams = NoiseStreams(keys.noise, run)
+    whole_clients = config["dp_unit"] == "client"
+    noise_streams = NoiseStreams(keys.noise, run, bounds_rows=whole_clients)
     # Armed before any client exists: nothing can pass it without noise.
     pipeline.arm(noise_streams)
     pipeline.guard = protocol.guard(config, noise_streams)
@@ -168,6 +170,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     endpoint = Endpoint(
         client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums, pads=pads
     )
+    costs = protocol.costs(pipeline, config, noise_streams)
+    endpoint.guard = ReleaseGuard(cohort.access, noise_streams, costs)
     if key_source.simulated:
         # Client and server are one user here, who reads the sentence as it is.
         endpoint.on_refusal = reraise

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import (
@@ -55,6 +55,9 @@ from securecluster.runtime.refusals import answered
 from securecluster.runtime.secure_sum_client import SUM_METHODS, SecureSumService
 from securecluster.runtime.services import KeyAgreement, Service
 
+if TYPE_CHECKING:
+    from securecluster.runtime.release_guard import ReleaseGuard
+
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,7 +92,9 @@ class ReleasePolicy:
             averages that a client received: it is masked like any other, and neither clipped nor
             noised again.
         trains: kind of training behind the reply: "usual" for the client's own plan, "full" for
-            one step over all its samples; empty if the client does not train.
+            one step over all its samples; "kept" for one that costs nothing, since the model never
+            leaves its client or an earlier call's training is repeated to the bit; empty if the
+            client does not train.
         unmasked: numeric fields that no mask covers, such as losses. Every other one must be in
             `through`.
         columns: for rows of pairs, the field of the query with the ids of the clients that a row
@@ -592,6 +597,8 @@ class Endpoint(Generic[C]):
         # For research only: called with a reply before the pipeline, and returns the reply to use.
         # Experiments read replies there, or play malicious clients.
         self.before_pipeline: Callable[[Call, Any], Any] | None = None
+        # Holds each call of a client method to its declaration.
+        self.guard: ReleaseGuard | None = None
         # Called with each reply before it leaves; raises where the client's budget forbids it.
         self.reserve: Callable[[Call, ReleasePolicy, Any], None] | None = None
         # Called with each error that a frame caused: its text stays here. Simulations raise it.
@@ -695,7 +702,7 @@ class Endpoint(Generic[C]):
             round=call.round,
             step=call.step,
         )
-        reply = method(context, call.query)
+        reply = self._called(call, method, release, expected, context)
         if self.before_pipeline is not None:
             reply = self.before_pipeline(call, reply)
         check_reply(method, release, reply, expected, len(call.to))
@@ -705,6 +712,24 @@ class Endpoint(Generic[C]):
         if self._sums is None or not is_masked:
             return reply
         return self._sums.masked(call, reply, self._sums.reply_class(expected, release.through))
+
+    def _called(
+        self,
+        call: Call,
+        method: Callable[..., Any],
+        release: ReleasePolicy,
+        expected: type,
+        context: CallContext,
+    ) -> Any:
+        """Return what a client method replies, under the guard of its declaration."""
+        if self.guard is None:
+            return method(context, call.query)
+        name = f"{type(self.client).__name__}.{call.method}"
+        with self.guard.during(name, release, bool(kinds(expected))) as traces:
+            reply = method(context, call.query)
+        if isinstance(reply, expected):  # another class is refused by name
+            self.guard.check(traces, reply, call.to)
+        return reply
 
     def _after_pipeline(self, call: Call, release: ReleasePolicy, reply: Any) -> Any:
         """Return a reply whose fields are clipped, noised and masked, and whose cost is reserved.
