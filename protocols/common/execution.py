@@ -171,7 +171,10 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums, pads=pads
     )
     costs = protocol.costs(pipeline, config, noise_streams)
-    endpoint.guard = ReleaseGuard(cohort.access, noise_streams, costs)
+    samples = {}
+    if not whole_clients:  # the relation of neighbours keeps them
+        samples = dict(zip(cohort.ids, cohort.sizes, strict=True))
+    endpoint.guard = ReleaseGuard(cohort.access, noise_streams, costs, samples)
     if key_source.simulated:
         # Client and server are one user here, who reads the sentence as it is.
         endpoint.on_refusal = reraise
