@@ -19,6 +19,7 @@ from securecluster.messaging.transcript import INDEX, Transcript, entry_of
 from securecluster.privacy.dp.ledger import Event, Release
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.serialization import read_kept
+from securecluster.runtime import run_secret
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ def replay(plan: RunPlan, config: RunConfig, folder: Path) -> Replayed:
     result = result_of(folder)
     recorded = read_kept(folder)
     settings = plan.settings
+    if recorded.secret is None and not settings.keys_from_seed:
+        raise run_secret.missing(folder)
     agreed_config = recorded.learned.config
     if agreed_config != config["network"]:
         raise ReplayError(

@@ -8,15 +8,18 @@ therefore drawn from a secret of the run's own, which a run folder keeps in one 
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
+import warnings
 from pathlib import Path
 
 from securecluster.core import atomic_files
 from securecluster.core.randomness import Randomness
-from securecluster.errors import RunFolderError
+from securecluster.errors import RunFolderError, SecureClusterWarning
 
 FILE = "secret.key"
 LENGTH = 16  # bytes
+OTHERS = 0o077  # bits of a file's mode that let others than its owner in
 CHECK = 8  # bytes of the digest by which a damaged file is found
 # what every output of a run with `keys_from_seed` says
 FROM_SEED = (
@@ -45,12 +48,21 @@ def read(folder: Path) -> bytes | None:
     Args:
         folder: of a run, or one that `save` wrote.
 
+    A file that others than its owner can read, such as a copy, is read with a warning.
+
     Raises:
         RunFolderError: the file is damaged.
     """
     path = folder / FILE
     if not path.is_file():
         return None
+    if os.name == "posix" and path.stat().st_mode & OTHERS:
+        warnings.warn(
+            f"{path} can be read by others than its owner, who then have all keys and noise of the "
+            f"run: chmod 600 {path}",
+            SecureClusterWarning,
+            stacklevel=2,
+        )
     data = atomic_files.read(path)
     secret = data[:LENGTH]
     if len(secret) < LENGTH or not hmac.compare_digest(data, _encoded(secret)):

@@ -241,6 +241,7 @@ def test_a_folder_without_its_secret_is_read_and_neither_replayed_nor_audited(
         printed = capsys.readouterr()
         assert "restore secret.key in its folder, or start the run anew" in printed.err
         assert printed.err.count("\n") == 1
+        assert f"{folder} is without the secret" in printed.err
     with pytest.raises(RunFolderError, match=r"restore secret\.key in its folder"):
         loaded.predict(clients.select([0]))
 

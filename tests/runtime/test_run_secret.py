@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from securecluster.errors import RunFolderError, UsageError
+from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError
 from securecluster.runtime import run_secret
 from securecluster.runtime.settings import Settings, check_values
 
@@ -32,6 +32,15 @@ def test_a_secret_comes_back_from_a_file_for_its_owner(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "secret.key").stat().st_mode) == 0o600
     run_secret.write(tmp_path, None)
     assert run_secret.read(tmp_path) is None
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_a_file_that_others_can_read_is_read_with_a_warning(mode: int, tmp_path: Path) -> None:
+    secret = run_secret.drawn()
+    run_secret.write(tmp_path, secret)
+    (tmp_path / "secret.key").chmod(mode)
+    with pytest.warns(SecureClusterWarning, match=r"chmod 600 .*secret\.key"):
+        assert run_secret.read(tmp_path) == secret
 
 
 @pytest.mark.parametrize("length", [0, 5, 16, 23, 25])
