@@ -32,6 +32,7 @@ from securecluster.privacy.masking.identities import Identity, Roster, check_ros
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import ClientState, TrainingClient
+from securecluster.protocols.common.hooks import without_clients
 from securecluster.protocols.common.labels import checked_labels
 from securecluster.protocols.common.messages import ModelDelta
 from securecluster.protocols.common.newcomers import (
@@ -289,6 +290,7 @@ class _Simulation:
     """Run of all clients in this process, and the parts of its checkpoints."""
 
     protocol: ClusteringProtocol
+    server: ClusteringProtocol
     federation: Federation
     settings: Settings
     folder: Path | None
@@ -332,7 +334,9 @@ class _Simulation:
         config = protocol.config(federation, settings.dtype)
         # Clients of one process share a batch, and messages skip encoding; the bytes are counted.
         inner: Transport = InProcess(endpoint.answer, dropouts)
-        authority = protocol.build_authority(config, secrets=secrets)
+        # Neither has met the clients' data.
+        server = protocol.as_server()
+        authority = server.build_authority(config, secrets=secrets)
         if authority is not None:
             authority.observe = protocol.observe_authority
             inner = WithAuthority(
@@ -340,7 +344,7 @@ class _Simulation:
             )
         transport = Recorded(inner, transcript)
         device = client.cohort.device
-        net = protocol.build_network(transport, config, device=device, secrets=secrets)
+        net = server.build_network(transport, config, device=device, secrets=secrets)
         # The price of DP-SGD depends on numbers of samples. In other runs the ledger, which may be
         # published, does not contain them.
         if protocol.per_example:
@@ -348,6 +352,7 @@ class _Simulation:
         net.state.ledger.names = dict(enumerate(federation.names))
         return cls(
             protocol,
+            server,
             federation,
             settings,
             folder,
@@ -537,7 +542,8 @@ def carry_out(
     simulation = _Simulation.prepare(protocol, federation, settings, folder)
     run = simulation.start(report)
     with named_in_errors(federation.names):
-        state = protocol.final_state(simulation.net, run)
+        with without_clients(simulation.server):
+            state = simulation.server.final_state(simulation.net, run)
         result, chance = simulation.fitted(run, state)
     return result, simulation.transcript, chance
 
@@ -587,7 +593,8 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     transcript = Transcript(settings.transcript, None, protocol.message_types, names)
     device = guests.client.cohort.device
     transport = Recorded(InProcess(answer), transcript)
-    net = protocol.build_network(transport, config, device=device, secrets=secrets)
+    server = protocol.as_server()
+    net = server.build_network(transport, config, device=device, secrets=secrets)
     guest_names = dict(zip(numbers, newcomers.names, strict=True))
     guest_samples = _samples(guests.client) if protocol.per_example else {}
     guest_ledger = Ledger(samples=guest_samples, names=guest_names)
@@ -600,11 +607,12 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     state: Any = unpack(protocol.kept_.server, protocol.state_class())
     with (
         named_in_errors(names),
+        without_clients(server),
         torch.inference_mode(False),
         cpu_threads(settings.threads),
         reproducible(device),
     ):
-        labels = protocol.assign_newcomers(net, state, guests.ids)
+        labels = server.assign_newcomers(net, state, guests.ids)
     labels = protocol.newcomer_labels(guests.client, state, labels)
     name = f"{type(protocol).__name__}.assign_newcomers"
     clusters = tuple(checked_labels(name, labels, len(guests.ids)))
