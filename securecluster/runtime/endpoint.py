@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_type_hints
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import (
@@ -554,6 +554,20 @@ def config_hash(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(serialized).hexdigest()[:32]
 
 
+class Reservation(Protocol):
+    """What a reply costs, and whether it may leave."""
+
+    def reserve(self, call: Call, release: ReleasePolicy, reply: Any) -> None:
+        """Count what a reply releases, or raise PolicyError where it must not leave.
+
+        Args:
+            call: the request.
+            release: declaration of the called method.
+            reply: after the pipeline, and before it is padded or encrypted.
+        """
+        ...
+
+
 class Endpoint(Generic[C]):
     """Client runtime that answers calls for one or more clients, and enforces their policy.
 
@@ -599,8 +613,8 @@ class Endpoint(Generic[C]):
         self.before_pipeline: Callable[[Call, Any], Any] | None = None
         # Holds each call of a client method to its declaration.
         self.guard: ReleaseGuard | None = None
-        # Called with each reply before it leaves; raises where the client's budget forbids it.
-        self.reserve: Callable[[Call, ReleasePolicy, Any], None] | None = None
+        # Asked about each reply before it leaves, in this order.
+        self.reservations: list[Reservation] = []
         # Called with each error that a frame caused: its text stays here. Simulations raise it.
         self.on_refusal: Callable[[Exception], None] = refusals.log
         services: list[Service] = [KeyAgreement(keys)]
@@ -735,6 +749,7 @@ class Endpoint(Generic[C]):
         """Return a reply whose fields are clipped, noised and masked, and whose cost is reserved.
 
         Raises:
+            TargetError: the reply costs more than the run's target ε allows.
             BudgetError: the reply costs more than the client's budget allows.
         """
         protected = {}
@@ -743,9 +758,9 @@ class Endpoint(Generic[C]):
             rows = self._protected(call, release, name, rows)
             protected[name] = Rows(rows)
         reply = dataclasses.replace(reply, **protected)
-        if self.reserve is not None:
+        for reservation in self.reservations:
             # On the disk before anything leaves: a client that is killed has spent it.
-            self.reserve(call, release, reply)
+            reservation.reserve(call, release, reply)
         return reply
 
     def _refuse_open_sums(self, call: Call, release: ReleasePolicy) -> None:

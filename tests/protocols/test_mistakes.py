@@ -150,7 +150,7 @@ def asking(client: type[Client]) -> type[Sixth]:
 
     class Asking(with_client(client)):  # type: ignore[misc]
         def run_server(self, net: ServerChannel, run: Run) -> State:
-            self.told = net.gather(client.status, Empty(), to=net.clients)  # type: ignore[attr-defined]
+            net.gather(client.status, Empty(), to=net.clients)  # type: ignore[attr-defined]
             return super().run_server(net, run)
 
     return Asking
