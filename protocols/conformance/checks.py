@@ -194,10 +194,10 @@ def _saved(subject: Subject) -> None:
 
 
 def _masks(subject: Subject) -> None:
-    rounds = subject.rounds(1)
     make = partial(subject.make, **_plain(subject))  # secure sums round
     for mask in subject.comparable()[1:]:
-        runs.check_masked_round(make, subject.federation, mask, rounds, DOUBLE)
+        for rounds in (subject.rounds(1), subject.rounds(3)):
+            runs.check_masked_round(make, subject.federation, mask, rounds, DOUBLE)
 
 
 def _nodes(subject: Subject) -> None:

@@ -172,7 +172,8 @@ def check_masked_round(
         apart <= MASK_TOLERANCE * moved,
         f"under the mask {mask} models are {apart:.2g} away from those without a mask: compute "
         "with distances and inner products of masked rows alone, and not with the order or the "
-        "values of their coordinates",
+        "values of their coordinates, and let clients keep no view of a reply's tensor where "
+        "fresh=True",
     )
 
 

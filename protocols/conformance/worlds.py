@@ -1,15 +1,19 @@
 """Literal neighbouring worlds: the same calls to clients whose data differ in one unit.
 
 The calls of a run with noise are answered again, without its noise, by three sets of clients: its
-own; the same with one unit of one client's data replaced; and clients with other data that remember
-what its own clients do. Where two answers differ, the ledger must have a price for it: at least the
-distance that the noise was scaled to, and no difference at all for what is priced as free.
+own; the same with one unit of each client's data replaced; and clients with other data that
+remember what its own clients do. Where two answers differ, the ledger must have a price for it: at
+least the distance that the noise was scaled to, and no difference at all for what is priced as
+free.
+
+A client answers by its own data and the query alone, so that one pass compares as many pairs of
+worlds as there are clients: in the pair of client i, the data of client i alone differ.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -29,7 +33,7 @@ from securecluster.protocols.conformance.simulation import FULL
 from securecluster.runtime.endpoint import SERVICE_METHODS, Endpoint, release_of
 
 Make = Callable[..., Any]
-CHANGED = 0  # position of the client whose data differ between the worlds
+NARROW = 0.01  # clip norm that every row exceeds before it is clipped
 ROUNDING = 1 + 1e-4  # of a norm in single precision
 TRAINING = "dp-sgd"  # purposes of draws that belong to local training
 
@@ -117,40 +121,38 @@ class Comparison:
     Args:
         method: that was called.
         trained: whether DP-SGD is behind the reply.
-        moved: fields in which the changed client's replies differ.
+        moved: by client, the fields in which its replies differ.
         dependent: fields in which replies differ from those of clients with other data that
             remember the same.
-        own: the changed client's draws in the run's world.
-        other: its draws in the neighbouring world.
+        own: by client, its draws in the run's world.
+        other: by client, its draws in the neighbouring world.
     """
 
     method: str
     trained: bool
-    moved: frozenset[str]
+    moved: Mapping[int, frozenset[str]]
     dependent: frozenset[str]
-    own: Sequence[Draw]
-    other: Sequence[Draw]
+    own: Mapping[int, Sequence[Draw]]
+    other: Mapping[int, Sequence[Draw]]
 
 
 def neighbour(federation: Federation, unit: str) -> Federation:
-    """Return a federation that differs in one unit of privacy.
+    """Return clients each of whom differs in one unit of privacy.
 
-    A client's data become those of another client that is as unlike it as any; an example becomes
-    a blank one, whose features are zeros.
+    All data of a client become random ones; an example becomes a blank one, whose features are
+    zeros.
 
     Args:
         federation: clients with equally many samples.
         unit: "client" or "example".
     """
-    shards = list(federation.shards)
-    changed = shards[CHANGED]
-    x, y = np.array(changed.x), np.array(changed.y)
-    if unit == "example":
+    if unit == "client":
+        return other_data(federation, seed=2)
+    shards = []
+    for shard in federation.shards:
+        x = np.array(shard.x)
         x[0] = 0
-    else:
-        draw = np.random.default_rng(2)
-        x, y = draw.random(x.shape).astype(x.dtype), draw.permutation(y)
-    shards[CHANGED] = replace(changed, x=x, y=y)
+        shards.append(replace(shard, x=x))
     return replace(federation, shards=tuple(shards))
 
 
@@ -173,7 +175,7 @@ def check_worlds(
     Raises:
         NotApplicableError: no client releases anything that has a finite price.
     """
-    made = make(rounds=rounds, **params)
+    made = make(rounds=rounds, **{**params, "clip": NARROW})
     fitted = made.fit(federation, FULL)
     before = len(fitted.ledger_.events)
     found = compare(
@@ -247,14 +249,13 @@ def compare(
         release = release_of(getattr(fitted.client, call.method))
         if not release.private:
             continue
-        changed = own.endpoint.ids[CHANGED]
         found[call.step] = Comparison(
             call.method,
             bool(release.trains) and unit == "example",
-            _moved(call, changed, same, apart),
+            {i: _moved(k, same, apart) for k, i in enumerate(call.to)},
             _differing(same, free),
-            own.draws.get(changed, ()),
-            other.draws.get(changed, ()),
+            own.draws,
+            other.draws,
         )
     return found
 
@@ -279,11 +280,8 @@ def _differing(one: Any, other: Any) -> frozenset[str]:
     return frozenset(name for name, (a, b) in pairs.items() if not is_equal(a, b))
 
 
-def _moved(call: Call, client: int, one: Any, other: Any) -> frozenset[str]:
-    """Return the fields in which one client's replies differ."""
-    if client not in call.to:
-        return frozenset()
-    k = call.to.index(client)
+def _moved(k: int, one: Any, other: Any) -> frozenset[str]:
+    """Return the fields in which the replies of the k-th recipient differ."""
     moved = set()
     for name in _names(one):
         a, b = getattr(one, name), getattr(other, name)
@@ -314,7 +312,8 @@ def judge(found: dict[int, Comparison], events: Sequence[Event], unit: str) -> i
     for step, known in priced.items():
         noised = [event for event in known if event.mechanism == "gaussian"]
         _judge_free(found[step], known, noised)
-        _judge_noise(found[step], noised, unit)
+        for client in found[step].moved:
+            _judge_noise(found[step], client, noised, unit)
     return sum(len(event.fields) for known in priced.values() for event in known)
 
 
@@ -335,21 +334,22 @@ def _judge_free(one: Comparison, events: Sequence[Event], noised: Sequence[Event
             )
 
 
-def _judge_noise(one: Comparison, noised: Sequence[Event], unit: str) -> None:
-    """Raise `ConformanceError` where a field's noise is less than its price says."""
-    moved = [name for event in noised for name in event.fields if name in one.moved]
+def _judge_noise(one: Comparison, client: int, noised: Sequence[Event], unit: str) -> None:
+    """Raise `ConformanceError` where a client's noise is less than its price says."""
+    moved = [name for event in noised for name in event.fields if name in one.moved[client]]
     if not noised or one.trained:
         return
+    draws = one.own.get(client, ())
     require(
-        len(moved) <= len(one.own),
+        len(moved) <= len(draws),
         f"{one.method}.{', '.join(moved)} changes with one {unit}'s data, and the client drew no "
         "noise for it from its streams in this call: add it by the run's noise streams, or name "
         "the field in through=",
     )
     lowest = min(event.noise_multiplier or 0.0 for event in noised)
     reach = max(event.replace for event in noised)
-    other = {draw.purpose: draw for draw in one.other}
-    for draw in one.own:
+    other = {draw.purpose: draw for draw in one.other.get(client, ())}
+    for draw in draws:
         if draw.row is None:
             continue
         require(
