@@ -256,6 +256,7 @@ class RDPCFL(ModelSetProtocol):
     """noise multiplier of a choice over that of training, where there is noise"""
 
     name: ClassVar[str] = "rdpcfl"
+    other_clusters_under: ClassVar[tuple[str, ...]] = ("rotation", "haar")
     client: ClassVar[type[TrainingClient]] = PrivateChoiceClient
 
     def run_server(self, net: ServerChannel, run: Run) -> RDPCFLState:

@@ -30,6 +30,8 @@ class ProtocolHooks(ABC):
     """Default scenario of the command line; None is the data set's."""
     one_model: ClassVar[bool] = True
     """True where a client trains one model in the whole run, so that momentum can persist."""
+    other_clusters_under: ClassVar[tuple[str, ...]] = ()
+    """Masks that lead to other clusters than none, since the method reads more than distances."""
     gps: ClassVar[type] = object
     """Class of the global parameter server, for hierarchical methods."""
     rounds: int

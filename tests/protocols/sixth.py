@@ -35,6 +35,7 @@ from securecluster.protocols.authoring import (
     ServerChannel,
     SumClient,
     TrainingClient,
+    UsageError,
     answers,
     average_clusters,
     check_newcomers,
@@ -91,6 +92,12 @@ class Sixth(ClusteringProtocol):
 
     name: ClassVar[str] = "sixth"
     client: ClassVar[type[TrainingClient]] = Client
+
+    def check(self, clients: int) -> None:
+        """Check that noise covers whole clients, whose means are released."""
+        super().check(clients)
+        if self.per_example:
+            raise UsageError("noise covers a client's mean, and no sample: take dp_unit client")
 
     def run_server(self, net: ServerChannel, run: Run) -> State:
         """Cluster once, then average."""

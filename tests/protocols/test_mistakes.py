@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import cases
-import conformance
 import numpy as np
 import pytest
 import torch
@@ -25,7 +24,7 @@ from securecluster.app.cli import main
 from securecluster.app.privacy_report import section, show
 from securecluster.errors import PolicyError, SecureClusterError, UsageError
 from securecluster.messaging.messages import Empty, Rows
-from securecluster.protocols import FedAvg
+from securecluster.protocols import FedAvg, conformance
 from securecluster.protocols.common.averaging import AveragingState, average_clusters
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
@@ -72,10 +71,9 @@ def with_client(client: type[Client]) -> type[Sixth]:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mask", ["none", "rotation", cases.exhaustive("permutation")])
 def test_without_a_mistake_the_sixth_protocol_passes_every_check(
-    mask: str, clients: Federation, newcomers: Federation, tmp_path: Path
+    mask: str, clients: Federation, newcomers: Federation
 ) -> None:
-    make = partial(made, Sixth)
-    conformance.check_protocol(make, clients, newcomers, mask, tmp_path, **cases.NOISE)
+    conformance.check(partial(made, Sixth), clients, newcomers, masks=("none", mask)).require()
     fitted = made(Sixth, rounds=1, mask=mask).fit(clients)
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
 

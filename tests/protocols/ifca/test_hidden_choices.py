@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from cases import DOUBLE, FULL, Served, run_server, serve, serve_nodes, two_clusters
-from conformance import check_resume, example
 from numpy.typing import NDArray
 
 from securecluster import Federation
@@ -23,6 +22,7 @@ from securecluster.app.cli import main
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call, Response, Shared
 from securecluster.protocols import IFCA
+from securecluster.protocols.conformance import check_resume, example
 from securecluster.protocols.ifca import hidden_server
 from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient, least_survivors
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext
