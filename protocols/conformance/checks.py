@@ -13,8 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from securecluster.data import Federation, Rotation
 from securecluster.errors import SecureClusterWarning, UsageError, unknown
+from securecluster.models.objectives import Trajectory
 from securecluster.protocols.conformance import fresh_process, privacy, runs, worlds
 from securecluster.protocols.conformance.report import (
     NotApplicableError,
@@ -36,6 +39,14 @@ SMALLEST: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "flhc": {"pre_rounds": 1},
         "ifca": {"starts": 2, "start_rounds": 1},
         "local-kmeans": {"local_rounds": 1},
+        "nsim": {
+            "grid": 1,
+            "layer": "last",
+            "local_rounds": 1,
+            "networks": 1,
+            "positions": (30, 60),
+            "synthetic": 8,
+        },
         "srfca": {"local_rounds": 1, "refine": 1},
     }
 )
@@ -52,6 +63,30 @@ def small_clients(seed: int = 0, clients: int = 8) -> Federation:
     return Federation.simulate("digits", scenario=scenario, clients=clients, samples=40, seed=seed)
 
 
+def small_traces(seed: int = 0, clients: int = 8) -> Federation:
+    """Return random walks near one of two places, for methods whose synthetic users walk.
+
+    Args:
+        seed: of the walks.
+        clients: how many.
+    """
+    draw = np.random.default_rng(seed)
+    windows, past = 40, 8
+    traces = {}
+    for i in range(clients):
+        place = 0.25 + 0.5 * (i % 2)
+        path = place + np.cumsum(draw.normal(size=(windows + past, 2)), axis=0) * 0.01
+        path = path.clip(0, 1).astype(np.float32)
+        x = np.stack([path[k : k + past] for k in range(windows)])
+        traces[f"walker {seed} {i}"] = (x, path[past:])
+    objective = Trajectory(metres=(1000.0, 1000.0))
+    return Federation.from_arrays(traces, objective=objective, seed=seed)
+
+
+# default clients of methods that do not work on images
+CLIENTS: Mapping[str, Callable[[int, int], Federation]] = MappingProxyType({"nsim": small_traces})
+
+
 def small_params(kind: Any) -> dict[str, Any]:
     """Return hyper-parameters by which the checks of a protocol take seconds.
 
@@ -60,7 +95,10 @@ def small_params(kind: Any) -> dict[str, Any]:
     """
     declared = {option.name for option in dataclasses.fields(kind)}
     known = {name: value for name, value in SMALL.items() if name in declared}
-    return {**known, **SMALLEST.get(getattr(kind, "name", ""), {})}
+    name = getattr(kind, "name", "")
+    if name in CLIENTS:
+        del known["model"]
+    return {**known, **SMALLEST.get(name, {})}
 
 
 @dataclass
@@ -344,13 +382,14 @@ def check(
     chosen = _chosen(only)
     if isinstance(make_or_class, type):
         params = {**small_params(make_or_class), **params}
+    clients = CLIENTS.get(getattr(make_or_class, "name", ""), small_clients)
     make = partial(make_or_class, **params)
     results = []
     with tempfile.TemporaryDirectory() as folder, _quiet():
         subject = Subject(
             make,
-            federation if federation is not None else small_clients(),
-            newcomers if newcomers is not None else small_clients(1, 6),
+            federation if federation is not None else clients(0, 8),
+            newcomers if newcomers is not None else clients(1, 6),
             tuple(masks),
             Path(folder),
         )

@@ -67,7 +67,8 @@ class NearestCentreClient(AssignedModelClient):
         chosen = []
         for i, k in zip(context.ids, context.positions, strict=True):
             if k not in self.moved:
-                chosen.append(i % query.k)
+                first = -torch.nn.functional.one_hot(torch.tensor([i % query.k]), query.k)
+                chosen.append(int(self.noised(context, i, first.double()).argmin()))
                 continue
             begun = self.trained_from[k]
             apart = torch.stack([centre.models.row(k) - begun for centre in centres])
@@ -86,10 +87,15 @@ class NearestCentreClient(AssignedModelClient):
         lengths = apart.norm(dim=1)
         units = apart / lengths.clamp_min(1e-30)[:, None]
         products = (units @ self.moved[k].double())[None]
-        guard = self._pipeline.guard
-        if guard is not None and guard.unit == "client":
-            products = noised_rows(guard, "choose", [i], context.step, products)
+        products = self.noised(context, i, products)
         return int((lengths.square() - 2 * lengths * products[0]).argmin())
+
+    def noised(self, context: CallContext, i: int, row: torch.Tensor) -> torch.Tensor:
+        """Return a row (1, k) with noise where the run protects whole clients."""
+        guard = self._pipeline.guard
+        if guard is None or guard.unit == "example":
+            return row
+        return noised_rows(guard, "choose", [i], context.step, row)
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, context: CallContext, query: AssignedModel) -> Update:

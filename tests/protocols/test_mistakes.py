@@ -33,6 +33,7 @@ from securecluster.runtime import endpoint
 from securecluster.runtime.endpoint import GATHER, CallContext, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.local_trainer import LocalTrainer
 
 MASKS = ("none", *cases.MASKS)
 
@@ -94,16 +95,29 @@ class Derived(Client):
         return Mean(Rows(self.means(context)))
 
 
+@pytest.mark.parametrize("client", [Free, Derived])
+@pytest.mark.parametrize("mask", ["none", "permutation"])
+def test_a_reply_that_carries_data_and_says_that_it_is_free(
+    client: type[Client], mask: str, clients: Federation
+) -> None:
+    with pytest.raises(PolicyError, match=r"tell tells nothing new .* reads cohort\.inputs"):
+        made(with_client(client), mask=mask).fit(clients)
+
+
 @pytest.mark.parametrize(
     ("client", "sentence"),
     [(Free, "tell depends on data: it is private"), (Derived, "tell .* not derived")],
 )
-@pytest.mark.parametrize("mask", ["none", "permutation"])
-def test_a_reply_that_carries_data_and_says_that_it_is_free(
-    client: type[Client], sentence: str, mask: str, clients: Federation
+def test_a_reply_of_data_that_were_kept_is_found_by_a_check(
+    client: type[Client], sentence: str, clients: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def kept(cohort: Any, k: int) -> torch.Tensor:
+        samples: torch.Tensor = cohort._x[cohort._offsets[k] : cohort._offsets[k + 1]]
+        return samples  # what a client kept from an earlier call is read without a trace
+
+    monkeypatch.setattr(LocalTrainer, "inputs", kept)
     with pytest.raises(AssertionError, match=sentence):
-        conformance.check_free_replies(partial(made, with_client(client)), clients, mask=mask)
+        conformance.check_free_replies(partial(made, with_client(client)), clients, mask="none")
 
 
 class Open(Client):
@@ -134,10 +148,12 @@ def reporting(reply: type, **declared: Any) -> type[Client]:
     class Reporting(Client):
         @answers(GATHER, **declared)
         def status(self, context: CallContext, query: Empty) -> Any:
-            samples = [self.cohort.inputs(k).flatten(1)[0] for k in context.positions]
+            told = [self.cohort.start[:64] + k for k in context.positions]  # of nobody's data
+            if declared.get("private", True):
+                told = [self.cohort.inputs(k).flatten(1)[0] for k in context.positions]
             if reply is Note:
-                return Note(float(samples[0].sum()))
-            return Status(Rows(torch.stack(samples)))
+                return Note(float(told[0].sum()))
+            return Status(Rows(torch.stack(told)))
 
     Reporting.status.__annotations__["return"] = reply
     return Reporting
