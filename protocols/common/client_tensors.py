@@ -47,6 +47,8 @@ class ClientRows:
             positions: of the clients, such as `context.positions`.
             rows: one number or row for each of them, or one for all.
         """
+        if isinstance(rows, torch.Tensor):
+            rows = rows.to(self.values)
         self.values[_index(positions)] = rows
 
 
@@ -93,8 +95,13 @@ class ClientTensor:
         """Replace the rows of all clients.
 
         Raises:
-            UsageError: the values have another shape.
+            UsageError: no tensor, or one of another shape.
         """
+        if not isinstance(values, torch.Tensor):
+            raise UsageError(
+                f"{type(client).__name__}.{self.name} is a declared tensor, and was set to a "
+                f"{type(values).__name__}: give it rows, or another name if a base sets it"
+            )
         mine = self.__get__(client, type(client)).values
         if values.shape != mine.shape:
             raise UsageError(

@@ -85,14 +85,13 @@ class FeSEM(AssignEachRound):
 
     def assign(self, net: ServerChannel, state: Any, replies: Any, t: int) -> Sequence[int]:
         """Return the nearest centres; a client's first one is random."""
-        nearest = replies.rows.centre.values.tolist()
-        drawn = net.randomness.generator("server", "first centre").integers(
-            self.k, size=len(net.clients)
-        )
+        drawn = net.randomness.generator("server", "first centre")
+        models = drawn.integers(self.k, size=len(net.clients)).tolist()
         known = set(state.assigned)
-        return [
-            j if i in known else int(drawn[i]) for i, j in zip(replies.ids, nearest, strict=True)
-        ]
+        for i, nearest in zip(replies.ids, replies.rows.centre.values.tolist(), strict=True):
+            if i in known:
+                models[i] = nearest
+        return [models[i] for i in replies.ids]
 
     def privacy_spec(self, noise: float) -> PrivacySpec:
         """Count a choice a round, which has the noise of an update, or follows from DP-SGD."""
