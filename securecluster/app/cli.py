@@ -365,14 +365,14 @@ def _list(argv: list[str]) -> int:
         raise UsageError("list takes no arguments but --privacy")
     from securecluster.data import SCENARIOS, SOURCES
     from securecluster.models.architectures import names
-    from securecluster.privacy.masking.masks import MASKS
+    from securecluster.privacy.masking.masks import mask_names
 
     rows: dict[str, Iterable[str]] = {
         "protocols": protocol_names(),
         "data": SOURCES,
         "scenarios": SCENARIOS,
         "models": names(),
-        "masks": MASKS,
+        "masks": mask_names(),
     }
     with output():
         for heading, choices in rows.items():

@@ -49,7 +49,7 @@ def make(**params: Any) -> Any:
 @pytest.fixture
 def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A function that lets client i find the lowest loss with the model `choices[i]`."""
-    losses_of = HiddenChoiceClient._losses
+    losses_of = HiddenChoiceClient.mean_losses
 
     def fix(*choices: int) -> None:
         def fixed(self: Any, context: CallContext, query: Any) -> NDArray[np.float64]:
@@ -59,7 +59,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 losses[n, choices[client]] = 0.5
             return losses
 
-        monkeypatch.setattr(HiddenChoiceClient, "_losses", fixed)
+        monkeypatch.setattr(HiddenChoiceClient, "mean_losses", fixed)
 
     return fix
 
