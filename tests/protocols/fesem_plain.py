@@ -63,7 +63,7 @@ class NearestCentreClient(AssignedModelClient):
     @answers(GATHER)
     def choose(self, context: CallContext, query: ModelAverages) -> NearestCentre:
         """Return the nearest centre; before the first training, one by the client's number."""
-        centres = self._apply(context, query)
+        centres = self.apply_averages(context, query)
         chosen = []
         for i, k in zip(context.ids, context.positions, strict=True):
             if k not in self.moved:
@@ -100,7 +100,7 @@ class NearestCentreClient(AssignedModelClient):
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, context: CallContext, query: AssignedModel) -> Update:
         """Train the chosen centre, and remember where that led."""
-        update = self._train_assigned(context, query)
+        update = self.train_assigned(context, query)
         for row, k in enumerate(context.positions):
             centre = self.model_sets[0][int(query.model.values[row])]
             begun = centre.models.row(k).clone()
@@ -112,12 +112,8 @@ class NearestCentreClient(AssignedModelClient):
     @answers(GATHER)
     def join(self, context: CallContext, query: ModelAverages) -> ModelChoice:
         """Return the offered centre under which a newcomer's loss is lowest (not in the paper)."""
-        losses = self._offered_losses(context, query)
+        losses = self.offered_losses(context, query)
         return ModelChoice(Rows(torch.as_tensor(losses.argmin(1))))
-
-    def _first(self, start: int, k: int) -> list[Any]:
-        """Return k centres that all begin at θ_0."""
-        return [super(NearestCentreClient, self)._first(0, 1)[0] for _ in range(k)]
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Add the last models."""

@@ -30,23 +30,23 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = (
-    Mistake(mistaken.Unmasked, "unit-client", r"pretrain\.update leaves without noise"),
+    Mistake(mistaken.Unmasked, "unit-client", r"update would leave client 0 without noise, so"),
     Mistake(mistaken.Open, RUN, r"would send update without a mask: name it in through="),
     Mistake(mistaken.LittleNoise, "worlds-client", r"sensitivity of 0\.1, and a client's row has"),
     Mistake(mistaken.GlobalNoise, "repeats", r"from no generator of your own"),
-    Mistake(mistaken.FixedNoise, "worlds-client", r"drew no noise for it from its streams"),
-    Mistake(mistaken.NoNoise, "worlds-client", r"drew no noise for it from its streams"),
-    Mistake(mistaken.Follows, "worlds-client", r"update depends on data and is priced as free"),
-    Mistake(mistaken.Free, "free-replies", r"depends on data: it is private, and not free"),
-    Mistake(mistaken.Derived, "free-replies", r"depends on data: it is not derived"),
+    Mistake(mistaken.FixedNoise, NOISY, r"client 0 drew none from its own streams in this call"),
+    Mistake(mistaken.NoNoise, NOISY, r"client 0 drew none from its own streams in this call"),
+    Mistake(mistaken.Follows, NOISY, r"priced as following .* reads cohort\.train: give it"),
+    Mistake(mistaken.Free, RUN, r"pretrain trains, and its @answers does not say so"),
+    Mistake(mistaken.Derived, RUN, r"pretrain trains, and its @answers does not say so"),
     Mistake(mistaken.Wide, RUN, r"numbers or rows where 650 were expected"),
     Mistake(mistaken.NoiseAlone, NOISY, r"noise without a clip bounds nothing"),
     Mistake(mistaken.NoClip, "worlds-client", r"sensitivity of 0\.01, and a client's row has norm"),
     Mistake(mistaken.Global, "new-process", r"KeyError.*mistaken\.py:\d+.* no variable of a mod"),
-    Mistake(mistaken.Peeking, "new-process", r"AttributeError.*mistaken\.py:\d+.* no federation"),
-    Mistake(mistaken.Knowing, "new-process", r"AttributeError.*kept_federation.* no federation"),
-    Mistake(mistaken.Undercounted, "unit-client", r"was asked for 8 at most: count every release"),
-    Mistake(mistaken.UntoldTraining, "worlds-example", r"update depends on data and is priced as"),
+    Mistake(mistaken.Peeking, RUN, r"self\.kept_federation, which only an object that"),
+    Mistake(mistaken.Knowing, RUN, r"self\.kept_federation, which only an object that"),
+    Mistake(mistaken.Undercounted, "unit-client", r"9\.524 .* is 8: count every release"),
+    Mistake(mistaken.UntoldTraining, RUN, r"pretrain trains, and its @answers does not say"),
     # nothing tells a leak from a mistake here, but the text stays with the client over frames
     Mistake(mistaken.Loud, "bytes", r"ValueError: odd sample .*mistaken\.py:\d+"),
     Mistake(mistaken.Shy, RUN, r"not with these data"),
@@ -56,7 +56,7 @@ MISTAKES = (
     Mistake(mistaken.Forgetful, "resume", r"the clients' part in memory\(\) and recall\(\)"),
     Mistake(mistaken.View, "masks", r"under the mask permutation models are"),
     Mistake(mistaken.SharedName, "worlds-example", r"join\.model depends on data and is priced as"),
-    Mistake(mistaken.ExactChoice, "worlds-client", r"choose\.centre changes with one client"),
+    Mistake(mistaken.ExactChoice, NOISY, r"client 0 drew none from its own streams in this"),
     Mistake(mistaken.Note, RUN, r"a signature is one tensor"),
 )
 UNCAUGHT = (
