@@ -18,6 +18,7 @@ from securecluster.app.disclosures import (
     disclosures,
     free,
     over_rounds,
+    query_view,
     uncovered,
     unprotected,
     unseen,
@@ -190,6 +191,9 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
     authority = authority_view(fitted, disclosed)
     if authority:
         views["authority_view"] = authority
+    from_queries = query_view(fitted)
+    if from_queries:
+        views["query_view"] = from_queries
     client_view = [*sentences(CLIENT), *declared.clients]
     if client_view:
         views["client_view"] = client_view
@@ -443,7 +447,7 @@ def show(console: Any, privacy: Privacy) -> None:
     if "authority_view" in privacy:
         add_rows("key authority", privacy["authority_view"])
     add_rows("a local parameter server saw", privacy.get("lps_view", ()))
-    add_rows("a client saw", privacy.get("client_view", ()))
+    add_rows("clients saw", clients_saw(privacy))
     add_rows("did not see", privacy.get("unseen", ()))
     if "over_rounds" in privacy:
         table.add_row("sums over rounds", privacy["over_rounds"]["sentence"])
@@ -460,6 +464,15 @@ def show(console: Any, privacy: Privacy) -> None:
     add_rows("not covered", privacy["not_covered"])
     add_rows("not covered", privacy.get("uncovered_files", ()))
     console.print(table)
+
+
+def clients_saw(privacy: Privacy) -> list[str]:
+    """Return what queries brought to clients, and what else they saw of other clients.
+
+    Args:
+        privacy: `privacy` of result.json; older runs have no list of what queries brought.
+    """
+    return [*privacy.get("query_view", ()), *privacy.get("client_view", ())]
 
 
 def _paddings(masks: Sequence[Mask]) -> list[str]:

@@ -192,7 +192,7 @@ def who_saw_what(run: FinishedRun) -> str:
         ("The server saw", privacy["server_view"]),
         ("A local parameter server saw", privacy.get("lps_view", ())),
         ("The key authority saw", privacy.get("authority_view", ())),
-        ("A client saw", privacy.get("client_view", ())),
+        ("Clients saw", privacy_report.clients_saw(privacy)),
         ("The server did not see", privacy.get("unseen", ())),
         ("Sums over rounds", over_rounds),
         ("Unprotected", privacy.get("unprotected", ())),
