@@ -185,18 +185,13 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
         views["server_view"].append(
             "the largest number of samples of a client, which is part of the configuration"
         )
-    lps_view = [*sentences("lps"), *_told(fitted, declared.lps)]
-    if lps_view:
-        views["lps_view"] = lps_view
-    authority = authority_view(fitted, disclosed)
-    if authority:
-        views["authority_view"] = authority
-    from_queries = query_view(fitted)
-    if from_queries:
-        views["query_view"] = from_queries
-    client_view = [*sentences(CLIENT), *declared.clients]
-    if client_view:
-        views["client_view"] = client_view
+    of_some_runs = {
+        "lps_view": [*sentences("lps"), *_told(fitted, declared.lps)],
+        "authority_view": authority_view(fitted, disclosed),
+        "client_view": [*sentences(CLIENT), *declared.clients],
+        "query_view": query_view(fitted),
+    }
+    views.update({name: view for name, view in of_some_runs.items() if view})
     views["unseen"] = unseen(fitted, disclosed)
     views["unprotected"] = unprotected(disclosed)
     views["fields"] = [asdict(field) for field in disclosed]

@@ -12,8 +12,7 @@ clients often have in common. A resumed run remembers the replies since it was r
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from securecluster.core.lazy_torch import torch
@@ -26,7 +25,6 @@ DIGEST = 16  # bytes
 # counts and unit vectors are equal between clients without being anybody's reply.
 LEAST_NUMBERS = 3
 LEAST_OCTETS = 8  # different bytes of the shortest recognized row of codes, or of sealed numbers
-ONE_CLIENT = "a single client's"
 
 
 class Source(NamedTuple):
@@ -46,22 +44,23 @@ class Gathered:
         # clients that replied to a call, by method and number of the call
         self._replied: dict[tuple[str, int], set[int]] = {}
 
-    def remember(self, method: str, step: int, ids: Sequence[int], reply: Any) -> None:
+    def remember(self, method: str, step: int, ids: Sequence[int], fields: Iterable[Any]) -> None:
         """Store what single clients replied.
 
         Args:
             method: name of the client method.
             step: number of the call.
             ids: clients that replied.
-            reply: message with one frame for each of them.
+            fields: of the replies, each with a frame for each of them.
         """
         self._replied.setdefault((method, step), set()).update(ids)
-        for value in vars(reply).values():
+        for value in fields:
             if not isinstance(value, Rows) or not _is_compared(value.table):
                 continue
-            for client, row in zip(ids, value.values, strict=True):
+            rows = _digests_of_rows(value.values)
+            for client, digests in zip(ids, rows, strict=True):
                 source = Source(client, method, step)
-                for digest in _digests(row):
+                for digest in digests:
                     self._sources.setdefault(digest, set()).add(source)
 
     def check(self, method: str, relays: Sequence[str], call: Call) -> None:
@@ -80,26 +79,25 @@ class Gathered:
                 continue
             bound = bounds.get(name)
             is_average = isinstance(bound, Real) and bound.average
-            for row, recipients in _rows_and_recipients(value, call.to):
-                if self._shows_another(row, recipients, is_average):
-                    raise PolicyError(
-                        f"{method} would bring a row of {ONE_CLIENT} reply to other clients, in "
-                        f'{name} of its query: declare it with @answers(..., relays=("{name}",)) '
-                        "if they are to see it, or send an average"
-                    )
+            for table, recipients in _rows_and_recipients(value, call.to):
+                if self._shows_another(table, recipients, is_average):
+                    raise _undeclared(method, name)
 
     def _shows_another(
-        self, row: torch.Tensor, recipients: Sequence[int], is_average: bool
+        self, table: torch.Tensor, recipients: Sequence[int], is_average: bool
     ) -> bool:
         """Return True if a row is the reply of a client other than some recipient.
 
         Args:
-            row: of a query.
+            table: the row, (1, …).
             recipients: clients that it goes to.
             is_average: True for an average over those that replied. Over one client it is this
                 client's reply, which reaches the clients that did not reply to the same call.
         """
-        for piece, digest in zip(_pieces(row), _digests(row), strict=True):
+        row = table[0]
+        pieces = [row] if row.ndim < 2 else [row, *row]
+        (digests,) = _digests_of_rows(table)
+        for piece, digest in zip(pieces, digests, strict=True):
             sources = self._sources.get(digest)
             if sources is None or not _is_recognized(piece):
                 continue
@@ -112,19 +110,29 @@ class Gathered:
         return False
 
 
+def _undeclared(method: str, field: str) -> PolicyError:
+    """Return the error for a relayed row that no declaration mentions."""
+    return PolicyError(
+        f"{method} would bring a single client's reply to other clients, in {field} of its query: "
+        f'declare it with @answers(..., relays=("{field}",)) if they are to see it, or send an '
+        "average"
+    )
+
+
 def _is_compared(table: torch.Tensor) -> bool:
-    """Return True for real numbers, codes and sealed rows of more than one number."""
+    """Return True for rows of real numbers, codes or sealed numbers."""
     is_numeric = table.is_floating_point() or table.dtype == torch.uint8
-    return is_numeric and table.ndim > 1
+    return is_numeric and table.ndim > 1 and table.numel() > 0
 
 
 def _rows_and_recipients(
     value: Any, to: Sequence[int]
 ) -> Iterator[tuple[torch.Tensor, Sequence[int]]]:
-    """Yield each row of a query's field, with the clients that it goes to."""
+    """Yield the tables of rows of a query's field, one row each, with the clients that get it."""
     if isinstance(value, Shared):
-        if _is_compared(value.value[None]):
-            yield value.value, to
+        table = value.value[None]
+        if _is_compared(table):
+            yield table, to
         return
     if not isinstance(value, Rows | Picks) or not _is_compared(value.table):
         return
@@ -133,7 +141,7 @@ def _rows_and_recipients(
         for row in _rows_of(value, position):
             recipients.setdefault(row, []).append(client)
     for row, clients in recipients.items():
-        yield value.table[row], clients
+        yield value.table[row : row + 1], clients
 
 
 def _rows_of(value: Rows | Picks, frame: int) -> tuple[int, ...]:
@@ -145,23 +153,22 @@ def _rows_of(value: Rows | Picks, frame: int) -> tuple[int, ...]:
     return (value.index[frame],)
 
 
-def _pieces(row: torch.Tensor) -> list[torch.Tensor]:
-    """Return a row, and the rows of a matrix beside it."""
-    if row.ndim < 2:
-        return [row]
-    return [row, *row]
+def _digests_of_rows(table: torch.Tensor) -> Iterator[list[bytes]]:
+    """Yield, for each row, the digests of its numbers and of those of its own rows.
 
+    Shapes are not digested, since a row may be sent on in another one.
 
-def _digests(row: torch.Tensor) -> Iterator[bytes]:
-    """Yield a digest of the numbers of each piece of a row, in whatever shape they are sent on."""
-    in_memory = row.detach().cpu().contiguous()
-    count = 1 if row.ndim < 2 else len(row)
-    flat = in_memory.reshape(count, math.prod(row.shape) // max(count, 1))
+    Args:
+        table: rows, (r, …).
+    """
+    flat = table.detach().cpu().reshape(len(table), -1).contiguous()
     octets = flat.view(torch.uint8).numpy()
-    yield hashlib.blake2b(octets.data, digest_size=DIGEST).digest()
-    if row.ndim >= 2:
-        for piece in octets:
-            yield hashlib.blake2b(piece.data, digest_size=DIGEST).digest()
+    parts = table.shape[1] if table.ndim > 2 else 0
+    for row in octets:
+        pieces = [row]
+        if parts:
+            pieces += list(row.reshape(parts, -1))
+        yield [hashlib.blake2b(piece.data, digest_size=DIGEST).digest() for piece in pieces]
 
 
 def _is_recognized(row: torch.Tensor) -> bool:

@@ -602,9 +602,10 @@ class ServerChannel:
         if reply is None or not release.private or release.derived:
             return
         name = method.__name__
-        self._gathered.remember(name, step, response.ids, response.reply)
-        if reply is not response.reply:
-            self._gathered.remember(name, step, response.ids, reply)
+        arrived = vars(response.reply)
+        self._gathered.remember(name, step, response.ids, arrived.values())
+        read = [value for field, value in vars(reply).items() if value is not arrived.get(field)]
+        self._gathered.remember(name, step, response.ids, read)
 
     def _exchange_with_retries(self, method: Method, call: Call, tries: int) -> Response:
         """Return the replies of all clients that answer one of several tries."""
