@@ -12,8 +12,10 @@ clients often have in common. A resumed run remembers the replies since it was r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError
@@ -73,7 +75,7 @@ class Gathered:
         """
         if not self._sources:
             return
-        bounds = declared(type(call.query))
+        bounds = declared(cast(Hashable, type(call.query)))
         for name, value in vars(call.query).items():
             if name in relays:
                 continue
@@ -173,7 +175,7 @@ def _digests_of_rows(table: torch.Tensor) -> Iterator[list[bytes]]:
 
 def _is_recognized(row: torch.Tensor) -> bool:
     """Return True for a row that two clients do not have in common by chance."""
-    distinct = row.unique()
+    distinct = np.unique(row.detach().cpu().numpy())
     if row.dtype == torch.uint8:
         return len(distinct) >= LEAST_OCTETS
-    return int((distinct != distinct.round()).sum()) >= LEAST_NUMBERS
+    return int((distinct != np.round(distinct)).sum()) >= LEAST_NUMBERS
