@@ -74,6 +74,12 @@ def test_a_server_that_sends_everyones_replies_to_everyone_is_refused(mask: str)
     assert "\n" not in str(told.value)
 
 
+def test_rows_with_a_trusted_servers_noise_are_still_their_clients() -> None:
+    noise: dict[str, Any] = {"clip": 1.0, "noise": 0.7, **cases.WAYS["central"]}
+    with pytest.raises(PolicyError, match=r"hear would bring"):
+        Tells(mask="none", **noise, **SMALL).fit(cases.two_clusters(6, 24))
+
+
 def test_a_declared_relay_runs_resumes_replays_and_is_in_the_report(tmp_path: Path) -> None:
     federation = cases.two_clusters(6, 24)
     make = partial(Tells, listen="hear_relayed", mask="rotation", **SMALL)
