@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_number, check_whole
 from securecluster.errors import PolicyError
-from securecluster.messaging.messages import Empty, Rows
+from securecluster.messaging.messages import Ack, Empty, Rows
 from securecluster.models.objectives import Classification
 from securecluster.privacy.dp.exponential_mechanism import bounded_range, choice
 from securecluster.protocols.common.assign_each_round import (
@@ -106,7 +106,8 @@ class PrivateChoiceClient(AssignedModelClient):
             delta = Rows(delta.values / sizes[:, None])
         return Update(delta, None)
 
-    @answers(GATHER)
+    # The first average of a cluster of one client is its first update, which has its noise.
+    @answers(GATHER, relays=("means",))
     def choose(self, context: CallContext, query: ModelAverages) -> ModelChoice:
         """Return the model of the largest accuracy on all training samples.
 
@@ -121,7 +122,12 @@ class PrivateChoiceClient(AssignedModelClient):
         chosen = self._chosen_models("choose", context, query.start, offered)
         return ModelChoice(Rows(torch.as_tensor(chosen)))
 
-    @answers(GATHER)
+    @answers(GATHER, private=False, relays=("means",))
+    def receive_models(self, context: CallContext, query: ModelAverages) -> Ack:
+        """Apply the averages of all models, as `choose` does."""
+        return super().receive_models(context, query)
+
+    @answers(GATHER, relays=("means",))
     def join(self, context: CallContext, query: ModelAverages) -> ModelChoice:
         """Return a newcomer's choice among the models of the query.
 
@@ -322,7 +328,7 @@ class RDPCFL(AssignEachRound):
             net: the server's channel.
             state: of the loop.
         """
-        deliver_models(net, state.running)
+        deliver_models(net, state.running, PrivateChoiceClient.receive_models)
         return state.running
 
     @property

@@ -196,6 +196,9 @@ def _check_result(
     seed = None if learned.settings.keys_from_seed else learned.config["seed"]
     # through JSON, as the file was written: tuples become lists
     privacy = json.loads(json.dumps(privacy_report.section(fitted)))
+    # runs of earlier versions have no list of what queries brought to clients
+    if "query_view" not in result["privacy"]:
+        privacy.pop("query_view", None)
     own_fields = json.loads(json.dumps(fitted.with_fitted_params().report_fields(state)))
     replayed = {
         **own_fields,

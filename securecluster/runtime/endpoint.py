@@ -23,7 +23,7 @@ from securecluster.errors import (
     UsageError,
 )
 from securecluster.messaging import refusals, wire
-from securecluster.messaging.bounds import Limits, check, out_of_range
+from securecluster.messaging.bounds import Limits, check, out_of_range, undeclared
 from securecluster.messaging.messages import (
     RELAY,
     Batched,
@@ -105,6 +105,9 @@ class ReleasePolicy:
             client's data and at most from public numbers that the server names: of secure sums of
             such rows a client opens those over one list of clients only. None is True for a method
             whose query is `Empty`, and else False.
+        relays: fields of the query in which rows of single clients' replies may reach other
+            clients. Every client can undo the run's mask, so these read such rows unless they are
+            sealed for somebody else. The server's side refuses other fields that hold such a row.
     """
 
     via: tuple[str, ...]
@@ -118,6 +121,7 @@ class ReleasePolicy:
     columns: str = ""
     public: tuple[str, ...] = ()
     fixed: bool | None = None
+    relays: tuple[str, ...] = ()
 
 
 def answers(*via: str, **declared: Any) -> Callable[[F], F]:
@@ -150,7 +154,7 @@ def _declared(
 ) -> ReleasePolicy:
     """Return what a method declares, after checks of the declaration and of its signature."""
     name = method.__qualname__
-    for option in ("through", "sealed", "unmasked", "public"):
+    for option in ("through", "sealed", "unmasked", "public", "relays"):
         if isinstance(declared.get(option), str):
             raise UsageError(
                 f"@answers on {name} gives {option} as a text: write "
@@ -294,6 +298,22 @@ def refuse_unpriced_fields(client: type) -> None:
             raise UsageError(_unpriced(f"{client.__name__}.{name}", unpriced[0]))
 
 
+def refuse_unbounded_messages(client: type) -> None:
+    """Raise UsageError for a client method with a message that may hold anything.
+
+    Messages that are defined later are refused when the method is first called.
+
+    Args:
+        client: class of the client object.
+    """
+    for name in releases_of(client):
+        try:
+            get_type_hints(getattr(client, name))
+        except NameError:
+            continue
+        message_types(client, name)
+
+
 def _unpriced(name: str, field: str) -> str:
     """Return the sentence on a field of a reply that is said not to be private."""
     return (
@@ -353,6 +373,8 @@ def _annotated_types(method: Callable[..., Any]) -> tuple[type, type]:
         ) from None
     for annotated in ("query", "return"):
         _check_message(method, annotated, hints[annotated])
+        _check_bounds(method, annotated, hints[annotated])
+    _check_relays(method, hints["query"])
     return hints["query"], hints["return"]
 
 
@@ -410,6 +432,44 @@ def _check_message(method: Callable[..., Any], annotated: str, annotation: Any) 
         kinds(annotation)
     except TypeError as error:
         raise UsageError(f"{name} cannot be sent: {error}") from None
+
+
+def _check_bounds(method: Callable[..., Any], annotated: str, message: type) -> None:
+    """Raise UsageError for a message with a field that may hold anything.
+
+    Security rule: sizes and values of a field without a bound are the sender's choice, so they may
+    follow from its data, and no other party would notice. Frames between servers need no bounds:
+    no client sends or reads them.
+
+    Args:
+        method: the client method.
+        annotated: "query" or "return".
+        message: its message class.
+    """
+    unbounded = undeclared(message)
+    if not unbounded or release_of(method).via == (RELAY,):
+        return
+    field = unbounded[0]
+    kind = kinds(message)[field]
+    bound = "Between(maximum=10)" if kind is int else 'Real(("width",))'
+    if kind is Picks:
+        bound = 'Real((Upto("rows", "clients"), "width"))'
+    raise UsageError(
+        f"{method.__qualname__}'s {annotated} may hold anything as {message.__name__}.{field}: "
+        f"give it a bound, such as {field}: Annotated[{kind.__name__}, {bound}]"
+    )
+
+
+def _check_relays(method: Callable[..., Any], query: type) -> None:
+    """Raise UsageError for a relayed field that the query of a method does not have."""
+    release = release_of(method)
+    missing = sorted(set(release.relays) - set(kinds(query)))
+    if missing:
+        existing = ", ".join(kinds(query)) or "no fields"
+        raise UsageError(
+            f"@answers on {method.__qualname__} relays {missing[0]!r}: its query, "
+            f"{query.__name__}, has {existing}"
+        )
 
 
 def check_reply(

@@ -54,6 +54,8 @@ class NearestCentre:
 class NearestCentreClient(AssignedModelClient):
     """Clients that remember the model that they trained last."""
 
+    one_start: ClassVar[bool] = True
+
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         # by position: the centre that training began at, and how far it led from there

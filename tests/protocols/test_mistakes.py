@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import cases
 import numpy as np
@@ -23,6 +23,7 @@ from securecluster.app import registry
 from securecluster.app.cli import main
 from securecluster.app.privacy_report import section, show
 from securecluster.errors import PolicyError, SecureClusterError, UsageError
+from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.protocols import FedAvg, conformance
 from securecluster.protocols.common.averaging import AveragingState, average_clusters
@@ -132,7 +133,7 @@ class Open(Client):
 class Status:
     """Client to server: that it is well, and a sample of its data."""
 
-    load: Rows  # (b, D)
+    load: Annotated[Rows, Real(("width",))]  # (b, D)
 
 
 @dataclass(frozen=True, eq=False)
