@@ -183,7 +183,8 @@ class AssignEachRound(ModelSetProtocol):
         replied = self._ask(net, state, asked, t) if asked else []
         received: Sequence[int] = []
         if others:
-            received = send_models(net, state.running, others)
+            client: Any = self.client  # whose own declaration of the method holds
+            received = send_models(net, state.running, others, client.receive_models)
             self.received(net, state, received, t)
         state.training = sorted([*replied, *received])
 
@@ -239,7 +240,8 @@ class AssignEachRound(ModelSetProtocol):
             net: the server's channel.
             state: of the loop.
         """
-        deliver_models(net, state.running)
+        client: Any = self.client
+        deliver_models(net, state.running, client.receive_models)
         state.running.choice = state.final_choice()
         running: Restart = state.running
         return running

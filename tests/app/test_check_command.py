@@ -57,7 +57,7 @@ def test_a_failure_is_exit_code_1(here: Path, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     assert main(command) == 1
     told = capsys.readouterr().out
-    assert "✗ unit-client: " in told and "target_epsilon is 8" in told
+    assert "✗ unit-client: " in told and " is 8: count every release" in told
     found = json.loads((here / "found.json").read_text())
     assert found["passed"] is False and found["results"][0]["name"] == "unit-client"
     assert main([*command, "--quiet"]) == 1

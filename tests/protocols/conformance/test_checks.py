@@ -54,7 +54,8 @@ def test_only_the_checks_that_are_named_are_run() -> None:
         ("bytes", "passed"),
         ("unit-client", "failed"),
     ]
-    with pytest.raises(ConformanceError, match=r"✗ unit-client: .* would leave client 0 without noise"):
+    sentence = r"✗ unit-client: .* would leave client 0 without noise"
+    with pytest.raises(ConformanceError, match=sentence):
         report.require()
     assert report.as_json()["passed"] is False
     with pytest.raises(KeyError):
