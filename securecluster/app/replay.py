@@ -13,12 +13,14 @@ from securecluster.app import privacy_report
 from securecluster.app.contents import Result, RunConfig
 from securecluster.app.run_folder import CONFIG, RESULT, TRANSCRIPT, RunPlan, finished, result_of
 from securecluster.core import atomic_files, manifest
+from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, structured
-from securecluster.errors import ReplayError, RunFolderError
+from securecluster.errors import ReplayError, RunFolderError, SecureClusterError
 from securecluster.messaging.transcript import INDEX, Transcript, entry_of
 from securecluster.privacy.dp.ledger import Event, Release
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.serialization import read_kept
+from securecluster.protocols.common.program import UNKNOWN
+from securecluster.protocols.common.serialization import FittedState, read_kept
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,6 @@ def replay(plan: RunPlan, config: RunConfig, folder: Path) -> Replayed:
         raise RunFolderError(
             f"{folder} cannot be replayed: that takes a finished run with --transcript full"
         )
-    result = result_of(folder)
     recorded = read_kept(folder)
     settings = plan.settings
     agreed_config = recorded.learned.config
@@ -72,14 +73,44 @@ def replay(plan: RunPlan, config: RunConfig, folder: Path) -> Replayed:
         config["clients"],
     )
     _check_index(folder / TRANSCRIPT, transcript)
+    secrets = recorded.secrets()
+    try:
+        unused = _compare(plan, folder, recorded, transcript, secrets)
+    except RunFolderError:
+        raise
+    # A changed program may also fail where the run's did not.
+    except Exception as error:
+        now = plan.protocol.program()
+        then = recorded.learned.program
+        if now == then != UNKNOWN:
+            raise
+        raise ReplayError(_of_another_program(folder, error, UNKNOWN in (now, then))) from error
+    return Replayed(transcript.count, unused)
 
+
+def _compare(
+    plan: RunPlan,
+    folder: Path,
+    recorded: FittedState,
+    transcript: Transcript,
+    secrets: Randomness,
+) -> int:
+    """Run the server again, compare it with the record, and return the number of unused releases.
+
+    Args:
+        plan: of the run.
+        folder: of the run.
+        recorded: the result of the run.
+        transcript: of the run.
+        secrets: secret random streams of the run.
+
+    Raises:
+        ReplayError: the server makes other requests, or ends in another state, than in the run.
+    """
+    settings = plan.settings
     # threads and device of the run: others round sums differently
     state, network = plan.protocol.replayed(
-        transcript,
-        agreed_config,
-        settings.threads,
-        settings.device,
-        secrets=recorded.secrets(),
+        transcript, recorded.learned.config, settings.threads, settings.device, secrets=secrets
     )
     if pack(state) != recorded.server:
         raise ReplayError(
@@ -97,8 +128,32 @@ def replay(plan: RunPlan, config: RunConfig, folder: Path) -> Replayed:
     network.ledger.names = recorded.learned.network.ledger.names
     fitted = plan.protocol.restore_from(folder)
     fitted.ledger_ = network.ledger
-    _check_result(folder / RESULT, result, fitted, state, transcript)
-    return Replayed(transcript.count, unused)
+    _check_result(folder / RESULT, result_of(folder), fitted, state, transcript)
+    return unused
+
+
+def _of_another_program(folder: Path, error: Exception, unknown: bool) -> str:
+    """Return the sentence on a replay that fails with a program that may not be the run's.
+
+    Args:
+        folder: of the run.
+        error: by which the replay fails.
+        unknown: whether nobody knows if the program has changed.
+    """
+    # the sentence of an error that was meant for a reader
+    found = type(error).__name__
+    if isinstance(error, SecureClusterError):
+        found = str(error).removeprefix(f"{folder}: ")
+    if unknown:
+        return (
+            f"{folder}: the replay differs from the run, which does not say by which program it "
+            "was made: either the program has changed since, or the server used something that no "
+            f"message contained ({found})"
+        )
+    return (
+        f"{folder}: the program has changed since this run, and a replay differs: replay it with "
+        f"the version that made it ({found})"
+    )
 
 
 def _check_index(folder: Path, transcript: Transcript) -> None:

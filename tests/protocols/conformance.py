@@ -24,6 +24,7 @@ from securecluster.messaging import wire
 from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call, Rows, Shared, reply_header
 from securecluster.protocols import Settings
 from securecluster.protocols.common.client import ClientState
+from securecluster.protocols.common.fresh_replay import replay_in_new_process
 from securecluster.runtime.endpoint import KEY_METHODS, release_of
 
 Make = Callable[..., Any]
@@ -80,6 +81,7 @@ def check_replay(run: Example) -> None:
     made = run.make()
     config = made.config(run.federation, "float32")
     assert made.replay(run.fitted.transcript_, config) == run.fitted.server_state_
+    replay_in_new_process(run.fitted)
 
 
 def check_masked_round(make: Make, federation: Federation, mask: str) -> None:
