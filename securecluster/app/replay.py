@@ -22,6 +22,8 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.program import UNKNOWN
 from securecluster.protocols.common.serialization import FittedState, read_kept
 
+PEEKED = ": it used something that no message contained"
+
 
 @dataclass(frozen=True)
 class Replayed:
@@ -114,8 +116,7 @@ def _compare(
     )
     if pack(state) != recorded.server:
         raise ReplayError(
-            f"{folder}: the server's final state differs from the recorded one: it used something "
-            "that no message contained"
+            f"{folder}: the server's final state differs from the recorded one{PEEKED}"
         )
 
     ledger_file = folder / "ledger.jsonl"
@@ -143,7 +144,7 @@ def _of_another_program(folder: Path, error: Exception, unknown: bool) -> str:
     # the sentence of an error that was meant for a reader
     found = type(error).__name__
     if isinstance(error, SecureClusterError):
-        found = str(error).removeprefix(f"{folder}: ")
+        found = str(error).removeprefix(f"{folder}: ").removesuffix(PEEKED)
     if unknown:
         return (
             f"{folder}: the replay differs from the run, which does not say by which program it "
