@@ -61,6 +61,7 @@ def replay(plan: RunPlan, config: RunConfig, folder: Path) -> Replayed:
         raise RunFolderError(
             f"{folder} cannot be replayed: that takes a finished run with --transcript full"
         )
+    result = result_of(folder)
     recorded = read_kept(folder)
     settings = plan.settings
     agreed_config = recorded.learned.config
@@ -77,7 +78,7 @@ def replay(plan: RunPlan, config: RunConfig, folder: Path) -> Replayed:
     _check_index(folder / TRANSCRIPT, transcript)
     secrets = recorded.secrets()
     try:
-        unused = _compare(plan, folder, recorded, transcript, secrets)
+        unused = _compare(folder, plan, result, recorded, transcript, secrets)
     except RunFolderError:
         raise
     # A changed program may also fail where the run's did not.
@@ -91,8 +92,9 @@ def replay(plan: RunPlan, config: RunConfig, folder: Path) -> Replayed:
 
 
 def _compare(
-    plan: RunPlan,
     folder: Path,
+    plan: RunPlan,
+    result: Result,
     recorded: FittedState,
     transcript: Transcript,
     secrets: Randomness,
@@ -100,8 +102,9 @@ def _compare(
     """Run the server again, compare it with the record, and return the number of unused releases.
 
     Args:
-        plan: of the run.
         folder: of the run.
+        plan: of the run.
+        result: content of result.json.
         recorded: the result of the run.
         transcript: of the run.
         secrets: secret random streams of the run.
@@ -129,7 +132,7 @@ def _compare(
     network.ledger.names = recorded.learned.network.ledger.names
     fitted = plan.protocol.restore_from(folder)
     fitted.ledger_ = network.ledger
-    _check_result(folder / RESULT, result_of(folder), fitted, state, transcript)
+    _check_result(folder / RESULT, result, fitted, state, transcript)
     return unused
 
 
