@@ -55,6 +55,7 @@ from securecluster.protocols.common.execution import (
 )
 from securecluster.protocols.common.hooks import ProtocolHooks, without_clients
 from securecluster.protocols.common.newcomers import NewcomerRecord, warn_if_dear
+from securecluster.protocols.common.program import program_digest
 from securecluster.protocols.common.serialization import (
     SHARED,
     FittedState,
@@ -863,6 +864,16 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             pair_aggregator=self.pair_aggregator(config, private, roster),
             cohorts=self.cohorts(config),
         )
+
+    def program(self) -> str:
+        """Return the digest of this protocol's source, which every run records.
+
+        It is in no configuration: noise and keys do not follow from it.
+
+        Returns:
+            "" where a class of the protocol has no source file.
+        """
+        return program_digest(type(self), self.client, self.gps, self.state_class())
 
     def replay(
         self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto"

@@ -70,9 +70,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Origin:
-    """Configuration hash stored in a checkpoint."""
+    """Configuration hash stored in a checkpoint, and the digest of the program that began it."""
 
     config: str
+    program: str = ""
 
 
 @dataclass(frozen=True)
@@ -362,6 +363,7 @@ class _Simulation:
     net: ServerChannel
     secret: bytes | None = field(repr=False)
     authority: KeyAuthority | None = None
+    program: str = ""
     recall: Recall = field(default_factory=Recall)
 
     @classmethod
@@ -424,6 +426,7 @@ class _Simulation:
             net,
             secret,
             authority,
+            protocol.program(),
         )
 
     def start(self, report: Callable[[Line], None]) -> Run:
@@ -526,6 +529,7 @@ class _Simulation:
             network=self.net.state,
             seconds=run.seconds,
             device=client.cohort.device.type,
+            program=self.program,
         )
 
     def _begin_round(self, number: int) -> None:
@@ -549,7 +553,9 @@ class _Simulation:
         keys = self.endpoint.keys
         parts = {
             "origin": CheckpointPart(
-                Origin, lambda: Origin(config_hash(self.config)), self._check_origin
+                Origin,
+                lambda: Origin(config_hash(self.config), self.program),
+                self._check_origin,
             ),
             "clients": CheckpointPart(
                 ClientState, lambda: client.state(keys.secrets), self._restore_clients
@@ -574,6 +580,8 @@ class _Simulation:
                 f"{self.folder} holds a run of another configuration: resume with the same one, or "
                 "give another folder"
             )
+        # A run that two programs made is none of the second alone.
+        self.program = origin.program
 
     def _restore_clients(self, state: ClientState) -> None:
         self.endpoint.client.restore(state)

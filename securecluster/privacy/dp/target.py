@@ -51,25 +51,36 @@ class Plan:
         Args:
             history: expenses without exact ones.
         """
+        unused = self._unused_sums(history)
+        if unused is None:
+            return False
         planned = _Steps.of(accounting.merged(self.steps))
         spent = _Steps.of(merged_steps(history, "blank"))
-        if spent.precision > planned.precision * (1 + ROUNDING):
+        # Gaussian noise of a sum's multiplier costs no more than the sum.
+        of_sums = sum(count / multiplier**2 for multiplier, count in unused.items())
+        if spent.precision > (planned.precision + of_sums) * (1 + ROUNDING):
             return False
-        if any(count > planned.sampled[step] for step, count in spent.sampled.items()):
-            return False
-        return self._covers_sums(history)
+        return all(count <= planned.sampled[step] for step, count in spent.sampled.items())
 
-    def _covers_sums(self, history: History) -> bool:
-        """Return True if the plan has all sums of a history, with no more noise."""
-        planned: Counter[float] = Counter()
+    def _unused_sums(self, history: History) -> Counter[float] | None:
+        """Return how many planned sums of each multiplier a history lacks.
+
+        Args:
+            history: expenses of one client.
+
+        Returns:
+            None if the history has other sums than were planned.
+        """
+        unused: Counter[float] = Counter()
         for multiplier, count in self.sums:
-            planned[multiplier] += count
-        spent: Counter[float] = Counter()
+            unused[multiplier] += count
         for multiplier, release, count in skellam_sums(history):
-            spent[multiplier] += count
+            unused[multiplier] -= count
+            if unused[multiplier] < 0:
+                return None
             if not _costs_no_more(release, least_release(multiplier)):
-                return False
-        return all(count <= planned[multiplier] for multiplier, count in spent.items())
+                return None
+        return unused
 
 
 @dataclass(frozen=True)
