@@ -873,7 +873,8 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         Returns:
             "" where a class of the protocol has no source file.
         """
-        return program_digest(type(self), self.client, self.gps, self.state_class())
+        classes: list[Any] = [type(self), self.client, self.gps, self.state_class()]
+        return program_digest(*classes)
 
     def replay(
         self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto"
