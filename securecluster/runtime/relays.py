@@ -5,13 +5,15 @@ receives it. A client method names the fields of its query that may hold such ro
 `@answers(..., relays=...)`. `Gathered` remembers what single clients sent, and refuses the rest.
 
 This finds mistakes of honest authors: rows are compared bit for bit, so a server that rounds a row,
-or adds a constant to it, is not noticed. Nor are whole numbers, and rows of few numbers, which
-clients often have in common. A resumed run remembers the replies since it was resumed.
+or adds a constant to it, is not noticed. Nor are whole numbers, rows of few numbers, which
+clients often have in common, and replies before the last hundred thousand rows. A resumed run
+remembers the replies since it was resumed.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -26,25 +28,36 @@ DIGEST = 16  # bytes
 # Different numbers, other than whole ones, of the shortest row that is recognized: zeros, choices,
 # counts and unit vectors are equal between clients without being anybody's reply.
 LEAST_NUMBERS = 3
+MOST_ROWS = 100_000  # that are remembered: some 30 MB
 LEAST_OCTETS = 8  # different bytes of the shortest recognized row of codes, or of sealed numbers
 
 
 class Source(NamedTuple):
-    """A reply that contained a row."""
+    """A reply that contained a row.
+
+    Args:
+        client: who sent it.
+        replied: all clients that replied to the same call, so far.
+    """
 
     client: int
-    method: str
-    step: int
+    replied: set[int]
 
 
 class Gathered:
-    """Digests of the rows of single clients' replies in one run."""
+    """Digests of the rows of single clients' replies in one run, the last ones.
 
-    def __init__(self) -> None:
-        # by digest of the row's bytes
-        self._sources: dict[bytes, set[Source]] = {}
-        # clients that replied to a call, by method and number of the call
-        self._replied: dict[tuple[str, int], set[int]] = {}
+    Args:
+        most: number of rows that are remembered, so that memory does not grow with the rounds.
+    """
+
+    def __init__(self, most: int = MOST_ROWS) -> None:
+        self._most = most
+        # by digest of the row's bytes, and the digests in the order in which they came
+        self._sources: dict[bytes, list[Source]] = {}
+        self._order: deque[bytes] = deque()
+        self._call: tuple[str, int] | None = None  # method and number of the last call
+        self._replied: set[int] = set()  # clients that replied to it
 
     def remember(self, method: str, step: int, ids: Sequence[int], fields: Iterable[Any]) -> None:
         """Store what single clients replied.
@@ -55,15 +68,24 @@ class Gathered:
             ids: clients that replied.
             fields: of the replies, each with a frame for each of them.
         """
-        self._replied.setdefault((method, step), set()).update(ids)
+        if self._call != (method, step):
+            self._call = (method, step)
+            self._replied = set()
+        self._replied.update(ids)
         for value in fields:
             if not isinstance(value, Rows) or not _is_compared(value.table):
                 continue
             rows = _digests_of_rows(value.values)
             for client, digests in zip(ids, rows, strict=True):
-                source = Source(client, method, step)
+                source = Source(client, self._replied)
                 for digest in digests:
-                    self._sources.setdefault(digest, set()).add(source)
+                    self._sources.setdefault(digest, []).append(source)
+                    self._order.append(digest)
+        while len(self._order) > self._most:
+            oldest = self._order.popleft()
+            del self._sources[oldest][0]
+            if not self._sources[oldest]:
+                del self._sources[oldest]
 
     def check(self, method: str, relays: Sequence[str], call: Call) -> None:
         """Raise PolicyError for a row of a client that goes to another one without a declaration.
@@ -105,8 +127,7 @@ class Gathered:
                 continue
             others = set(recipients) - {source.client for source in sources}
             if is_average:
-                of_one = [self._replied[source.method, source.step] for source in sources]
-                others = {i for i in others if all(i in replied for replied in of_one)}
+                others = {i for i in others if all(i in source.replied for source in sources)}
             if others:
                 return True
         return False

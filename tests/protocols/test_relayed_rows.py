@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import cases
-import conformance
 import pytest
 import torch
 from sixth import Client, Mean, Sixth, State
@@ -18,6 +17,7 @@ from securecluster.app.privacy_report import section
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Real, Upto
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
+from securecluster.protocols import conformance
 from securecluster.protocols.common.declaration import protocol
 from securecluster.runtime.endpoint import GATHER, CallContext, answers, message_types
 from securecluster.runtime.run import Run

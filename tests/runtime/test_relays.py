@@ -132,3 +132,15 @@ def test_an_average_over_one_client_reaches_those_that_did_not_reply() -> None:
     again.remember("tell", 1, (1,), [Rows(SENT[1:2])])
     refused(again, (0, 1), means=Picks(SENT[:1], ((0,),) * 2))
     refused(lone, (1,), picks=Picks(SENT[:1], ((0,),)))
+
+
+def test_memory_holds_the_last_replies_and_no_more() -> None:
+    memory = Gathered(most=6)
+    for step in range(4):
+        memory.remember("tell", step, (0, 1, 2), [Rows(SENT + step)])
+    assert (len(memory._order), len(memory._sources)) == (6, 6)
+    check(memory, (1,), rows=Rows(SENT[:1] + 1))  # the oldest are forgotten
+    refused(memory, (1,), rows=Rows(SENT[:1] + 3))
+    for _ in range(4):  # equal rows, again and again
+        memory.remember("tell", 3, (0, 1, 2), [Rows(SENT + 3)])
+    assert (len(memory._order), len(memory._sources)) == (6, 3)
