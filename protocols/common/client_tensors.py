@@ -160,6 +160,8 @@ def declared_tensors(client: type) -> dict[str, ClientTensor]:
         for name, value in vars(base).items():
             if isinstance(value, ClientTensor):
                 found[name] = value
+            else:
+                found.pop(name, None)  # the subclass has something else in its place
     return found
 
 

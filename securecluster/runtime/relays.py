@@ -28,7 +28,7 @@ DIGEST = 16  # bytes
 # Different numbers, other than whole ones, of the shortest row that is recognized: zeros, choices,
 # counts and unit vectors are equal between clients without being anybody's reply.
 LEAST_NUMBERS = 3
-MOST_ROWS = 100_000  # that are remembered: some 30 MB
+MOST_ROWS = 100_000  # that are remembered: some 35 MB
 LEAST_OCTETS = 8  # different bytes of the shortest recognized row of codes, or of sealed numbers
 
 

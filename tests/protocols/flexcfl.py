@@ -35,19 +35,21 @@ from securecluster.protocols.authoring import (
 class FirstUpdate:
     """Client to server: the update of one local training from θ_0."""
 
-    first: Annotated[Rows, Real(("width",))]  # (b, d)
+    update: Annotated[Rows, Real(("width",))]  # (b, d)
 
 
 class FirstUpdateClient(SignatureClient):
     """Clients that send the update of one training, and then contribute to averages."""
 
-    @answers(GATHER, through=("first",), fresh=True, trains="usual")
+    @answers(GATHER, through=("update",), fresh=True, trains="usual")
     def pretrain(self, context: CallContext, query: Empty) -> FirstUpdate:
         """Return each client's update from θ_0."""
+        return FirstUpdate(Rows(self.first_updates(context)))
+
+    def first_updates(self, context: CallContext) -> torch.Tensor:
+        """Return the updates of one training, (b, d)."""
         start = Rows(self.cohort.start[None], (0,) * len(context.positions))
-        return FirstUpdate(
-            Rows(self.cohort.train(start, context.positions, self.training, context.step))
-        )
+        return self.cohort.train(start, context.positions, self.training, context.step)
 
 
 @protocol
@@ -87,7 +89,7 @@ class FlexCFL(ClusterOnce):
         """Count the first training, from which its update follows under DP-SGD."""
         spec = super().privacy_spec(noise)
         spec = spec.with_releases(replace(spec.releases, trainings=self.rounds + 1))
-        return spec.with_fields(first=FOLLOWS) if self.per_example and noise else spec
+        return spec.with_fields(update=FOLLOWS) if self.per_example and noise else spec
 
     def check(self, clients: int) -> None:
         """Check the number of groups, too."""

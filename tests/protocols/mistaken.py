@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from fesem_plain import FeSEM, NearestCentreClient
-from flexcfl_plain import FirstUpdate, FirstUpdateClient, FlexCFL
+from fesem import FeSEM, NearestCentreClient
+from flexcfl import FirstUpdate, FirstUpdateClient, FlexCFL
 
 from securecluster import Federation
 from securecluster.clustering.k_means import kmeans
@@ -38,6 +38,7 @@ from securecluster.protocols.authoring import (
     Update,
     answers,
 )
+from securecluster.protocols.common.client_tensors import ClientRows
 
 
 def units(rows: torch.Tensor) -> torch.Tensor:
@@ -430,13 +431,11 @@ class Random(FlexCFL):
 
 
 class ForgetfulClient(NearestCentreClient):
-    def memory(self) -> dict[str, torch.Tensor]:
-        known = super().memory()
-        return {name: known[name] for name in known if name not in ("begun", "moved", "known")}
+    moved: Any = None  # in place of the declared tensor
 
-    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        super(NearestCentreClient, self).recall(memory)
-        self.trained_from, self.moved = {}, {}
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.moved = ClientRows(torch.zeros(len(self.cohort.ids), len(self.cohort.start)))
 
 
 class Forgetful(FeSEM):
@@ -446,12 +445,24 @@ class Forgetful(FeSEM):
 
 
 class ViewClient(NearestCentreClient):
-    @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
+    views: Any = None
+
+    @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, context: CallContext, query: AssignedModel) -> Update:
         update = super().contribute(context, query)
+        self.views = {**(self.views or {})}
         for row, k in enumerate(context.positions):
-            self.moved[k] = update.delta.values[row, : len(self.trained_from[k])]
+            self.views[k] = update.delta.values[row, : len(self.cohort.start)]
         return update
+
+    def released_training(
+        self, purpose: str, context: CallContext, rows: torch.Tensor
+    ) -> torch.Tensor:
+        known = [
+            row if self.views is None else self.views.get(k, row)
+            for k, row in zip(context.positions, rows, strict=True)
+        ]
+        return super().released_training(purpose, context, torch.stack(known))
 
 
 class View(FeSEM):
@@ -464,8 +475,10 @@ class View(FeSEM):
 
 
 class ExactChoiceClient(NearestCentreClient):
-    def nearest(self, context: CallContext, i: int, k: int, apart: torch.Tensor) -> int:
-        return int((apart - self.moved[k].double()).norm(dim=1).argmin())
+    def released_training(
+        self, purpose: str, context: CallContext, rows: torch.Tensor
+    ) -> torch.Tensor:
+        return rows
 
 
 class ExactChoice(FeSEM):

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import mistaken
 import pytest
-from fesem_plain import FeSEM
-from flexcfl_plain import FlexCFL
+from fesem import FeSEM
+from flexcfl import FlexCFL
 
 from securecluster.errors import SecureClusterError
 from securecluster.protocols import ClusteringProtocol

@@ -7,8 +7,8 @@ from typing import Any
 import cases
 import pytest
 from cases import Protocol
-from fesem_plain import FeSEM
-from flexcfl_plain import FlexCFL
+from fesem import FeSEM
+from flexcfl import FlexCFL
 from mistaken import Global, Loud, Unmasked
 
 from securecluster.errors import UsageError
