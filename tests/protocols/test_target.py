@@ -26,6 +26,7 @@ from securecluster.protocols.authoring import (
     answers,
 )
 from securecluster.runtime.endpoint import Endpoint
+from securecluster.runtime.transport import InProcess
 
 EVERY_WAY = {**WAYS, "distributed": {"placement": "distributed", "aggregation": "secagg"}}
 # two values of the noise cannot be asked for, and these variants give one
@@ -127,7 +128,7 @@ def test_a_field_without_noise_is_refused_at_its_first_release(small: Federation
         asked.append(call.method)
         return endpoint.answer(call)
 
-    net = made.build_network(cases.InProcess(answer), made.config(small, "float32"))
+    net = made.build_network(InProcess(answer), made.config(small, "float32"))
     with pytest.raises(
         TargetError,
         match=r"tell\.mean would leave client 0 without noise, so that epsilon were infinite, and "
@@ -213,7 +214,7 @@ def test_a_request_that_is_repeated_is_one_release(
             response = endpoint.answer(call)
         return response
 
-    net = made.build_network(cases.InProcess(answer), made.config(small, "float32"))
+    net = made.build_network(InProcess(answer), made.config(small, "float32"))
     cases.run_server(made, net)
     assert {len(event.ids) for event in net.state.ledger.events} == {len(small)}
 
