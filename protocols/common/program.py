@@ -4,7 +4,6 @@ used something that no message contained.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ SHARED_PACKAGE = "securecluster.protocols"
 UNKNOWN = ""
 
 
-@functools.lru_cache(maxsize=64)
 def program_digest(*classes: type) -> str:
     """Return the digest of the source of some classes and their bases, and of this version.
 
