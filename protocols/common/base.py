@@ -873,8 +873,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         Returns:
             "" where a class of the protocol has no source file.
         """
-        classes: list[Any] = [type(self), self.client, self.gps, self.state_class()]
-        return program_digest(*classes)
+        return program_digest(type(self), self.client, self.gps, self.state_class())
 
     def replay(
         self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto"
