@@ -9,11 +9,12 @@ import pytest
 from cases import Protocol
 from fesem import FeSEM
 from flexcfl import FlexCFL
-from mistaken import Global, Loud, Unmasked
+from mistaken import FixedNoise, Global, Loud, NoNoise, Unmasked
 
 from securecluster.errors import UsageError
 from securecluster.protocols import IFCA, CLoVE, FedAvg, Local, conformance
 from securecluster.protocols.conformance import CHECKS, ConformanceError, check
+from securecluster.runtime.release_guard import ReleaseGuard
 
 OWN = [p for p in cases.EVERY_PROTOCOL if p not in (CLoVE, IFCA)]
 
@@ -114,3 +115,14 @@ def test_a_mask_under_which_clusters_differ_is_declared() -> None:
 
 def test_small_clients_are_alike_in_number_of_samples() -> None:
     assert {len(shard.y) for shard in conformance.small_clients().shards} == {40}
+
+
+@pytest.mark.parametrize("kind", [FixedNoise, NoNoise])
+def test_neighbouring_worlds_find_a_field_without_noise_by_themselves(
+    kind: Protocol, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # clients would refuse the reply before any world is compared
+    monkeypatch.setattr(ReleaseGuard, "check", lambda *_: None)
+    result = check(kind, only=["worlds-client"])["worlds-client"]
+    assert result.outcome == "failed"
+    assert "drew no noise for it from its streams" in result.sentence
