@@ -71,11 +71,16 @@ def attack_named(name: str) -> Attack:
     """Return an attack.
 
     Args:
-        name: of this project's or of an installed package's attack.
+        name: of this project's or of an installed package's attack; or "module:Class" of any other,
+            which is known by its own name from then on.
 
     Raises:
         UsageError: an unknown name, or a declaration that does not lead to an attack.
     """
+    if ":" in name:
+        return _given_attack(name)
+    if name in _GIVEN:
+        return _loaded(_GIVEN[name])
     if name in ATTACKS:
         module_name, _, class_name = ATTACKS[name].partition(":")
         module = importlib.import_module(f"securecluster.attacks.{module_name}")
@@ -85,6 +90,34 @@ def attack_named(name: str) -> Attack:
     if name not in declared:
         raise unknown("attack", name, attack_names())
     return _loaded(declared[name])
+
+
+_GIVEN: dict[str, EntryPoint] = {}  # attacks that were given as "module:Class", by their names
+
+
+def _given_attack(path: str) -> Attack:
+    """Return an attack of a module, and keep it by its name.
+
+    Args:
+        path: "module:Class".
+
+    Raises:
+        UsageError: it cannot be imported, is no attack, or has the name of another.
+    """
+    try:
+        loaded = EntryPoint(path, path, GROUP).load()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"there is no attack {path!r} ({error}): give the module and the class, as "
+            "my_attacks:MyAttack"
+        ) from None
+    name = getattr(loaded, "name", path)
+    if name in attack_names():
+        raise UsageError(f"{path} has the name {name!r} of another attack: give it another one")
+    point = EntryPoint(name, path, GROUP)
+    attack = _loaded(point)
+    _GIVEN[name] = point
+    return attack
 
 
 def _declared() -> dict[str, EntryPoint]:

@@ -4,20 +4,26 @@
 
 A protocol is a class with `@protocol`, its hyper-parameters as fields, `client` (what clients
 answer), `run_server` (the server's loop) and `assign_newcomers`; `ClusterOnce` has the loop of
-methods that cluster before any training, and `ModelSetProtocol` what methods share that average k
-models. docs/add-a-protocol.md has the steps.
+methods that cluster before any training, `AssignEachRound` that of methods that assign each client
+one of k models in every round, and `ModelSetProtocol` what methods share that average k models.
+docs/add-a-protocol.md has the steps.
 """
 
 from __future__ import annotations
 
 from securecluster.clustering.agglomerative import linkage_clusters, nearest
+from securecluster.clustering.k_means import kmeans
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.errors import UsageError
-from securecluster.messaging.bounds import Real
+from securecluster.messaging.bounds import Real, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
 from securecluster.messaging.replies import Pairs, Replies, Sums
+from securecluster.protocols.common.assign_each_round import (
+    AssignEachRound,
+    AssignEachRoundState,
+)
 from securecluster.protocols.common.averaging import (
     AveragingState,
     LocalFirstClient,
@@ -26,6 +32,7 @@ from securecluster.protocols.common.averaging import (
 )
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient, UpdateClient
+from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.cluster_once import ClusterOnce, ClusterOnceState
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.eigenvectors import (
@@ -69,11 +76,14 @@ __all__ = [
     "SUM",
     "TRIES",
     "Ack",
+    "AssignEachRound",
+    "AssignEachRoundState",
     "AssignedModel",
     "AssignedModelClient",
     "AverageDeltas",
     "AveragingState",
     "CallContext",
+    "ClientTensor",
     "ClusterOnce",
     "ClusterOnceState",
     "ClusteringProtocol",
@@ -109,6 +119,7 @@ __all__ = [
     "Update",
     "UpdateClient",
     "UsageError",
+    "Whole",
     "answers",
     "average_clusters",
     "check_choice",
@@ -118,6 +129,7 @@ __all__ = [
     "check_whole",
     "deliver_models",
     "flush",
+    "kmeans",
     "linkage_clusters",
     "nearest",
     "protocol",

@@ -21,42 +21,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.k_means import kmeans
-from securecluster.clustering.labels import check_number as check_clusters
-from securecluster.clustering.labels import largest
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.core.validation import check_whole
 from securecluster.data import Federation
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Rows
+from securecluster.messaging.replies import Replies
 from securecluster.privacy.dp.loss_mechanism import LARGEST, WORST
+from securecluster.protocols.common.assign_each_round import (
+    AssignEachRound,
+    AssignEachRoundState,
+)
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.messages import ModelChoice, Update
-from securecluster.protocols.common.model_set_protocol import (
-    ModelSetProtocol,
-    ModelSetState,
-    deliver_models,
-    send_models,
-)
+from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.model_sets import (
     AssignedModel,
     AssignedModelClient,
     ModelAverages,
 )
 from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
-from securecluster.protocols.common.restarts import OfferedModels, Restart
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
 from securecluster.runtime.release_accounting import FieldNoise
-from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
@@ -80,8 +74,8 @@ class LossVectorClient(AssignedModelClient):
         Raises:
             PolicyError: the request is late, and is about averages before the current ones.
         """
-        exact = self._losses(context, query)
-        released = self._released("measure", context, exact)
+        exact = self.mean_losses(context, query)
+        released = self.released_losses("measure", context, exact)
         # k-means on the server computes with these numbers, and infinity has no distance
         finite = np.minimum(released, WORST)
         return LossVector(Rows(torch.as_tensor(finite)))
@@ -95,65 +89,36 @@ class LossVectorClient(AssignedModelClient):
         Raises:
             PolicyError: a client has no models yet, or has received later averages.
         """
-        return self._train_assigned(context, query)
-
-    @answers(GATHER)
-    def join(self, context: CallContext, query: ModelAverages) -> ModelChoice:
-        """Return the model of lowest loss of a newcomer, by noisy losses where there is noise.
-
-        Raises:
-            PolicyError: the query contains no models.
-        """
-        losses = self._offered_losses(context, query)
-        return ModelChoice(Rows(torch.as_tensor(losses.argmin(1))))
+        return self.train_assigned(context, query)
 
 
 @dataclass
-class CLoVEState(ModelSetState):
+class CLoVEState(AssignEachRoundState):
     """The state of the server's loop, as checkpoints store it."""
 
     # (m,) rounds in a row in which a client was assigned the same model; 0 before the first
     streaks: list[int] = field(default_factory=list)
     stable: bool = False  # whether clusters are kept
-    training: list[int] = field(default_factory=list)  # clients that train in this round
 
-    def assign(self, ids: Sequence[int], models: Sequence[int]) -> None:
-        """Store the models that clients are assigned in a round.
+    def store(self, ids: Sequence[int], models: Sequence[int]) -> None:
+        """Store the models that clients are assigned, and in how many rounds they were the same.
 
         Args:
             ids: the clients.
             models: of each of them.
         """
+        if not self.streaks:
+            self.streaks = [0] * len(self.running.choice)
         for i, model in zip(ids, models, strict=True):
             if self.streaks[i] and self.running.choice[i] == model:
                 self.streaks[i] += 1
             else:
                 self.streaks[i] = 1
-            self.running.choice[i] = model
-
-    def assigned(self, i: int) -> bool:
-        """Return whether a client was ever assigned a model.
-
-        Args:
-            i: the client's number.
-        """
-        return self.streaks[i] > 0
-
-    def final_choice(self) -> list[int]:
-        """Return each client's model, (m,); where none was assigned, that of most clients."""
-        choice = self.running.choice
-        chosen = [choice[i] for i in range(len(choice)) if self.assigned(i)]
-        if not chosen:
-            return [0] * len(choice)
-        default = largest(chosen)
-        models = []
-        for i, model in enumerate(choice):
-            models.append(model if self.assigned(i) else default)
-        return models
+        super().store(ids, models)
 
 
 @protocol
-class CLoVE(ModelSetProtocol):
+class CLoVE(AssignEachRound):
     """k models, each of which the clients of one cluster of loss vectors train."""
 
     mask: str = "permutation"
@@ -174,90 +139,73 @@ class CLoVE(ModelSetProtocol):
     name: ClassVar[str] = "clove"
     client: ClassVar[type[TrainingClient]] = LossVectorClient
 
-    def run_server(self, net: ServerChannel, run: Run) -> CLoVEState:
-        """Run the server's side.
+    ask: ClassVar[Any] = LossVectorClient.measure
+    state_type: ClassVar[type[AssignEachRoundState]] = CLoVEState
+
+    def invited(self, net: ServerChannel, state: CLoVEState, t: int) -> list[int]:
+        """Return a random share of the clients that are asked, or that have a model.
 
         Args:
-            net: the server's channel.
-            run: rounds, checkpoints and history.
-        """
-        state = CLoVEState(self.begin(net), streaks=[0] * len(net.clients))
-        for t in run.rounds("train", state, self.rounds):
-            # the assignments are checkpointed before anyone trains: computed again, from other
-            # replies, they could be others
-            run.commit(state, partial(self._assign_models, net, state, t))
-            self.average_assigned(net, state.running, state.training, LossVectorClient.contribute)
-            run.note(stable=state.stable)
-        state.running = run.once("deliver", lambda: self._deliver(net, state), Restart)
-        state.offers = run.once("offer", lambda: self.offered_models(net, state), OfferedModels)
-        return state
-
-    def _assign_models(self, net: ServerChannel, state: CLoVEState, t: int) -> None:
-        """Send averages to the clients of round t, and assign their models.
-
-        Clients without a model are still assigned one where clusters are kept, as long as losses
-        may be asked.
+            net: has the clients.
+            state: of the loop.
+            t: number of the round.
         """
         # k clusters need k loss vectors or more
         minimum = min(self.k, len(net.clients))
-        recipients = sample_clients(net, net.clients, self.participation, t, minimum=minimum)
-        # Losses cost ε, so clients are asked only while their clusters may change.
-        measuring: list[int] = []
-        if t <= self.loss_rounds:
-            measuring = [i for i in recipients if not (state.stable and state.assigned(i))]
-        asked = set(measuring)
-        receiving = [i for i in recipients if i not in asked and state.assigned(i)]
-        measured = self._measure(net, state, measuring, t)
-        received: Sequence[int] = []
-        if receiving:
-            received = send_models(net, state.running, receiving)
-        state.training = sorted([*measured, *received])
-        if measured and not state.stable:
-            shortest = min(state.streaks[i] for i in measured)
-            state.stable = shortest >= self.stable_rounds
+        sampled = sample_clients(net, net.clients, self.participation, t, minimum=minimum)
+        assigned = set(state.assigned)
+        return [i for i in sampled if i in assigned or self.is_asked(state, i, t)]
 
-    def _measure(
-        self, net: ServerChannel, state: CLoVEState, to: Sequence[int], t: int
-    ) -> list[int]:
-        """Return the clients that sent loss vectors, once they are assigned models.
+    def is_asked(self, state: CLoVEState, i: int, t: int) -> bool:
+        """Return whether a client is asked for its losses.
+
+        Losses cost ε, so clients are asked only while their clusters may change. Clients without a
+        model are still assigned one where clusters are kept, as long as losses may be asked.
 
         Args:
-            net: the server's channel.
             state: of the loop.
-            to: the clients that are asked.
+            i: the client's number.
             t: number of the round.
         """
-        if not to:
-            return []
-        query = state.running.message_for(to)
-        replies = net.gather(LossVectorClient.measure, query, to=to)
-        state.running.acknowledge(replies.ids)
-        ids = list(replies.ids)
-        if not ids:
-            return []
+        if t > self.loss_rounds:
+            return False
+        return not (state.stable and state.streaks[i])
+
+    def assign(
+        self, net: ServerChannel, state: CLoVEState, replies: Replies[LossVector], t: int
+    ) -> Sequence[int]:
+        """Return each client's model, by clusters of loss vectors.
+
+        Args:
+            net: has the draws of k-means.
+            state: of the loop.
+            replies: the loss vectors.
+            t: number of the round.
+        """
         losses = replies.rows.losses.values.cpu().double().numpy()
         if state.stable:
             # clusters are kept, so a client that comes late takes the model that fits it best
-            models = [int(model) for model in losses.argmin(1)]
-        else:
-            seed = net.randomness.integer("server", "clusterer", t)
-            models = matched_models(losses, self.k, seed)
-        state.assign(ids, models)
-        return ids
+            return [int(model) for model in losses.argmin(1)]
+        seed = net.randomness.integer("server", "clusterer", t)
+        return matched_models(losses, self.k, seed)
 
-    def _deliver(self, net: ServerChannel, state: CLoVEState) -> Restart:
-        """Send the last averages to all clients, and return the models.
+    def stored(self, state: CLoVEState, ids: Sequence[int]) -> None:
+        """Keep clusters once all clients of a round have had the same models for long enough.
 
-        Clients that were never assigned a model use that of most clients (not in the paper).
+        Args:
+            state: of the loop.
+            ids: the clients that were assigned models.
         """
-        deliver_models(net, state.running)
-        state.running.choice = state.final_choice()
-        return state.running
+        if not state.stable:
+            state.stable = min(state.streaks[i] for i in ids) >= self.stable_rounds
 
-    @property
-    def model_count(self) -> int:
-        """Return k."""
-        return int(self.k)
+    def notes(self, state: CLoVEState) -> dict[str, Any]:
+        """Return whether clusters are kept.
+
+        Args:
+            state: of the loop.
+        """
+        return {"stable": state.stable}
 
     @property
     def loss_rounds(self) -> int:
@@ -265,11 +213,6 @@ class CLoVE(ModelSetProtocol):
         if self.cluster_rounds is None:
             return self.rounds
         return min(self.cluster_rounds, self.rounds)
-
-    @property
-    def weighted(self) -> bool:
-        """Return True: each model is the mean over samples."""
-        return True
 
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """Return the run's configuration.
@@ -288,7 +231,7 @@ class CLoVE(ModelSetProtocol):
         return super().config(federation, dtype)
 
     def check(self, clients: int) -> None:
-        """Check the numbers of models and of rounds, too.
+        """Check the numbers of rounds, too.
 
         Args:
             clients: m.
@@ -297,7 +240,6 @@ class CLoVE(ModelSetProtocol):
             UsageError: a hyper-parameter is out of range.
         """
         super().check(clients)
-        check_clusters(self.k, clients)
         check_whole(self, stable_rounds=1)
         if self.cluster_rounds is not None:
             check_whole(self, cluster_rounds=1)
@@ -322,8 +264,7 @@ class CLoVE(ModelSetProtocol):
         if not noise:
             return spec
         # replacing a sample or client moves a row of losses as far as blanking it
-        losses = FieldNoise(noise, replacement=1.0)
-        return spec.with_fields(losses=losses, model=losses)
+        return spec.with_fields(losses=FieldNoise(noise, replacement=1.0))
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""

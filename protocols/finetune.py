@@ -71,7 +71,7 @@ class FineTuneClient(SumClient):
             )
         return super().contribute(context, query)
 
-    @answers(GATHER, private=False)
+    @answers(GATHER, private=False, trains="kept")
     def train_locally(self, context: CallContext, query: AverageDeltas) -> Ack:
         """Train the model alone, without noise, and send no update."""
         starting = []

@@ -29,6 +29,7 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import weighted_means
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient, late_request_error
+from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
@@ -62,6 +63,10 @@ class PersonalClient(TrainingClient):
         regularization: λ.
     """
 
+    _before = ClientTensor("dimension", start="model")
+    _after = ClientTensor("dimension", start="model")
+    _calls = ClientTensor(whole=True)  # the call of each client's last training
+
     def __init__(
         self,
         cohort: LocalTrainer,
@@ -72,10 +77,6 @@ class PersonalClient(TrainingClient):
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self._regularization = regularization
-        clients = len(cohort.ids)
-        self._before = self._start.repeat(clients, 1)  # (m, d)
-        self._after = self._start.repeat(clients, 1)  # (m, d)
-        self._calls = [0] * clients  # the call of each client's last training
 
     @answers(SUM, through=("delta",), fresh=True, trains="usual")
     def contribute(self, context: CallContext, query: MeanUpdates) -> Update:
@@ -140,29 +141,12 @@ class PersonalClient(TrainingClient):
     @property
     def own_models(self) -> Rows:
         """Return each client's own model, (m, d)."""
-        return Rows(self._after, tuple(range(len(self._after))))
+        return Rows(self._after.values, tuple(range(len(self._after))))
 
     @property
     def unshared(self) -> frozenset[int]:
         """Return the positions of clients that have trained their own model."""
-        return frozenset(k for k, call in enumerate(self._calls) if call)
-
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Add the clients' own models."""
-        return {
-            **super().memory(),
-            "before": self._before,
-            "after": self._after,
-            "calls": torch.as_tensor(self._calls),
-        }
-
-    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `memory` returned."""
-        super().recall(memory)
-        # Copies, since training changes the models in place.
-        self._before = memory["before"].to(self._before, copy=True)
-        self._after = memory["after"].to(self._after, copy=True)
-        self._calls = memory["calls"].tolist()
+        return frozenset(k for k, call in enumerate(self._calls.values) if call)
 
 
 @dataclass

@@ -33,31 +33,29 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_number, check_whole
 from securecluster.errors import PolicyError
-from securecluster.messaging.messages import Empty, Rows
+from securecluster.messaging.messages import Ack, Empty, Rows
 from securecluster.models.objectives import Classification
 from securecluster.privacy.dp.exponential_mechanism import bounded_range, choice
-from securecluster.protocols.common.client import TrainingClient, UpdateClient
+from securecluster.protocols.common.assign_each_round import (
+    AssignEachRound,
+    AssignEachRoundState,
+)
+from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.dp_options import History
 from securecluster.protocols.common.messages import ModelChoice, Update
-from securecluster.protocols.common.model_set_protocol import (
-    ModelSetProtocol,
-    ModelSetState,
-    deliver_models,
-)
+from securecluster.protocols.common.model_set_protocol import deliver_models
 from securecluster.protocols.common.model_sets import (
     AssignedModel,
     AssignedModelClient,
     ModelAverages,
-    ModelSet,
 )
 from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
-from securecluster.protocols.common.restarts import OfferedModels, Restart
-from securecluster.protocols.common.sampling import TRIES, sample_clients
+from securecluster.protocols.common.restarts import Restart
+from securecluster.protocols.common.sampling import TRIES
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
 from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
@@ -77,6 +75,7 @@ SWITCH = 0.5  # share of the rounds after which separate clusters are chosen
 class PrivateChoiceClient(AssignedModelClient):
     """Clients that send one private gradient, and later choose among k models in private."""
 
+    one_start: ClassVar[bool] = True
     # set by the protocol
     selection_ratio = 0.0  # multiplier of a choice over that of training
     largest_loss = 1.0  # B, of a sample without a class
@@ -99,7 +98,7 @@ class PrivateChoiceClient(AssignedModelClient):
         Raises:
             PolicyError: a client has no models yet, or has received later averages.
         """
-        update = self._train_assigned(context, query)
+        update = self.train_assigned(context, query)
         delta = update.delta
         if update.size is not None:
             # the client computed n_i·Δ_i, and a mean over clients needs Δ_i
@@ -107,7 +106,8 @@ class PrivateChoiceClient(AssignedModelClient):
             delta = Rows(delta.values / sizes[:, None])
         return Update(delta, None)
 
-    @answers(GATHER)
+    # The first average of a cluster of one client is its first update, which has its noise.
+    @answers(GATHER, relays=("means",))
     def choose(self, context: CallContext, query: ModelAverages) -> ModelChoice:
         """Return the model of the largest accuracy on all training samples.
 
@@ -117,12 +117,17 @@ class PrivateChoiceClient(AssignedModelClient):
         Raises:
             PolicyError: the request is late, and is about averages before the current ones.
         """
-        models = self._apply(context, query)
+        models = self.apply_averages(context, query)
         offered = list(range(len(models)))
         chosen = self._chosen_models("choose", context, query.start, offered)
         return ModelChoice(Rows(torch.as_tensor(chosen)))
 
-    @answers(GATHER)
+    @answers(GATHER, private=False, relays=("means",))
+    def receive_models(self, context: CallContext, query: ModelAverages) -> Ack:
+        """Apply the averages of all models, as `choose` does."""
+        return super().receive_models(context, query)
+
+    @answers(GATHER, relays=("means",))
     def join(self, context: CallContext, query: ModelAverages) -> ModelChoice:
         """Return a newcomer's choice among the models of the query.
 
@@ -132,7 +137,7 @@ class PrivateChoiceClient(AssignedModelClient):
         offered = sorted(set(query.models.table.tolist()))
         if not offered:
             raise PolicyError("join needs models to choose from, and this request has none")
-        self._apply(context, query)
+        self.apply_averages(context, query)
         chosen = self._chosen_models("join", context, query.start, offered)
         return ModelChoice(Rows(torch.as_tensor(chosen)))
 
@@ -149,10 +154,10 @@ class PrivateChoiceClient(AssignedModelClient):
         """
         columns = []
         for j in offered:
-            rows = self._rows_to_try(start, j, context.positions)
+            rows = self.evaluated_rows(start, j, context.positions)
             columns.append(self._right_answers(rows, context.positions))
         counts = np.stack(columns, 1)
-        guard = self._pipeline.guard
+        guard = self.own_noise
         if guard is None:
             return [offered[j] for j in counts.argmax(1)]
         eta = bounded_range(self.selection_ratio * guard.noise)
@@ -196,31 +201,14 @@ class PrivateChoiceClient(AssignedModelClient):
         losses = self.cohort.model.objective.losses(outputs, y)
         return losses.nan_to_num(nan=math.inf)
 
-    def _first(self, start: int, k: int) -> ModelSet:
-        """Return the initial models, all of them θ_0.
-
-        Args:
-            start: the start's number.
-            k: number of models.
-        """
-        models = []
-        for _ in range(k):
-            theta = self.cohort.start
-            models.append(
-                UpdateClient(self.cohort, self.training, self._pipeline, self._weighted, theta)
-            )
-        return models
-
 
 @dataclass
-class RDPCFLState(ModelSetState):
+class RDPCFLState(AssignEachRoundState):
     """The state of the server's loop, as checkpoints store it."""
 
     # (m, k) π, of zeros for clients that sent no first update
     shares: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     last_soft: int = 0  # E_c
-    chosen: list[int] = field(default_factory=list)  # clients that have chosen a model
-    training: list[int] = field(default_factory=list)  # clients that train in this round
 
     def final_choice(self) -> list[int]:
         """Return each client's model: its choice, or else that of its largest share."""
@@ -229,13 +217,13 @@ class RDPCFLState(ModelSetState):
             return models
         likeliest = self.shares.argmax(1).tolist()
         for i, model in enumerate(likeliest):
-            if i not in self.chosen:
+            if i not in self.assigned:
                 models[i] = model
         return models
 
 
 @protocol
-class RDPCFL(ModelSetProtocol):
+class RDPCFL(AssignEachRound):
     """Soft clusters of the first private gradients, then private choices among k models."""
 
     mask: str = "permutation"
@@ -256,28 +244,25 @@ class RDPCFL(ModelSetProtocol):
     """noise multiplier of a choice over that of training, where there is noise"""
 
     name: ClassVar[str] = "rdpcfl"
+    other_clusters_under: ClassVar[tuple[str, ...]] = ("rotation", "haar")
     client: ClassVar[type[TrainingClient]] = PrivateChoiceClient
 
-    def run_server(self, net: ServerChannel, run: Run) -> RDPCFLState:
-        """Run the server's side.
+    ask: ClassVar[Any] = PrivateChoiceClient.choose
+    state_type: ClassVar[type[AssignEachRoundState]] = RDPCFLState
+
+    def one_round(self, net: ServerChannel, run: Run, state: RDPCFLState, t: int) -> None:
+        """Cluster the first updates in round 1, and assign and average models in all others.
 
         Args:
             net: the server's channel.
-            run: rounds, checkpoints and history.
+            run: checkpoints and history.
+            state: of the loop.
+            t: number of the round.
         """
-        state = RDPCFLState(self.begin(net))
-        for t in run.rounds("train", state, self.rounds):
-            if t == 1:
-                run.commit(state, partial(self._cluster, net, state))
-                continue
-            # the models of this round are checkpointed before anyone trains
-            run.commit(state, partial(self._assign_models, net, state, t))
-            self.average_assigned(
-                net, state.running, state.training, PrivateChoiceClient.contribute
-            )
-        state.running = run.once("deliver", lambda: self._deliver(net, state), Restart)
-        state.offers = run.once("offer", lambda: self.offered_models(net, state), OfferedModels)
-        return state
+        if t == 1:
+            run.commit(state, partial(self._cluster, net, state))
+            return
+        super().one_round(net, run, state, t)
 
     def _cluster(self, net: ServerChannel, state: RDPCFLState) -> None:
         """Cluster the first updates softly, and move each model by those of its clients."""
@@ -303,28 +288,19 @@ class RDPCFL(ModelSetProtocol):
         counts = torch.bincount(labels, minlength=self.model_count)
         state.running.post(replies.step, sums, counts.to(sums))
 
-    def _assign_models(self, net: ServerChannel, state: RDPCFLState, t: int) -> None:
-        """Send averages to the clients of round t, which are assigned models, or choose them."""
-        recipients = sample_clients(net, net.clients, self.participation, t)
-        query = state.running.message_for(recipients)
-        first_choice = state.last_soft + 1
-        if first_choice <= t < first_choice + self.selection_rounds:
-            replies = net.gather(PrivateChoiceClient.choose, query, to=recipients)
-            if replies.ids:
-                models = replies.rows.model.values.tolist()
-                for i, model in zip(replies.ids, models, strict=True):
-                    state.running.choice[i] = model
-            state.chosen = sorted({*state.chosen, *replies.ids})
-            received: Sequence[int] = replies.ids
-        else:
-            received = net.gather(PrivateChoiceClient.receive_models, query, to=recipients).ids
-            if t <= state.last_soft:
-                self._draw(net, state, received, t)
-        state.running.acknowledge(received)
-        state.training = sorted(received)
+    def is_asked(self, state: RDPCFLState, i: int, t: int) -> bool:
+        """Return whether clients choose their models in round t.
 
-    def _draw(self, net: ServerChannel, state: RDPCFLState, ids: Sequence[int], t: int) -> None:
-        """Draw the cluster of each client from its shares.
+        Args:
+            state: of the loop.
+            i: the client's number.
+            t: number of the round.
+        """
+        first_choice = state.last_soft + 1
+        return first_choice <= t < first_choice + self.selection_rounds
+
+    def received(self, net: ServerChannel, state: RDPCFLState, ids: Sequence[int], t: int) -> None:
+        """Draw the cluster of each client from its shares, while clusters are soft.
 
         Args:
             net: has the draws.
@@ -332,6 +308,8 @@ class RDPCFL(ModelSetProtocol):
             ids: the clients.
             t: number of the round.
         """
+        if t > state.last_soft:
+            return
         generator = net.randomness.generator("server", "soft", t)
         # a draw for every client, so that it does not depend on who replies
         uniforms = generator.random(len(net.clients))
@@ -343,10 +321,20 @@ class RDPCFL(ModelSetProtocol):
                 threshold = uniforms[i] * total
                 state.running.choice[i] = int((cumulative[i] <= threshold).sum())
 
-    def _deliver(self, net: ServerChannel, state: RDPCFLState) -> Restart:
-        """Send the last averages to all clients, and return the models."""
-        deliver_models(net, state.running)
+    def deliver(self, net: ServerChannel, state: RDPCFLState) -> Restart:
+        """Send the last averages to all clients, and return the models.
+
+        Args:
+            net: the server's channel.
+            state: of the loop.
+        """
+        deliver_models(net, state.running, PrivateChoiceClient.receive_models)
         return state.running
+
+    @property
+    def weighted(self) -> bool:
+        """Return False: each model is the mean over clients."""
+        return False
 
     @property
     def model_count(self) -> int:
@@ -374,7 +362,7 @@ class RDPCFL(ModelSetProtocol):
         return client
 
     def check(self, clients: int) -> None:
-        """Check the number of clusters, and the options of choices, too.
+        """Check the options of choices, too.
 
         Args:
             clients: m.
@@ -383,8 +371,6 @@ class RDPCFL(ModelSetProtocol):
             UsageError: a hyper-parameter is out of range, or fewer than two clients.
         """
         super().check(clients)
-        if self.k is not None:
-            check_clusters(self.k, clients)
         check_number(self, "selection_share", 0, 1, low_in=False)
         check_number(self, "selection_noise", SMALLEST_RATIO, 1e6, high_in=True)
         check_whole(self, rounds=1)

@@ -14,6 +14,7 @@ TYPE_CHECKING = False  # as in typing, which takes a while to load
 if TYPE_CHECKING:
     from typing import Any
 
+    from securecluster.app.audit import audit
     from securecluster.app.loading import load
     from securecluster.app.sweep import sweep
     from securecluster.core.client_names import at
@@ -76,6 +77,12 @@ _PROTOCOLS = (
     "Settings",
     "Signature",
 )
+_MODULES = {
+    "at": "securecluster.core.client_names",
+    "audit": "securecluster.app.audit",
+    "load": "securecluster.app.loading",
+    "sweep": "securecluster.app.sweep",
+}
 __all__ = [
     "CFL",
     "FLHC",
@@ -111,6 +118,7 @@ __all__ = [
     "Tasks",
     "__version__",
     "at",
+    "audit",
     "load",
     "sweep",
 ]
@@ -125,15 +133,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":
         return _version()
-    module = "securecluster.data"
+    module = _MODULES.get(name, "securecluster.data")
     if name.startswith("SecureCluster"):
         module = "securecluster.errors"
-    elif name == "at":
-        module = "securecluster.core.client_names"
-    elif name == "load":
-        module = "securecluster.app.loading"
-    elif name == "sweep":
-        module = "securecluster.app.sweep"
     elif name in _PROTOCOLS:
         module = "securecluster.protocols"
     return getattr(importlib.import_module(module), name)

@@ -43,6 +43,10 @@ class BudgetError(PolicyError):
     """A release that would cost more than a client's owner allows over all runs."""
 
 
+class TargetError(PolicyError):
+    """A release by which a run would cost more than its `target_epsilon`."""
+
+
 class RefusedError(SecureClusterError):
     """A request that its recipient refused.
 

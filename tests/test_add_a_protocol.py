@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -17,8 +16,8 @@ from securecluster import Federation, Rotation, SecureClusterError
 from securecluster.app import registry
 from securecluster.app.cli import main
 from securecluster.core.field_docs import _definitions
+from securecluster.protocols import conformance
 
-PROTOCOL_TESTS = Path(__file__).parent / "protocols"
 PAGE = Path(__file__).parent.parent / "docs" / "add-a-protocol.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
 SMALL = ["--clients", "6", "--samples", "30", "--rounds", "2", "--epochs", "1", "--quiet"]
@@ -60,19 +59,11 @@ def test_every_block_of_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_template_passes_every_check(
-    template: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    template: ModuleType,
 ) -> None:
-    monkeypatch.syspath_prepend(str(PROTOCOL_TESTS))
-    import conformance
-
-    def make(**params: Any) -> Any:
-        return template.MeanClusters(**{"model": "linear", "epochs": 1, "k": 2, **params})
-
-    noise = {"clip": 1.0, "noise": 0.7}
-    conformance.check_protocol(
-        make, clients(0), clients(1, 6), "rotation", tmp_path / "runs", **noise
-    )
-    fitted = make(rounds=1, mask="rotation").fit(clients(0))
+    conformance.check(template.MeanClusters).require()
+    small = {"model": "linear", "epochs": 1, "k": 2}
+    fitted = template.MeanClusters(**small, rounds=1, mask="rotation").fit(clients(0))
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
 
 
@@ -88,21 +79,11 @@ def test_the_template_runs_from_the_command_line(
     assert "cuts at the largest gap" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_template_clusters_by_gradient_signatures(
-    template: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(PROTOCOL_TESTS))
-    import conformance
-
-    def make(**params: Any) -> Any:
-        few = {"model": "linear", "epochs": 1, "k": 2, "signature": "gradient"}
-        return template.MeanClusters(**{**few, **params})
-
-    noise = {"clip": 1.0, "noise": 0.7, "signature_noise": 1.0}
-    conformance.check_protocol(
-        make, clients(0), clients(1, 6), "rotation", tmp_path / "runs", **noise
-    )
-    fitted = make(rounds=1).fit(clients(0))
+def test_the_template_clusters_by_gradient_signatures(template: ModuleType) -> None:
+    gradient = {"k": 2, "signature": "gradient"}
+    conformance.check(template.MeanClusters, **gradient).require()
+    small = {"model": "linear", "epochs": 1, "rounds": 1}
+    fitted = template.MeanClusters(**gradient, **small).fit(clients(0))
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
 
 

@@ -85,16 +85,23 @@ def splits(rounds: int) -> list[int]:
 class Watched(CFL):
     """CFL that splits in set rounds, with an observer of separation gaps.
 
-    The observer adds the true gap of each cluster and the accuracy of each true cluster.
+    The observer adds the true gap of each cluster and the accuracy of each true cluster. Server and
+    observer are objects of their own, so what they share belongs to the class, of which each run
+    has one (`of_one_run`).
     """
 
     # without annotations, so that the data class does not take them for hyper-parameters
     split_tests = tuple[SplitStatistics, ...]()  # of this round
     seen = 0  # rounds so far
 
+    @classmethod
+    def of_one_run(cls) -> type[Watched]:
+        """Return a class for one run."""
+        return type(cls.__name__, (cls,), {"split_tests": (), "seen": 0})
+
     def _test(self, net: ServerChannel, state: Any, statistics: SplitStatistics) -> None:
         super()._test(net, state, statistics)
-        self.split_tests = (*self.split_tests, statistics)
+        type(self).split_tests = (*self.split_tests, statistics)
 
     def _incongruent(self, state: Any, statistics: SplitStatistics) -> bool:
         # ε1 and ε2 are not printed, so the figure's rounds take the place of the first test
@@ -132,8 +139,8 @@ class Watched(CFL):
             members = np.equal(truth, c)
             mean = np.nanmean(accuracy[members])
             by_truth.append(float(mean))
-        self.split_tests = ()
-        self.seen += 1
+        type(self).split_tests = ()
+        type(self).seen += 1
         return {**line, "gaps": gaps, "by_truth": by_truth}
 
 
@@ -153,7 +160,8 @@ def measure(cell: Cell) -> dict[str, Any]:
         seed=cell["seed"],
     )
     # ‖mean Δ‖ is at most max ‖Δ‖, so a share of 1 leaves the time of splits to `_incongruent`
-    fitted = Watched(**training(cell), eps1=1.0, tree=False).fit(federation, SEEDED)
+    watched = Watched.of_one_run()
+    fitted = watched(**training(cell), eps1=1.0, tree=False).fit(federation, SEEDED)
     history = fitted.history_
     agreement = fitted.agreement_
     assert agreement is not None

@@ -125,7 +125,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         samples=cell["samples"],
         seed=cell["seed"],
     )
-    fitted = Watched(**training(cell), eps1=1.0, tree=False).fit(federation, SEEDED)
+    fitted = Watched.of_one_run()(**training(cell), eps1=1.0, tree=False).fit(federation, SEEDED)
     # the dotted line of the paper's figure: one shared model, trained for as many rounds
     baseline = FedAvg(**training(cell)).fit(federation, SEEDED)
     shared = [line["perplexity"] for line in baseline.history_]

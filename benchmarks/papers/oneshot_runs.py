@@ -226,6 +226,15 @@ class RandomTasks(Watched):
     # without an annotation, so that it is no hyper-parameter
     sizes = tuple[int, ...]()
 
+    @classmethod
+    def of_sizes(cls, sizes: tuple[int, ...]) -> type[RandomTasks]:
+        """Return the baseline with clusters of given sizes.
+
+        Args:
+            sizes: clients of each task.
+        """
+        return type(cls.__name__, (cls,), {"sizes": sizes})
+
     def _cluster(self, net: ServerChannel) -> ClusteringResult:
         clustering = super()._cluster(net)
         labels = np.repeat(np.arange(len(self.sizes)), self.sizes)
@@ -254,15 +263,16 @@ def trained(cell: Cell) -> dict[str, Any]:
     )
     assert federation.truth is not None
     sizes = tuple(np.bincount(federation.truth).tolist())
-    protocol = CLUSTERS[cell["clusters"]](
+    kind = CLUSTERS[cell["clusters"]]
+    if issubclass(kind, RandomTasks):
+        kind = kind.of_sizes(sizes)
+    protocol = kind(
         **training(cell),
         gps_every=cell["gps_every"],
         features=cell["features"],
         tasks=len(sizes),
         mask="none",
     )
-    if isinstance(protocol, RandomTasks):
-        protocol.sizes = sizes
     fitted = protocol.fit(federation, SEEDED)
     agreement_with_tasks = fitted.agreement_
     assert agreement_with_tasks is not None

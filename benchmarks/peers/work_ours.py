@@ -115,7 +115,8 @@ def main(arguments: Options, mask: str = "none") -> None:
     federation = federation_of(work)
     protocol.work = work
     settled = settle(arguments.device)
-    protocol.pipe = Talk(protocol.weights, partial(accuracy, work), settled)
+    # of the class: the server's half runs on a new object
+    Stepwise.pipe = Talk(protocol.weights, partial(accuracy, work), settled)
     # no transcript, as no peer writes one
     settings = Settings(arguments.device, arguments.threads, transcript="none", keys_from_seed=True)
     with suppress(Quit):

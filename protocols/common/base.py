@@ -53,8 +53,9 @@ from securecluster.protocols.common.execution import (
     join,
     opened,
 )
-from securecluster.protocols.common.hooks import ProtocolHooks
+from securecluster.protocols.common.hooks import ProtocolHooks, without_clients
 from securecluster.protocols.common.newcomers import NewcomerRecord, warn_if_dear
+from securecluster.protocols.common.program import program_digest
 from securecluster.protocols.common.serialization import (
     SHARED,
     FittedState,
@@ -622,6 +623,14 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         vars(protocol).update(self._made)
         return protocol
 
+    def as_server(self) -> Self:
+        """Return a new object with the same hyper-parameters, on which the server's half runs.
+
+        Security rule: it has none of the attributes that this object may have been given while it
+        saw clients' data.
+        """
+        return type(self)(**self.get_params())
+
     def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
         """Return what client and server must agree on; its hash is in every frame.
 
@@ -856,6 +865,16 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             cohorts=self.cohorts(config),
         )
 
+    def program(self) -> str:
+        """Return the digest of this protocol's source, which every run records.
+
+        It is in no configuration: noise and keys do not follow from it.
+
+        Returns:
+            "" where a class of the protocol has no source file.
+        """
+        return program_digest(type(self), self.client, self.gps, self.state_class())
+
     def replay(
         self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto"
     ) -> bytes:
@@ -874,6 +893,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         Raises:
             ReplayError: a request differs from the recorded one by a bit, so the server used
                 information that it received from no verb.
+            UsageError: the server asks for an attribute that a new object does not have.
         """
         return pack(self.replayed(transcript, config, threads, device)[0])
 
@@ -902,17 +922,19 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         server_device = choose_device(device)
         if secrets is None and hasattr(self, "kept_"):
             secrets = self.kept_.secrets()
-        net = self.build_network(transport, config, device=server_device, secrets=secrets)
+        server = self.as_server()
+        net = server.build_network(transport, config, device=server_device, secrets=secrets)
         net.observe = observe
         run = Run(begin=lambda number: setattr(net, "round", number))
         with (
+            without_clients(server),
             warnings.catch_warnings(),
             torch.inference_mode(False),
             cpu_threads(threads),
             reproducible(server_device),
         ):
             warnings.simplefilter("ignore", SecureClusterWarning)  # the run itself has warned
-            state = self.final_state(net, run)
+            state = server.final_state(net, run)
         transport.finish()
         return state, net.state
 

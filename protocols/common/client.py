@@ -5,13 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UpdateError
 from securecluster.messaging.messages import Ack, Empty, Rows
+from securecluster.privacy.dp.client_noise import ClientNoise
+from securecluster.privacy.dp.loss_mechanism import noised_rows
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.client_tensors import (
+    check_kept,
+    check_names,
+    kept_rows,
+    restore_rows,
+)
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
@@ -44,6 +52,15 @@ class TrainingClient:
 
     clear: ClassVar[bool] = False  # True where a part of a model leaves without a mask
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Check the names of the tensors that a class declares.
+
+        Raises:
+            UsageError: a base has something of that name.
+        """
+        super().__init_subclass__(**keywords)
+        check_names(cls)
+
     def __init__(
         self,
         cohort: LocalTrainer,
@@ -67,6 +84,30 @@ class TrainingClient:
         self._memo = _MovedModels()
         # A table of models, and the digests of its rows.
         self._printed: tuple[torch.Tensor | None, list[bytes]] = (None, [])
+
+    @property
+    def own_noise(self) -> ClientNoise | None:
+        """Return the noise of numbers that clients send outside the pipeline; None without any."""
+        return self._pipeline.guard
+
+    def released_training(
+        self, purpose: str, context: CallContext, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Return rows of local training, (b, d), for a reply that follows from them.
+
+        Without noise they are as they are, and so they are under DP-SGD, whose noise they have.
+        Where a client is the unit of privacy, they are clipped to S, and get noise of standard
+        deviation zS, as updates do.
+
+        Args:
+            purpose: names the draw of the noise.
+            context: the clients (b,).
+            rows: (b, d) what each client's training changed.
+        """
+        noise = self.own_noise
+        if noise is None or noise.unit == "example":
+            return rows
+        return noised_rows(noise, purpose, context.ids, context.step, rows)
 
     @property
     def unshared(self) -> frozenset[int]:
@@ -336,7 +377,17 @@ class TrainingClient:
         """
         assert self.models.index is not None
         index = list(self.models.index)
-        return ClientState(self.models.table, index, secrets, extra=self.memory())
+        return ClientState(self.models.table, index, secrets, extra=self.checked_memory())
+
+    def checked_memory(self) -> dict[str, torch.Tensor]:
+        """Return `memory`, once it has all tensors that the class declares.
+
+        Raises:
+            UsageError: a tensor has the name of other state.
+        """
+        memory = self.memory()
+        check_kept(self, memory)
+        return memory
 
     def restore(self, state: ClientState) -> None:
         """Restore the state of a checkpoint."""
@@ -345,12 +396,20 @@ class TrainingClient:
         self.recall(state.extra)
 
     def memory(self) -> dict[str, torch.Tensor]:
-        """Return by name all state beside the models that a later call depends on."""
-        return {"had": torch.as_tensor(self._had), **self.cohort.memory()}
+        """Return by name all state beside the models that a later call depends on.
+
+        Tensors that a class declares (`ClientTensor`) are among it; it has to add other state only.
+        """
+        return {
+            **kept_rows(self),
+            "had": torch.as_tensor(self._had),
+            **self.cohort.memory(),
+        }
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Restore what `memory` returned."""
         self._had = memory["had"].tolist()
+        restore_rows(self, memory)
         self.cohort.recall(memory)
 
 

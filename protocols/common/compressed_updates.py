@@ -97,7 +97,7 @@ class CompressedUpdateClient(UpdateClient):
         return CompressedUpdate(Rows(delta))
 
     # not fixed: each call is for the update of its own round
-    @answers(SUM, through=("delta",), fresh=True, unmasked=("size",), fixed=False)
+    @answers(SUM, through=("delta",), fresh=True, trains="kept", unmasked=("size",), fixed=False)
     def contribute_kept_update(self, context: CallContext, query: Empty) -> Update:
         """Return the full update whose compressed form was sent last.
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, dataclass_transform
 from securecluster.core.field_docs import field_descriptions, has_source, with_parameters
 from securecluster.errors import UsageError
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.runtime.endpoint import refuse_unpriced_fields
+from securecluster.runtime.endpoint import refuse_unbounded_messages, refuse_unpriced_fields
 
 P = TypeVar("P", bound=type)
 # types of the values of hyper-parameters that JSON cannot hold: these are no hyper-parameters
@@ -106,6 +106,7 @@ def _check_parts(declared: type) -> None:
             "TrainingClient, such as SumClient"
         )
     refuse_unpriced_fields(client)
+    refuse_unbounded_messages(client)
     missing = sorted(getattr(declared, "__abstractmethods__", ()))
     if missing:
         raise UsageError(f"{label} lacks {missing[0]}: define {_signature(declared, missing[0])}")

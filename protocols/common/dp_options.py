@@ -22,6 +22,7 @@ from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCurator
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, least_release
+from securecluster.privacy.dp.target import Plan
 from securecluster.privacy.pipeline import Pipeline, Stage
 from securecluster.protocols.common.privacy_spec import (
     FOLLOWS,
@@ -354,12 +355,23 @@ class DPOptions(ABC):
             ]
         return [release for release in releases if release[2]]
 
-    def _smallest_sum_noise(self, target: float) -> float:
-        """Return the smallest z of distributed noise with which the run costs at most a target ε.
+    def planned_releases(self, config: Mapping[str, Any], samples: int | None) -> Plan:
+        """Return the releases of one client for which the run's noise was found.
 
         Args:
-            target: ε.
+            config: what clients and server agreed on.
+            samples: number of samples that the client trains on; None where no price depends on
+                it.
         """
+        z = float(config["noise"])
+        if self.placement == DISTRIBUTED:
+            plan = self._sum_plan()
+            sums = tuple((z * factor, count) for factor, count in plan.sums)
+            return Plan(tuple(_scaled(plan.steps, z)), sums)
+        return Plan(tuple(self.history(z, samples or 0, self.training(config))))
+
+    def _sum_plan(self) -> Plan:
+        """Return the releases of one client under distributed noise at z = 1."""
         counts = self.privacy_spec(1.0).releases
         others = [
             (1.0, 1.0, counts.losses),
@@ -368,7 +380,7 @@ class DPOptions(ABC):
         ]
         released = tuple(release for release in others if release[2])
         sums = ((1.0, counts.updates), *self.other_sums())
-        return _smallest_sum_noise(sums, released, target, float(self.delta))
+        return Plan(released, sums)
 
     def other_sums(self) -> tuple[tuple[float, int], ...]:
         """Return a client's releases in sums that are not of updates, for `target_epsilon`.
@@ -401,7 +413,10 @@ class DPOptions(ABC):
             histories = {tuple(self.history(1.0, n, plan)) for n in sizes}
             target = float(self.target_epsilon)
             if self.placement == DISTRIBUTED:
-                noise = self._smallest_sum_noise(target)
+                plan_of_sums = self._sum_plan()
+                noise = _smallest_sum_noise(
+                    plan_of_sums.sums, plan_of_sums.steps, target, float(self.delta)
+                )
             else:
                 # Sorted, so that equal sets of histories have one cache entry.
                 noise = _smallest_noise(tuple(sorted(histories)), target, float(self.delta))

@@ -28,10 +28,12 @@ from securecluster.models.objectives import objective
 from securecluster.privacy.dp.budget import Budget
 from securecluster.privacy.dp.ledger import Event, Ledger, Recall
 from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.dp.target import Target
 from securecluster.privacy.masking.identities import Identity, Roster, check_roster
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import ClientState, TrainingClient
+from securecluster.protocols.common.hooks import without_clients
 from securecluster.protocols.common.labels import checked_labels
 from securecluster.protocols.common.messages import ModelDelta
 from securecluster.protocols.common.newcomers import (
@@ -45,7 +47,10 @@ from securecluster.protocols.common.serialization import SCHEMA, SHARED, FittedS
 from securecluster.runtime import run_secret
 from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.key_authority import AuthorityState, KeyAuthority
+from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.release_budget import ReleaseBudget
+from securecluster.runtime.release_guard import ReleaseGuard
+from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.run import Appended, CheckpointPart, Line, Run, checkpoints
 from securecluster.runtime.server_channel import ChannelState, ServerChannel
 from securecluster.runtime.settings import Settings
@@ -65,9 +70,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Origin:
-    """Configuration hash stored in a checkpoint."""
+    """Configuration hash stored in a checkpoint, and the digest of the program that began it."""
 
     config: str
+    program: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     pipeline = protocol.pipeline(config)
     keys = _keys(config, pipeline, key_source)
     run = config_hash(config)
-    noise_streams = NoiseStreams(keys.noise, run)
+    whole_clients = config["dp_unit"] == "client"
+    noise_streams = NoiseStreams(keys.noise, run, bounds_rows=whole_clients)
     # Armed before any client exists: nothing can pass it without noise.
     pipeline.arm(noise_streams)
     pipeline.guard = protocol.guard(config, noise_streams)
@@ -168,12 +175,71 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     endpoint = Endpoint(
         client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums, pads=pads
     )
+    costs = protocol.costs(pipeline, config, noise_streams)
+    samples = {}
+    if not whole_clients:  # the relation of neighbours keeps them
+        samples = dict(zip(cohort.ids, cohort.sizes, strict=True))
+    endpoint.guard = ReleaseGuard(cohort.access, noise_streams, costs, samples)
     if key_source.simulated:
         # Client and server are one user here, who reads the sentence as it is.
         endpoint.on_refusal = reraise
+    # Newcomers' releases come on top of a run that is over: `predict` warns of them.
+    if joins is None and protocol.target_epsilon is not None:
+        endpoint.reservations.append(_release_target(protocol, config, endpoint))
     if budget is not None:
-        endpoint.reserve = _release_budget(protocol, config, endpoint, budget).reserve
+        endpoint.reservations.append(_release_budget(protocol, config, endpoint, budget))
     return endpoint
+
+
+def _release_target(
+    protocol: ClusteringProtocol,
+    config: Mapping[str, Any],
+    endpoint: Endpoint[TrainingClient],
+) -> ReleaseTarget:
+    """Return the target ε of the clients of an endpoint.
+
+    Args:
+        protocol: the method, with a target.
+        config: what clients and server agreed on.
+        endpoint: of the clients.
+    """
+    samples = _samples(endpoint.client) if protocol.per_example else {}
+    costs = _costs(protocol, config, endpoint)
+    return ReleaseTarget(
+        _target(protocol, config, samples), costs, least_survivors=endpoint.least_survivors
+    )
+
+
+def _target(
+    protocol: ClusteringProtocol, config: Mapping[str, Any], samples: Mapping[int, int]
+) -> Target:
+    """Return the target ε of some clients, which have released nothing yet.
+
+    Args:
+        protocol: the method, with a target.
+        config: what clients and server agreed on.
+        samples: that each client trains on; empty where no price depends on it.
+    """
+    assert protocol.target_epsilon is not None
+    plan = partial(protocol.planned_releases, config)
+    return Target(float(protocol.target_epsilon), float(protocol.delta), plan, samples)
+
+
+def _costs(
+    protocol: ClusteringProtocol,
+    config: Mapping[str, Any],
+    endpoint: Endpoint[TrainingClient],
+) -> ReleaseAccounting:
+    """Return the accounting of a run's noise, as the server has it.
+
+    Args:
+        protocol: the method.
+        config: what clients and server agreed on.
+        endpoint: of some clients.
+    """
+    # nothing is drawn: a server's noise only has a price here
+    draws = NoiseStreams(endpoint.keys.noise, config_hash(config))
+    return protocol.costs(protocol.pipeline(config), config, draws)
 
 
 def _release_budget(
@@ -207,9 +273,7 @@ def _release_budget(
             f"{unit}: give another file, for {unit}"
         )
     run = config_hash(config)
-    # nothing is drawn: a server's noise only has a price here
-    draws = NoiseStreams(endpoint.keys.noise, run)
-    costs = protocol.costs(protocol.pipeline(config), config, draws)
+    costs = _costs(protocol, config, endpoint)
     samples = endpoint.client.cohort.sizes[0] if protocol.per_example else None
     key = partial(endpoint.keys.noise, endpoint.ids[0])
     return ReleaseBudget(budget, run, key, costs, samples, endpoint.least_survivors)
@@ -289,6 +353,7 @@ class _Simulation:
     """Run of all clients in this process, and the parts of its checkpoints."""
 
     protocol: ClusteringProtocol
+    server: ClusteringProtocol
     federation: Federation
     settings: Settings
     folder: Path | None
@@ -298,6 +363,7 @@ class _Simulation:
     net: ServerChannel
     secret: bytes | None = field(repr=False)
     authority: KeyAuthority | None = None
+    program: str = ""
     recall: Recall = field(default_factory=Recall)
 
     @classmethod
@@ -332,7 +398,9 @@ class _Simulation:
         config = protocol.config(federation, settings.dtype)
         # Clients of one process share a batch, and messages skip encoding; the bytes are counted.
         inner: Transport = InProcess(endpoint.answer, dropouts)
-        authority = protocol.build_authority(config, secrets=secrets)
+        # Neither has met the clients' data.
+        server = protocol.as_server()
+        authority = server.build_authority(config, secrets=secrets)
         if authority is not None:
             authority.observe = protocol.observe_authority
             inner = WithAuthority(
@@ -340,7 +408,7 @@ class _Simulation:
             )
         transport = Recorded(inner, transcript)
         device = client.cohort.device
-        net = protocol.build_network(transport, config, device=device, secrets=secrets)
+        net = server.build_network(transport, config, device=device, secrets=secrets)
         # The price of DP-SGD depends on numbers of samples. In other runs the ledger, which may be
         # published, does not contain them.
         if protocol.per_example:
@@ -348,6 +416,7 @@ class _Simulation:
         net.state.ledger.names = dict(enumerate(federation.names))
         return cls(
             protocol,
+            server,
             federation,
             settings,
             folder,
@@ -357,6 +426,7 @@ class _Simulation:
             net,
             secret,
             authority,
+            protocol.program(),
         )
 
     def start(self, report: Callable[[Line], None]) -> Run:
@@ -369,15 +439,34 @@ class _Simulation:
         logs = {"ledger": self._ledger_log()}
         run = Run(self.folder, self._parts(), self._observe, report, self._begin_round, logs)
 
+        target = self._restored_target()
+
         def record(events: list[Event]) -> None:
-            self.net.add(self.recall.new(events))
+            new = self.recall.new(events)
+            self.net.add(new)
             run.append("ledger")
+            # After the ledger: what is refused here has left its client all the same, in a
+            # repetition with other bits for instance. Nobody uses it.
+            if target is not None:
+                target.admit(new)
 
         self.net.record = record
         if not run.resumed:
             # A run that was killed before its first checkpoint may have left frames.
             self.transcript.rewind(Recording())
         return run
+
+    def _restored_target(self) -> Target | None:
+        """Return the target of the ledger, which a resumed run has in part; None without one."""
+        if self.protocol.target_epsilon is None:
+            return None
+        ledger = self.net.state.ledger
+        target = _target(self.protocol, self.config, ledger.samples)
+        target.learn(ledger.events)
+        for reservation in self.endpoint.reservations:
+            if isinstance(reservation, ReleaseTarget):
+                reservation.learn(ledger.events)
+        return target
 
     def fitted(self, run: Run, state: Any) -> tuple[FittedState, Chance | None]:
         """Return the result of the run, and a comparison of the models with chance.
@@ -440,6 +529,7 @@ class _Simulation:
             network=self.net.state,
             seconds=run.seconds,
             device=client.cohort.device.type,
+            program=self.program,
         )
 
     def _begin_round(self, number: int) -> None:
@@ -463,7 +553,9 @@ class _Simulation:
         keys = self.endpoint.keys
         parts = {
             "origin": CheckpointPart(
-                Origin, lambda: Origin(config_hash(self.config)), self._check_origin
+                Origin,
+                lambda: Origin(config_hash(self.config), self.program),
+                self._check_origin,
             ),
             "clients": CheckpointPart(
                 ClientState, lambda: client.state(keys.secrets), self._restore_clients
@@ -488,6 +580,8 @@ class _Simulation:
                 f"{self.folder} holds a run of another configuration: resume with the same one, or "
                 "give another folder"
             )
+        # A run that two programs made is none of the second alone.
+        self.program = origin.program
 
     def _restore_clients(self, state: ClientState) -> None:
         self.endpoint.client.restore(state)
@@ -537,7 +631,8 @@ def carry_out(
     simulation = _Simulation.prepare(protocol, federation, settings, folder)
     run = simulation.start(report)
     with named_in_errors(federation.names):
-        state = protocol.final_state(simulation.net, run)
+        with without_clients(simulation.server):
+            state = simulation.server.final_state(simulation.net, run)
         result, chance = simulation.fitted(run, state)
     return result, simulation.transcript, chance
 
@@ -587,7 +682,8 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     transcript = Transcript(settings.transcript, None, protocol.message_types, names)
     device = guests.client.cohort.device
     transport = Recorded(InProcess(answer), transcript)
-    net = protocol.build_network(transport, config, device=device, secrets=secrets)
+    server = protocol.as_server()
+    net = server.build_network(transport, config, device=device, secrets=secrets)
     guest_names = dict(zip(numbers, newcomers.names, strict=True))
     guest_samples = _samples(guests.client) if protocol.per_example else {}
     guest_ledger = Ledger(samples=guest_samples, names=guest_names)
@@ -600,11 +696,12 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     state: Any = unpack(protocol.kept_.server, protocol.state_class())
     with (
         named_in_errors(names),
+        without_clients(server),
         torch.inference_mode(False),
         cpu_threads(settings.threads),
         reproducible(device),
     ):
-        labels = protocol.assign_newcomers(net, state, guests.ids)
+        labels = server.assign_newcomers(net, state, guests.ids)
     labels = protocol.newcomer_labels(guests.client, state, labels)
     name = f"{type(protocol).__name__}.assign_newcomers"
     clusters = tuple(checked_labels(name, labels, len(guests.ids)))

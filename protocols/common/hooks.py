@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, cast, get_type_hints
 
 import numpy as np
@@ -29,6 +30,8 @@ class ProtocolHooks(ABC):
     """Default scenario of the command line; None is the data set's."""
     one_model: ClassVar[bool] = True
     """True where a client trains one model in the whole run, so that momentum can persist."""
+    other_clusters_under: ClassVar[tuple[str, ...]] = ()
+    """Masks that lead to other clusters than none, since the method reads more than distances."""
     gps: ClassVar[type] = object
     """Class of the global parameter server, for hierarchical methods."""
     rounds: int
@@ -285,3 +288,30 @@ class ProtocolHooks(ABC):
         if federation.truth is not None:
             line["ari"] = agreement(labels, federation.truth)["ari"]
         return line
+
+
+@contextmanager
+def without_clients(server: ProtocolHooks) -> Iterator[None]:
+    """Explain why a server's object lacks an attribute.
+
+    Security rule: the server's half of a method runs on an object that never met a federation, so
+    that nothing but messages can bring it clients' data.
+
+    Args:
+        server: the object whose server's half runs.
+
+    Raises:
+        UsageError: the server's half asks for an attribute that its object does not have.
+    """
+    try:
+        yield
+    except AttributeError as error:
+        # an attribute of something else is a mistake of another kind
+        if error.obj is not server:
+            raise
+        name = type(server).__name__
+        raise UsageError(
+            f"the server's half of {name} asks for self.{error.name}, which only an object that "
+            "met the clients' data can have: it runs on a new object with the same "
+            "hyper-parameters, so let it use what messages, the state and net.agreed tell"
+        ) from error

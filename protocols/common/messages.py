@@ -19,7 +19,7 @@ class AverageDeltas:
     """Server to client: the averages that the client lacks, oldest first."""
 
     # (r, d) as the updates were summed, hence masked where updates are
-    means: Annotated[Picks, Real((AVERAGES, "dimension"), sent="delta")]
+    means: Annotated[Picks, Real((AVERAGES, "dimension"), sent="delta", average=True)]
     # (r,) int64, the call of the averaged updates, which identifies the mask
     steps: Annotated[Picks, Whole((AVERAGES,), maximum="steps")]
     absolute: bool  # one row, the displacement since θ_0, instead of one per missed round

@@ -195,29 +195,40 @@ def offer_to(state: ModelSetState, newcomers: int) -> ModelAverages:
     return state.offers.message_for(state.running, newcomers)
 
 
-def send_models(net: ServerChannel, running: Restart, to: Sequence[int]) -> Sequence[int]:
+def send_models(
+    net: ServerChannel,
+    running: Restart,
+    to: Sequence[int],
+    method: Any = AssignedModelClient.receive_models,
+) -> Sequence[int]:
     """Send clients the averages that they lack, and return those that received them.
 
     Args:
         net: the server's channel.
         running: the models.
         to: the clients.
+        method: the client method that receives them.
     """
     query = running.message_for(to)
-    replies = net.gather(AssignedModelClient.receive_models, query, to=to)
+    replies = net.gather(method, query, to=to)
     running.acknowledge(replies.ids)
     return replies.ids
 
 
-def deliver_models(net: ServerChannel, running: Restart) -> None:
+def deliver_models(
+    net: ServerChannel,
+    running: Restart,
+    method: Any = AssignedModelClient.receive_models,
+) -> None:
     """Send the last averages to all clients.
 
     Args:
         net: the server's channel.
         running: the models.
+        method: the client method that receives them.
     """
     for _ in range(TRIES):
         lagging = sorted(lagging_clients_of(running))
         if not lagging:
             break
-        send_models(net, running, lagging)
+        send_models(net, running, lagging, method)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,13 @@ from securecluster.protocols.common.client import (
     UpdateClient,
     late_request_error,
 )
-from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, Update
-from securecluster.runtime.endpoint import GATHER, CallContext, answers
+from securecluster.protocols.common.messages import (
+    MOST_SAMPLES,
+    AverageDeltas,
+    ModelChoice,
+    Update,
+)
+from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 AVERAGES = Upto("moved", "model_averages")  # averages of all models in one frame
@@ -40,7 +45,8 @@ AVERAGES = Upto("moved", "model_averages")  # averages of all models in one fram
 class ModelAverages:
     """Server to client: the averages of each of the k models that it lacks, oldest first."""
 
-    means: Annotated[Picks, Real((AVERAGES, "dimension"), sent="delta")]  # (r, d)
+    # (r, d)
+    means: Annotated[Picks, Real((AVERAGES, "dimension"), sent="delta", average=True)]
     # (r,) int64, the call whose updates each row averages: it names the mask
     steps: Annotated[Picks, Whole((AVERAGES,), maximum="steps")]
     # (r,) int64, the model that each average moves
@@ -86,12 +92,18 @@ ModelSet = list[UpdateClient]  # the k models of a start, each as all clients of
 class ModelSetClient(TrainingClient):
     """Clients that hold k models, and train one of them.
 
+    Attributes:
+        one_start: True where all models begin at θ_0; False where only the first does, and the
+            others are drawn from the same distribution.
+
     Args:
         cohort: the clients' data and local training.
         training: local training between two averages.
         pipeline: the stages between a client's update and the wire.
         weighted: whether averages are weighted by |D_i|.
     """
+
+    one_start: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -105,7 +117,7 @@ class ModelSetClient(TrainingClient):
         # by position: the last call that contained averages, and their start
         self._last_call: dict[int, tuple[int, int]] = {}
 
-    def _train_chosen(self, context: CallContext, chosen: Sequence[tuple[int, int]]) -> Update:
+    def train_chosen(self, context: CallContext, chosen: Sequence[tuple[int, int]]) -> Update:
         """Return n_i·Δ_i and n_i, from one of the models of each client.
 
         Clipped updates are not weighted.
@@ -135,8 +147,14 @@ class ModelSetClient(TrainingClient):
         )
         return Update(Rows(delta), self._sizes(context) if weighted else None)
 
-    def _offered_losses(self, context: CallContext, query: ModelAverages) -> NDArray[np.float64]:
+    def offered_losses(self, context: CallContext, query: ModelAverages) -> NDArray[np.float64]:
         """Return newcomers' losses (b, k) of the models of the query; inf for all others.
+
+        They have noise where the run adds noise.
+
+        Args:
+            context: the clients.
+            query: the models on offer.
 
         Raises:
             PolicyError: the query contains no models.
@@ -144,10 +162,10 @@ class ModelSetClient(TrainingClient):
         offered = sorted(set(query.models.table.tolist()))
         if not offered:
             raise PolicyError("join needs models to choose from, and this request has none")
-        exact = self._losses(context, query)
+        exact = self.mean_losses(context, query)
         shape = (len(context.positions), query.k)
         losses = np.full(shape, math.inf)
-        losses[:, offered] = self._released(
+        losses[:, offered] = self.released_losses(
             "join",
             context,
             exact[:, offered],
@@ -164,7 +182,7 @@ class ModelSetClient(TrainingClient):
         models = self.model_sets.get(query.start)
         if not models:
             # a client that was never asked draws the same initial models as all others
-            models = self._first(query.start, 1 + max(requested))
+            models = self.first_models(query.start, 1 + max(requested))
         deltas = []
         for j, i, k in zip(requested, context.ids, context.positions, strict=True):
             single = CallContext(
@@ -192,7 +210,7 @@ class ModelSetClient(TrainingClient):
         """
         models = self.model_sets.get(query.start)
         if not models:
-            models = self._first(query.start, query.k)
+            models = self.first_models(query.start, query.k)
         advanced = []
         for model, averages in zip(models, averages_by_model(query), strict=True):
             advanced.append(model.advanced(positions, averages))
@@ -209,17 +227,23 @@ class ModelSetClient(TrainingClient):
         if late:
             raise late_request_error(late)
 
-    def _losses(self, context: CallContext, query: ModelAverages) -> NDArray[np.float64]:
+    def mean_losses(self, context: CallContext, query: ModelAverages) -> NDArray[np.float64]:
         """Apply the query's averages, and return F_i(θ_j) of each client and model.
+
+        They are exact: what leaves a client is `released_losses` of them.
+
+        Args:
+            context: the clients.
+            query: the averages that each of them lacks.
 
         Returns:
             (b, k) in nats; inf for a loss that is not finite.
         """
-        models = self._apply(context, query)
+        models = self.apply_averages(context, query)
         clip = loss_clip(self._pipeline.guard)
         columns = []
         for j in range(len(models)):
-            rows = self._rows_to_try(query.start, j, context.positions)
+            rows = self.evaluated_rows(query.start, j, context.positions)
             columns.append(self.cohort.loss(rows, context.positions, clip))
         return np.nan_to_num(
             np.stack(columns, 1),
@@ -227,8 +251,19 @@ class ModelSetClient(TrainingClient):
             posinf=math.inf,
         )
 
-    def _apply(self, context: CallContext, query: ModelAverages) -> ModelSet:
-        """Apply the query's averages, and return the models of its start."""
+    def apply_averages(self, context: CallContext, query: ModelAverages) -> ModelSet:
+        """Apply the query's averages, and return the k models of its start.
+
+        `models[j].models.select(context.positions).values` is model j as each client holds it,
+        (b, d).
+
+        Args:
+            context: the clients.
+            query: the averages that each of them lacks.
+
+        Raises:
+            PolicyError: the request is late, and is about averages before the current ones.
+        """
         self._check_start(context, query)
         models = self._open_start(query)
         for j, averages in enumerate(averages_by_model(query)):
@@ -250,7 +285,7 @@ class ModelSetClient(TrainingClient):
         """
         self.model_sets[start][j].catch_up(context, averages)
 
-    def _rows_to_try(self, start: int, j: int, positions: Sequence[int]) -> Rows:
+    def evaluated_rows(self, start: int, j: int, positions: Sequence[int]) -> Rows:
         """Return a model as clients evaluate it, (b, d).
 
         Args:
@@ -268,11 +303,11 @@ class ModelSetClient(TrainingClient):
                 model_sets[start] = models
         if query.start not in model_sets:
             # never received: every client draws the initial models from the seed
-            model_sets = {query.start: self._first(query.start, query.k), **model_sets}
+            model_sets = {query.start: self.first_models(query.start, query.k), **model_sets}
         self.model_sets = model_sets
         return model_sets[query.start]
 
-    def _released(
+    def released_losses(
         self,
         purpose: str,
         context: CallContext,
@@ -295,10 +330,11 @@ class ModelSetClient(TrainingClient):
             sizes,
         )
 
-    def _first(self, start: int, k: int) -> ModelSet:
+    def first_models(self, start: int, k: int) -> ModelSet:
         """Return the initial models of a start.
 
-        The first model of all is θ_0; the others are drawn from the same distribution.
+        The first model of all is θ_0; the others are drawn from the same distribution, unless the
+        class says `one_start`.
 
         Args:
             start: the start's number.
@@ -306,7 +342,7 @@ class ModelSetClient(TrainingClient):
         """
         models = []
         for j in range(k):
-            if start == 0 and j == 0:
+            if self.one_start or (start == 0 and j == 0):
                 theta = self.cohort.start
             else:
                 theta = self.cohort.drawn("start", start, j)
@@ -332,7 +368,7 @@ class ModelSetClient(TrainingClient):
             index,
             secrets,
             list(self.model_sets),
-            self.memory(),
+            self.checked_memory(),
         )
 
     def _all_models(self) -> list[UpdateClient]:
@@ -372,7 +408,7 @@ class ModelSetClient(TrainingClient):
             shape = (len(state.starts), -1, len(self.cohort.ids))
             positions = np.arange(len(rows)).reshape(shape)
             for start, models in zip(state.starts, positions.tolist(), strict=True):
-                self.model_sets[start] = self._first(start, len(models))
+                self.model_sets[start] = self.first_models(start, len(models))
                 for model, clients in zip(self.model_sets[start], models, strict=True):
                     model.models = rows.select(clients)
         self.recall(state.extra)
@@ -387,11 +423,59 @@ class AssignedModelClient(ModelSetClient):
     @answers(GATHER, private=False)
     def receive_models(self, context: CallContext, query: ModelAverages) -> Ack:
         """Apply the averages of all models, and answer nothing about them."""
-        self._apply(context, query)
+        self.apply_averages(context, query)
         return Ack()
 
-    def _train_assigned(self, context: CallContext, query: AssignedModel) -> Update:
+    @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
+    def contribute(self, context: CallContext, query: AssignedModel) -> Update:
+        """Return n_i·Δ_i and n_i, from the model that the client is assigned.
+
+        Clipped updates are not weighted.
+
+        Raises:
+            PolicyError: a client has no models yet, or has received later averages.
+        """
+        return self.train_assigned(context, query)
+
+    @answers(GATHER)
+    def join(self, context: CallContext, query: ModelAverages) -> ModelChoice:
+        """Return the model of lowest loss of a newcomer, by noisy losses where there is noise.
+
+        Raises:
+            PolicyError: the query contains no models.
+        """
+        losses = self.offered_losses(context, query)
+        return ModelChoice(Rows(torch.as_tensor(losses.argmin(1))))
+
+    def assigned_models(self, context: CallContext, query: AssignedModel) -> torch.Tensor:
+        """Return the model that each client is assigned, as it is before training, (b, d).
+
+        Args:
+            context: the clients.
+            query: their models.
+        """
+        picks = []
+        for k, j in zip(context.positions, query.model.values.tolist(), strict=True):
+            picks.append((self.model_sets[0][j].models, k))
+        return selected_rows(picks).values
+
+    def own_updates(self, update: Update) -> torch.Tensor:
+        """Return Δ_i of clients, (b, d), of updates that may be weighted.
+
+        Args:
+            update: what `train_assigned` returned: n_i·Δ_i with n_i, or Δ_i.
+        """
+        delta = update.delta.values[:, : self.cohort.model.dimension]
+        if update.size is None:
+            return delta
+        return delta / update.size.values.to(delta)[:, None]
+
+    def train_assigned(self, context: CallContext, query: AssignedModel) -> Update:
         """Return n_i·Δ_i and n_i, from the model that each client is assigned.
+
+        Args:
+            context: the clients.
+            query: their models.
 
         Raises:
             PolicyError: a client has no models yet, or has received later averages.
@@ -411,7 +495,7 @@ class AssignedModelClient(ModelSetClient):
             raise late_request_error(late)
         start = 0
         chosen = [(start, model) for model in query.model.values.tolist()]
-        return self._train_chosen(context, chosen)
+        return self.train_chosen(context, chosen)
 
 
 def averages_by_model(query: ModelAverages) -> list[AverageDeltas]:

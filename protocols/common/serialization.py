@@ -55,6 +55,7 @@ class FittedSummary:
     network: ChannelState
     seconds: float
     device: str
+    program: str = ""  # digest of the protocol's source as the run began; empty where unknown
 
 
 @dataclass

@@ -85,7 +85,7 @@ class BlockAverages:
     """Server to client: the averages of all k models that the client lacks, oldest first."""
 
     # (r, k, d) as the blocks were summed, hence masked where updates are
-    means: Annotated[Picks, Real((AVERAGES, "clusters", "dimension"), sent="blocks")]
+    means: Annotated[Picks, Real((AVERAGES, "clusters", "dimension"), sent="blocks", average=True)]
     # (r,) int64, the call of the averaged updates, which identifies the mask
     steps: Annotated[Picks, Whole((AVERAGES,), maximum="steps")]
     absolute: bool  # one row, the displacements since θ_0, instead of one per missed round

@@ -70,8 +70,8 @@ class IFCAClient(ModelSetClient):
                 ones; or choices are hidden.
         """
         self._refuse_if_hidden("choose")
-        exact = self._losses(context, query)
-        losses = self._released("choose", context, exact)
+        exact = self.mean_losses(context, query)
+        losses = self.released_losses("choose", context, exact)
         return self._take(context, query.start, losses)
 
     @answers(GATHER)
@@ -86,7 +86,7 @@ class IFCAClient(ModelSetClient):
 
     def _choose_offered(self, context: CallContext, query: ModelAverages) -> ModelChoice:
         """Store and return a newcomer's choice among the models of the query."""
-        losses = self._offered_losses(context, query)
+        losses = self.offered_losses(context, query)
         return self._take(context, query.start, losses)
 
     @answers(
@@ -113,7 +113,7 @@ class IFCAClient(ModelSetClient):
         for k in context.positions:
             start, model, _ = self._chosen[k]
             chosen.append((start, model))
-        return self._train_chosen(context, chosen)
+        return self.train_chosen(context, chosen)
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute_to(self, context: CallContext, query: ModelAssignment) -> Update:
@@ -130,7 +130,7 @@ class IFCAClient(ModelSetClient):
             if start != query.start:
                 raise PolicyError("a client trains models of the start that it has chosen from")
         assigned = [(query.start, model) for model in query.model.values.tolist()]
-        return self._train_chosen(context, assigned)
+        return self.train_chosen(context, assigned)
 
     @answers(SUM, unmasked=("loss", "size"))
     def lowest_loss(self, context: CallContext, query: ModelAverages) -> LowestLoss:
@@ -138,10 +138,10 @@ class IFCAClient(ModelSetClient):
 
         Where updates are clipped, losses are not weighted either.
         """
-        lowest = self._losses(context, query).min(1, keepdims=True)
+        lowest = self.mean_losses(context, query).min(1, keepdims=True)
         # The minimum of k means moves by no more than each of them does, so its noise is that of a
         # single mean (not in the paper).
-        means = self._released("least", context, lowest)[:, 0]
+        means = self.released_losses("least", context, lowest)[:, 0]
         if self.hidden:  # no sum of fixed-point numbers holds an infinite one
             means = np.minimum(means, LARGEST_LOSS)
         if self._pipeline.clips:

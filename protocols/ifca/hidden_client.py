@@ -119,7 +119,7 @@ class HiddenChoiceClient(IFCAClient):
             PolicyError: the request is late, or choices are not hidden.
         """
         self._refuse_unless_hidden("count_choice")
-        choice = self._take(context, query.start, self._losses(context, query))
+        choice = self._take(context, query.start, self.mean_losses(context, query))
         chosen = choice.model.values
         count = self.cohort.start.new_zeros(len(context.positions), query.k)
         count[torch.arange(len(chosen)), chosen] = 1
@@ -169,7 +169,7 @@ class HiddenChoiceClient(IFCAClient):
         The last averages of a run reach all clients like this.
         """
         self._refuse_unless_hidden("receive_models")
-        self._take(context, query.start, self._losses(context, query))
+        self._take(context, query.start, self.mean_losses(context, query))
         return Ack()
 
     @answers(GATHER, private=False)
@@ -208,7 +208,7 @@ class HiddenChoiceClient(IFCAClient):
         """
         models = self.model_sets.get(query.start)
         if not models:
-            models = self._first(query.start, query.k)
+            models = self.first_models(query.start, query.k)
         advanced = []
         loaded: set[tuple[int, int]] = set()  # position and model
         for j, averages in enumerate(averages_by_model(query)):
@@ -360,7 +360,7 @@ class HiddenChoiceClient(IFCAClient):
             if model.had(k, averages) > count:
                 self._own.pop((k, start, j), None)
 
-    def _rows_to_try(self, start: int, j: int, positions: Sequence[int]) -> Rows:
+    def evaluated_rows(self, start: int, j: int, positions: Sequence[int]) -> Rows:
         """Return a model as clients evaluate it: as they trained it alone, where they did."""
         shared = self.model_sets[start][j].models
         picks = []
@@ -368,7 +368,7 @@ class HiddenChoiceClient(IFCAClient):
             row = self._own.get((k, start, j))
             picks.append((shared, k) if row is None else (Rows(row[None]), 0))
         if all(models is shared for models, _ in picks):
-            return super()._rows_to_try(start, j, positions)
+            return super().evaluated_rows(start, j, positions)
         return selected_rows(picks)
 
     def _open_start(self, query: ModelAverages) -> ModelSet:

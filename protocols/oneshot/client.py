@@ -115,7 +115,7 @@ class OneShotClient(EigenvectorClient):
         super().__init__(cohort, training, pipeline, weighted, options)
         self._floor = options.floor
 
-    @answers(PAIRS, unmasked=("row",), columns="ids")
+    @answers(PAIRS, unmasked=("row",), columns="ids", relays=("vectors",))
     def relevance(self, context: CallContext, query: OtherEigenvectors) -> RelevanceRow:
         """Return the relevance r(i, ·) of all clients' data (lines 6 to 13).
 
@@ -134,7 +134,7 @@ class OneShotClient(EigenvectorClient):
         table = torch.stack(rows).to(self.cohort.start)
         return RelevanceRow(Rows(table))
 
-    @answers(GATHER)
+    @answers(GATHER, relays=("vectors",))
     def choose(self, context: CallContext, query: OtherEigenvectors) -> TaskChoice:
         """Return a newcomer's cluster, and nothing else (not in the paper).
 

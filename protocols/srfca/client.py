@@ -165,7 +165,7 @@ class SRFCAClient(SumClient):
                 f"{name} comes before the first average: after it a client trains with its cluster"
             )
 
-    @answers(PAIRS, unmasked=("loss",), columns="order")
+    @answers(PAIRS, unmasked=("loss",), columns="order", relays=("models",))
     def losses(self, context: CallContext, query: RelayedModels) -> LossSums:
         """Return f_i of all one-shot models, the client's own included.
 

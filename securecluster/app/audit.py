@@ -218,6 +218,20 @@ class Audit:
         columns = {id(column): column for column in self.findings.values()}
         return [finding for column in columns.values() for finding in column if finding.failed]
 
+    @property
+    def sentences(self) -> list[str]:
+        """Return what the audit says of the run, in sentences, as the command prints them."""
+        return headline(self)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """Return the table that the command writes, as JSON values."""
+        return content(self)
+
+    def show(self) -> None:
+        """Print what the command prints."""
+        show(self)
+
 
 class _OutOfTime(BaseException):
     """An attack went beyond the budget; no attack catches it by mistake."""
@@ -360,7 +374,10 @@ def audited(
     run = finished(run)
     if isinstance(adversary, str):
         adversary = adversary_of(run.names, adversary)
-    chosen = [attack_named(name) for name in attacks or attack_names()]
+    if attacks is not None and not attacks:
+        raise UsageError("no attacks were given: name one, or leave the option out for all")
+    chosen = [attack_named(name) for name in attack_names() if attacks is None]
+    chosen += [attack_named(name) for name in attacks or ()]
     _check_secret(run)
     clock = _Clock(budget)
     notes: list[str] = []
@@ -386,6 +403,38 @@ def audited(
         findings[TWIN] = findings[RUN]
         say("The run is its own twin: it has no mask, no noise and no secure sums.")
     return Audit(adversary, findings, protecting, notes, clock.elapsed, budget)
+
+
+def audit(
+    run: FinishedRun | ClusteringProtocol | Path | str,
+    federation: Federation | None = None,
+    *,
+    adversary: str = SERVER,
+    helpers: str | None = None,
+    budget: float = BUDGET,
+    attacks: Sequence[str] | None = None,
+) -> Audit:
+    """Attack a finished run and its unprotected twin, as the command `audit` does.
+
+    Args:
+        run: a run's folder, or the object that was fitted in it.
+        federation: the clients; None makes those of a simulation again.
+        adversary: whose view: "server", "authority", "wire" or "client:NAME".
+        helpers: who colludes, as "client:3,client:5"; None for nobody.
+        budget: seconds; what does not fit is skipped, and named.
+        attacks: names of attacks, or "module:Class" of others; None for all registered ones.
+
+    Returns:
+        The results: `findings`, `broken`, `failed`, `sentences`, `table` and `show()`.
+
+    Raises:
+        UsageError: no finished run, an unknown attack or party, or data of your own that were not
+            given.
+    """
+    target = finished(run)
+    parties = adversary_of(target.names, adversary, helpers)
+    clients = federation_of(target) if federation is None else federation
+    return audited(target, clients, parties, budget, attacks)
 
 
 def finished(run: FinishedRun | ClusteringProtocol | Path | str) -> FinishedRun:
@@ -834,7 +883,7 @@ def federation_of(run: FinishedRun) -> Federation:
     if run.config["simulation"] is None:
         raise UsageError(
             f"{run.folder} was run from Python on data of your own, which it does not hold: audit "
-            "it there, with securecluster.app.audit.audited(run, federation, adversary)"
+            "it there, with securecluster.audit(run, federation)"
         )
     plan, config = run_folder.load(run.folder)
     return execution.federation_of(run.folder, plan, config)

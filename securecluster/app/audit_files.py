@@ -26,7 +26,9 @@ LONGEST = 60  # letters of an adversary in a file name
 DIGITS = 16  # of digests in hexadecimal
 
 
-def stem(adversary: Adversary, names: Sequence[str], budget: float) -> str:
+def stem(
+    adversary: Adversary, names: Sequence[str], budget: float, attacks: Sequence[str] = ()
+) -> str:
     """Return the name of an audit's files, without their endings.
 
     It has letters, digits and hyphens alone, whatever clients are called. A name that has others,
@@ -36,6 +38,7 @@ def stem(adversary: Adversary, names: Sequence[str], budget: float) -> str:
         adversary: that attacked.
         names: of the clients, in the order of their numbers.
         budget: seconds.
+        attacks: that were chosen; none where all are run.
     """
     words = {str(party) for party in adversary.parties if isinstance(party, str)}
     words |= {f"client-{_plain(names[number])}" for number in adversary.clients}
@@ -44,6 +47,8 @@ def stem(adversary: Adversary, names: Sequence[str], budget: float) -> str:
         text = _digest(text)
     if budget != BUDGET:
         text += "-" + f"{budget:g}s".replace(".", "-").replace("+", "")
+    if attacks:
+        text += f"-of-{_digest(' '.join(sorted(attacks)))}"
     return f"audit-{text}"
 
 

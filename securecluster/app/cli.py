@@ -1,4 +1,4 @@
-"""`securecluster run | compare | sweep | resume | replay | report | audit | list`."""
+"""`securecluster run | compare | sweep | resume | replay | report | audit | check | list`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import compare, execution, report_command, sweep
+from securecluster.app import check_command, compare, execution, report_command, sweep
 from securecluster.app.number_format import printable
 from securecluster.app.options import as_typed, options_class
 from securecluster.app.registry import protocol_class, protocol_names
@@ -24,6 +24,8 @@ USAGE = """usage: securecluster COMMAND
   replay DIR                     run the server alone against a full transcript, bit for bit
   report DIR [--html]            show a finished run again, also as a page of its own
   audit DIR [options]            attack a finished run and its unprotected twin
+  check PROTOCOL [options]       run every check that a protocol must pass, also one of your own
+                                 (module:Class)
   list [--privacy]               protocols, data sets, scenarios, models and masks; or which masks,
                                  secure sums and noise each protocol works with, and why not
 
@@ -122,6 +124,7 @@ def _dispatch(argv: list[str]) -> int:
         "replay": _replay,
         "report": report_command.report,
         "audit": report_command.audit,
+        "check": _check,
         "list": _list,
     }
     if _asks_for_usage(argv):
@@ -204,6 +207,17 @@ def _sweep(argv: list[str]) -> int:
     if _asks_for_usage(argv):
         return _print_usage(argv)
     return sweep.start(argv)
+
+
+def _check(argv: list[str]) -> int:
+    """Run every check of a protocol.
+
+    Args:
+        argv: the protocol, then the options.
+    """
+    if _asks_for_usage(argv):
+        return _print_usage(argv)
+    return check_command.check(argv)
 
 
 def _resume(argv: list[str]) -> int:
@@ -351,14 +365,14 @@ def _list(argv: list[str]) -> int:
         raise UsageError("list takes no arguments but --privacy")
     from securecluster.data import SCENARIOS, SOURCES
     from securecluster.models.architectures import names
-    from securecluster.privacy.masking.masks import MASKS
+    from securecluster.privacy.masking.masks import mask_names
 
     rows: dict[str, Iterable[str]] = {
         "protocols": protocol_names(),
         "data": SOURCES,
         "scenarios": SCENARIOS,
         "models": names(),
-        "masks": MASKS,
+        "masks": mask_names(),
     }
     with output():
         for heading, choices in rows.items():

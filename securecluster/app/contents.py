@@ -133,6 +133,7 @@ class Privacy(TypedDict):
     lps_view: NotRequired[list[str]]
     authority_view: NotRequired[list[str]]
     client_view: NotRequired[list[str]]
+    query_view: NotRequired[list[str]]
     unseen: NotRequired[list[str]]
     over_rounds: NotRequired[OverRounds]
     unprotected: NotRequired[list[str]]

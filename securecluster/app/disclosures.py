@@ -6,13 +6,15 @@ the run's records, so that a report cannot leave out anything that was sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from securecluster.app.contents import OverRounds
 from securecluster.app.number_format import enumerated, times
+from securecluster.messaging.bounds import Real, declared
 from securecluster.privacy.dp.ledger import COSTLESS, Event, Row
 from securecluster.privacy.pipeline import Kind, Pipeline
 from securecluster.privacy.secure_sum.cohorts import RowSpace
@@ -25,7 +27,14 @@ from securecluster.protocols.common.serialization import (
     FittedSummary,
 )
 from securecluster.runtime import run_secret
-from securecluster.runtime.endpoint import PAIRS, SUM, release_of
+from securecluster.runtime.endpoint import (
+    GATHER,
+    PAIRS,
+    SUM,
+    ReleasePolicy,
+    message_types,
+    release_of,
+)
 from securecluster.runtime.pair_release import LABELS, MATRIX
 
 SUMS = "sums"  # what a key authority releases of replies in sums
@@ -56,6 +65,10 @@ BOUND_BY_CLIENTS = (
     "on its side, or without a roster, where it can pose as clients, it can have a single reply "
     "decrypted"
 )
+# what covers the rows that queries bring to clients
+SEALED = "sealed, which every client that receives them opens"
+UNDONE = "under the mask, which every client undoes"
+AS_THEY_ARE = "as they are"
 IN_CLEAR = "as they are: no mask covers them"
 
 
@@ -154,6 +167,46 @@ class Disclosure:
         if self.mechanism == "skellam":
             return "with noise of which each client adds a share"
         return "with noise"
+
+
+@dataclass(frozen=True)
+class Brought:
+    """One field of queries, as clients received it.
+
+    Args:
+        field: of the query.
+        source: the field of replies that it is made of; empty where its bound names none.
+        average: True for averages over the clients that replied.
+        relayed: True if it may have rows of single clients.
+        lone: True if a single client may be all of those that replied.
+        cover: what covers it on its way.
+    """
+
+    field: str
+    source: str
+    average: bool
+    relayed: bool
+    lone: bool
+    cover: str
+
+    def sentence(self, methods: Sequence[str]) -> str:
+        """Return what clients received, in words.
+
+        Args:
+            methods: client methods whose queries have the field.
+        """
+        source = self.source or "replies"
+        place = f"{self.field} of {', '.join(methods)}"
+        if self.average and self.relayed:
+            return f"averages of {source}, also of a single client's, {self.cover} ({place})"
+        if self.average:
+            one = "; over one client it is that client's own" if self.lone else ""
+            return f"averages of {source}, {self.cover} ({place}){one}"
+        if self.relayed:
+            return f"rows of single clients: their {source}, {self.cover} ({place})"
+        if self.source:
+            return f"what the server made of {source}, {self.cover} ({place})"
+        return f"numbers of the server ({place})"
 
 
 def authority_view(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[str]:
@@ -308,6 +361,63 @@ def over_rounds(fitted: ClusteringProtocol) -> OverRounds:
     elif config["cohort_size"] != 0:
         sentence += ": what remains are sums over whole cohorts, which tell their members' average"
     return {"sentence": sentence, "rank": space.rank, "solvable": solvable}
+
+
+def query_view(fitted: ClusteringProtocol) -> list[str]:
+    """Return what the queries of a run brought to clients.
+
+    These are the averages and models that the server made of replies, and rows of single clients
+    where a method declares that it relays them. Whole numbers, such as labels, are left out, and so
+    is what would be made of a field that no client sent.
+
+    Args:
+        fitted: the protocol after the run.
+    """
+    sent = {name for event in fitted.ledger_.events for name in event.fields}
+    methods_of: dict[Brought, list[str]] = {}
+    for method in fitted.bytes_["by_message"]:
+        release = getattr(getattr(fitted.client, method, None), "__release__", None)
+        if not isinstance(release, ReleasePolicy):  # a message of secure sums, or between servers
+            continue
+        query, _ = message_types(fitted.client, method)
+        for name, bound in declared(cast(Hashable, query)).items():
+            if isinstance(bound, Real) and (not bound.sent or bound.sent in sent):
+                brought = _brought(fitted, name, bound, name in release.relays)
+                methods_of.setdefault(brought, []).append(method)
+    return [brought.sentence(methods) for brought, methods in methods_of.items()]
+
+
+def _brought(fitted: ClusteringProtocol, name: str, bound: Real, relayed: bool) -> Brought:
+    """Return what a field of queries brings to clients.
+
+    Args:
+        fitted: the protocol after the run.
+        name: of the field.
+        bound: of the field.
+        relayed: True if its method declares that it relays rows of single clients.
+    """
+    pipeline = fitted.with_fitted_params().pipeline(fitted.kept_.learned.config)
+    sealed = bound.sealed and pipeline.seal is not None
+    masked = False
+    if bound.sent and not sealed:
+        stages = pipeline.of(bound.sent).stages
+        masked = any(stage.kind is Kind.MASK for stage in stages)
+    return Brought(
+        field=name,
+        source=bound.sent,
+        average=bound.average,
+        relayed=relayed,
+        lone=bound.average and _read_alone(fitted, bound.sent),
+        cover=SEALED if sealed else UNDONE if masked else AS_THEY_ARE,
+    )
+
+
+def _read_alone(fitted: ClusteringProtocol, source: str) -> bool:
+    """Return True if some reply with a field could be averaged with no other client's."""
+    events = fitted.ledger_.events
+    releases = {event.method: release_of(getattr(fitted.client, event.method)) for event in events}
+    of_field = [own for own in releases.values() if source in own.through and not own.derived]
+    return any(GATHER in own.via for own in of_field)
 
 
 def unprotected(disclosed: Sequence[Disclosure]) -> list[str]:

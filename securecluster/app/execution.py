@@ -122,11 +122,11 @@ def check_names(protocols: Sequence[Any], options: Any) -> None:
     """
     from securecluster.core.devices import DEVICES
     from securecluster.messaging.transcript import MODES
-    from securecluster.privacy.masking.masks import MASKS
+    from securecluster.privacy.masking.masks import check_known
 
     options.simulation.check()
     for protocol in protocols:
-        _check_name("mask", protocol.mask, tuple(MASKS))
+        check_known(protocol.mask)
     _check_name("device", options.settings.device, DEVICES)
     _check_name("transcript", options.settings.transcript, ("auto", *MODES))
 

@@ -18,6 +18,7 @@ from securecluster.app.disclosures import (
     disclosures,
     free,
     over_rounds,
+    query_view,
     uncovered,
     unprotected,
     unseen,
@@ -184,15 +185,13 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
         views["server_view"].append(
             "the largest number of samples of a client, which is part of the configuration"
         )
-    lps_view = [*sentences("lps"), *_told(fitted, declared.lps)]
-    if lps_view:
-        views["lps_view"] = lps_view
-    authority = authority_view(fitted, disclosed)
-    if authority:
-        views["authority_view"] = authority
-    client_view = [*sentences(CLIENT), *declared.clients]
-    if client_view:
-        views["client_view"] = client_view
+    of_some_runs = {
+        "lps_view": [*sentences("lps"), *_told(fitted, declared.lps)],
+        "authority_view": authority_view(fitted, disclosed),
+        "client_view": [*sentences(CLIENT), *declared.clients],
+        "query_view": query_view(fitted),
+    }
+    views.update({name: view for name, view in of_some_runs.items() if view})
     views["unseen"] = unseen(fitted, disclosed)
     views["unprotected"] = unprotected(disclosed)
     views["fields"] = [asdict(field) for field in disclosed]
@@ -443,7 +442,7 @@ def show(console: Any, privacy: Privacy) -> None:
     if "authority_view" in privacy:
         add_rows("key authority", privacy["authority_view"])
     add_rows("a local parameter server saw", privacy.get("lps_view", ()))
-    add_rows("a client saw", privacy.get("client_view", ()))
+    add_rows("clients saw", clients_saw(privacy))
     add_rows("did not see", privacy.get("unseen", ()))
     if "over_rounds" in privacy:
         table.add_row("sums over rounds", privacy["over_rounds"]["sentence"])
@@ -460,6 +459,15 @@ def show(console: Any, privacy: Privacy) -> None:
     add_rows("not covered", privacy["not_covered"])
     add_rows("not covered", privacy.get("uncovered_files", ()))
     console.print(table)
+
+
+def clients_saw(privacy: Privacy) -> list[str]:
+    """Return what queries brought to clients, and what else they saw of other clients.
+
+    Args:
+        privacy: `privacy` of result.json; older runs have no list of what queries brought.
+    """
+    return [*privacy.get("query_view", ()), *privacy.get("client_view", ())]
 
 
 def _paddings(masks: Sequence[Mask]) -> list[str]:

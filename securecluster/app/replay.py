@@ -13,13 +13,17 @@ from securecluster.app import privacy_report
 from securecluster.app.contents import Result, RunConfig
 from securecluster.app.run_folder import CONFIG, RESULT, TRANSCRIPT, RunPlan, finished, result_of
 from securecluster.core import atomic_files, manifest
+from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, structured
-from securecluster.errors import ReplayError, RunFolderError
+from securecluster.errors import ReplayError, RunFolderError, SecureClusterError
 from securecluster.messaging.transcript import INDEX, Transcript, entry_of
 from securecluster.privacy.dp.ledger import Event, Release
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.serialization import read_kept
+from securecluster.protocols.common.program import UNKNOWN
+from securecluster.protocols.common.serialization import FittedState, read_kept
 from securecluster.runtime import run_secret
+
+PEEKED = ": it used something that no message contained"
 
 
 @dataclass(frozen=True)
@@ -75,19 +79,50 @@ def replay(plan: RunPlan, config: RunConfig, folder: Path) -> Replayed:
         config["clients"],
     )
     _check_index(folder / TRANSCRIPT, transcript)
+    secrets = recorded.secrets()
+    try:
+        unused = _compare(folder, plan, result, recorded, transcript, secrets)
+    except RunFolderError:
+        raise
+    # A changed program may also fail where the run's did not.
+    except Exception as error:
+        now = plan.protocol.program()
+        then = recorded.learned.program
+        if now == then != UNKNOWN:
+            raise
+        raise ReplayError(_of_another_program(folder, error, UNKNOWN in (now, then))) from error
+    return Replayed(transcript.count, unused)
 
+
+def _compare(
+    folder: Path,
+    plan: RunPlan,
+    result: Result,
+    recorded: FittedState,
+    transcript: Transcript,
+    secrets: Randomness,
+) -> int:
+    """Run the server again, compare it with the record, and return the number of unused releases.
+
+    Args:
+        folder: of the run.
+        plan: of the run.
+        result: content of result.json.
+        recorded: the result of the run.
+        transcript: of the run.
+        secrets: secret random streams of the run.
+
+    Raises:
+        ReplayError: the server makes other requests, or ends in another state, than in the run.
+    """
+    settings = plan.settings
     # threads and device of the run: others round sums differently
     state, network = plan.protocol.replayed(
-        transcript,
-        agreed_config,
-        settings.threads,
-        settings.device,
-        secrets=recorded.secrets(),
+        transcript, recorded.learned.config, settings.threads, settings.device, secrets=secrets
     )
     if pack(state) != recorded.server:
         raise ReplayError(
-            f"{folder}: the server's final state differs from the recorded one: it used something "
-            "that no message contained"
+            f"{folder}: the server's final state differs from the recorded one{PEEKED}"
         )
 
     ledger_file = folder / "ledger.jsonl"
@@ -101,7 +136,31 @@ def replay(plan: RunPlan, config: RunConfig, folder: Path) -> Replayed:
     fitted = plan.protocol.restore_from(folder)
     fitted.ledger_ = network.ledger
     _check_result(folder / RESULT, result, fitted, state, transcript)
-    return Replayed(transcript.count, unused)
+    return unused
+
+
+def _of_another_program(folder: Path, error: Exception, unknown: bool) -> str:
+    """Return the sentence on a replay that fails with a program that may not be the run's.
+
+    Args:
+        folder: of the run.
+        error: by which the replay fails.
+        unknown: whether nobody knows if the program has changed.
+    """
+    # the sentence of an error that was meant for a reader
+    found = type(error).__name__
+    if isinstance(error, SecureClusterError):
+        found = str(error).removeprefix(f"{folder}: ").removesuffix(PEEKED)
+    if unknown:
+        return (
+            f"{folder}: the replay differs from the run, which does not say by which program it "
+            "was made: either the program has changed since, or the server used something that no "
+            f"message contained ({found})"
+        )
+    return (
+        f"{folder}: the program has changed since this run, and a replay differs: replay it with "
+        f"the version that made it ({found})"
+    )
 
 
 def _check_index(folder: Path, transcript: Transcript) -> None:
@@ -196,6 +255,9 @@ def _check_result(
     seed = None if learned.settings.keys_from_seed else learned.config["seed"]
     # through JSON, as the file was written: tuples become lists
     privacy = json.loads(json.dumps(privacy_report.section(fitted)))
+    # runs of earlier versions have no list of what queries brought to clients
+    if "query_view" not in result["privacy"]:
+        privacy.pop("query_view", None)
     own_fields = json.loads(json.dumps(fitted.with_fitted_params().report_fields(state)))
     replayed = {
         **own_fields,

@@ -90,7 +90,8 @@ def audit(argv: list[str]) -> int:
     run = open_run(folder, "audit")
     adversary = audits.adversary_of(run.names, options.party, options.helpers)
     target = options.out or folder
-    name = audit_files.stem(adversary, run.names, options.budget)
+    attacks = _given_attacks(options)
+    name = audit_files.stem(adversary, run.names, options.budget, attacks)
     # before minutes of work
     replaced = audit_files.check_free(target, name, run)
     if audit_files.has_older(target):
@@ -101,14 +102,14 @@ def audit(argv: list[str]) -> int:
             _warn(f"note: {text}")
 
     federation = audits.federation_of(run)
-    results = audits.audited(run, federation, adversary, options.budget, note=note)
+    results = audits.audited(run, federation, adversary, options.budget, attacks or None, note)
     positions = [str(position) for position in range(len(run.names))]
     content = {
         **audits.content(results),
         "run": audit_files.identity(run),
-        "numbered_name": audit_files.stem(adversary, positions, options.budget),
+        "numbered_name": audit_files.stem(adversary, positions, options.budget, attacks),
     }
-    page = audit_page.page(run, results, _command(folder, adversary))
+    page = audit_page.page(run, results, _command(folder, adversary, attacks))
     if not options.quiet:
         with output():
             audits.show(results)
@@ -135,12 +136,31 @@ def _check_bundle(options: Any) -> None:
         raise UsageError("--with-uncovered is about a bundle: give --bundle FILE.zip, too")
 
 
-def _command(folder: Path, adversary: Adversary) -> str:
+def _given_attacks(options: Any) -> list[str]:
+    """Return the attacks that the command names; modules may lie in the current folder.
+
+    Args:
+        options: of the command.
+
+    Raises:
+        UsageError: an unknown one.
+    """
+    from securecluster.attacks.registry import attack_named
+
+    if any(":" in name for name in options.attack) and "" not in sys.path:
+        sys.path.insert(0, "")
+    for name in options.attack:
+        attack_named(name)  # before minutes of work
+    return list(options.attack)
+
+
+def _command(folder: Path, adversary: Adversary, attacks: list[str]) -> str:
     """Return the command that audits a folder, without its budget.
 
     Args:
         folder: of the run.
         adversary: that attacked; its clients are given by their positions.
+        attacks: that were chosen; none where all are run.
     """
     parties = [party for party in adversary.parties if isinstance(party, str)]
     parties += [f"client:#{position}" for position in adversary.clients]
@@ -148,6 +168,8 @@ def _command(folder: Path, adversary: Adversary) -> str:
     words = ["securecluster", "audit", folder.name or "DIR", "--as", first]
     if others:
         words += ["--with", ",".join(others)]
+    if attacks:
+        words += ["--attack", *attacks]
     return shlex.join(words)
 
 
@@ -202,6 +224,14 @@ def _audit_options() -> type:
             "budget",
             Annotated[float, arg(help="seconds; attacks that do not fit are named as skipped")],
             BUDGET,
+        ),
+        (
+            "attack",
+            Annotated[
+                tuple[str, ...],
+                arg(help="attacks by name, or module:Class for others; all where none is given"),
+            ],
+            (),
         ),
         (
             "bundle",

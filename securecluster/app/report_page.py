@@ -16,6 +16,7 @@ from securecluster.app.finished_run import (
     epsilon_of_field,
 )
 from securecluster.app.number_format import number, printable, shown
+from securecluster.app.privacy_report import clients_saw
 from securecluster.app.report import megabytes
 from securecluster.runtime import run_secret
 
@@ -192,7 +193,7 @@ def who_saw_what(run: FinishedRun) -> str:
         ("The server saw", privacy["server_view"]),
         ("A local parameter server saw", privacy.get("lps_view", ())),
         ("The key authority saw", privacy.get("authority_view", ())),
-        ("A client saw", privacy.get("client_view", ())),
+        ("Clients saw", clients_saw(privacy)),
         ("The server did not see", privacy.get("unseen", ())),
         ("Sums over rounds", over_rounds),
         ("Unprotected", privacy.get("unprotected", ())),

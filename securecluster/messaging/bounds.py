@@ -66,6 +66,8 @@ class Real:
         maximum: the largest number, or None.
         finite: True to refuse NaN and infinity.
         squared: True if the recipient squares the numbers; the sum of squares must then be finite.
+        average: True for averages over the clients that replied to a call. Over one client it is
+            its reply, which then reaches those that did not reply.
     """
 
     axes: tuple[Axis, ...] = ()
@@ -75,6 +77,7 @@ class Real:
     maximum: float | None = None
     finite: bool = True
     squared: bool = False
+    average: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_type_hints
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import (
@@ -23,7 +23,7 @@ from securecluster.errors import (
     UsageError,
 )
 from securecluster.messaging import refusals, wire
-from securecluster.messaging.bounds import Limits, check, out_of_range
+from securecluster.messaging.bounds import Limits, check, out_of_range, undeclared
 from securecluster.messaging.messages import (
     RELAY,
     Batched,
@@ -54,6 +54,9 @@ from securecluster.runtime.pad_client import PAD_METHODS, PadService, PairRange,
 from securecluster.runtime.refusals import answered
 from securecluster.runtime.secure_sum_client import SUM_METHODS, SecureSumService
 from securecluster.runtime.services import KeyAgreement, Service
+
+if TYPE_CHECKING:
+    from securecluster.runtime.release_guard import ReleaseGuard
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -89,7 +92,9 @@ class ReleasePolicy:
             averages that a client received: it is masked like any other, and neither clipped nor
             noised again.
         trains: kind of training behind the reply: "usual" for the client's own plan, "full" for
-            one step over all its samples; empty if the client does not train.
+            one step over all its samples; "kept" for one that costs nothing, since the model never
+            leaves its client or an earlier call's training is repeated to the bit; empty if the
+            client does not train.
         unmasked: numeric fields that no mask covers, such as losses. Every other one must be in
             `through`.
         columns: for rows of pairs, the field of the query with the ids of the clients that a row
@@ -100,6 +105,9 @@ class ReleasePolicy:
             client's data and at most from public numbers that the server names: of secure sums of
             such rows a client opens those over one list of clients only. None is True for a method
             whose query is `Empty`, and else False.
+        relays: fields of the query in which rows of single clients' replies may reach other
+            clients. Every client can undo the run's mask, so these read such rows unless they are
+            sealed for somebody else. The server's side refuses other fields that hold such a row.
     """
 
     via: tuple[str, ...]
@@ -113,6 +121,7 @@ class ReleasePolicy:
     columns: str = ""
     public: tuple[str, ...] = ()
     fixed: bool | None = None
+    relays: tuple[str, ...] = ()
 
 
 def answers(*via: str, **declared: Any) -> Callable[[F], F]:
@@ -145,7 +154,7 @@ def _declared(
 ) -> ReleasePolicy:
     """Return what a method declares, after checks of the declaration and of its signature."""
     name = method.__qualname__
-    for option in ("through", "sealed", "unmasked", "public"):
+    for option in ("through", "sealed", "unmasked", "public", "relays"):
         if isinstance(declared.get(option), str):
             raise UsageError(
                 f"@answers on {name} gives {option} as a text: write "
@@ -289,6 +298,22 @@ def refuse_unpriced_fields(client: type) -> None:
             raise UsageError(_unpriced(f"{client.__name__}.{name}", unpriced[0]))
 
 
+def refuse_unbounded_messages(client: type) -> None:
+    """Raise UsageError for a client method with a message that may hold anything.
+
+    Messages that are defined later are refused when the method is first called.
+
+    Args:
+        client: class of the client object.
+    """
+    for name in releases_of(client):
+        try:
+            get_type_hints(getattr(client, name))
+        except NameError:
+            continue
+        message_types(client, name)
+
+
 def _unpriced(name: str, field: str) -> str:
     """Return the sentence on a field of a reply that is said not to be private."""
     return (
@@ -348,6 +373,8 @@ def _annotated_types(method: Callable[..., Any]) -> tuple[type, type]:
         ) from None
     for annotated in ("query", "return"):
         _check_message(method, annotated, hints[annotated])
+        _check_bounds(method, annotated, hints[annotated])
+    _check_relays(method, hints["query"])
     return hints["query"], hints["return"]
 
 
@@ -405,6 +432,44 @@ def _check_message(method: Callable[..., Any], annotated: str, annotation: Any) 
         kinds(annotation)
     except TypeError as error:
         raise UsageError(f"{name} cannot be sent: {error}") from None
+
+
+def _check_bounds(method: Callable[..., Any], annotated: str, message: type) -> None:
+    """Raise UsageError for a message with a field that may hold anything.
+
+    Security rule: sizes and values of a field without a bound are the sender's choice, so they may
+    follow from its data, and no other party would notice. Frames between servers need no bounds:
+    no client sends or reads them.
+
+    Args:
+        method: the client method.
+        annotated: "query" or "return".
+        message: its message class.
+    """
+    unbounded = undeclared(message)
+    if not unbounded or release_of(method).via == (RELAY,):
+        return
+    field = unbounded[0]
+    kind = kinds(message)[field]
+    bound = "Between(maximum=10)" if kind is int else 'Real(("width",))'
+    if kind is Picks:
+        bound = 'Real((Upto("rows", "clients"), "width"))'
+    raise UsageError(
+        f"{method.__qualname__}'s {annotated} may hold anything as {message.__name__}.{field}: "
+        f"give it a bound, such as {field}: Annotated[{kind.__name__}, {bound}]"
+    )
+
+
+def _check_relays(method: Callable[..., Any], query: type) -> None:
+    """Raise UsageError for a relayed field that the query of a method does not have."""
+    release = release_of(method)
+    missing = sorted(set(release.relays) - set(kinds(query)))
+    if missing:
+        existing = ", ".join(kinds(query)) or "no fields"
+        raise UsageError(
+            f"@answers on {method.__qualname__} relays {missing[0]!r}: its query, "
+            f"{query.__name__}, has {existing}"
+        )
 
 
 def check_reply(
@@ -549,6 +614,20 @@ def config_hash(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(serialized).hexdigest()[:32]
 
 
+class Reservation(Protocol):
+    """What a reply costs, and whether it may leave."""
+
+    def reserve(self, call: Call, release: ReleasePolicy, reply: Any) -> None:
+        """Count what a reply releases, or raise PolicyError where it must not leave.
+
+        Args:
+            call: the request.
+            release: declaration of the called method.
+            reply: after the pipeline, and before it is padded or encrypted.
+        """
+        ...
+
+
 class Endpoint(Generic[C]):
     """Client runtime that answers calls for one or more clients, and enforces their policy.
 
@@ -592,8 +671,10 @@ class Endpoint(Generic[C]):
         # For research only: called with a reply before the pipeline, and returns the reply to use.
         # Experiments read replies there, or play malicious clients.
         self.before_pipeline: Callable[[Call, Any], Any] | None = None
-        # Called with each reply before it leaves; raises where the client's budget forbids it.
-        self.reserve: Callable[[Call, ReleasePolicy, Any], None] | None = None
+        # Holds each call of a client method to its declaration.
+        self.guard: ReleaseGuard | None = None
+        # Asked about each reply before it leaves, in this order.
+        self.reservations: list[Reservation] = []
         # Called with each error that a frame caused: its text stays here. Simulations raise it.
         self.on_refusal: Callable[[Exception], None] = refusals.log
         services: list[Service] = [KeyAgreement(keys)]
@@ -695,7 +776,7 @@ class Endpoint(Generic[C]):
             round=call.round,
             step=call.step,
         )
-        reply = method(context, call.query)
+        reply = self._called(call, method, release, expected, context)
         if self.before_pipeline is not None:
             reply = self.before_pipeline(call, reply)
         check_reply(method, release, reply, expected, len(call.to))
@@ -706,10 +787,29 @@ class Endpoint(Generic[C]):
             return reply
         return self._sums.masked(call, reply, self._sums.reply_class(expected, release.through))
 
+    def _called(
+        self,
+        call: Call,
+        method: Callable[..., Any],
+        release: ReleasePolicy,
+        expected: type,
+        context: CallContext,
+    ) -> Any:
+        """Return what a client method replies, under the guard of its declaration."""
+        if self.guard is None:
+            return method(context, call.query)
+        name = f"{type(self.client).__name__}.{call.method}"
+        with self.guard.during(name, release, bool(kinds(expected))) as traces:
+            reply = method(context, call.query)
+        if isinstance(reply, expected):  # another class is refused by name
+            self.guard.check(traces, reply, call.to)
+        return reply
+
     def _after_pipeline(self, call: Call, release: ReleasePolicy, reply: Any) -> Any:
         """Return a reply whose fields are clipped, noised and masked, and whose cost is reserved.
 
         Raises:
+            TargetError: the reply costs more than the run's target ε allows.
             BudgetError: the reply costs more than the client's budget allows.
         """
         protected = {}
@@ -718,9 +818,9 @@ class Endpoint(Generic[C]):
             rows = self._protected(call, release, name, rows)
             protected[name] = Rows(rows)
         reply = dataclasses.replace(reply, **protected)
-        if self.reserve is not None:
+        for reservation in self.reservations:
             # On the disk before anything leaves: a client that is killed has spent it.
-            self.reserve(call, release, reply)
+            reservation.reserve(call, release, reply)
         return reply
 
     def _refuse_open_sums(self, call: Call, release: ReleasePolicy) -> None:

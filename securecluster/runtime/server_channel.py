@@ -61,6 +61,7 @@ from securecluster.runtime.endpoint import (
 from securecluster.runtime.key_exchange import TRIES, KeyDirectory
 from securecluster.runtime.padded_pairs import PaddedPairs
 from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
+from securecluster.runtime.relays import Gathered
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.secure_sums import SecureSums
 from securecluster.runtime.transport import Transport
@@ -168,6 +169,8 @@ class ServerChannel:
         encrypted = isinstance(self.aggregator, EncryptedSums)
         encrypted = encrypted or isinstance(self.pair_aggregator, EncryptedPairs)
         self._keyed = pipeline.keyed or encrypted
+        # Not in checkpoints: a resumed run remembers the replies since it was resumed.
+        self._gathered = Gathered()
         # index of the local parameter server that calls a client, by client id
         self._asker: dict[int, int] = {}
         self._device = device or torch.device("cpu")
@@ -240,6 +243,7 @@ class ServerChannel:
         response = self._exchange_with_retries(method, call, tries)
         release = release_of(method)
         reply = self._costs.read(release, response.reply, step)
+        self._remember(method, response, reply, step)
         if not self._recorded_at_once(method):
             recorded = response.ids
             if not release.private:
@@ -585,7 +589,23 @@ class ServerChannel:
         )
         position_of = {client: position for position, client in enumerate(to)}
         positions = [position_of[client] for client in ready]
-        return dataclasses.replace(call_to_all.select(positions), members=tuple(members))
+        call = dataclasses.replace(call_to_all.select(positions), members=tuple(members))
+        self._gathered.check(method.__name__, release_of(method).relays, call)
+        return call
+
+    def _remember(self, method: Method, response: Response, reply: Any, step: int) -> None:
+        """Store what single clients replied, as it arrived and as the protocol reads it.
+
+        What depends on no data, or follows from averages, is not theirs alone.
+        """
+        release = release_of(method)
+        if reply is None or not release.private or release.derived:
+            return
+        name = method.__name__
+        arrived = vars(response.reply)
+        self._gathered.remember(name, step, response.ids, arrived.values())
+        read = [value for field, value in vars(reply).items() if value is not arrived.get(field)]
+        self._gathered.remember(name, step, response.ids, read)
 
     def _exchange_with_retries(self, method: Method, call: Call, tries: int) -> Response:
         """Return the replies of all clients that answer one of several tries."""

@@ -27,6 +27,7 @@ from securecluster.models.optimizers import build as build_optimizer
 from securecluster.training import joint_training
 from securecluster.training.batches import Chunk, Minibatches, packed
 from securecluster.training.config import LocalTraining, Secret, check_training
+from securecluster.training.data_access import DataAccess
 from securecluster.training.evaluation import Samples
 from securecluster.training.joint_training import Request
 
@@ -154,6 +155,7 @@ class LocalTrainer:
         self.start = self.model.initial()
         self.classes = federation.classes
         self.secret = secret
+        self.access = DataAccess()
         self._randomness = randomness
         self._workers: list[_Worker] = []
         self._joint = joint_training.current()
@@ -245,6 +247,20 @@ class LocalTrainer:
             if self._momenta is None:
                 self._momenta = Momenta(len(self.ids), self.start)
             self._momenta.begin(clients, step)
+        with self.access.train(plan):
+            return self._trained(start, clients, plan, step, row_width, scale, regularizer)
+
+    def _trained(
+        self,
+        start: Rows,
+        clients: Sequence[int],
+        plan: LocalTraining,
+        step: int,
+        row_width: int,
+        scale: Sequence[float] | None,
+        regularizer: MeanRegularizer | None,
+    ) -> torch.Tensor:
+        """Return the updates of some clients, as `train` declares."""
         threads = self._threads()
         chunks = self._chunks(start, clients, plan, threads, regularizer)
         d = self.model.dimension
@@ -613,11 +629,13 @@ class LocalTrainer:
     @property
     def training_samples(self) -> Samples:
         """Samples that clients train on."""
+        self.access.read("training_samples")
         return self._train_on
 
     @property
     def test_samples(self) -> Samples:
         """Samples that clients hold out for testing."""
+        self.access.read("test_samples")
         return self._test_on
 
     def memory(self) -> dict[str, torch.Tensor]:
@@ -659,6 +677,7 @@ class LocalTrainer:
         Args:
             k: position of the client.
         """
+        self.access.read("inputs")
         first = self._offsets[k]
         end = self._offsets[k + 1]
         return self._x[first:end]
@@ -669,6 +688,7 @@ class LocalTrainer:
         Args:
             k: position of the client.
         """
+        self.access.read("labels")
         first = self._offsets[k]
         end = self._offsets[k + 1]
         return self._y[first:end]
@@ -682,6 +702,7 @@ class LocalTrainer:
         Returns:
             The metric; NaN for a client without test data.
         """
+        self.access.read("scores")
         objective = self.model.objective
         all_clients = range(len(self.ids))
         means = self._test_on.mean(objective.scores, self.model, models, all_clients)
@@ -703,6 +724,7 @@ class LocalTrainer:
         Returns:
             Mean losses, (len(clients),); NaN for a client without validation samples.
         """
+        self.access.read("validation_loss")
         losses = self.model.objective.losses
         return self._aside_on.mean(losses, self.model, models, clients, bound)
 
@@ -718,6 +740,7 @@ class LocalTrainer:
         Returns:
             Mean losses, (len(clients),); of labels and tokens in nats.
         """
+        self.access.read("loss")
         losses = self.model.objective.losses
         return self._train_on.mean(losses, self.model, models, clients, bound)
 

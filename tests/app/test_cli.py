@@ -47,7 +47,7 @@ def test_the_run_folder_holds_what_the_contract_says(
         "clip",
         "noise",
     }
-    shown = {"masks", "server_view", "unseen", "unprotected", "fields", "free"}
+    shown = {"masks", "server_view", "unseen", "unprotected", "fields", "free", "query_view"}
     said = {"reproducible_keys", "releases", "exact", "assumed", "not_covered", "uncovered_files"}
     assert set(privacy) == shown | said | priced
     assert privacy["epsilon"] is None

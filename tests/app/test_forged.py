@@ -300,3 +300,23 @@ def test_a_manifest_leads_to_no_file_elsewhere(ended: Path, tmp_path: Path) -> N
         (folder / "manifest.json").write_bytes(manifest.encode(marks))
         with pytest.raises(RunFolderError, match=r"manifest\.json differs"):
             manifest.read(folder)
+
+
+def test_a_run_that_does_not_say_what_queries_brought_is_reported_and_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs of earlier versions have no such list."""
+    folder = tmp_path / "run"
+    options = [*SMALL, "--rounds", "1", "--transcript", "full", "--out", str(folder)]
+    assert main(["run", "fedavg", *options]) == 0
+    result = json.loads((folder / "result.json").read_text())
+    assert main(["report", str(folder)]) == 0
+    assert "clients saw" in capsys.readouterr().out
+    assert result["privacy"].pop("query_view")
+    write_json(folder, "result.json", result)
+    for command in ("replay", "report"):
+        assert main([command, str(folder)]) == 0, capsys.readouterr().err
+    assert "clients saw" not in capsys.readouterr().out
+    result["privacy"]["query_view"] = ["nothing"]
+    write_json(folder, "result.json", result)
+    assert main(["replay", str(folder)]) != 0

@@ -214,8 +214,8 @@ def test_figures_2_and_3(
 
 def test_random_clusters_are_as_large_as_the_tasks() -> None:
     federation = Federation.simulate("digits", scenario=Tasks(), clients=5, samples=60, seed=1)
-    protocol = RandomTasks(tasks=2, rounds=1, model="mlp-32", mask="none")
-    protocol.sizes = (4, 1)
+    kind = RandomTasks.of_sizes((4, 1))
+    protocol = kind(tasks=2, rounds=1, model="mlp-32", mask="none")
     assert sorted(np.bincount(protocol.fit(federation).labels_)) == [1, 4]
     found = trained({**RUN, "clusters": "random", "clients": 6})
     assert set(found) >= {"exact", "last_0", "last_1", "task_0", "task_1"}

@@ -6,15 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from securecluster import Federation, LabelSwap
-from securecluster.messaging.messages import Call
-from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import (
     CFL,
     FLHC,
@@ -36,24 +34,23 @@ from securecluster.protocols import (
     Settings,
     Signature,
 )
+from securecluster.protocols.conformance.simulation import Lost as Lost
+from securecluster.protocols.conformance.simulation import Served as Served
+from securecluster.protocols.conformance.simulation import framed as framed
+from securecluster.protocols.conformance.simulation import interrupt_after as interrupt_after
+from securecluster.protocols.conformance.simulation import no_client as no_client
+from securecluster.protocols.conformance.simulation import node_each as node_each
+from securecluster.protocols.conformance.simulation import run_server as run_server
+from securecluster.protocols.conformance.simulation import serve as serve
+from securecluster.protocols.conformance.simulation import serve_nodes as serve_nodes
+from securecluster.protocols.conformance.simulation import with_authority as with_authority
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.random_walks import Format
 from securecluster.protocols.nsim.similarity_model import fit
-from securecluster.runtime.endpoint import Endpoint
-from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ServerChannel
-from securecluster.runtime.transport import (
-    Framed,
-    InProcess,
-    Recorded,
-    Transport,
-    WithAuthority,
-)
 
 Protocol = type[ClusteringProtocol]
 Parameters = dict[str, Any]
-Lost = Callable[[Call], set[int]]
 
 FULL = Settings(transcript="full")
 DOUBLE = Settings(dtype="float64")
@@ -214,81 +211,3 @@ def stub_pair_network(patch: pytest.MonkeyPatch) -> None:
         return fit(rows, true, draws, grid=(PairNetworkConfig(steps=3),), networks=1)
 
     patch.setattr(synthetic_users, "fit", hardly)
-
-
-def no_client(call: Call) -> set[int]:
-    """Return that no client of a call is lost."""
-    return set()
-
-
-def run_server(made: Any, net: ServerChannel) -> Any:
-    """Run the server's loop over a channel, without a folder, and return its final state."""
-    return made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
-
-
-class Served(NamedTuple):
-    """The server's final state, both ends, and what went between them."""
-
-    state: Any
-    endpoint: Endpoint[Any]
-    net: ServerChannel
-    transcript: Transcript
-
-
-def serve(
-    made: Any,
-    federation: Federation,
-    lost: Lost = no_client,
-    settings: Settings = DOUBLE,
-    record: str = "full",
-) -> Served:
-    """Run a protocol over all clients in this process.
-
-    Args:
-        lost: returns which clients of a call do not reply.
-        record: what the transcript keeps.
-    """
-    endpoint, transcript = made.build_client(federation, settings), Transcript(record)
-    config = made.config(federation, settings.dtype)
-    transport = Recorded(with_authority(made, config, InProcess(endpoint.answer, lost)), transcript)
-    net = made.build_network(transport, config)
-    return Served(run_server(made, net), endpoint, net, transcript)
-
-
-def with_authority(made: Any, config: dict[str, Any], inner: Transport) -> Transport:
-    """Return a transport that reaches the run's key authority, too, if it has one."""
-    authority = made.build_authority(config)
-    if authority is None:
-        return inner
-    return WithAuthority(inner, authority.answer_frame, lambda name: made.message_types(name)[1])
-
-
-def node_each(made: Any, federation: Federation, settings: Settings) -> list[Endpoint[Any]]:
-    """Return an endpoint for each client, which holds this client's shard alone."""
-    return [made.build_client(federation, settings, [i]) for i in range(len(federation))]
-
-
-def framed(made: Any, nodes: Sequence[Endpoint[Any]]) -> Transport:
-    """Return a transport that encodes every message between a server and its nodes."""
-    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
-    return Framed(doors, lambda name: made.message_types(name)[1])
-
-
-def serve_nodes(
-    made: Any, federation: Federation, settings: Settings = DOUBLE
-) -> tuple[Any, list[Endpoint[Any]]]:
-    """Run a protocol over nodes with one client each; return the final state and the nodes."""
-    nodes = node_each(made, federation, settings)
-    config = made.config(federation, settings.dtype)
-    net = made.build_network(with_authority(made, config, framed(made, nodes)), config)
-    return run_server(made, net), nodes
-
-
-def interrupt_after(number: int) -> Callable[[dict[str, object]], None]:
-    """Return a report that stops a run after a round, as Ctrl-C would."""
-
-    def report(line: dict[str, object]) -> None:
-        if line["round"] == number:
-            raise KeyboardInterrupt
-
-    return report

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -30,11 +30,13 @@ from securecluster.protocols.authoring import (
     Empty,
     PendingUpdates,
     PrivacySpec,
+    Real,
     Rows,
     Run,
     ServerChannel,
     SumClient,
     TrainingClient,
+    UsageError,
     answers,
     average_clusters,
     check_newcomers,
@@ -47,7 +49,7 @@ from securecluster.protocols.authoring import (
 class Mean:
     """Client to server."""
 
-    mean: Rows  # (b, D) of its samples
+    mean: Annotated[Rows, Real(("width",))]  # (b, D) of its samples
 
 
 class Client(SumClient):
@@ -91,6 +93,12 @@ class Sixth(ClusteringProtocol):
 
     name: ClassVar[str] = "sixth"
     client: ClassVar[type[TrainingClient]] = Client
+
+    def check(self, clients: int) -> None:
+        """Check that noise covers whole clients, whose means are released."""
+        super().check(clients)
+        if self.per_example:
+            raise UsageError("noise covers a client's mean, and no sample: take dp_unit client")
 
     def run_server(self, net: ServerChannel, run: Run) -> State:
         """Cluster once, then average."""
@@ -136,6 +144,10 @@ class Sixth(ClusteringProtocol):
     def shared_facts(self, federation: Federation) -> dict[str, Any]:
         """Add how many numbers a sample has."""
         return {"width": int(np.prod(federation.shape))}
+
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Add how many numbers a sample has."""
+        return {**super().frame_sizes(config), "width": int(config["width"])}
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the stages of updates, and of means, which have a mask of their own width."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import cases
-import conformance
 import numpy as np
 import pytest
 import torch
@@ -37,6 +36,7 @@ from securecluster.protocols import (
     RandomClusters,
     Settings,
     Signature,
+    conformance,
 )
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.runtime.endpoint import config_hash

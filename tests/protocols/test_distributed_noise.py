@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from cases import FULL, VARIANTS, exhaustive, node_each, serve, two_clusters, variant
-from conformance import Example, check_frames, check_nodes, check_replay, check_resume, example
 
 from securecluster import Federation
 from securecluster.app import privacy_report
@@ -21,6 +20,14 @@ from securecluster.messaging.messages import Call
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.protocols.common.averaging import SumClient
+from securecluster.protocols.conformance import (
+    Example,
+    check_frames,
+    check_nodes,
+    check_replay,
+    check_resume,
+    example,
+)
 from securecluster.runtime import secure_sums
 from securecluster.runtime.endpoint import GATHER, SUM, ReleasePolicy
 

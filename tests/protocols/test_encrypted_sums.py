@@ -15,14 +15,6 @@ import pytest
 import torch
 from authority_runs import Run, ask, run_with_authority
 from cases import DOUBLE, FULL, Served, node_each, run_server, serve, two_clusters, variant
-from conformance import (
-    Example,
-    check_frames,
-    check_repeats,
-    check_replay,
-    check_resume,
-    example,
-)
 
 from securecluster import Federation
 from securecluster.app import privacy_report
@@ -42,6 +34,14 @@ from securecluster.privacy.homomorphic.envelopes import padded
 from securecluster.privacy.homomorphic.parameters import default_parameters
 from securecluster.privacy.homomorphic.tags import text_bytes
 from securecluster.protocols.common.client import ClientState
+from securecluster.protocols.conformance import (
+    Example,
+    check_frames,
+    check_repeats,
+    check_replay,
+    check_resume,
+    example,
+)
 from securecluster.runtime import encrypted_sum_client
 from securecluster.runtime.encrypted_sum_client import EncryptedSumService
 from securecluster.runtime.endpoint import SUM

@@ -25,13 +25,13 @@ from combinations import (
     values_of,
     variants_with_one_protection,
 )
-from conformance import check_frames
 
 from securecluster import Federation
 from securecluster.errors import SecureClusterError
 from securecluster.messaging.messages import Call, Response
 from securecluster.privacy.dp.ledger import CHOICE
 from securecluster.protocols import Settings
+from securecluster.protocols.conformance import check_frames
 from securecluster.runtime.transport import Recorded
 
 SMALL: dict[str, Any] = {"rounds": 3, "epochs": 1, "model": "linear"}

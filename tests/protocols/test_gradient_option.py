@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import conformance
 import numpy as np
 import pytest
 import torch
@@ -17,7 +16,7 @@ from securecluster import Federation, LabelSwap
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty
 from securecluster.privacy.dp.accounting import gaussian_epsilon
-from securecluster.protocols import CFL, FLHC, Settings, Signature
+from securecluster.protocols import CFL, FLHC, Settings, Signature, conformance
 from securecluster.protocols.authoring import (
     ClusterOnce,
     SignatureClient,

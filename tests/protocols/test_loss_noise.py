@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import cases
-import conformance
 import numpy as np
 import pytest
 import torch
@@ -25,7 +24,7 @@ from securecluster.messaging.messages import Call, Empty, Picks, Rows
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
 from securecluster.privacy.dp.noise_streams import NoiseStreams
-from securecluster.protocols import CFL, Settings
+from securecluster.protocols import CFL, Settings, conformance
 from securecluster.protocols.cfl.client import PathModels
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.pending_updates import PendingUpdates

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import cases
-import conformance
 import numpy as np
 import pytest
 import torch
@@ -24,8 +23,9 @@ from securecluster.app import registry
 from securecluster.app.cli import main
 from securecluster.app.privacy_report import section, show
 from securecluster.errors import PolicyError, SecureClusterError, UsageError
+from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Empty, Rows
-from securecluster.protocols import FedAvg
+from securecluster.protocols import FedAvg, conformance
 from securecluster.protocols.common.averaging import AveragingState, average_clusters
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
@@ -34,6 +34,7 @@ from securecluster.runtime import endpoint
 from securecluster.runtime.endpoint import GATHER, CallContext, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.local_trainer import LocalTrainer
 
 MASKS = ("none", *cases.MASKS)
 
@@ -72,10 +73,9 @@ def with_client(client: type[Client]) -> type[Sixth]:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mask", ["none", "rotation", cases.exhaustive("permutation")])
 def test_without_a_mistake_the_sixth_protocol_passes_every_check(
-    mask: str, clients: Federation, newcomers: Federation, tmp_path: Path
+    mask: str, clients: Federation, newcomers: Federation
 ) -> None:
-    make = partial(made, Sixth)
-    conformance.check_protocol(make, clients, newcomers, mask, tmp_path, **cases.NOISE)
+    conformance.check(partial(made, Sixth), clients, newcomers, masks=("none", mask)).require()
     fitted = made(Sixth, rounds=1, mask=mask).fit(clients)
     assert fitted.agreement_ is not None and fitted.agreement_["exact"]
 
@@ -96,16 +96,29 @@ class Derived(Client):
         return Mean(Rows(self.means(context)))
 
 
+@pytest.mark.parametrize("client", [Free, Derived])
+@pytest.mark.parametrize("mask", ["none", "permutation"])
+def test_a_reply_that_carries_data_and_says_that_it_is_free(
+    client: type[Client], mask: str, clients: Federation
+) -> None:
+    with pytest.raises(PolicyError, match=r"tell tells nothing new .* reads cohort\.inputs"):
+        made(with_client(client), mask=mask).fit(clients)
+
+
 @pytest.mark.parametrize(
     ("client", "sentence"),
     [(Free, "tell depends on data: it is private"), (Derived, "tell .* not derived")],
 )
-@pytest.mark.parametrize("mask", ["none", "permutation"])
-def test_a_reply_that_carries_data_and_says_that_it_is_free(
-    client: type[Client], sentence: str, mask: str, clients: Federation
+def test_a_reply_of_data_that_were_kept_is_found_by_a_check(
+    client: type[Client], sentence: str, clients: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def kept(cohort: Any, k: int) -> torch.Tensor:
+        samples: torch.Tensor = cohort._x[cohort._offsets[k] : cohort._offsets[k + 1]]
+        return samples  # what a client kept from an earlier call is read without a trace
+
+    monkeypatch.setattr(LocalTrainer, "inputs", kept)
     with pytest.raises(AssertionError, match=sentence):
-        conformance.check_free_replies(partial(made, with_client(client)), clients, mask=mask)
+        conformance.check_free_replies(partial(made, with_client(client)), clients, mask="none")
 
 
 class Open(Client):
@@ -120,7 +133,7 @@ class Open(Client):
 class Status:
     """Client to server: that it is well, and a sample of its data."""
 
-    load: Rows  # (b, D)
+    load: Annotated[Rows, Real(("width",))]  # (b, D)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,10 +149,12 @@ def reporting(reply: type, **declared: Any) -> type[Client]:
     class Reporting(Client):
         @answers(GATHER, **declared)
         def status(self, context: CallContext, query: Empty) -> Any:
-            samples = [self.cohort.inputs(k).flatten(1)[0] for k in context.positions]
+            told = [self.cohort.start[:64] + k for k in context.positions]  # of nobody's data
+            if declared.get("private", True):
+                told = [self.cohort.inputs(k).flatten(1)[0] for k in context.positions]
             if reply is Note:
-                return Note(float(samples[0].sum()))
-            return Status(Rows(torch.stack(samples)))
+                return Note(float(told[0].sum()))
+            return Status(Rows(torch.stack(told)))
 
     Reporting.status.__annotations__["return"] = reply
     return Reporting
@@ -150,7 +165,7 @@ def asking(client: type[Client]) -> type[Sixth]:
 
     class Asking(with_client(client)):  # type: ignore[misc]
         def run_server(self, net: ServerChannel, run: Run) -> State:
-            self.told = net.gather(client.status, Empty(), to=net.clients)  # type: ignore[attr-defined]
+            net.gather(client.status, Empty(), to=net.clients)  # type: ignore[attr-defined]
             return super().run_server(net, run)
 
     return Asking

@@ -202,8 +202,8 @@ def test_the_regularizer_is_outside_the_clip_and_the_noise() -> None:
     options: dict[str, Any] = {"rounds": 1, "epochs": 1, "batch_size": SAMPLES, "lr": LR}
     made = MRMTL(model=linear(), regularization=1.0, dp_unit="example", clip=1e-12, **options)
     client: Any = made.build_client(federation(), EXACT).client
-    client._after += 1.0
-    client._before += 1.0
+    client._after.values.add_(1.0)
+    client._before.values.add_(1.0)
     update = ask(made, client, step=1, received=0)
     expected = -LR * np.ones(FEATURES * CLASSES + CLASSES)
     np.testing.assert_allclose(update.numpy(), expected, atol=1e-9)

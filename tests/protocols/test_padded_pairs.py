@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from cases import DOUBLE, FULL, Served, node_each, serve, two_clusters, variant
-from conformance import check_frames, check_nodes, check_replay, check_resume, example
 
 from securecluster import Federation
 from securecluster.app import privacy_report
@@ -25,6 +24,13 @@ from securecluster.errors import (
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Header, Picks, Response, Rows, format_ids
 from securecluster.protocols import SRFCA
+from securecluster.protocols.conformance import (
+    check_frames,
+    check_nodes,
+    check_replay,
+    check_resume,
+    example,
+)
 from securecluster.protocols.oneshot.client import RELEVANCE, OneShotClient, RelevanceRow
 from securecluster.runtime.endpoint import PAIRS, Endpoint
 from securecluster.runtime.key_exchange import KeyExchange

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import cases
-import conformance
 import numpy as np
 import pytest
 import torch
@@ -27,6 +26,7 @@ from securecluster.protocols import (
     FedAvg,
     Local,
     Settings,
+    conformance,
 )
 
 NAMES = (

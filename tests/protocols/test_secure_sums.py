@@ -21,7 +21,6 @@ from cases import (
     two_clusters,
     variant,
 )
-from conformance import Example, check_frames, check_nodes, check_replay, check_resume, example
 
 from securecluster import Federation
 from securecluster.app import privacy_report
@@ -48,6 +47,14 @@ from securecluster.messaging.messages import (
 from securecluster.privacy.secure_sum.shamir import VALUE
 from securecluster.protocols import Settings
 from securecluster.protocols.common.messages import Update
+from securecluster.protocols.conformance import (
+    Example,
+    check_frames,
+    check_nodes,
+    check_replay,
+    check_resume,
+    example,
+)
 from securecluster.protocols.hidden.client import HiddenClient, PublicMean
 from securecluster.protocols.ifca.hidden_client import ChoiceCount
 from securecluster.protocols.nsim.client import NSIMClient

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import pytest
 import torch
 
 from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, PolicyError
+from securecluster.messaging.bounds import Real, Upto
 from securecluster.messaging.messages import Call, Empty, Rows
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
@@ -21,8 +23,8 @@ CONFIG = "c" * 32
 class Two:
     """Two rows per client."""
 
-    masked: Rows
-    other: Rows
+    masked: Annotated[Rows, Real((Upto("width", 1000),))]
+    other: Annotated[Rows, Real((Upto("width", 1000),))]
 
 
 class Careless:

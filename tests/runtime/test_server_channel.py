@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
 from securecluster.messaging import wire
+from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Call, Empty, Header, Response, Rows
 from securecluster.messaging.parties import Party, lps
 from securecluster.messaging.refusals import reraise
@@ -45,13 +47,13 @@ Lost = Callable[[Call], set[int]]
 class Own:
     """One row per client."""
 
-    rows: Rows
+    rows: Annotated[Rows, Real(("numbers",))]
 
 
 @dataclass(frozen=True, eq=False)
 class Sized:
-    rows: Rows
-    size: Rows | None
+    rows: Annotated[Rows, Real(("numbers",))]
+    size: Annotated[Rows | None, Real(low=0, maximum=1000)]
 
 
 @dataclass(frozen=True, eq=False)

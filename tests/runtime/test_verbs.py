@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from securecluster import Federation, LabelSwap
 from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, PolicyError, UpdateError, UsageError
+from securecluster.messaging.bounds import Real, Upto
 from securecluster.messaging.messages import Call, Empty, Response, Rows
 from securecluster.messaging.parties import SERVER, WIRE, client
 from securecluster.messaging.transcript import Transcript
@@ -32,7 +34,7 @@ NOBODY: Callable[[Call], set[int]] = lambda call: set()  # noqa: E731
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    values: Rows
+    values: Annotated[Rows, Real((Upto("width", 1000),))]
 
 
 @dataclass(frozen=True, eq=False)

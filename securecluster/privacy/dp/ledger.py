@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -425,17 +425,7 @@ class Ledger:
         samples = None
         if event.mechanism == "dp-sgd":
             samples = self._sample_count(client)
-        return Expense(
-            mechanism=event.mechanism,
-            noise_multiplier=event.noise_multiplier or 0.0,
-            replace=event.replace,
-            batch=event.batch,
-            epochs=event.epochs,
-            samples=samples,
-            again=event.again,
-            sensitivities=event.sensitivities,
-            variance=event.variance,
-        )
+        return expense_of(event, samples)
 
     def _sample_count(self, client: int) -> int:
         if client not in self.samples:
@@ -443,6 +433,26 @@ class Ledger:
                 f"dp-sgd of client {client} has no price without its number of samples"
             )
         return self.samples[client]
+
+
+def expense_of(event: Event, samples: int | None) -> Expense:
+    """Return what the cost of an event depends on.
+
+    Args:
+        event: a release.
+        samples: n_i of the client, on which the cost of "dp-sgd" depends.
+    """
+    return Expense(
+        mechanism=event.mechanism,
+        noise_multiplier=event.noise_multiplier or 0.0,
+        replace=event.replace,
+        batch=event.batch,
+        epochs=event.epochs,
+        samples=samples if event.mechanism == "dp-sgd" else None,
+        again=event.again,
+        sensitivities=event.sensitivities,
+        variance=event.variance,
+    )
 
 
 def joint_price(
@@ -478,7 +488,7 @@ def _price(clients: Mapping[History, int], delta: float, relation: Relation) -> 
     # those with Skellam noise have an accountant of their own
     summed: dict[History, int] = {}
     for history, client in clients.items():
-        steps = _merged_steps(history, relation)
+        steps = merged_steps(history, relation)
         if _skellam_releases(history, relation):
             summed[history] = client
         else:
@@ -486,7 +496,7 @@ def _price(clients: Mapping[History, int], delta: float, relation: Relation) -> 
             owners[steps] = min(client, lowest)
     price = _largest_price(owners, delta, relation)
     for history, client in summed.items():
-        steps = _merged_steps(history, relation)
+        steps = merged_steps(history, relation)
         releases = _skellam_releases(history, relation)
         cost = accounting.skellam_epsilon(steps, releases, delta)
         if cost.epsilon > price.epsilon:
@@ -676,10 +686,14 @@ def _has_exact_release(history: History) -> bool:
     return any(cost.mechanism == "exact" for cost, _ in history)
 
 
-def _merged_steps(history: History, relation: Relation) -> tuple[Step, ...]:
+def merged_steps(history: History, relation: Relation) -> tuple[Step, ...]:
     """Return the steps (z, q, count) of a history, merged where they are alike.
 
     Those of `_skellam_releases` are not among them.
+
+    Args:
+        history: expenses of one client.
+        relation: neighbouring relation of ε.
     """
     steps = []
     for cost, times in history:
@@ -701,6 +715,18 @@ def _skellam_releases(history: History, relation: Relation) -> list[tuple[Skella
                 release = release.scaled(cost.replace)
             releases.append((release, times))
     return releases
+
+
+def skellam_sums(history: History) -> Iterator[tuple[float, SkellamRelease, int]]:
+    """Yield the noise multiplier of each kind of sums with Skellam noise, the sum, and the count.
+
+    Args:
+        history: expenses of one client.
+    """
+    for cost, times in history:
+        if cost.mechanism == "skellam":
+            norm, magnitudes = cost.sensitivities
+            yield cost.noise_multiplier, SkellamRelease(norm, magnitudes, cost.variance), times
 
 
 def _step(cost: Expense, times: int, relation: Relation) -> Step:

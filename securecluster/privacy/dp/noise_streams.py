@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +23,23 @@ from securecluster.privacy.dp import skellam_noise
 from securecluster.privacy.dp.grid_noise import GridNoise, deviation, spacing
 from securecluster.privacy.dp.skellam_noise import Integers
 
+# Rows that were clipped exceed their norm by rounding; those of the grid's noise have room for it.
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Written by a draw of noise: who drew it, and how much of it there is.
+
+    Args:
+        client: the client by whose key it was drawn.
+        multiplier: z of Gaussian noise that is at most as private: standard deviation over
+            sensitivity.
+    """
+
+    client: int
+    multiplier: float
+
 
 class NoiseStreams:
     """Secret draws of some clients in one run.
@@ -28,11 +47,16 @@ class NoiseStreams:
     Args:
         key: client -> its 32-byte key. Noise can be computed by everyone who has the key.
         run: hash of the run's configuration: under one key, runs that differ share no draw.
+        bounds_rows: True scales rows that are longer than their sensitivity down to it before the
+            noise: where a whole client is the unit of privacy, blanking it leaves zeros, so that no
+            row may be longer. Rows of the unit "example" may be, and so may sums.
     """
 
-    def __init__(self, key: Callable[[int], bytes], run: str) -> None:
+    def __init__(self, key: Callable[[int], bytes], run: str, bounds_rows: bool = False) -> None:
         self._key = key
         self._run = run
+        self._bounds_rows = bounds_rows
+        self._receipts: list[Receipt] | None = None  # of the draws in the current call
 
     @classmethod
     def derived(cls, randomness: Randomness, run: str) -> NoiseStreams:
@@ -67,6 +91,24 @@ class NoiseStreams:
         )
         return digest.digest()
 
+    @contextmanager
+    def receipts(self) -> Iterator[list[Receipt]]:
+        """Yield the receipts of all draws until the end of the context, one each."""
+        self._receipts = []
+        try:
+            yield self._receipts
+        finally:
+            self._receipts = None
+
+    def write(self, receipt: Receipt) -> None:
+        """Add a receipt, where somebody collects them.
+
+        Args:
+            receipt: of a draw with one of this object's seeds.
+        """
+        if self._receipts is not None:
+            self._receipts.append(receipt)
+
     def noised(
         self,
         client: int,
@@ -90,9 +132,12 @@ class NoiseStreams:
             New memory of the row's shape, type and device.
         """
         count = row.numel()
+        self.write(Receipt(client, multiplier))
         # The grid's spacing depends on 1/√d, and an empty row has nothing to hide.
         if not count:
             return row.clone()
+        if self._bounds_rows:
+            row = _within(row, sensitivity)
         grid = spacing(multiplier, sensitivity, count)
         sigma = deviation(multiplier, sensitivity, count)
         # The noise level and the row itself are in the seed: two answers under one number with
@@ -133,6 +178,14 @@ class NoiseStreams:
         seed = self.seed(client, f"skellam {purpose}", step, about)
         words = np.frombuffer(_stream(seed, 8 * draws * len(row)), dtype="<u8")
         return skellam_noise.draw(words, variance, draws, seed)
+
+
+def _within(row: torch.Tensor, norm: float) -> torch.Tensor:
+    """Return a row scaled down to a norm, or the row itself if it is no longer."""
+    length = float(torch.linalg.vector_norm(row.double()))
+    if length <= norm * (1 + ROUNDING):
+        return row
+    return row * (norm / length)
 
 
 def _stream(seed: bytes, length: int) -> bytes:

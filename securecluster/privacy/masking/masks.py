@@ -7,23 +7,34 @@ which clients can also be linked from call to call.
 A permutation hides which label is which, and not a client's label distribution: coordinates of one
 call are columns over clients, and grouping columns that move alike recovers the distributions
 (`benchmarks.label_attack`, whose results are in `LABELS`).
+
+A package outside this project declares its masks as entry points, which lead to the module that
+registers them:
+
+    [project.entry-points."securecluster.masks"]
+    sign-flips = "my_package.sign_flips"
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from importlib.metadata import entry_points
 from typing import ClassVar
 
 import numpy as np
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import UsageError, unknown
+from securecluster.errors import UsageError
 from securecluster.privacy.masking.keystream import SIGNS, Keyed, gather, order, signs
 from securecluster.privacy.masking.rotations import Haar, RotationMask, check_dense
 from securecluster.privacy.pipeline import Pipeline, Stage
 
-# Names of all masks; `register` adds to them.
+GROUP = "securecluster.masks"  # of entry points
+TYPING_ERROR = 0.85  # likeness of names that differ by a slip; a suffix in common is none
+
+# Names of the masks that are registered; `register` adds to them.
 MASKS = ["none", "permutation", "signed-permutation", "rotation", "haar"]
 # Masks that keep each number's magnitude, hence L1 and every norm of coordinates.
 ENTRYWISE = {"none", "permutation", "signed-permutation"}
@@ -258,19 +269,66 @@ def register(
         ENTRYWISE.add(name)
 
 
+def mask_names() -> list[str]:
+    """Return the names of all masks: those that are registered, and those that packages declare."""
+    declared = {point.name for point in entry_points(group=GROUP)}
+    return [*MASKS, *sorted(declared - set(MASKS))]
+
+
+def check_known(name: str) -> None:
+    """Check that there is a mask, and register it if an installed package declares it.
+
+    Args:
+        name: name of the mask.
+
+    Raises:
+        UsageError: an unknown name, or a declaration that leads to no mask of the name.
+    """
+    if name in MASKS:
+        return
+    for point in entry_points(group=GROUP):
+        if point.name != name:
+            continue
+        declaration = f"the mask {name!r}, which is declared as {point.value}"
+        try:
+            point.load()
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"{declaration}, cannot be imported ({error}): correct the entry point, or install "
+                "the package again"
+            ) from None
+        if name not in MASKS:
+            raise UsageError(
+                f"{declaration}, is not registered there: call masks.register with this name in "
+                "that module"
+            )
+        return
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> UsageError:
+    """Return the error for a name that no mask has."""
+    names = sorted(mask_names())
+    closest = get_close_matches(str(name), names, n=1, cutoff=TYPING_ERROR)
+    hint = f"did you mean {closest[0]!r}? " if closest else ""
+    return UsageError(
+        f"unknown mask {name!r}: {hint}choose one of {', '.join(names)}; for a mask of your own, "
+        f"import the module that registers it, or declare it as an entry point of {GROUP}"
+    )
+
+
 def build(name: str, dimension: int | None = None) -> tuple[Stage, ...]:
     """Return the stages of a mask.
 
     Args:
-        name: name of the mask, one of `MASKS`.
+        name: name of the mask, one of `mask_names`.
         dimension: d of the rows; a client needs it to undo a rotation. None builds what the server
             needs: the kinds of stages.
 
     Raises:
         UsageError: an unknown name, or a dense rotation of more than `rotations.DENSEST` numbers.
     """
-    if name not in MASKS:
-        raise unknown("mask", name, MASKS)
+    check_known(name)
     if name == "none":
         return ()
     return (_MAKERS[name](dimension),)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from torch import nn
 from securecluster import Federation
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
+from securecluster.messaging.bounds import Real, Upto
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.models import validation
 from securecluster.privacy.dp.auditing import Audit, directions, grams, lower_bound, summed, updates
@@ -47,7 +49,7 @@ RUNS, D = 300, 300
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    values: Rows
+    values: Annotated[Rows, Real((Upto("width", 1000),))]
 
 
 class Holder:

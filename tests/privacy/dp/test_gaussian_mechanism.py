@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from scipy import stats
 
 from securecluster.core.randomness import Randomness
 from securecluster.errors import PolicyError, UpdateError, UsageError
+from securecluster.messaging.bounds import Real, Upto
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.privacy.compression import codecs
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCurator
@@ -165,7 +167,7 @@ def test_shares_of_noise_add_up_in_a_sum_and_leave_only_in_one() -> None:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    delta: Rows
+    delta: Annotated[Rows, Real((Upto("width", 1000),))]
 
 
 class Toy:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from cases import DOUBLE, FULL, serve, serve_nodes, two_clusters
-from conformance import check_resume, example
 
 from securecluster import Federation
 from securecluster.app.cli import main
@@ -24,6 +23,7 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Picks, Rows, Shared
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Hidden
+from securecluster.protocols.conformance import check_resume, example
 from securecluster.protocols.hidden.client import BlockAverages, HiddenClient
 from securecluster.runtime.endpoint import CallContext
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from cases import DOUBLE, FULL, Served, run_server, serve, serve_nodes, two_clusters
-from conformance import check_resume, example
 from numpy.typing import NDArray
 
 from securecluster import Federation
@@ -23,6 +22,7 @@ from securecluster.app.cli import main
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call, Response, Shared
 from securecluster.protocols import IFCA
+from securecluster.protocols.conformance import check_resume, example
 from securecluster.protocols.ifca import hidden_server
 from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient, least_survivors
 from securecluster.runtime.endpoint import GATHER, SUM, CallContext
@@ -49,7 +49,7 @@ def make(**params: Any) -> Any:
 @pytest.fixture
 def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A function that lets client i find the lowest loss with the model `choices[i]`."""
-    losses_of = HiddenChoiceClient._losses
+    losses_of = HiddenChoiceClient.mean_losses
 
     def fix(*choices: int) -> None:
         def fixed(self: Any, context: CallContext, query: Any) -> NDArray[np.float64]:
@@ -59,7 +59,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 losses[n, choices[client]] = 0.5
             return losses
 
-        monkeypatch.setattr(HiddenChoiceClient, "_losses", fixed)
+        monkeypatch.setattr(HiddenChoiceClient, "mean_losses", fixed)
 
     return fix
 

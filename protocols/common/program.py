@@ -1,0 +1,70 @@
+"""Digest of the program of a protocol, by which a replay tells a changed program from a server that
+used something that no message contained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+import securecluster
+
+# A package of several protocols: those in modules of their own do not depend on each other.
+SHARED_PACKAGE = "securecluster.protocols"
+UNKNOWN = ""
+
+
+def program_digest(*classes: type) -> str:
+    """Return the digest of the source of some classes and their bases, and of this version.
+
+    A class in a package counts with all modules of the package's folder, and any other with its own
+    module.
+
+    Args:
+        classes: of a protocol, its clients, and its state.
+
+    Returns:
+        32 hexadecimal digits; `UNKNOWN` where a class has no source file.
+    """
+    modules: set[str] = set()
+    for made in classes:
+        modules.update(base.__module__ for base in made.__mro__)
+    # Python, and what it is built on, is not the protocol's program.
+    modules = {module for module in modules if not _of_python(module)}
+    sources: dict[str, bytes] = {}
+    for module in modules:
+        files = _files(module)
+        if not files:
+            return UNKNOWN
+        for path in files:
+            # by the package's name, since its folder may lie anywhere
+            sources[f"{_package(module)}/{path.name}"] = path.read_bytes()
+    digest = hashlib.sha256(securecluster.__version__.encode())
+    for name, source in sorted(sources.items()):
+        digest.update(f"\0{name}\0{len(source)}\0".encode())
+        digest.update(source)
+    return digest.hexdigest()[:32]
+
+
+def _of_python(module: str) -> bool:
+    """Return whether a module belongs to Python's own library."""
+    top, _, _ = module.partition(".")
+    return top in sys.stdlib_module_names
+
+
+def _package(module: str) -> str:
+    """Return the name of the package of a module; "" where it is in none."""
+    loaded = sys.modules.get(module)
+    return getattr(loaded, "__package__", None) or ""
+
+
+def _files(module: str) -> list[Path]:
+    """Return the source files that stand for a module; none where it has no file."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or not Path(file).is_file():
+        return []
+    path = Path(file)
+    if _package(module) in ("", SHARED_PACKAGE):
+        return [path]
+    return sorted(path.parent.glob("*.py"))

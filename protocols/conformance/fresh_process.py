@@ -1,0 +1,139 @@
+"""Replay of a run in a new process, which never met the federation."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from securecluster.core.serialization import pack
+from securecluster.errors import SecureClusterError
+from securecluster.messaging.transcript import Transcript
+from securecluster.protocols.conformance.report import ConformanceError, NotApplicableError, told
+from securecluster.protocols.conformance.runs import Example
+from securecluster.protocols.conformance.simulation import FULL
+
+ADVICE = (
+    "run_server and what it calls may use the messages, the configuration and the hyper-parameters "
+    "alone, and no federation, no variable of a module and nothing that config kept on self"
+)
+SECONDS = 300
+
+
+def check_in_new_process(run: Example, folder: Path) -> None:
+    """Check that a new process, which has the messages alone, ends in the same state.
+
+    Args:
+        run: that is done again in a folder.
+        folder: empty.
+
+    Raises:
+        NotApplicableError: the class cannot be imported, or a hyper-parameter is an object.
+    """
+    made = run.make()
+    kind = type(made)
+    if not _importable(kind):
+        raise NotApplicableError(
+            f"{kind.__qualname__} cannot be imported in another process: define it at the top of a "
+            "module"
+        )
+    params = _as_json(made.get_params())
+    fitted = made.fit(run.federation, FULL, folder=folder / "run")
+    (folder / "state").write_bytes(fitted.server_state_)
+    job = {
+        "path": sys.path,
+        "module": kind.__module__,
+        "name": kind.__qualname__,
+        "params": params,
+        "config": fitted.kept_.learned.config,
+        "folder": str(folder),
+    }
+    # one call: a function of the base package that replays in a new process can take its place
+    problem = _replay_elsewhere(job)
+    if problem:
+        raise ConformanceError(f"in a new process the server alone {problem}: {ADVICE}")
+
+
+def _importable(kind: type) -> bool:
+    """Return whether another process finds a class by its module and name."""
+    if kind.__module__ == "__main__" or "." in kind.__qualname__:
+        return False
+    try:
+        module = importlib.import_module(kind.__module__)
+    except ImportError:
+        return False
+    return getattr(module, kind.__qualname__, None) is kind
+
+
+def _as_json(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return hyper-parameters as JSON holds them.
+
+    Raises:
+        NotApplicableError: one of them is an object.
+    """
+    try:
+        known: dict[str, Any] = json.loads(json.dumps(dict(params)))
+    except TypeError:
+        raise NotApplicableError(
+            "a hyper-parameter is an object, which another process does not have"
+        ) from None
+    return known
+
+
+def _replay_elsewhere(job: Mapping[str, Any]) -> str:
+    """Return what went wrong in a replay in a new process; empty if nothing did."""
+    code = (
+        "import json, sys; job = json.loads(sys.stdin.read()); sys.path[:] = job['path']; "
+        "from securecluster.protocols.conformance.fresh_process import replayed; "
+        "print(json.dumps(replayed(job)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["without a word"]
+        return f"ended with {last[0]}"
+    problem: str = json.loads(done.stdout.strip().splitlines()[-1])
+    return problem
+
+
+def replayed(job: Mapping[str, Any]) -> str:
+    """Replay a run in this process, and return what went wrong; empty if nothing did.
+
+    Args:
+        job: class, hyper-parameters, configuration and folder of the run.
+    """
+    module = importlib.import_module(job["module"])
+    kind = getattr(module, job["name"])
+    folder = Path(job["folder"])
+    try:
+        made = kind(**_with_tuples(kind, job["params"]))
+        frames = folder / "run" / "transcript"
+        transcript = Transcript.read("full", frames, made.message_types)
+        state, _ = made.replayed(transcript, job["config"])
+    except SecureClusterError as error:
+        return f"makes another run ({told(error)})"
+    except Exception as error:
+        return f"ends with {told(error, [Path(module.__file__ or '')])}"
+    if pack(state) != (folder / "state").read_bytes():
+        return "ends in another state"
+    return ""
+
+
+def _with_tuples(kind: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return hyper-parameters with tuples where the class's default is one, which JSON lacks."""
+    known = dict(params)
+    for name, value in known.items():
+        default = getattr(kind, name, None)
+        if isinstance(default, tuple) and isinstance(value, list):
+            known[name] = tuple(value)
+    return known

@@ -1,0 +1,143 @@
+"""Runs that checks watch from both ends: lost replies, nodes with real frames, early ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from securecluster.data import Federation
+from securecluster.messaging.messages import Call
+from securecluster.messaging.transcript import Transcript
+from securecluster.runtime.endpoint import Endpoint
+from securecluster.runtime.run import Run
+from securecluster.runtime.server_channel import ServerChannel
+from securecluster.runtime.settings import Settings
+from securecluster.runtime.transport import (
+    Framed,
+    InProcess,
+    Recorded,
+    Transport,
+    WithAuthority,
+)
+
+Lost = Callable[[Call], set[int]]
+
+# Keys, masks and noise follow from the seed, so that runs can be compared bit for bit.
+SEEDED = Settings(keys_from_seed=True)
+FULL = replace(SEEDED, transcript="full")
+DOUBLE = replace(SEEDED, dtype="float64")
+
+
+def no_client(call: Call) -> set[int]:
+    """Return that no client of a call is lost."""
+    return set()
+
+
+def run_server(made: Any, net: ServerChannel) -> Any:
+    """Run the server's loop over a channel, without a folder, and return its final state.
+
+    Args:
+        made: the protocol.
+        net: the server's channel.
+    """
+    return made.run_server(net, Run(begin=lambda number: setattr(net, "round", number)))
+
+
+class Served(NamedTuple):
+    """The server's final state, both ends, and what went between them."""
+
+    state: Any
+    endpoint: Endpoint[Any]
+    net: ServerChannel
+    transcript: Transcript
+
+
+def serve(
+    made: Any,
+    federation: Federation,
+    lost: Lost = no_client,
+    settings: Settings = DOUBLE,
+    record: str = "full",
+) -> Served:
+    """Run a protocol over all clients in this process.
+
+    Args:
+        made: the protocol.
+        federation: the clients and their data.
+        lost: returns which clients of a call do not reply.
+        settings: device and precision.
+        record: what the transcript keeps.
+    """
+    endpoint = made.build_client(federation, settings)
+    transcript = Transcript(record)
+    config = made.config(federation, settings.dtype)
+    inner = with_authority(made, config, InProcess(endpoint.answer, lost))
+    net = made.build_network(Recorded(inner, transcript), config)
+    return Served(run_server(made, net), endpoint, net, transcript)
+
+
+def with_authority(made: Any, config: dict[str, Any], inner: Transport) -> Transport:
+    """Return a transport that reaches the run's key authority, too, if it has one.
+
+    Args:
+        made: the protocol.
+        config: what clients and server agreed on.
+        inner: transport to the clients.
+    """
+    authority = made.build_authority(config)
+    if authority is None:
+        return inner
+    return WithAuthority(inner, authority.answer_frame, lambda name: made.message_types(name)[1])
+
+
+def node_each(made: Any, federation: Federation, settings: Settings) -> list[Endpoint[Any]]:
+    """Return an endpoint for each client, which holds this client's shard alone.
+
+    Args:
+        made: the protocol.
+        federation: the clients and their data.
+        settings: device and precision.
+    """
+    return [made.build_client(federation, settings, [i]) for i in range(len(federation))]
+
+
+def framed(made: Any, nodes: Sequence[Endpoint[Any]]) -> Transport:
+    """Return a transport that encodes every message between a server and its nodes.
+
+    Args:
+        made: the protocol.
+        nodes: one for each client.
+    """
+    doors = {i: node.answer_frame for i, node in enumerate(nodes)}
+    return Framed(doors, lambda name: made.message_types(name)[1])
+
+
+def serve_nodes(
+    made: Any, federation: Federation, settings: Settings = DOUBLE
+) -> tuple[Any, list[Endpoint[Any]]]:
+    """Run a protocol over nodes with one client each; return the final state and the nodes.
+
+    Args:
+        made: the protocol.
+        federation: the clients and their data.
+        settings: device and precision.
+    """
+    nodes = node_each(made, federation, settings)
+    config = made.config(federation, settings.dtype)
+    net = made.build_network(with_authority(made, config, framed(made, nodes)), config)
+    return run_server(made, net), nodes
+
+
+def interrupt_after(number: int) -> Callable[[dict[str, object]], None]:
+    """Return a report that stops a run after a round, as Ctrl-C would.
+
+    Args:
+        number: of the round.
+    """
+
+    def report(line: dict[str, object]) -> None:
+        if line["round"] == number:
+            raise KeyboardInterrupt
+
+    return report

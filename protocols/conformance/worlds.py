@@ -1,0 +1,382 @@
+"""Literal neighbouring worlds: the same calls to clients whose data differ in one unit.
+
+The calls of a run with noise are answered again, without its noise, by three sets of clients: its
+own; the same with one unit of each client's data replaced; and clients with other data that
+remember what its own clients do. Where two answers differ, the ledger must have a price for it: at
+least the distance that the noise was scaled to, and no difference at all for what is priced as
+free.
+
+A client answers by its own data and the query alone, so that one pass compares as many pairs of
+worlds as there are clients: in the pair of client i, the data of client i alone differ.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from securecluster.core.lazy_torch import torch
+from securecluster.data import Federation
+from securecluster.errors import PolicyError, SecureClusterWarning
+from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call, Rows
+from securecluster.messaging.transcript import Transcript
+from securecluster.privacy.dp.ledger import Event
+from securecluster.protocols.common.execution import KeySource, build_client
+from securecluster.protocols.conformance.privacy import is_equal, other_data, transplant
+from securecluster.protocols.conformance.report import NotApplicableError
+from securecluster.protocols.conformance.runs import require
+from securecluster.protocols.conformance.simulation import FULL
+from securecluster.runtime.endpoint import SERVICE_METHODS, Endpoint, release_of
+
+Make = Callable[..., Any]
+NARROW = 0.01  # clip norm that every row exceeds before it is clipped
+ROUNDING = 1 + 1e-4  # of a norm in single precision
+TRAINING = "dp-sgd"  # purposes of draws that belong to local training
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One draw of a client's noise: the row before it, and what the noise is scaled to.
+
+    Args:
+        purpose: name of the draw.
+        row: the row (d,) in double precision; None for a random choice, which has no row.
+        multiplier: z.
+        sensitivity: the largest L2 norm of what the unit of privacy contributes.
+    """
+
+    purpose: str
+    row: torch.Tensor | None = None
+    multiplier: float = 0.0
+    sensitivity: float = 0.0
+
+
+@dataclass
+class World:
+    """Clients whose noise is left out and noted."""
+
+    endpoint: Endpoint[Any]
+    draws: dict[int, list[Draw]] = field(default_factory=dict)  # by client, of the last call
+
+    @classmethod
+    def of(cls, endpoint: Endpoint[Any]) -> World:
+        """Return a world whose streams of noise note what they are asked for, and add nothing.
+
+        Args:
+            endpoint: of the clients, whose streams are replaced.
+        """
+        world = cls(endpoint)
+        endpoint.guard = None  # it would refuse draws without noise
+        streams = endpoint.client.cohort.secret
+        drawn = streams.seed
+
+        def noised(
+            client: int,
+            purpose: str,
+            step: int,
+            row: torch.Tensor,
+            multiplier: float,
+            sensitivity: float,
+        ) -> torch.Tensor:
+            exact = row.detach().double().flatten().cpu()
+            world.note(client, Draw(purpose, exact, multiplier, sensitivity))
+            return row.clone()
+
+        def seed(client: int, purpose: str, *rest: Any, **more: Any) -> bytes:
+            if not purpose.startswith(TRAINING):
+                world.note(client, Draw(purpose))
+            found: bytes = drawn(client, purpose, *rest, **more)
+            return found
+
+        # one object is behind every draw of an endpoint's clients
+        vars(streams).update(noised=noised, seed=seed)
+        return world
+
+    def note(self, client: int, draw: Draw) -> None:
+        """Add a draw of a client.
+
+        Args:
+            client: its number.
+            draw: its noise.
+        """
+        self.draws.setdefault(client, []).append(draw)
+
+    def answer(self, call: Call) -> Any:
+        """Return the reply to a call, and note the draws of this call alone.
+
+        Args:
+            call: to clients of the endpoint.
+        """
+        self.draws = {}
+        return self.endpoint.answer(call).reply
+
+
+@dataclass
+class Comparison:
+    """What a call brought from neighbouring worlds.
+
+    Args:
+        method: that was called.
+        trained: whether DP-SGD is behind the reply.
+        moved: by client, the fields in which its replies differ.
+        dependent: fields in which replies differ from those of clients with other data that
+            remember the same.
+        own: by client, its draws in the run's world.
+        other: by client, its draws in the neighbouring world.
+    """
+
+    method: str
+    trained: bool
+    moved: Mapping[int, frozenset[str]]
+    dependent: frozenset[str]
+    own: Mapping[int, Sequence[Draw]]
+    other: Mapping[int, Sequence[Draw]]
+
+
+def neighbour(federation: Federation, unit: str) -> Federation:
+    """Return clients each of whom differs in one unit of privacy.
+
+    All data of a client become random ones; an example becomes a blank one, whose features are
+    zeros.
+
+    Args:
+        federation: clients with equally many samples.
+        unit: "client" or "example".
+    """
+    if unit == "client":
+        return other_data(federation, seed=2)
+    shards = []
+    for shard in federation.shards:
+        x = np.array(shard.x)
+        x[0] = 0
+        shards.append(replace(shard, x=x))
+    return replace(federation, shards=tuple(shards))
+
+
+def check_worlds(
+    make: Make,
+    federation: Federation,
+    newcomers: Federation,
+    rounds: int = 3,
+    **params: Any,
+) -> None:
+    """Check the price of every release against what neighbouring worlds release.
+
+    Args:
+        make: makes the protocol from hyper-parameters.
+        federation: the clients and their data.
+        newcomers: clients that join afterwards.
+        rounds: number of rounds.
+        params: hyper-parameters with noise, a unit of privacy, and no mask.
+
+    Raises:
+        NotApplicableError: no client releases anything that has a finite price.
+    """
+    made = make(rounds=rounds, **{**params, "clip": NARROW})
+    fitted = made.fit(federation, FULL)
+    before = len(fitted.ledger_.events)
+    found = compare(
+        fitted,
+        fitted.transcript_,
+        lambda known: made.build_client(known, FULL, secrets=fitted.kept_.secrets()),
+        federation,
+    )
+    judged = judge(found, fitted.ledger_.events, made.dp_unit)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SecureClusterWarning)  # what newcomers pay is not at issue
+        fitted.predict(newcomers)
+    found = compare(
+        fitted, fitted.joined_.transcript, lambda known: guests(fitted, known), newcomers
+    )
+    judged += judge(found, fitted.ledger_.events[before:], made.dp_unit)
+    if not judged:
+        raise NotApplicableError("no client releases anything with noise")
+
+
+def guests(fitted: Any, newcomers: Federation) -> Endpoint[Any]:
+    """Return the endpoint of newcomers to a finished run, as `predict` builds it.
+
+    Args:
+        fitted: the run.
+        newcomers: the clients and their data.
+    """
+    learned = fitted.kept_.learned
+    return build_client(
+        fitted.with_fitted_params(),
+        newcomers,
+        learned.settings,
+        key_source=KeySource(secrets=fitted.kept_.secrets()),
+        joins=learned.config,
+    )
+
+
+def compare(
+    fitted: Any,
+    transcript: Transcript,
+    build: Callable[[Federation], Endpoint[Any]],
+    federation: Federation,
+) -> dict[int, Comparison]:
+    """Return what neighbouring worlds answer to the calls of a transcript, by the call's step.
+
+    Args:
+        fitted: the run.
+        transcript: a full one.
+        build: returns the endpoint of some clients.
+        federation: the clients that were called.
+    """
+    unit = fitted.dp_unit
+    own, other, swapped = (
+        World.of(build(known))
+        for known in (federation, neighbour(federation, unit), other_data(federation))
+    )
+    found = {}
+    for position in range(len(transcript.entries)):
+        call, told = transcript.content(position)
+        reached = set(call.to) <= set(own.endpoint.ids)
+        if told.reply is None or call.verb in (RELAY, AUTHORITY_CALL) or not reached:
+            continue
+        call = call.select([call.to.index(i) for i in told.ids])
+        if call.method in SERVICE_METHODS:
+            for world in (own, other, swapped):
+                world.answer(call)
+            continue
+        transplant(own.endpoint, swapped.endpoint)
+        same, apart = own.answer(call), other.answer(call)
+        free = _answer_or_refusal(swapped, call)
+        release = release_of(getattr(fitted.client, call.method))
+        if not release.private:
+            continue
+        found[call.step] = Comparison(
+            call.method,
+            bool(release.trains) and unit == "example",
+            {i: _moved(k, same, apart) for k, i in enumerate(call.to)},
+            _differing(same, free),
+            own.draws,
+            other.draws,
+        )
+    return found
+
+
+def _answer_or_refusal(world: World, call: Call) -> Any:
+    """Return the reply to a call; None where clients notice that their data are not theirs."""
+    try:
+        return world.answer(call)
+    except PolicyError:
+        return None
+
+
+def _names(reply: Any) -> list[str]:
+    return [one.name for one in fields(reply)]
+
+
+def _differing(one: Any, other: Any) -> frozenset[str]:
+    """Return the fields in which two replies differ; none of a reply that was refused."""
+    if other is None:
+        return frozenset()
+    pairs = {name: (getattr(one, name), getattr(other, name)) for name in _names(one)}
+    return frozenset(name for name, (a, b) in pairs.items() if not is_equal(a, b))
+
+
+def _moved(k: int, one: Any, other: Any) -> frozenset[str]:
+    """Return the fields in which the replies of the k-th recipient differ."""
+    moved = set()
+    for name in _names(one):
+        a, b = getattr(one, name), getattr(other, name)
+        if isinstance(a, Rows) and isinstance(b, Rows):
+            same = torch.equal(a.values[k], b.values[k])
+        else:
+            same = is_equal(a, b)
+        if not same:
+            moved.add(name)
+    return frozenset(moved)
+
+
+def judge(found: dict[int, Comparison], events: Sequence[Event], unit: str) -> int:
+    """Raise `ConformanceError` where a price is lower than what neighbouring worlds show.
+
+    Args:
+        found: comparisons by the call's step.
+        events: of the ledger.
+        unit: of privacy.
+
+    Returns:
+        How many fields were compared.
+    """
+    priced: dict[int, list[Event]] = {}
+    for event in events:
+        if event.step in found and event.mechanism in ("gaussian", "free"):
+            priced.setdefault(event.step, []).append(event)
+    for step, known in priced.items():
+        noised = [event for event in known if event.mechanism == "gaussian"]
+        _judge_free(found[step], known, noised)
+        for client in found[step].moved:
+            _judge_noise(found[step], client, noised, unit)
+    return sum(len(event.fields) for known in priced.values() for event in known)
+
+
+def _judge_free(one: Comparison, events: Sequence[Event], noised: Sequence[Event]) -> None:
+    """Raise `ConformanceError` where a field that is priced as free depends on data."""
+    # What follows from a noised field of the same reply differs with it, and so does what follows
+    # from training with noise.
+    follows = one.trained or any(name in one.dependent for e in noised for name in e.fields)
+    if follows:
+        return
+    for event in events:
+        for name in event.fields:
+            require(
+                event.mechanism != "free" or name not in one.dependent,
+                f"{one.method}.{name} depends on data and is priced as free: it does not follow "
+                "from earlier releases, so give it noise and a price, and declare trains= where "
+                "the client trains to answer",
+            )
+
+
+def _judge_noise(one: Comparison, client: int, noised: Sequence[Event], unit: str) -> None:
+    """Raise `ConformanceError` where a client's noise is less than its price says."""
+    moved = [name for event in noised for name in event.fields if name in one.moved[client]]
+    if not noised or one.trained:
+        return
+    draws = one.own.get(client, ())
+    require(
+        len(moved) <= len(draws),
+        f"{one.method}.{', '.join(moved)} changes with one {unit}'s data, and the client drew no "
+        "noise for it from its streams in this call: add it by the run's noise streams, or name "
+        "the field in through=",
+    )
+    lowest = min(event.noise_multiplier or 0.0 for event in noised)
+    reach = max(event.replace for event in noised)
+    other = {draw.purpose: draw for draw in one.other.get(client, ())}
+    for draw in draws:
+        if draw.row is None:
+            continue
+        require(
+            draw.multiplier * ROUNDING >= lowest,
+            f"{one.method} drew noise of multiplier {draw.multiplier:.3g}, which the ledger prices "
+            f"as {lowest:.3g}: state the noise that is drawn",
+        )
+        _judge_row(one.method, draw, other.get(draw.purpose), reach, unit)
+
+
+def _judge_row(method: str, draw: Draw, other: Draw | None, reach: float, unit: str) -> None:
+    """Raise `ConformanceError` where a row moves by more than its noise is scaled to."""
+    assert draw.row is not None
+    advice = "clip the row to this norm before the noise, or scale the noise to what it can move by"
+    if unit == "client":
+        norm = float(draw.row.norm())
+        require(
+            norm <= draw.sensitivity * ROUNDING,
+            f"{method} scales noise to a sensitivity of {draw.sensitivity:.3g}, and a client's row "
+            f"has norm {norm:.3g}: {advice}",
+        )
+    if other is None or other.row is None or other.row.shape != draw.row.shape:
+        return
+    distance = float((draw.row - other.row).norm())
+    require(
+        distance <= reach * draw.sensitivity * ROUNDING,
+        f"{method} scales noise to a sensitivity of {draw.sensitivity:.3g}, and replacing one "
+        f"{unit} moves its row by {distance:.3g}: {advice}",
+    )
