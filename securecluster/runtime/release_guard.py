@@ -120,7 +120,7 @@ class ReleaseGuard:
             if not (same_noise and same_steps):
                 raise PolicyError(
                     f'{traces.method} trains by another plan than trains="{traces.release.trains}" '
-                    "is priced by: train with the plan of the run (self.plan)"
+                    "is priced by: train with the plan of the run (self.training)"
                 )
 
     def _is_public(self, value: Any, clients: Sequence[int]) -> bool:
