@@ -35,6 +35,7 @@ from securecluster.protocols.common.client import TrainingClient, UpdateClient
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.cluster_once import ClusterOnce, ClusterOnceState
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.eigenvectors import (
     EigenvectorClient,
     EigenvectorProtocol,
@@ -56,21 +57,14 @@ from securecluster.protocols.common.model_sets import (
 )
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.privacy_spec import (
-    FOLLOWS,
-    Disclosures,
-    PrivacySpec,
-    ReleaseCounts,
-)
 from securecluster.protocols.common.restarts import OfferedModels, Restart
 from securecluster.protocols.common.sampling import TRIES, sample_clients
-from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, CallContext, answers
-from securecluster.runtime.release_accounting import FieldNoise
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
 __all__ = [
-    "FOLLOWS",
     "GATHER",
     "PAIRS",
     "SUM",
@@ -92,7 +86,6 @@ __all__ = [
     "EigenvectorProtocol",
     "Eigenvectors",
     "Empty",
-    "FieldNoise",
     "LocalFirstClient",
     "ModelAverages",
     "ModelChoice",
@@ -103,9 +96,7 @@ __all__ = [
     "Pairs",
     "PendingUpdates",
     "Picks",
-    "PrivacySpec",
     "Real",
-    "ReleaseCounts",
     "Replies",
     "Restart",
     "Rows",

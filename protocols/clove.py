@@ -19,7 +19,7 @@ clients are clustered, which limits what their losses cost; and newcomers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.k_means import kmeans
-from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.core.validation import check_whole
 from securecluster.data import Federation
@@ -41,16 +40,16 @@ from securecluster.protocols.common.assign_each_round import (
 )
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.model_sets import (
     AssignedModel,
     AssignedModelClient,
     ModelAverages,
 )
-from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.sampling import sample_clients
-from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
-from securecluster.runtime.release_accounting import FieldNoise
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
@@ -75,10 +74,10 @@ class LossVectorClient(AssignedModelClient):
             PolicyError: the request is late, and is about averages before the current ones.
         """
         exact = self.mean_losses(context, query)
-        released = self.released_losses("measure", context, exact)
+        released = self.release_losses(context, exact)
         # k-means on the server computes with these numbers, and infinity has no distance
-        finite = np.minimum(released, WORST)
-        return LossVector(Rows(torch.as_tensor(finite)))
+        finite = context.postprocess(lambda losses: losses.clamp(max=WORST), released)
+        return LossVector(Rows(finite))
 
     @answers(GATHER, SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, context: CallContext, query: AssignedModel) -> Update:
@@ -251,20 +250,9 @@ class CLoVE(AssignEachRound):
             "sum would be its update: take IFCA (ifca), or aggregation plain"
         )
 
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Count a client's updates and loss vectors, and add the noise of these.
-
-        Args:
-            noise: Z.
-        """
-        releases = ReleaseCounts(
-            updates=self.rounds, losses=self.loss_rounds, trainings=self.rounds
-        )
-        spec = super().privacy_spec(noise).with_releases(releases)
-        if not noise:
-            return spec
-        # replacing a sample or client moves a row of losses as far as blanking it
-        return spec.with_fields(losses=FieldNoise(noise, replacement=1.0))
+    def dry_runs(self) -> Sequence[Mapping[str, Any]]:
+        """Return a run whose clusters are never stable, so that losses are asked to the end."""
+        return ({"stable_rounds": 1 + self.rounds},)
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""

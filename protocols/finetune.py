@@ -22,16 +22,16 @@ from securecluster.protocols.common.averaging import (
     AveragingState,
     SumClient,
     average_clusters,
-    select_context,
     visible_sample_counts,
 )
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
-from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
@@ -80,7 +80,7 @@ class FineTuneClient(SumClient):
                 starting.append(n)
         if starting:
             # FedAvg's model is read after the averages that these clients lack, before it changes.
-            starting_context = select_context(context, starting)
+            starting_context = context.select(starting)
             self.catch_up(starting_context, select(query, starting))
             if not self._unshared:
                 self.shared = self.models.row(starting_context.positions[0]).clone()
@@ -147,16 +147,6 @@ class FineTune(ClusteringProtocol):
         """Check the rounds of fine-tuning, too."""
         super().check(clients)
         check_whole(self, tune_rounds=0)
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Count the releases of FedAvg: fine-tuning releases nothing.
-
-        Args:
-            noise: Z.
-        """
-        rounds = self._shared_rounds
-        releases = ReleaseCounts(updates=rounds, trainings=rounds)
-        return super().privacy_spec(noise).with_releases(releases)
 
     def shared_models(self, client: Any) -> Any:
         """Return FedAvg's model, (1, d), once clients have fine-tuned it.

@@ -66,11 +66,11 @@ from securecluster.protocols.common.compressed_updates import (
 )
 from securecluster.protocols.common.compression_options import CompressionOptions
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.gradient_signatures import SignatureSender
 from securecluster.protocols.common.messages import AverageDeltas, ModelDelta, Update
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush, request_model
-from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.sampling import check_landmarks, sample_landmarks
 from securecluster.protocols.common.signature_collection import (
     Collected,
@@ -80,7 +80,8 @@ from securecluster.protocols.common.signature_collection import (
     comparable,
 )
 from securecluster.protocols.common.signature_protocol import GradientSignatureProtocol
-from securecluster.runtime.endpoint import GATHER, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -461,18 +462,6 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
                 f"a threshold cuts the paper's merges, and the clusterer {self.clusterer!r} has "
                 "none: leave one of them out"
             )
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Count an update a round, and one more, or a signature, in the clustering round.
-
-        Args:
-            noise: Z.
-        """
-        updates = self.rounds + 1 - self.signatures_sent
-        releases = ReleaseCounts(
-            updates=updates, trainings=updates, signatures=self.signatures_sent
-        )
-        return super().privacy_spec(noise).with_releases(releases)
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask."""

@@ -35,12 +35,13 @@ from securecluster.protocols.common.averaging import (
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.sampling import TRIES
-from securecluster.runtime.endpoint import GATHER, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -200,16 +201,6 @@ class LocalKMeans(ClusteringProtocol):
         super().check(clients)
         check_number(self.k, clients)
         check_whole(self, local_rounds=1)
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Count the local model, and an update in each round after it.
-
-        Args:
-            noise: Z.
-        """
-        averaged_rounds = self.rounds - self._local
-        releases = ReleaseCounts(updates=1 + averaged_rounds, trainings=self.rounds)
-        return super().privacy_spec(noise).with_releases(releases)
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask."""

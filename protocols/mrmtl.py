@@ -34,7 +34,8 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import sample_clients
-from securecluster.runtime.endpoint import MINIMUM, SUM, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import MINIMUM, SUM, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining, MeanRegularizer

@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from securecluster.clustering.agglomerative import linkage_clusters, nearest
-from securecluster.clustering.eigenvectors import top
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
 from securecluster.core.validation import check_choice, check_number
@@ -35,12 +34,12 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.cluster_once import ClusterOnce
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.eigenvectors import (
     EigenvectorClient,
     EigenvectorOptions,
     EigenvectorProtocol,
 )
-from securecluster.protocols.common.privacy_spec import Disclosures
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 SUBSPACES = ("classes", "samples")
@@ -82,35 +81,19 @@ class SubspaceClient(EigenvectorClient):
         super().__init__(cohort, training, pipeline, weighted, options)
         self._classes = options.classes
 
-    def _spectrum(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return eigenvalues and eigenvectors of each class, or of all samples.
+    def _parts(self, k: int) -> list[torch.Tensor]:
+        """Return the features of each class, or of all samples.
+
+        A sample changes the matrix of its own class only, so all together cost what one does.
 
         Args:
             k: the client's position.
-
-        Returns:
-            (q,) and (q, D), class by class.
         """
         if not self._classes:
-            return super()._spectrum(k)
-        if k not in self._spectra:
-            pairs = self._class_spectra(k)
-            values = torch.cat([own_values for own_values, _ in pairs])
-            vectors = torch.cat([own_vectors for _, own_vectors in pairs])
-            self._spectra[k] = values, vectors
-        return self._spectra[k]
-
-    def _class_spectra(self, k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return eigenvalues (p,) and eigenvectors (p, D) of each class of the client at k."""
+            return super()._parts(k)
         features = self._features(k)
         labels = self.cohort.labels(k)
-        by_class = [features[labels == c] for c in range(self._classes)]
-        # A sample changes the matrix of its own class only, so all together cost what one does.
-        noise = self._gram_noise
-        if noise is None:
-            return [top(of_class, self._count) for of_class in by_class]
-        matrices = self._checked(k, noise.matrices(by_class, self.cohort.ids[k]))
-        return [noise.spectrum(matrix, self._count) for matrix in matrices]
+        return [features[labels == c] for c in range(self._classes)]
 
 
 @protocol
@@ -202,16 +185,13 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
         subspaces = self._classes(config) or 1
         return {**sizes, "vectors": subspaces * sizes["vectors"]}
 
-    def eigenvector_options(
-        self, cohort: LocalTrainer, config: Mapping[str, Any]
-    ) -> SubspaceOptions:
+    def eigenvector_options(self, config: Mapping[str, Any]) -> SubspaceOptions:
         """Return the clients' options.
 
         Args:
-            cohort: the clients' data and local training.
             config: the run's configuration.
         """
-        options = super().eigenvector_options(cohort, config)
+        options = super().eigenvector_options(config)
         return SubspaceOptions(
             options.features, options.count, options.noise, self._classes(config)
         )

@@ -19,8 +19,8 @@ from securecluster.protocols.common.averaging import (
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.privacy_spec import Disclosures
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 

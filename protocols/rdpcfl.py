@@ -38,14 +38,13 @@ from securecluster.core.validation import check_number, check_whole
 from securecluster.errors import PolicyError
 from securecluster.messaging.messages import Ack, Empty, Rows
 from securecluster.models.objectives import Classification
-from securecluster.privacy.dp.exponential_mechanism import bounded_range, choice
 from securecluster.protocols.common.assign_each_round import (
     AssignEachRound,
     AssignEachRoundState,
 )
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.dp_options import History
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import ModelChoice, Update
 from securecluster.protocols.common.model_set_protocol import deliver_models
 from securecluster.protocols.common.model_sets import (
@@ -53,11 +52,10 @@ from securecluster.protocols.common.model_sets import (
     AssignedModelClient,
     ModelAverages,
 )
-from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.restarts import Restart
 from securecluster.protocols.common.sampling import TRIES
-from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
-from securecluster.runtime.release_accounting import FieldNoise
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.config import FULL_GRADIENT
@@ -119,8 +117,7 @@ class PrivateChoiceClient(AssignedModelClient):
         """
         models = self.apply_averages(context, query)
         offered = list(range(len(models)))
-        chosen = self._chosen_models("choose", context, query.start, offered)
-        return ModelChoice(Rows(torch.as_tensor(chosen)))
+        return ModelChoice(Rows(self._chosen_models(context, query.start, offered)))
 
     @answers(GATHER, private=False, relays=("means",))
     def receive_models(self, context: CallContext, query: ModelAverages) -> Ack:
@@ -138,16 +135,14 @@ class PrivateChoiceClient(AssignedModelClient):
         if not offered:
             raise PolicyError("join needs models to choose from, and this request has none")
         self.apply_averages(context, query)
-        chosen = self._chosen_models("join", context, query.start, offered)
-        return ModelChoice(Rows(torch.as_tensor(chosen)))
+        return ModelChoice(Rows(self._chosen_models(context, query.start, offered)))
 
     def _chosen_models(
-        self, purpose: str, context: CallContext, start: int, offered: Sequence[int]
-    ) -> list[int]:
-        """Return each client's choice among some models.
+        self, context: CallContext, start: int, offered: Sequence[int]
+    ) -> torch.Tensor:
+        """Return each client's choice among some models, (b,), as it may leave.
 
         Args:
-            purpose: names the draw.
             context: the clients.
             start: the start of the models.
             offered: the models' numbers.
@@ -157,19 +152,16 @@ class PrivateChoiceClient(AssignedModelClient):
             rows = self.evaluated_rows(start, j, context.positions)
             columns.append(self._right_answers(rows, context.positions))
         counts = np.stack(columns, 1)
-        guard = self.own_noise
-        if guard is None:
-            return [offered[j] for j in counts.argmax(1)]
-        eta = bounded_range(self.selection_ratio * guard.noise)
-        if guard.unit == "client":
-            # all samples of a client together change the share of right answers by 1 at most
-            sizes = np.array([max(1, self.cohort.sizes[k]) for k in context.positions])
-            counts = counts / sizes[:, None]
-        chosen = []
-        for i, row in zip(context.ids, counts, strict=True):
-            j = choice(row, eta, guard.draws, i, purpose, context.step)
-            chosen.append(offered[j])
-        return chosen
+        multiplier = 0.0
+        if context.noise is not None:
+            multiplier = self.selection_ratio * context.noise.noise
+            if multiplier and context.noise.unit == "client":
+                # all samples of a client together change the share of right answers by 1 at most
+                sizes = np.array([max(1, self.cohort.sizes[k]) for k in context.positions])
+                counts = counts / sizes[:, None]
+        numbers = torch.as_tensor(offered)
+        chosen = context.release_choice(counts, multiplier)
+        return context.postprocess(lambda best: numbers[best], chosen)
 
     def _right_answers(self, models: Rows, positions: Sequence[int]) -> Array:
         """Return the number of training samples that each client's model gets right.
@@ -375,37 +367,24 @@ class RDPCFL(AssignEachRound):
         check_number(self, "selection_noise", SMALLEST_RATIO, 1e6, high_in=True)
         check_whole(self, rounds=1)
 
+    def trainings(
+        self, usual: LocalTraining, config: Mapping[str, Any]
+    ) -> dict[str, LocalTraining]:
+        """Add the first step, along the gradient of all samples.
+
+        Args:
+            usual: the training of a round.
+            config: what clients and server agreed on.
+        """
+        plans = super().trainings(usual, config)
+        return {**plans, "first": replace(plans["full"], lr=config["lr"])}
+
     def secure_sums_refusal(self) -> str | None:
         """Return that a cluster of one would show its update, and clusters are drawn anew."""
         return (
             "R-DPCFL's server draws clusters anew in every round, also of one client, whose secure "
             "sum would be its update: take IFCA (ifca), or aggregation plain"
         )
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Count the first update, the other rounds' updates, and the price of choices.
-
-        Args:
-            noise: Z.
-        """
-        releases = ReleaseCounts(updates=self.rounds, trainings=self.rounds - 1, full=1)
-        spec = super().privacy_spec(noise).with_releases(releases)
-        spec = replace(spec, gradient_trainings=("first",))
-        if not noise:
-            return spec
-        return spec.with_fields(model=FieldNoise(self.selection_noise * noise))
-
-    def history(self, z: float, samples: int, usual: LocalTraining) -> History:
-        """Return the releases of one client in a whole run, for accounting.
-
-        Args:
-            z: noise multiplier.
-            samples: number of samples that the client trains on.
-            usual: hyper-parameters of its training in a round.
-        """
-        rounds = min(self.selection_rounds, max(0, self.rounds - 1))
-        choices = (self.selection_noise * z, 1.0, rounds)
-        return [*super().history(z, samples, usual), *([choices] if rounds else [])]
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""

@@ -16,11 +16,12 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.bounds import Between, Real, Upto
 from securecluster.messaging.messages import Rows
-from securecluster.privacy.dp.loss_mechanism import WORST, loss_clip, noised
+from securecluster.privacy.dp.loss_mechanism import WORST
 from securecluster.protocols.common.compressed_updates import CompressedUpdateClient
 from securecluster.protocols.common.gradient_signatures import SignatureSender
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, Update
-from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.training.config import FULL_GRADIENT
 
 
@@ -99,23 +100,17 @@ class CFLClient(SignatureSender, CompressedUpdateClient):
                 f"PathModels.depth is {query.depth}, and a path has {max(lengths)} models: the "
                 "frame is refused"
             )
-        guard = self._pipeline.guard
-        losses = self._path_losses(context, query, loss_clip(guard))
+        losses = self._path_losses(context, query, context.loss_bound)
         sizes = [self.cohort.validation_sizes[k] for k in context.positions]
         widths = [1 + length for length in lengths]
-        released = noised(guard, "judge", context.ids, context.step, losses, sizes, widths)
-        # No cluster may receive a model whose loss is not finite, as after an overflow of weights.
-        means = np.nan_to_num(released, nan=WORST, posinf=WORST)
-        if self._pipeline.clips:  # clients have equal weights, and n_i is not sent
-            return PathLosses(self._as_rows(means), None)
-        counts = np.array(sizes, dtype=np.float64)
-        sums = means * counts[:, None]
-        return PathLosses(self._as_rows(sums), self._as_rows(counts))
-
-    def _as_rows(self, values: NDArray[np.float64]) -> Rows:
-        """Return an array as message rows, in the precision of the models."""
+        released = context.release_losses(losses, sizes, widths)
         dtype = self.models.table.dtype
-        return Rows(torch.as_tensor(values, dtype=dtype))
+        if self._pipeline.clips:  # clients have equal weights, and n_i is not sent
+            means = context.postprocess(lambda told: _finite(told).to(dtype), released)
+            return PathLosses(Rows(means), None)
+        counts = torch.as_tensor(sizes, dtype=torch.float64)[:, None]
+        sums = context.postprocess(lambda told: (_finite(told) * counts).to(dtype), released)
+        return PathLosses(Rows(sums), Rows(context.sample_counts(sizes, dtype)))
 
     def _path_losses(
         self, context: CallContext, query: PathModels, clip: float | None
@@ -163,3 +158,11 @@ class CFLClient(SignatureSender, CompressedUpdateClient):
         position = {row: n for n, row in enumerate(unique)}
         index = tuple(position[row] for row in picks)
         return Rows(torch.stack(models), index)
+
+
+def _finite(losses: torch.Tensor) -> torch.Tensor:
+    """Return losses with `WORST` in place of those that are not finite.
+
+    No cluster may receive a model whose loss is not finite, as after an overflow of weights.
+    """
+    return losses.nan_to_num(nan=WORST, posinf=WORST)

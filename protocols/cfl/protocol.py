@@ -65,8 +65,8 @@ from securecluster.protocols.common.base import FittedState, opened
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compression_options import CompressionOptions
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.sampling import check_landmarks, sample_clients
 from securecluster.protocols.common.signature_collection import (
     Collected,
@@ -500,29 +500,16 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
             invited += sample_clients(net, members, share, t, c, minimum=minimum)
         return sorted(invited)
 
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Count the updates, full gradients and losses that a client releases.
+    def dry_runs(self) -> Sequence[Mapping[str, Any]]:
+        """Return a run that tests its cluster in every round, and one that splits it.
 
-        A client releases an update a round, a compressed one too with compression, and a full
-        gradient where α compares gradients. The fallback needs one row of losses.
-
-        Args:
-            noise: Z.
+        Tests may ask for gradients, and the fallback asks for losses after splits.
         """
-        updates = self.rounds
-        gradients = 0
-        if self.compresses:
-            updates += self.rounds
-        if self.similarity == "gradient":
-            gradients = self.rounds
-        releases = ReleaseCounts(
-            updates=updates + gradients,
-            losses=int(self.fallback > 0),
-            signatures=self.signatures_sent,
-            trainings=self.rounds,
-            full=gradients,
+        every_round = {"criterion": "absolute", "eps1": 1e30, "eps2": 1e-30}
+        return (
+            {**every_round, "gamma_max": 1 - 1e-9},
+            {**every_round, "gamma_max": 0.0, "clusterer": "paper", "min_size": 2},
         )
-        return super().privacy_spec(noise).with_releases(releases)
 
     @property
     def weighted(self) -> bool:

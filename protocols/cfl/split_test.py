@@ -24,9 +24,9 @@ from securecluster.protocols.cfl.client import CFLClient
 from securecluster.protocols.cfl.parameter_tree import ParameterTree
 from securecluster.protocols.common.averaging import weighted_means
 from securecluster.protocols.common.compressed_updates import CompressedUpdate
+from securecluster.protocols.common.disclosures import OfPlainSums
 from securecluster.protocols.common.messages import ModelDelta, empty_tensor
 from securecluster.protocols.common.pending_updates import PendingUpdates, request_model
-from securecluster.protocols.common.privacy_spec import OfPlainSums
 from securecluster.protocols.common.sampling import TRIES, sample_landmarks
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line

@@ -30,11 +30,9 @@ from securecluster.protocols.common.model_set_protocol import (
     deliver_models,
     send_models,
 )
-from securecluster.protocols.common.privacy_spec import PrivacySpec
 from securecluster.protocols.common.restarts import OfferedModels, Restart
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.runtime.endpoint import GATHER, MINIMUM, release_of
-from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -272,15 +270,3 @@ class AssignEachRound(ModelSetProtocol):
         super().check(clients)
         if self.k is not None:
             check_clusters(self.k, clients)
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Add the noise of losses, by which newcomers choose.
-
-        Args:
-            noise: Z.
-        """
-        spec = super().privacy_spec(noise)
-        if not noise:
-            return spec
-        # replacing a sample or client moves a row of losses as far as blanking it
-        return spec.with_fields(model=FieldNoise(noise, replacement=1.0))

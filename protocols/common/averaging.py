@@ -19,11 +19,12 @@ from securecluster.messaging.messages import Ack, Rows, select
 from securecluster.messaging.replies import Sums
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.disclosures import OfPlainSums
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.common.privacy_spec import OfPlainSums
 from securecluster.protocols.common.sampling import sample_clients
-from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, answers
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -78,7 +79,7 @@ class SumClient(TrainingClient):
             if self._trained[k] < context.step:
                 untrained.append(n)
         if untrained:
-            new_context = select_context(context, untrained)
+            new_context = context.select(untrained)
             self._train_alone(new_context, select(query, untrained))
             self._unshared |= set(new_context.positions)
         return Ack()
@@ -247,17 +248,6 @@ class AveragingState:
 
     labels: list[int]
     outbox: PendingUpdates
-
-
-def select_context(context: CallContext, frames: Sequence[int]) -> CallContext:
-    """Return the context of a call, restricted to some of its frames.
-
-    Args:
-        frames: indices into `context.ids` and `context.positions`.
-    """
-    ids = tuple(context.ids[n] for n in frames)
-    positions = tuple(context.positions[n] for n in frames)
-    return CallContext(ids, positions, context.round, context.step)
 
 
 def average_clusters(net: ServerChannel, state: AveragingState, share: float, t: int) -> None:

@@ -45,6 +45,7 @@ from securecluster.privacy.secure_sum.pads import transcript as encoded
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.config import check_kind, known, numbers
 from securecluster.protocols.common.declaration import hyper_parameters
+from securecluster.protocols.common.dry_run import RunReleases, run_releases
 from securecluster.protocols.common.execution import (
     Joined,
     KeySource,
@@ -497,8 +498,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             return state
         members = [i for i, cluster in enumerate(learned.labels) if cluster == label]
         # Noise is to cover the results, and models that were trained alone have none.
-        spec = self.with_fitted_params().privacy_spec(learned.config["noise"])
-        if spec.keeps_local_models:
+        if self.with_fitted_params().adds_noise(learned.config):
             members = [i for i in members if i not in learned.local]
         if not members:
             return None
@@ -699,7 +699,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         resolved["lr"] = float(lr)
         return {
             **resolved,
-            **self.resolve_noise(federation, float(lr), self.validation_share),
+            **self.resolve_noise(federation, self.validation_share),
         }
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
@@ -864,6 +864,14 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             pair_aggregator=self.pair_aggregator(config, private, roster),
             cohorts=self.cohorts(config),
         )
+
+    def run_releases(self, federation: Federation) -> RunReleases:
+        """Return what a client releases in a whole run, by runs of stand-ins for clients.
+
+        Args:
+            federation: the clients, of which public facts count.
+        """
+        return run_releases(self, federation)
 
     def program(self) -> str:
         """Return the digest of this protocol's source, which every run records.

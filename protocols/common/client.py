@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UpdateError
 from securecluster.messaging.messages import Ack, Empty, Rows
-from securecluster.privacy.dp.client_noise import ClientNoise
-from securecluster.privacy.dp.loss_mechanism import noised_rows
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client_tensors import (
@@ -21,7 +19,8 @@ from securecluster.protocols.common.client_tensors import (
     restore_rows,
 )
 from securecluster.protocols.common.messages import AverageDeltas, Update
-from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
@@ -85,29 +84,20 @@ class TrainingClient:
         # A table of models, and the digests of its rows.
         self._printed: tuple[torch.Tensor | None, list[bytes]] = (None, [])
 
-    @property
-    def own_noise(self) -> ClientNoise | None:
-        """Return the noise of numbers that clients send outside the pipeline; None without any."""
-        return self._pipeline.guard
+    def release_training(self, context: CallContext, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows that follow from local training as they may leave, (b, d).
 
-    def released_training(
-        self, purpose: str, context: CallContext, rows: torch.Tensor
-    ) -> torch.Tensor:
-        """Return rows of local training, (b, d), for a reply that follows from them.
-
-        Without noise they are as they are, and so they are under DP-SGD, whose noise they have.
         Where a client is the unit of privacy, they are clipped to S, and get noise of standard
-        deviation zS, as updates do.
+        deviation zS, as updates do. Under DP-SGD they have the noise of their training.
 
         Args:
-            purpose: names the draw of the noise.
             context: the clients (b,).
             rows: (b, d) what each client's training changed.
         """
-        noise = self.own_noise
+        noise = context.noise
         if noise is None or noise.unit == "example":
-            return rows
-        return noised_rows(noise, purpose, context.ids, context.step, rows)
+            return context.releases.remember(rows)
+        return context.release(rows)
 
     @property
     def unshared(self) -> frozenset[int]:
@@ -367,7 +357,7 @@ class TrainingClient:
     def _sizes(self, context: CallContext) -> Rows:
         """Return |D_i|, (b,)."""
         sizes = [float(self.cohort.sizes[k]) for k in context.positions]
-        return Rows(torch.as_tensor(sizes, dtype=self.models.table.dtype))
+        return Rows(context.sample_counts(sizes, self.models.table.dtype))
 
     def state(self, secrets: Secrets) -> ClientState:
         """Return the state for a checkpoint.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -30,11 +30,11 @@ from securecluster.protocols.common.averaging import (
     average_clusters,
     visible_sample_counts,
 )
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.gradient_signatures import SignatureSender
 from securecluster.protocols.common.labels import check_numbering, checked_labels
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.common.signature_collection import (
     Collected,
@@ -337,20 +337,6 @@ class ClusterOnce(GradientSignatureProtocol):
             signatures = Pipeline([*self.stages(config), *mask])
         fields = {**updates.fields, self.signature_field: signatures}
         return Pipeline(updates.stages, updates.seal, fields, updates.common)
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Count the signature, where it has the noise of an update.
-
-        Args:
-            noise: Z.
-        """
-        spec = super().privacy_spec(noise)
-        if self.by_gradients:
-            return spec.with_releases(replace(spec.releases, signatures=self.signatures_sent))
-        if not self.noises_signatures:
-            return spec
-        releases = replace(spec.releases, updates=spec.releases.updates + 1)
-        return spec.with_releases(releases)
 
     def disclosures(self) -> Disclosures:
         """Return what the server sees of all signatures together, and of averages."""

@@ -26,7 +26,8 @@ from securecluster.protocols.common.client import UpdateClient
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.sampling import TRIES
-from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 

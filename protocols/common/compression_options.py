@@ -13,9 +13,7 @@ from securecluster.protocols.common.compressed_updates import (
     uses_compression,
     with_compression,
 )
-from securecluster.protocols.common.privacy_spec import PrivacySpec
 from securecluster.runtime.endpoint import MINIMUM
-from securecluster.runtime.release_accounting import FieldNoise
 
 
 @dataclass(kw_only=True)
@@ -54,18 +52,3 @@ class CompressionOptions(ClusteringProtocol):
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the pipeline with that of compressed updates."""
         return with_compression(super().pipeline(config), self.stages(config), config)
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Add the noise of compressed updates, and of losses, which are clipped to [0, B].
-
-        Args:
-            noise: Z.
-        """
-        spec = super().privacy_spec(noise)
-        # Compressed updates are derived from the same updates, so they need the same noise.
-        if "delta" in spec.fields:
-            spec = spec.with_fields(compressed=spec.fields["delta"])
-        if noise:
-            # Replacing a row of losses moves it as far as blanking it does.
-            spec = spec.with_fields(loss=FieldNoise(noise, replacement=1.0))
-        return spec

@@ -2,45 +2,53 @@
 
 Unit "client": each update is clipped and gets noise before it leaves, and updates have equal
 weights. Unit "example": local training is DP-SGD, and clients release its results without further
-noise. The noise of losses, Gram matrices and single layers differs by method (`privacy_spec`).
+noise. What clients' methods release by themselves (`CallContext.release`) has noise of the same
+multiplier. How much a run releases is found by runs without data (`dry_run`).
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from statistics import fmean as mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core.validation import check_choice, check_noise, check_number
 from securecluster.data import Federation
 from securecluster.errors import UsageError
+from securecluster.privacy.dp.accounting import Step
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCurator
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, least_release
-from securecluster.privacy.dp.target import Plan
 from securecluster.privacy.pipeline import Pipeline, Stage
-from securecluster.protocols.common.privacy_spec import (
-    FOLLOWS,
-    PrivacySpec,
-    ReleaseCounts,
-    RowNoise,
-)
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.training.config import FULL_GRADIENT
 from securecluster.training.local_trainer import LocalTraining
 
+if TYPE_CHECKING:
+    from securecluster.protocols.common.dry_run import RunReleases
+
 DISTRIBUTED = "distributed"
 # Range of clip norms. Single precision represents their products with noise multipliers.
 BOUNDS = (1e-12, 1e9)
-# Releases of one client, as (noise multiplier, sampling rate, steps).
-Releases = tuple[float, float, int]
-History = list[Releases]
+
+
+@dataclass(frozen=True)
+class RowNoise:
+    """Clip norm and noise of a field whose rows are not updates.
+
+    Args:
+        norm: S, to which each client's row is clipped.
+        multiplier: z, the standard deviation of the noise over S.
+    """
+
+    norm: float
+    multiplier: float
 
 
 @dataclass(kw_only=True)
@@ -137,24 +145,16 @@ class DPOptions(ABC):
         """Return whether updates are clipped before they leave."""
         return self.dp_unit == "client" and self.clip is not None
 
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Return a client's releases, and the noise of fields that the pipeline does not add.
+    def adds_noise(self, config: Mapping[str, Any]) -> bool:
+        """Return whether anything that clients release in a run has noise.
 
-        A method that releases more than an update a round extends it:
-        `super().privacy_spec(noise).with_releases(...)`.
+        Then models that clients trained alone stay out of the results, since no noise covers them,
+        and no error of a client may depend on its data.
 
         Args:
-            noise: Z, the run's noise multiplier, which `target_epsilon` may have found; 0 without
-                noise.
+            config: what clients and server agreed on.
         """
-        spec = PrivacySpec(
-            ReleaseCounts(updates=self.rounds, trainings=self.rounds),
-            keeps_local_models=noise > 0,
-        )
-        if self.per_example and noise > 0:
-            # Updates result from DP-SGD, which the ledger counts already, and sizes are public.
-            return spec.with_fields(delta=FOLLOWS, size=FOLLOWS)
-        return spec
+        return config["noise"] > 0 or self.target_epsilon is not None
 
     def stages(self, config: Mapping[str, Any]) -> tuple[Stage, ...]:
         """Return the stages that an update passes before its mask.
@@ -172,18 +172,16 @@ class DPOptions(ABC):
             return (clip, Noise(config["clip"], noise))
         return (clip,)
 
-    def guard(self, config: Mapping[str, Any], draws: NoiseStreams) -> ClientNoise | None:
-        """Return what clients need for noise outside the pipeline; None in a run without noise.
+    def client_noise(self, config: Mapping[str, Any], draws: NoiseStreams) -> ClientNoise:
+        """Return the noise of what clients release by themselves, outside the pipeline.
 
         Args:
             config: what clients and server agreed on.
             draws: the clients' streams of noise.
         """
-        if not (config["clip"] and config["noise"]):
-            return None
         return ClientNoise(
             config["dp_unit"],
-            float(config["clip"]),
+            float(config["clip"] or 0),
             float(config["noise"]),
             float(config["loss_clip"]),
             draws,
@@ -280,15 +278,7 @@ class DPOptions(ABC):
             config: what clients and server agreed on.
         """
         full = self.private_training(FULL_GRADIENT, config)
-        plans = {
-            "usual": usual,
-            "refine": usual,
-            "full": full,
-        }
-        spec = self.privacy_spec(float(config["noise"]))
-        for kind in spec.gradient_trainings:
-            plans[kind] = replace(full, lr=config["lr"])
-        return plans
+        return {"usual": usual, "full": full}
 
     def costs(
         self, pipeline: Pipeline, config: Mapping[str, Any], draws: NoiseStreams
@@ -313,10 +303,8 @@ class DPOptions(ABC):
         variances = {}
         for name, plan in private_trainings.items():
             variances[name] = mean([plan.variance(n) for n in config["sizes"]])
-        fields = self.privacy_spec(float(config["noise"])).fields
         return ReleaseAccounting(
             pipeline,
-            fields,
             private_trainings,
             curator,
             variances,
@@ -325,74 +313,7 @@ class DPOptions(ABC):
             self.sum_noises(config),
         )
 
-    def history(self, z: float, samples: int, usual: LocalTraining) -> History:
-        """Return the releases of one client in a whole run, for accounting.
-
-        Args:
-            z: noise multiplier.
-            samples: number of samples that the client trains on.
-            usual: hyper-parameters of its training in a round.
-
-        Returns:
-            Releases as (noise multiplier, sampling rate, steps).
-        """
-        counts = self.privacy_spec(z).releases
-        if self.dp_unit == "client":
-            releases = [
-                (z, 1.0, counts.updates),
-                (z, 1.0, counts.losses),
-                (z, 1.0, counts.gram),
-                (z, 1.0, counts.signatures),
-            ]
-        else:
-            steps = counts.trainings * usual.number(samples)
-            releases = [
-                (z, usual.rate(samples), steps),
-                (z, 1.0, counts.full),
-                (z, 1.0, counts.losses),
-                (z, 1.0, counts.gram),
-                (z, 1.0, counts.signatures),
-            ]
-        return [release for release in releases if release[2]]
-
-    def planned_releases(self, config: Mapping[str, Any], samples: int | None) -> Plan:
-        """Return the releases of one client for which the run's noise was found.
-
-        Args:
-            config: what clients and server agreed on.
-            samples: number of samples that the client trains on; None where no price depends on
-                it.
-        """
-        z = float(config["noise"])
-        if self.placement == DISTRIBUTED:
-            plan = self._sum_plan()
-            sums = tuple((z * factor, count) for factor, count in plan.sums)
-            return Plan(tuple(_scaled(plan.steps, z)), sums)
-        return Plan(tuple(self.history(z, samples or 0, self.training(config))))
-
-    def _sum_plan(self) -> Plan:
-        """Return the releases of one client under distributed noise at z = 1."""
-        counts = self.privacy_spec(1.0).releases
-        others = [
-            (1.0, 1.0, counts.losses),
-            (1.0, 1.0, counts.gram),
-            (1.0, 1.0, counts.signatures),
-        ]
-        released = tuple(release for release in others if release[2])
-        sums = ((1.0, counts.updates), *self.other_sums())
-        return Plan(released, sums)
-
-    def other_sums(self) -> tuple[tuple[float, int], ...]:
-        """Return a client's releases in sums that are not of updates, for `target_epsilon`.
-
-        Returns:
-            (noise multiplier over that of updates, number of releases)
-        """
-        return ()
-
-    def resolve_noise(
-        self, federation: Federation, lr: float, validation_share: float
-    ) -> dict[str, Any]:
+    def resolve_noise(self, federation: Federation, validation_share: float) -> dict[str, Any]:
         """Return the bound of a loss, the noise multiplier, and public numbers of samples.
 
         The noise multiplier is the hyper-parameter, or the smallest one with which every client
@@ -400,7 +321,6 @@ class DPOptions(ABC):
 
         Args:
             federation: the clients and their data.
-            lr: learning rate.
             validation_share: share of each client's samples that is kept out of training.
         """
         sizes = []
@@ -409,17 +329,7 @@ class DPOptions(ABC):
             sizes.append(samples - math.floor(validation_share * samples))
         noise = float(self.noise)
         if self.target_epsilon is not None:
-            plan = LocalTraining(lr, self.epochs, self.batch_size)
-            histories = {tuple(self.history(1.0, n, plan)) for n in sizes}
-            target = float(self.target_epsilon)
-            if self.placement == DISTRIBUTED:
-                plan_of_sums = self._sum_plan()
-                noise = _smallest_sum_noise(
-                    plan_of_sums.sums, plan_of_sums.steps, target, float(self.delta)
-                )
-            else:
-                # Sorted, so that equal sets of histories have one cache entry.
-                noise = _smallest_noise(tuple(sorted(histories)), target, float(self.delta))
+            noise = self.smallest_noise(federation, sizes)
         if self.loss_clip is None:
             loss_clip = federation.objective.loss_bound(federation.classes)
         else:
@@ -429,11 +339,53 @@ class DPOptions(ABC):
             resolved["sizes"] = sizes  # public, as the price of DP-SGD assumes
         return resolved
 
+    def smallest_noise(self, federation: Federation, sizes: Sequence[int]) -> float:
+        """Return the smallest noise multiplier with which every client stays within the target.
+
+        Args:
+            federation: the clients, of which public facts count.
+            sizes: number of samples that each client trains on.
+        """
+        releases = self.run_releases(federation)
+        assert self.target_epsilon is not None
+        target = float(self.target_epsilon)
+        if releases.summed:
+            steps = releases.plan(1.0).steps
+            return _smallest_sum_noise(releases.summed, steps, target, float(self.delta))
+        counted = sizes if releases.trains else [0]
+        units = {releases.plan(1.0, n).steps for n in counted}
+        if not any(units):
+            # Nothing is released: what clients keep has the noise of one release.
+            units = {((1.0, 1.0, 1),)}
+        # Sorted, so that equal sets of histories have one cache entry.
+        return _smallest_noise(tuple(sorted(units)), target, float(self.delta))
+
+    @abstractmethod
+    def run_releases(self, federation: Federation) -> RunReleases:
+        """Return what a client releases in a whole run, at the noise multiplier 1.
+
+        Args:
+            federation: the clients, of which public facts count.
+        """
+
+    def dry_runs(self) -> Sequence[Mapping[str, Any]]:
+        """Return further hyper-parameters of runs that find how much a run may release.
+
+        A run of stand-ins with the hyper-parameters as they are is counted in any case. Where the
+        server's decisions depend on replies, it may release less than another run: then a method
+        returns those with which it releases the most.
+        """
+        return ()
+
+    def has_target(self) -> bool:
+        """Return whether releases are held to a target ε."""
+        return self.target_epsilon is not None
+
 
 @lru_cache(maxsize=64)
 def _smallest_sum_noise(
     sums: tuple[tuple[float, int], ...],
-    others: tuple[Releases, ...],
+    others: tuple[Step, ...],
     target: float,
     delta: float,
 ) -> float:
@@ -455,7 +407,7 @@ def _smallest_sum_noise(
 
 
 @lru_cache(maxsize=64)
-def _smallest_noise(units: tuple[tuple[Releases, ...], ...], target: float, delta: float) -> float:
+def _smallest_noise(units: tuple[tuple[Step, ...], ...], target: float, delta: float) -> float:
     """Return the smallest z with which the releases of every unit cost at most the target.
 
     Args:
@@ -469,6 +421,6 @@ def _smallest_noise(units: tuple[tuple[Releases, ...], ...], target: float, delt
     return float(find_noise_for_all(histories, target, delta))
 
 
-def _scaled(unit: tuple[Releases, ...], z: float) -> History:
+def _scaled(unit: tuple[Step, ...], z: float) -> list[Step]:
     """Return a history with all noise multipliers times z."""
     return [(z * multiplier, rate, steps) for multiplier, rate, steps in unit]

@@ -6,8 +6,8 @@ their spans (Vahidian et al. 2023).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
@@ -20,15 +20,14 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.models.objectives import Language
-from securecluster.privacy.dp.noise_streams import NoiseStreams, digest
+from securecluster.privacy.dp.noise_streams import digest
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.gram_mechanism import REPLACE, GramNoise
-from securecluster.protocols.common.privacy_spec import PrivacySpec
-from securecluster.runtime.endpoint import GATHER, CallContext, answers
-from securecluster.runtime.release_accounting import FieldNoise
+from securecluster.protocols.common.gram_mechanism import GramNoise
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 DIGEST = 32  # bytes of the digest of a noisy matrix
@@ -139,8 +138,11 @@ class EigenvectorClient(SumClient):
 
         They are those of a noisy matrix where the run adds noise. Eigenvalues stay at the client.
         """
-        vectors = torch.stack([self._released(k) for k in context.positions])
-        return Eigenvectors(Rows(vectors.to(self.cohort.start)))
+        frames = range(len(context.ids))
+        vectors = [self._released(context.select([n])) for n in frames]
+        start = self.cohort.start
+        stacked = context.postprocess(lambda *rows: torch.stack(rows).to(start), *vectors)
+        return Eigenvectors(Rows(stacked))
 
     def _features(self, k: int) -> torch.Tensor:
         """Return Φ of the samples of the client at position k, (n, D)."""
@@ -148,33 +150,36 @@ class EigenvectorClient(SumClient):
         refuse_nonfinite = self._gram_noise is None
         return self._phi(self.cohort.inputs(k), finite=refuse_nonfinite)
 
-    def _noisy(
-        self,
-        k: int,
-        features: torch.Tensor,
-        noise: GramNoise,
-    ) -> torch.Tensor:
-        """Return the one noisy Gram matrix of a client.
+    def _parts(self, k: int) -> list[torch.Tensor]:
+        """Return the features whose spectra a client shares: here those of all its samples.
 
         Args:
             k: the client's position.
-            features: (n, D) of its samples.
+        """
+        return [self._features(k)]
+
+    def _noisy(self, context: CallContext, noise: GramNoise) -> torch.Tensor:
+        """Return the noisy Gram matrices of a client's parts, which are one release.
+
+        Args:
+            context: of a call to the client alone.
             noise: of Gram matrices.
 
         Returns:
-            (D, D) float64.
+            (parts, D, D) float64, released.
 
         Raises:
-            PolicyError: the matrix differs from the one that was used before.
+            PolicyError: they differ from what was used before.
         """
-        return self._checked(k, noise.matrix(features, self.cohort.ids[k]))
+        (k,) = context.positions
+        return self._checked(k, noise.matrices(self._parts(k), context))
 
     def _checked(self, k: int, matrix: torch.Tensor) -> torch.Tensor:
         """Return what was released of the client at position k, if it is what was used before.
 
         Args:
             k: the client's position.
-            matrix: its noisy Gram matrix, or several of them.
+            matrix: its noisy Gram matrices.
 
         Raises:
             PolicyError: it differs from the one that was used before.
@@ -211,24 +216,53 @@ class EigenvectorClient(SumClient):
         self._made = dict(zip(positions, digests, strict=True))
         self._spectra = {}  # they may be of other matrices
 
-    def _released(self, k: int) -> torch.Tensor:
-        """Return the eigenvectors (p, D) that leave the client at position k."""
+    def _released(self, context: CallContext) -> torch.Tensor:
+        """Return the eigenvectors (p, D) that leave a client.
+
+        Args:
+            context: of a call to the client alone.
+        """
+        (k,) = context.positions
+        noise = self._gram_noise
+        if noise is not None:
+            matrices = self._noisy(context, noise)
+            return context.postprocess(lambda noisy: self._noisy_spectrum(k, noisy)[1], matrices)
         _, vectors = self._spectrum(k)
-        if self._noise and self._noise.naive:
-            return self._noise.blurred(vectors, self.cohort.ids[k])
+        if self._noise is not None:
+            return self._noise.blurred(vectors, context)
         return vectors
 
     def _spectrum(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return eigenvalues (p,) and eigenvectors (p, D) of the client at position k."""
+        """Return exact eigenvalues (q,) and eigenvectors (q, D) of all parts of a client's data.
+
+        Args:
+            k: the client's position.
+        """
         if k not in self._spectra:
-            features = self._features(k)
-            noise = self._gram_noise
-            if noise is None:
-                self._spectra[k] = top(features, self._count)
-            else:
-                matrix = self._noisy(k, features, noise)
-                self._spectra[k] = noise.spectrum(matrix, self._count)
+            self._spectra[k] = _joined([top(part, self._count) for part in self._parts(k)])
         return self._spectra[k]
+
+    def _noisy_spectrum(self, k: int, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return eigenvalues (q,) and eigenvectors (q, D) of a client's noisy matrices.
+
+        Args:
+            k: the client's position.
+            matrices: (parts, D, D), always the same ones.
+        """
+        if k not in self._spectra:
+            assert self._noise is not None
+            pairs = [self._noise.spectrum(matrix, self._count) for matrix in matrices]
+            self._spectra[k] = _joined(pairs)
+        return self._spectra[k]
+
+
+def _joined(
+    spectra: Sequence[tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the eigenvalues and the eigenvectors of several matrices, one after the other."""
+    values = torch.cat([own_values for own_values, _ in spectra])
+    vectors = torch.cat([own_vectors for _, own_vectors in spectra])
+    return values, vectors
 
 
 @dataclass(kw_only=True)
@@ -316,35 +350,37 @@ class EigenvectorProtocol(ClusteringProtocol):
             self.training(config),
             pipeline,
             self.weighted,
-            self.eigenvector_options(cohort, config),
+            self.eigenvector_options(config),
         )
         return client
 
-    def eigenvector_options(
-        self, cohort: LocalTrainer, config: Mapping[str, Any]
-    ) -> EigenvectorOptions:
+    def eigenvector_options(self, config: Mapping[str, Any]) -> EigenvectorOptions:
         """Return the clients' options.
 
         Args:
-            cohort: the clients' data and local training.
             config: the run's configuration.
         """
         features = self.feature_map(config)
         count = min(int(self.vectors), features.dimension)
-        return EigenvectorOptions(features, count, self.gram_noise_of(cohort, config))
+        return EigenvectorOptions(features, count, self.gram_noise_of(config))
 
-    def gram_noise_of(self, cohort: LocalTrainer, config: Mapping[str, Any]) -> GramNoise | None:
+    def gram_noise_of(self, config: Mapping[str, Any]) -> GramNoise | None:
         """Return the noise of Gram matrices that a configuration specifies, or None.
 
         Args:
-            cohort: the clients, with their source of noise.
             config: the run's configuration.
         """
         if not config["gram_noise"]:
             return None
-        assert isinstance(cohort.secret, NoiseStreams)
-        per_client = config["dp_unit"] == "client"
-        return GramNoise(config["gram_noise"], self.mechanism, per_client, cohort.secret)
+        return GramNoise(config["gram_noise"], self.mechanism, config["dp_unit"] == "client")
+
+    def adds_noise(self, config: Mapping[str, Any]) -> bool:
+        """Return whether Gram matrices have noise, or anything else has.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        return bool(config["gram_noise"]) or super().adds_noise(config)
 
     @property
     def mechanism(self) -> str:
@@ -369,20 +405,6 @@ class EigenvectorProtocol(ClusteringProtocol):
         if self.target_epsilon is not None:
             return float(noise)
         return float(self.gram_noise)
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Count a Gram matrix, and add the noise of the eigenvectors that follow from it.
-
-        Args:
-            noise: Z.
-        """
-        spec = super().privacy_spec(noise)
-        spec = spec.with_releases(replace(spec.releases, gram=1))
-        z = self._gram_multiplier(noise)
-        if not z:
-            return spec
-        spec = replace(spec, keeps_local_models=True)
-        return spec.with_fields(vectors=FieldNoise(z, REPLACE))
 
     def check(self, clients: int) -> None:
         """Add checks of the eigenvectors and of their noise.

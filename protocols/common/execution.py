@@ -33,6 +33,7 @@ from securecluster.privacy.masking.identities import Identity, Roster, check_ros
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import ClientState, TrainingClient
+from securecluster.protocols.common.dry_run import run_releases
 from securecluster.protocols.common.hooks import without_clients
 from securecluster.protocols.common.labels import checked_labels
 from securecluster.protocols.common.messages import ModelDelta
@@ -104,6 +105,8 @@ class KeySource:
 
 
 SIMULATED = KeySource()
+# name in checkpoints of what the endpoint's guard keeps
+INFORMED = "informed"
 
 
 def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
@@ -115,6 +118,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     joins: Mapping[str, Any] | None = None,
     numbers: Sequence[int] | None = None,
     budget: Budget | None = None,
+    trainer: type[LocalTrainer] = LocalTrainer,
+    streams: type[NoiseStreams] = NoiseStreams,
 ) -> Endpoint[TrainingClient]:
     """Return the endpoint of some clients of a federation.
 
@@ -129,6 +134,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         numbers: of the federation's clients; None counts from 0, and for newcomers from the number
             after the run's clients.
         budget: of the one client, over all runs; None for none.
+        trainer: class of the clients' local training.
+        streams: class of their streams of noise.
 
     Raises:
         UsageError: an identity, a roster or a budget that does not fit the clients.
@@ -148,13 +155,12 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     keys = _keys(config, pipeline, key_source)
     run = config_hash(config)
     whole_clients = config["dp_unit"] == "client"
-    noise_streams = NoiseStreams(keys.noise, run, bounds_rows=whole_clients)
+    noise_streams = streams(keys.noise, run, bounds_rows=whole_clients)
     # Armed before any client exists: nothing can pass it without noise.
     pipeline.arm(noise_streams)
-    pipeline.guard = protocol.guard(config, noise_streams)
-    pipeline.private = protocol.privacy_spec(config["noise"]).keeps_local_models
+    pipeline.private = protocol.adds_noise(config)
     dtypes = {"float32": torch.float32, "float64": torch.float64}
-    cohort = LocalTrainer(
+    cohort = trainer(
         federation,
         flat,
         Randomness(federation.seed),
@@ -170,31 +176,49 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     # Checked here, where the clients' numbers are known.
     if key_source.roster is not None and key_source.identity is not None:
         check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
-    sums = protocol.secure_sum_service(config, keys, pipeline)
+    sums = protocol.secure_sum_service(config, keys, pipeline, noise_streams)
     pads = protocol.pad_service(config, keys)
     endpoint = Endpoint(
         client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums, pads=pads
     )
-    costs = protocol.costs(pipeline, config, noise_streams)
-    samples = {}
-    if not whole_clients:  # the relation of neighbours keeps them
-        samples = dict(zip(cohort.ids, cohort.sizes, strict=True))
-    endpoint.guard = ReleaseGuard(cohort.access, noise_streams, costs, samples)
+    endpoint.noise = protocol.client_noise(config, noise_streams)
+    endpoint.guard = _release_guard(protocol, config, cohort)
     if key_source.simulated:
         # Client and server are one user here, who reads the sentence as it is.
         endpoint.on_refusal = reraise
     # Newcomers' releases come on top of a run that is over: `predict` warns of them.
-    if joins is None and protocol.target_epsilon is not None:
-        endpoint.reservations.append(_release_target(protocol, config, endpoint))
+    if joins is None and protocol.has_target():
+        endpoint.reservations.append(_release_target(protocol, config, endpoint, federation))
     if budget is not None:
         endpoint.reservations.append(_release_budget(protocol, config, endpoint, budget))
     return endpoint
+
+
+def _release_guard(
+    protocol: ClusteringProtocol, config: Mapping[str, Any], cohort: LocalTrainer
+) -> ReleaseGuard:
+    """Return the guard of the calls of an endpoint.
+
+    Args:
+        protocol: the method.
+        config: what clients and server agreed on.
+        cohort: the clients' data and local training.
+    """
+    samples: dict[int, frozenset[float]] = {}
+    # where single examples are protected, the relation of neighbours keeps their numbers
+    if protocol.adds_noise(config) and config["dp_unit"] == "example":
+        numbers = zip(cohort.ids, cohort.sizes, cohort.validation_sizes, strict=True)
+        for client, training, validation in numbers:
+            samples[client] = frozenset((float(training), float(validation)))
+    private = protocol.per_example and config["noise"] > 0
+    return ReleaseGuard(cohort.access, samples, private, len(cohort.ids))
 
 
 def _release_target(
     protocol: ClusteringProtocol,
     config: Mapping[str, Any],
     endpoint: Endpoint[TrainingClient],
+    federation: Federation,
 ) -> ReleaseTarget:
     """Return the target ε of the clients of an endpoint.
 
@@ -202,16 +226,22 @@ def _release_target(
         protocol: the method, with a target.
         config: what clients and server agreed on.
         endpoint: of the clients.
+        federation: of all clients.
     """
     samples = _samples(endpoint.client) if protocol.per_example else {}
     costs = _costs(protocol, config, endpoint)
     return ReleaseTarget(
-        _target(protocol, config, samples), costs, least_survivors=endpoint.least_survivors
+        _target(protocol, config, samples, federation),
+        costs,
+        least_survivors=endpoint.least_survivors,
     )
 
 
 def _target(
-    protocol: ClusteringProtocol, config: Mapping[str, Any], samples: Mapping[int, int]
+    protocol: ClusteringProtocol,
+    config: Mapping[str, Any],
+    samples: Mapping[int, int],
+    federation: Federation,
 ) -> Target:
     """Return the target ε of some clients, which have released nothing yet.
 
@@ -219,9 +249,10 @@ def _target(
         protocol: the method, with a target.
         config: what clients and server agreed on.
         samples: that each client trains on; empty where no price depends on it.
+        federation: of all clients.
     """
     assert protocol.target_epsilon is not None
-    plan = partial(protocol.planned_releases, config)
+    plan = partial(run_releases(protocol, federation).plan, float(config["noise"]))
     return Target(float(protocol.target_epsilon), float(protocol.delta), plan, samples)
 
 
@@ -458,10 +489,10 @@ class _Simulation:
 
     def _restored_target(self) -> Target | None:
         """Return the target of the ledger, which a resumed run has in part; None without one."""
-        if self.protocol.target_epsilon is None:
+        if not self.protocol.has_target():
             return None
         ledger = self.net.state.ledger
-        target = _target(self.protocol, self.config, ledger.samples)
+        target = _target(self.protocol, self.config, ledger.samples, self.federation)
         target.learn(ledger.events)
         for reservation in self.endpoint.reservations:
             if isinstance(reservation, ReleaseTarget):
@@ -549,17 +580,13 @@ class _Simulation:
 
     def _parts(self) -> dict[str, CheckpointPart]:
         """Return the parts of a checkpoint, in the order in which they are restored."""
-        client = self.endpoint.client
-        keys = self.endpoint.keys
         parts = {
             "origin": CheckpointPart(
                 Origin,
                 lambda: Origin(config_hash(self.config), self.program),
                 self._check_origin,
             ),
-            "clients": CheckpointPart(
-                ClientState, lambda: client.state(keys.secrets), self._restore_clients
-            ),
+            "clients": CheckpointPart(ClientState, self._client_state, self._restore_clients),
             "network": CheckpointPart(
                 ChannelState, lambda: _without_events(self.net.state), self._restore_network
             ),
@@ -583,8 +610,20 @@ class _Simulation:
         # A run that two programs made is none of the second alone.
         self.program = origin.program
 
+    def _client_state(self) -> ClientState:
+        """Return the clients' state, and whose may follow from data beside private training."""
+        state = self.endpoint.client.state(self.endpoint.keys.secrets)
+        guard = self.endpoint.guard
+        assert guard is not None
+        return replace(state, extra={**state.extra, INFORMED: guard.memory()})
+
     def _restore_clients(self, state: ClientState) -> None:
-        self.endpoint.client.restore(state)
+        extra = dict(state.extra)
+        informed = extra.pop(INFORMED, None)
+        guard = self.endpoint.guard
+        if guard is not None and informed is not None:
+            guard.recall(informed)
+        self.endpoint.client.restore(replace(state, extra=extra))
         self.endpoint.keys.restore(state.secrets)
 
     def _restore_network(self, state: ChannelState) -> None:
@@ -813,8 +852,8 @@ def _opened_record(protocol: ClusteringProtocol) -> NewcomerRecord | None:
         record.check_writable()
     except RunFolderError:
         # Updates, training or Gram matrices have noise, so ε has to be complete.
-        noise = protocol.kept_.learned.config["noise"]
-        if protocol.privacy_spec(noise).keeps_local_models:
+        config = protocol.kept_.learned.config
+        if protocol.adds_noise(config):
             raise
         # Without noise every release of newcomers has an infinite ε, recorded or not.
         return None

@@ -30,7 +30,7 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.bounds import Between, Real
 from securecluster.messaging.messages import Empty, Rows, Shared
 from securecluster.models.objectives import Classification
-from securecluster.privacy.dp.noise_streams import NoiseStreams, digest
+from securecluster.privacy.dp.noise_streams import digest
 from securecluster.privacy.gradient_signatures import (
     ClassBlocks,
     ExampleMap,
@@ -45,7 +45,8 @@ from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.messages import MOST_SAMPLES
 from securecluster.protocols.common.newcomers import training_sizes
-from securecluster.runtime.endpoint import GATHER, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, answers
 
 Array = NDArray[np.float64]
 
@@ -116,7 +117,6 @@ class SignatureOptions:
         releases: 1 or 2.
         multiplier: z of each release, standard deviation over sensitivity; 0 adds no noise.
         per_client: whether the unit of privacy is a whole client, not one of its examples.
-        draws: the source of the noise; None without noise.
         with_sizes: whether a client's number of examples comes with its signature.
     """
 
@@ -124,24 +124,23 @@ class SignatureOptions:
     releases: int
     multiplier: float
     per_client: bool
-    draws: NoiseStreams | None
     with_sizes: bool = False
 
     def release(
         self,
-        purpose: str,
-        client: int,
+        name: str,
+        context: CallContext,
         examples: ExampleMap,
         data: tuple[torch.Tensor, torch.Tensor],
         clip: float,
     ) -> torch.Tensor:
-        """Return a client's signature with noise, (width,) float64.
+        """Return a client's signature with noise, (1, width) float64, released.
 
         It is the same for the same data, however often it is asked for.
 
         Args:
-            purpose: name of the noise's stream.
-            client: the client's number.
+            name: of the release, which is made once.
+            context: of a call to the client alone.
             examples: the map from examples to rows.
             data: the client's examples and their classes.
             clip: S.
@@ -153,9 +152,7 @@ class SignatureOptions:
             # The mean of many gradients is short, and its length tells little of the cluster.
             row = scaled_to_norm(row, clip)
             sensitivity = client_sensitivity(clip)
-        if self.draws is None:
-            return row
-        return self.draws.noised(client, purpose, 0, row, self.multiplier, sensitivity)
+        return context.release(row[None], sensitivity=sensitivity, noise=self.multiplier, once=name)
 
 
 class SignatureSender(TrainingClient):
@@ -227,9 +224,11 @@ class SignatureSender(TrainingClient):
         if not isinstance(examples, ClassBlocks):
             raise PolicyError("send_class_sums is for class blocks, and this run has none")
         rows = self._released("class sums", context, examples)
-        blocks = rows.view(len(rows), examples.classes, examples.size + 1)
-        projections = blocks[:, :, :-1].contiguous()
-        shares = blocks[:, :, -1].contiguous()
+        shape = (len(context.ids), examples.classes, examples.size + 1)
+        projections = context.postprocess(
+            lambda told: told.view(shape)[:, :, :-1].contiguous(), rows
+        )
+        shares = context.postprocess(lambda told: told.view(shape)[:, :, -1].contiguous(), rows)
         return ClassSums(Rows(projections), Rows(shares), self._told_sizes(context))
 
     def memory(self) -> dict[str, torch.Tensor]:
@@ -287,14 +286,16 @@ class SignatureSender(TrainingClient):
             self._answered[k] = current
 
     def _released(
-        self, purpose: str, context: CallContext, examples: ExampleMap, clip: float = CLIP
+        self, name: str, context: CallContext, examples: ExampleMap, clip: float = CLIP
     ) -> torch.Tensor:
-        """Return the clients' rows with noise, (b, width)."""
+        """Return the clients' rows with noise, (b, width), released."""
         rows = []
-        for i, k in zip(context.ids, context.positions, strict=True):
+        for n, k in enumerate(context.positions):
             data = (self.cohort.inputs(k), self.cohort.labels(k))
-            rows.append(self._options.release(purpose, i, examples, data, clip))
-        return torch.stack(rows).to(self.cohort.start)
+            row = self._options.release(name, context.select([n]), examples, data, clip)
+            rows.append(row)
+        start = self.cohort.start
+        return context.postprocess(lambda *told: torch.cat(told).to(start), *rows)
 
 
 class SignatureClient(SignatureSender, SumClient):

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from securecluster.clustering.eigenvectors import leading
 from securecluster.clustering.similarity import BLOCK
 from securecluster.core.lazy_torch import torch
-from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.runtime.call_context import CallContext
 
 # ‖xxᵀ − yyᵀ‖ ≤ √2 where ‖x‖, ‖y‖ ≤ 1; so do two positive semidefinite matrices of norm 1 differ
 REPLACE = math.sqrt(2)
@@ -132,7 +132,6 @@ class GramNoise:
         mechanism: "gram" adds noise to A; "naive" adds noise to unit eigenvectors, z times their
             trivial sensitivity 2√p, and leaves A exact.
         per_client: whether the unit of privacy is a whole client, not one of its samples.
-        draws: the source of the noise.
         separation: an eigenvalue counts if it is at least this multiple of the noise's spectral
             norm.
     """
@@ -140,7 +139,6 @@ class GramNoise:
     multiplier: float
     mechanism: str
     per_client: bool
-    draws: NoiseStreams
     separation: float = APART
 
     @property
@@ -151,8 +149,8 @@ class GramNoise:
         """
         return self.mechanism == "naive"
 
-    def matrix(self, features: torch.Tensor, client: int) -> torch.Tensor:
-        """Return the client's noisy A.
+    def matrix(self, features: torch.Tensor, context: CallContext) -> torch.Tensor:
+        """Return a client's noisy A.
 
         It is the same for the same data, as long as they are rounded alike. It is computed again
         whenever it is needed, since storing one for each client would take D² numbers each; the
@@ -160,14 +158,15 @@ class GramNoise:
 
         Args:
             features: (n, D).
-            client: the client's number.
+            context: of a call to the client alone.
 
         Returns:
-            (D, D) float64.
+            (D, D) float64, released.
         """
-        return self.matrices([features], client)[0]
+        matrices = self.matrices([features], context)
+        return context.postprocess(lambda noisy: noisy[0], matrices)
 
-    def matrices(self, by_class: Sequence[torch.Tensor], client: int) -> torch.Tensor:
+    def matrices(self, by_class: Sequence[torch.Tensor], context: CallContext) -> torch.Tensor:
         """Return noisy Gram matrices of disjoint parts of a client's samples, as one release.
 
         A sample is in one part, so all matrices together move no further than a single one does:
@@ -177,10 +176,10 @@ class GramNoise:
 
         Args:
             by_class: (n_c, D) features of each part.
-            client: the client's number.
+            context: of a call to the client alone.
 
         Returns:
-            (parts, D, D) float64.
+            (parts, D, D) float64, released.
         """
         samples = sum(len(features) for features in by_class)
         rows = []
@@ -189,9 +188,16 @@ class GramNoise:
             if self.per_client:
                 matrix *= len(features) / max(samples, 1)
             rows.append(packed(matrix))
-        noisy = self.draws.noised(client, "gram", 0, torch.cat(rows), self.multiplier, 1.0)
+        together = torch.cat(rows)[None]
+        released = context.release(
+            together, sensitivity=1.0, noise=self.multiplier, replace=REPLACE, once="gram"
+        )
         d = by_class[0].shape[1]
-        return torch.stack([unpacked(row, d) for row in noisy.chunk(len(by_class))])
+
+        def unpacked_parts(noisy: torch.Tensor) -> torch.Tensor:
+            return torch.stack([unpacked(row, d) for row in noisy[0].chunk(len(by_class))])
+
+        return context.postprocess(unpacked_parts, released)
 
     def spectrum(self, matrix: torch.Tensor, p: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the largest eigenvalues of a noisy A, and their eigenvectors.
@@ -219,30 +225,34 @@ class GramNoise:
         )
         return values, vectors
 
-    def blurred(self, vectors: torch.Tensor, client: int) -> torch.Tensor:
+    def blurred(self, vectors: torch.Tensor, context: CallContext) -> torch.Tensor:
         """Return eigenvectors with the noise of the naive mechanism, scaled to unit norm again.
 
-        The standard deviation is z·2√p.
+        The standard deviation is z·2√p. The bound 2√p holds for any change of them.
 
         Args:
             vectors: (p, D) unit vectors, or zeros.
-            client: the client's number.
+            context: of a call to the client alone.
 
         Returns:
-            (p, D)
+            (p, D), released.
         """
         sensitivity = 2 * math.sqrt(len(vectors))
-        noisy = self.draws.noised(
-            client,
-            "eigenvectors",
-            0,
-            vectors,
-            self.multiplier,
-            sensitivity,
+        noisy = context.release(
+            vectors[None],
+            sensitivity=sensitivity,
+            noise=self.multiplier,
+            replace=1.0,
+            once="eigenvectors",
         )
-        norms = noisy.norm(dim=1, keepdim=True)
-        unit: torch.Tensor = noisy / norms.clamp_min(torch.finfo(noisy.dtype).tiny)
-        return unit
+        return context.postprocess(_of_unit_norm, noisy)
+
+
+def _of_unit_norm(noisy: torch.Tensor) -> torch.Tensor:
+    """Return the rows (p, D) of (1, p, D), scaled to norm 1."""
+    norms = noisy[0].norm(dim=1, keepdim=True)
+    unit: torch.Tensor = noisy[0] / norms.clamp_min(torch.finfo(noisy.dtype).tiny)
+    return unit
 
 
 def told_by_all(vectors: torch.Tensor) -> torch.Tensor:

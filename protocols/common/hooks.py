@@ -15,8 +15,8 @@ from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Rows
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.labels import checked_labels
-from securecluster.protocols.common.privacy_spec import Disclosures
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 

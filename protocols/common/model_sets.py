@@ -20,7 +20,6 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError
 from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows
-from securecluster.privacy.dp.loss_mechanism import loss_clip, noised
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import (
@@ -35,7 +34,8 @@ from securecluster.protocols.common.messages import (
     ModelChoice,
     Update,
 )
-from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 AVERAGES = Upto("moved", "model_averages")  # averages of all models in one frame
@@ -147,10 +147,10 @@ class ModelSetClient(TrainingClient):
         )
         return Update(Rows(delta), self._sizes(context) if weighted else None)
 
-    def offered_losses(self, context: CallContext, query: ModelAverages) -> NDArray[np.float64]:
+    def offered_losses(self, context: CallContext, query: ModelAverages) -> torch.Tensor:
         """Return newcomers' losses (b, k) of the models of the query; inf for all others.
 
-        They have noise where the run adds noise.
+        They are released, with noise where the run adds noise.
 
         Args:
             context: the clients.
@@ -163,14 +163,13 @@ class ModelSetClient(TrainingClient):
         if not offered:
             raise PolicyError("join needs models to choose from, and this request has none")
         exact = self.mean_losses(context, query)
-        shape = (len(context.positions), query.k)
-        losses = np.full(shape, math.inf)
-        losses[:, offered] = self.released_losses(
-            "join",
-            context,
-            exact[:, offered],
-        )
-        return losses
+
+        def among_all(losses: torch.Tensor) -> torch.Tensor:
+            rows = losses.new_full((len(losses), query.k), math.inf)
+            rows[:, offered] = losses
+            return rows
+
+        return context.postprocess(among_all, self.release_losses(context, exact[:, offered]))
 
     @answers(GATHER, through=("delta",), fresh=True, derived=True)
     def send_model(self, context: CallContext, query: ModelRequest) -> Update:
@@ -184,14 +183,8 @@ class ModelSetClient(TrainingClient):
             # a client that was never asked draws the same initial models as all others
             models = self.first_models(query.start, 1 + max(requested))
         deltas = []
-        for j, i, k in zip(requested, context.ids, context.positions, strict=True):
-            single = CallContext(
-                (i,),
-                (k,),
-                context.round,
-                context.step,
-            )
-            reply = models[j].post(single, Empty())
+        for n, j in enumerate(requested):
+            reply = models[j].post(context.select([n]), Empty())
             deltas.append(reply.delta.values)
         return Update(Rows(torch.cat(deltas)), None)
 
@@ -230,7 +223,7 @@ class ModelSetClient(TrainingClient):
     def mean_losses(self, context: CallContext, query: ModelAverages) -> NDArray[np.float64]:
         """Apply the query's averages, and return F_i(θ_j) of each client and model.
 
-        They are exact: what leaves a client is `released_losses` of them.
+        They are exact: what leaves a client is `release_losses` of them.
 
         Args:
             context: the clients.
@@ -240,7 +233,7 @@ class ModelSetClient(TrainingClient):
             (b, k) in nats; inf for a loss that is not finite.
         """
         models = self.apply_averages(context, query)
-        clip = loss_clip(self._pipeline.guard)
+        clip = context.loss_bound
         columns = []
         for j in range(len(models)):
             rows = self.evaluated_rows(query.start, j, context.positions)
@@ -307,28 +300,15 @@ class ModelSetClient(TrainingClient):
         self.model_sets = model_sets
         return model_sets[query.start]
 
-    def released_losses(
-        self,
-        purpose: str,
-        context: CallContext,
-        losses: NDArray[np.float64],
-    ) -> NDArray[np.float64]:
-        """Return losses as they may leave their clients.
+    def release_losses(self, context: CallContext, losses: NDArray[np.float64]) -> torch.Tensor:
+        """Return losses on training samples as they may leave their clients.
 
         Args:
-            purpose: names the draw of the noise.
             context: the clients.
             losses: (b, k) mean losses in nats.
         """
         sizes = [self.cohort.sizes[k] for k in context.positions]
-        return noised(
-            self._pipeline.guard,
-            purpose,
-            context.ids,
-            context.step,
-            losses,
-            sizes,
-        )
+        return context.release_losses(losses, sizes)
 
     def first_models(self, start: int, k: int) -> ModelSet:
         """Return the initial models of a start.
@@ -445,7 +425,7 @@ class AssignedModelClient(ModelSetClient):
             PolicyError: the query contains no models.
         """
         losses = self.offered_losses(context, query)
-        return ModelChoice(Rows(torch.as_tensor(losses.argmin(1))))
+        return ModelChoice(Rows(context.postprocess(first_of_least, losses)))
 
     def assigned_models(self, context: CallContext, query: AssignedModel) -> torch.Tensor:
         """Return the model that each client is assigned, as it is before training, (b, d).
@@ -538,3 +518,13 @@ def selected_rows(picks: Sequence[tuple[Rows, int]]) -> Rows:
             rows.append(models.row(k))
         index.append(position[key])
     return Rows(torch.stack(rows), tuple(index))
+
+
+def first_of_least(losses: torch.Tensor) -> torch.Tensor:
+    """Return the first of the least losses of each client, (b,) int64.
+
+    Args:
+        losses: (b, k).
+    """
+    # torch does not say which of equal ones it returns
+    return torch.as_tensor(losses.numpy().argmin(1))

@@ -8,7 +8,7 @@ methods' papers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from securecluster.core.validation import check_choice, check_noise, check_number, check_whole
@@ -28,9 +28,7 @@ from securecluster.protocols.common.gradient_signatures import (
     plan_of,
     resolved_signature,
 )
-from securecluster.protocols.common.privacy_spec import FOLLOWS, PrivacySpec
 from securecluster.runtime.endpoint import releases_of
-from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.training.local_trainer import LocalTrainer
 
 UPDATE = "update"
@@ -180,16 +178,12 @@ class GradientSignatureProtocol(ClusteringProtocol):
             return client
         assert isinstance(client, SignatureSender)
         plan = plan_of(config)
-        draws: Any = None
-        if plan.noise:
-            draws = cohort.secret
         client.use_signatures(
             SignatureOptions(
                 example_map(config),
                 plan.releases,
                 plan.multiplier,
                 plan.per_client,
-                draws,
                 with_sizes=not plan.noise and self._shows_sizes,
             )
         )
@@ -211,35 +205,13 @@ class GradientSignatureProtocol(ClusteringProtocol):
             return float(noise)
         return float(self.signature_noise)
 
-    @property
-    def signatures_sent(self) -> int:
-        """Return the number of gradient signatures that a client releases."""
-        return int(self.by_gradients)
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Add the noise of a signature's releases.
-
-        Methods count the signature itself (`signatures_sent`).
+    def adds_noise(self, config: Mapping[str, Any]) -> bool:
+        """Return whether signatures have noise, or anything else has.
 
         Args:
-            noise: Z.
+            config: what clients and server agreed on.
         """
-        spec = super().privacy_spec(noise)
-        if not self.by_gradients:
-            return spec
-        z = self._signature_multiplier(noise)
-        if not z:
-            return spec
-        field_noise = FieldNoise(z)
-        half = field_noise
-        # 1/z² adds up over Gaussian releases: each of two has half of it, which is z·√2
-        if self.signature_releases > 1 and self.dp_unit == "example":
-            half = FieldNoise(z * 2**0.5)
-        # Projections and shares are one vector with one noise, which `projections` counts.
-        spec = spec.with_fields(
-            signature=half, coordinates=half, projections=field_noise, shares=FOLLOWS
-        )
-        return replace(spec, keeps_local_models=True)
+        return bool(config.get("signature_noise")) or super().adds_noise(config)
 
     def signature_views(self) -> list[str]:
         """Return what the server sees of all signatures together; nothing without any.

@@ -294,33 +294,34 @@ class SumOptions(DPOptions):
                 "with placement distributed clients add their noise in the ring of secure sums, "
                 "which ciphertexts do not have: take aggregation secagg, or placement local"
             )
-        covered = self.privacy_spec(1.0).fields
-        for method, release in sorted(releases_of(self.client).items()):
-            if release.via == (SUM,) or not release.private or release.derived:
-                continue
-            if method in self.refused_methods:
-                continue
-            names = [name for name in release.through if name not in covered]
-            if names:
-                raise UsageError(
-                    f"clients of {self.name} also send {names[0]} by itself ({method}), and with "
-                    "placement distributed only sums have enough noise: take placement local, or "
-                    "fedavg"
-                )
 
     def check_sum_noise(self, config: Mapping[str, Any], pipeline: Pipeline) -> None:
-        """Check that sums over all clients have room for their noise.
+        """Check that sums over all clients have room for their noise, and that others need none.
 
         Args:
             config: what clients and server agreed on.
             pipeline: stages of clients' replies.
 
         Raises:
-            UsageError: they do not fit the ring of secure sums.
+            UsageError: they do not fit the ring of secure sums, or a reply leaves in no sum and has
+                no other noise.
         """
         noise = self.sum_noise(config)
-        if noise is not None:
-            noise.plan(pipeline.width(config["dimension"]), config["clients"])
+        if noise is None:
+            return
+        noise.plan(pipeline.width(config["dimension"]), config["clients"])
+        for method, release in sorted(releases_of(self.client).items()):
+            if release.via == (SUM,) or not release.private or release.derived:
+                continue
+            if method in self.refused_methods:
+                continue
+            names = [name for name in release.through if pipeline.of(name).clips]
+            if names:
+                raise UsageError(
+                    f"clients of {self.name} also send {names[0]} by itself ({method}), and with "
+                    "placement distributed only sums have enough noise: take placement local, or "
+                    "fedavg"
+                )
 
     @property
     def refused_methods(self) -> frozenset[str]:
@@ -401,14 +402,19 @@ class SumOptions(DPOptions):
         )
 
     def secure_sum_service(
-        self, config: Mapping[str, Any], keys: KeyRing, pipeline: Pipeline
+        self,
+        config: Mapping[str, Any],
+        keys: KeyRing,
+        pipeline: Pipeline,
+        draws: NoiseStreams,
     ) -> SecureSumService | EncryptedSumService | None:
         """Return the clients' half of secure sums; None where sums are plain.
 
         Args:
             config: what clients and server agreed on.
             keys: the clients' keys.
-            pipeline: stages of their replies, with the streams of their noise.
+            pipeline: stages of their replies.
+            draws: the streams of their noise.
         """
         if not self.sums_securely:
             return None
@@ -420,9 +426,6 @@ class SumOptions(DPOptions):
             return EncryptedSumService(
                 ranges, run, keys, minimum, parameters, self._schemes, self._cohorts_of_all(config)
             )
-        draws = None
-        if pipeline.guard is not None:
-            draws = pipeline.guard.draws
         ranges = self._sum_ranges(config, draws)
         fixed = fixed_sums(self.client)
         cohorts = self._cohorts_of_all(config)

@@ -25,7 +25,8 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.messages import AVERAGES, MOST_SAMPLES, AverageDeltas
 from securecluster.protocols.hidden.class_means import ClassMeans
-from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 UNASSIGNED = -1

@@ -39,15 +39,10 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.blocks import BlockStage
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
-from securecluster.protocols.common.dp_options import History
+from securecluster.protocols.common.disclosures import Disclosures, OfPlainSums, OfSecureSums
+from securecluster.protocols.common.dp_options import RowNoise
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.common.privacy_spec import (
-    Disclosures,
-    OfPlainSums,
-    OfSecureSums,
-    RowNoise,
-)
 from securecluster.protocols.common.sampling import TRIES, sample_clients
 from securecluster.protocols.common.sum_options import DEVIATIONS, ROUNDING, SECAGG
 from securecluster.protocols.hidden.class_means import ClassMeans
@@ -61,7 +56,7 @@ from securecluster.protocols.hidden.client import (
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+from securecluster.training.local_trainer import LocalTrainer
 
 # fields of the four sums of clustering, in their order, with their shares of its budget
 CLUSTERING = dict(zip(("point", "moments", "cells", "steps"), noisy_centres.SHARES, strict=True))
@@ -493,21 +488,6 @@ class Hidden(ClusteringProtocol):
             return {}
         noise = float(config["noise"])
         return {name: RowNoise(1.0, noise * self.privacy_factor(name)) for name in CLUSTERING}
-
-    def history(self, z: float, samples: int, usual: LocalTraining) -> History:
-        """Add the four sums of clustering.
-
-        Args:
-            z: noise multiplier of updates.
-            samples: number of samples that the client trains on.
-            usual: hyper-parameters of its training in a round.
-        """
-        clustering = [(z * self.privacy_factor(name), 1.0, 1) for name in CLUSTERING]
-        return [*super().history(z, samples, usual), *clustering]
-
-    def other_sums(self) -> tuple[tuple[float, int], ...]:
-        """Return the four sums of clustering, for `target_epsilon`."""
-        return tuple((self.privacy_factor(name), 1) for name in CLUSTERING)
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the stages of updates, of their blocks, and of the rows of clustering.

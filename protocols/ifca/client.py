@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
-
-import numpy as np
-from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError
@@ -19,9 +17,15 @@ from securecluster.messaging.messages import Empty, Rows
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import late_request_error
 from securecluster.protocols.common.messages import ModelChoice, Update
-from securecluster.protocols.common.model_sets import LowestLoss, ModelAverages, ModelSetClient
+from securecluster.protocols.common.model_sets import (
+    LowestLoss,
+    ModelAverages,
+    ModelSetClient,
+    first_of_least,
+)
 from securecluster.protocols.common.sum_options import LARGEST_LOSS
-from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
@@ -71,7 +75,7 @@ class IFCAClient(ModelSetClient):
         """
         self._refuse_if_hidden("choose")
         exact = self.mean_losses(context, query)
-        losses = self.released_losses("choose", context, exact)
+        losses = self.release_losses(context, exact)
         return self._take(context, query.start, losses)
 
     @answers(GATHER)
@@ -141,35 +145,50 @@ class IFCAClient(ModelSetClient):
         lowest = self.mean_losses(context, query).min(1, keepdims=True)
         # The minimum of k means moves by no more than each of them does, so its noise is that of a
         # single mean (not in the paper).
-        means = self.released_losses("least", context, lowest)[:, 0]
-        if self.hidden:  # no sum of fixed-point numbers holds an infinite one
-            means = np.minimum(means, LARGEST_LOSS)
+        released = self.release_losses(context, lowest)
+        means = context.postprocess(self._told_means, released)
         if self._pipeline.clips:
-            return LowestLoss(Rows(torch.as_tensor(means)), None)
-        sizes = [self.cohort.sizes[k] for k in context.positions]
-        sums = torch.as_tensor(means * np.array(sizes))
+            return LowestLoss(Rows(means), None)
+        sizes = torch.as_tensor([self.cohort.sizes[k] for k in context.positions])
+        sums = context.postprocess(lambda told: told * sizes, means)
         return LowestLoss(Rows(sums), self._sizes(context))
 
-    def _take(
-        self,
-        context: CallContext,
-        start: int,
-        losses: NDArray[np.float64],
-    ) -> ModelChoice:
+    def _told_means(self, losses: torch.Tensor) -> torch.Tensor:
+        """Return the one mean loss of each client, (b,), as a sum can hold it.
+
+        Args:
+            losses: (b, 1).
+        """
+        means = losses[:, 0].clone()
+        if self.hidden:  # no sum of fixed-point numbers holds an infinite one
+            means = means.clamp(max=LARGEST_LOSS)
+        return means
+
+    def _take(self, context: CallContext, start: int, losses: torch.Tensor) -> ModelChoice:
         """Store and return the models of lowest loss.
 
         Args:
             context: the clients.
             start: the start of the models.
-            losses: (b, k) as released.
+            losses: (b, k) as released, or of choices that stay at their clients.
         """
-        best = losses.argmin(1)
+        best = context.postprocess(partial(self._best_models, context, start), losses)
         for k, model in zip(context.positions, best.tolist(), strict=True):
             # a late request does not replace a later choice
             _, _, last_choice = self._chosen.get(k, (0, 0, 0))
             if context.step >= last_choice:
                 self._chosen[k] = (start, model, context.step)
-        return ModelChoice(Rows(torch.as_tensor(best)))
+        return ModelChoice(Rows(best))
+
+    def _best_models(self, context: CallContext, start: int, losses: torch.Tensor) -> torch.Tensor:
+        """Return the model of lowest loss of each client, (b,).
+
+        Args:
+            context: the clients.
+            start: the start of the models.
+            losses: (b, k).
+        """
+        return first_of_least(losses)
 
     def _refuse_if_hidden(self, name: str) -> None:
         """Raise PolicyError where the reply would tell a client's choice, and choices are hidden.

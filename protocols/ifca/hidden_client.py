@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError, UpdateError
@@ -31,7 +30,8 @@ from securecluster.protocols.common.model_sets import (
     selected_rows,
 )
 from securecluster.protocols.ifca.client import IFCAClient
-from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, answers
 from securecluster.runtime.secure_sum_client import FollowingSum
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -119,7 +119,7 @@ class HiddenChoiceClient(IFCAClient):
             PolicyError: the request is late, or choices are not hidden.
         """
         self._refuse_unless_hidden("count_choice")
-        choice = self._take(context, query.start, self.mean_losses(context, query))
+        choice = self._choose(context, query)
         chosen = choice.model.values
         count = self.cohort.start.new_zeros(len(context.positions), query.k)
         count[torch.arange(len(chosen)), chosen] = 1
@@ -169,7 +169,7 @@ class HiddenChoiceClient(IFCAClient):
         The last averages of a run reach all clients like this.
         """
         self._refuse_unless_hidden("receive_models")
-        self._take(context, query.start, self.mean_losses(context, query))
+        self._choose(context, query)
         return Ack()
 
     @answers(GATHER, private=False)
@@ -336,20 +336,30 @@ class HiddenChoiceClient(IFCAClient):
             return 1.0
         return float(self.cohort.sizes[position])
 
-    def _take(self, context: CallContext, start: int, losses: NDArray[np.float64]) -> ModelChoice:
-        """Store and return the models of lowest loss, the same for a call that is repeated.
+    def _choose(self, context: CallContext, query: ModelAverages) -> ModelChoice:
+        """Store and return the models of lowest loss, by exact losses that leave nobody."""
+        losses = torch.as_tensor(self.mean_losses(context, query))
+        return self._take(context, query.start, losses)
+
+    def _take(self, context: CallContext, start: int, losses: torch.Tensor) -> ModelChoice:
+        """Store and return the models of lowest loss."""
+        choice = super()._take(context, start, losses)
+        for k, j in zip(context.positions, choice.model.values.tolist(), strict=True):
+            self._choices[k, start] = j
+        return choice
+
+    def _best_models(self, context: CallContext, start: int, losses: torch.Tensor) -> torch.Tensor:
+        """Return the models of lowest loss, the same for a call that is repeated.
 
         A repeated call must add the same row to a sum, also where a client has trained since.
         """
+        losses = losses.clone()
         for n, k in enumerate(context.positions):
             known = self._chosen.get(k)
             if self.hidden and known is not None and known[0] == start and known[2] == context.step:
                 losses[n] = np.inf
                 losses[n, known[1]] = 0.0
-        choice = super()._take(context, start, losses)
-        for k, j in zip(context.positions, choice.model.values.tolist(), strict=True):
-            self._choices[k, start] = j
-        return choice
+        return super()._best_models(context, start, losses)
 
     def _catch_up(self, context: CallContext, start: int, j: int, averages: AverageDeltas) -> None:
         """Apply the averages of one model, which replace what clients trained alone."""

@@ -44,6 +44,7 @@ from securecluster.protocols.common.averaging import total_weights
 from securecluster.protocols.common.blocks import BlockStage
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import ModelChoice, Update
 from securecluster.protocols.common.model_set_protocol import (
     ModelSetProtocol,
@@ -51,7 +52,6 @@ from securecluster.protocols.common.model_set_protocol import (
     offer_to,
 )
 from securecluster.protocols.common.newcomers import check_newcomers
-from securecluster.protocols.common.privacy_spec import Disclosures, PrivacySpec, ReleaseCounts
 from securecluster.protocols.common.restarts import OfferedModels, Restart, collect_models
 from securecluster.protocols.common.sampling import sample_clients
 from securecluster.protocols.common.sum_options import LARGEST_LOSS, PLAIN
@@ -70,7 +70,6 @@ from securecluster.protocols.ifca.hidden_server import (
 )
 from securecluster.protocols.ifca.rebalancing import rebalanced
 from securecluster.runtime.endpoint import MINIMUM
-from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
@@ -533,30 +532,6 @@ class IFCA(ModelSetProtocol):
         if not self.sums_securely:
             return labels
         return [state.used.index(model) for model in client.choices(state.running.number)]
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Count a client's updates and losses, and add the noise of losses.
-
-        In every round it releases a choice, which follows from a row of k losses, and an update;
-        a choice at the end; and its lowest loss in each short start.
-
-        Args:
-            noise: Z.
-        """
-        loss_rows = self.total_rounds + 1
-        if self._short:
-            loss_rows += self.starts
-        releases = ReleaseCounts(
-            updates=self.total_rounds,
-            losses=loss_rows,
-            trainings=self.total_rounds,
-        )
-        spec = super().privacy_spec(noise).with_releases(releases)
-        if not noise:
-            return spec
-        # replacing a sample or client moves a row of losses as far as blanking it
-        losses = FieldNoise(noise, replacement=1.0)
-        return spec.with_fields(loss=losses, model=losses)
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""

@@ -16,12 +16,12 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError, unknown
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Empty, Rows
-from securecluster.privacy.dp.loss_mechanism import noised_rows
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import LocalFirstClient
+from securecluster.protocols.common.disclosures import OfPlainSums
 from securecluster.protocols.common.messages import Update
-from securecluster.protocols.common.privacy_spec import OfPlainSums
-from securecluster.runtime.endpoint import GATHER, SUM, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 if TYPE_CHECKING:
@@ -257,20 +257,14 @@ class NSIMClient(LocalFirstClient):
         self.check_alone(context, "send_model")
         models = self.models.select(context.positions).values
         rows = self._layer.rows(models)
-        guard = self._pipeline.guard
-        if guard is None or guard.unit == "example":
+        noise = context.noise
+        if noise is None or not noise.noise or noise.unit == "example":
             # a copy, since training alone changes the models in place
             return ClientLayer(Rows(rows.clone()))
         first_models = initial_models(self.cohort, self._began, context.ids)
         initial = self._layer.rows(first_models)
-        noisy = noised_rows(
-            guard,
-            "layer",
-            context.ids,
-            context.step,
-            rows - initial,
-        )
-        return ClientLayer(Rows(initial + noisy))
+        moved = self.release_training(context, rows - initial)
+        return ClientLayer(Rows(context.postprocess(lambda told: initial + told, moved)))
 
     @answers(SUM, through=("delta",), fresh=True, unmasked=("size",))
     def pool(self, context: CallContext, query: Empty) -> Update:

@@ -38,15 +38,10 @@ from securecluster.protocols.common.averaging import AveragingState, SumClient, 
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.privacy_spec import (
-    FOLLOWS,
-    Disclosures,
-    PrivacySpec,
-    ReleaseCounts,
-)
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.protocols.nsim.client import (
     NSIMClient,
@@ -65,7 +60,6 @@ from securecluster.protocols.nsim.synthetic_users import (
     some_pairs,
     true_similarity,
 )
-from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer
@@ -397,22 +391,9 @@ class NSIM(ClusteringProtocol):
         sizes = super().frame_sizes(config)
         return {**sizes, "layer": int(config["layer_size"])}
 
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Count a client's updates, and add the noise of its layer.
-
-        It releases its layer, its model after training alone, and an update in each later round.
-
-        Args:
-            noise: Z.
-        """
-        updates = 2 + self.rounds - self._local
-        releases = ReleaseCounts(updates=updates, trainings=self.rounds)
-        spec = super().privacy_spec(noise).with_releases(releases)
-        if not noise:
-            return spec
-        # clipped and noised by its client; under DP-SGD the noise is in the training
-        layer = FOLLOWS if self.per_example else FieldNoise(noise)
-        return spec.with_fields(layer=layer)
+    def dry_runs(self) -> Sequence[Mapping[str, Any]]:
+        """Return a run in which all users are one cluster."""
+        return ({"eps": 1.0},)
 
     def disclosures(self) -> Disclosures:
         """Return what the server sees of the layers, and computes from them."""

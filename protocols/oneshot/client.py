@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from securecluster.clustering.eigenvectors import projected, relevance, span_relevance
@@ -15,10 +16,11 @@ from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Between, Real, Upto, Whole
 from securecluster.messaging.messages import Picks, Rows
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.disclosures import OfPaddedPairs, OfPlainPairs, OfPlainSums
 from securecluster.protocols.common.eigenvectors import EigenvectorClient, EigenvectorOptions
 from securecluster.protocols.common.gram_mechanism import told_by_all
-from securecluster.protocols.common.privacy_spec import OfPaddedPairs, OfPlainPairs, OfPlainSums
-from securecluster.runtime.endpoint import GATHER, PAIRS, CallContext, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, PAIRS, answers
 from securecluster.runtime.pad_client import PairRange
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -122,16 +124,14 @@ class OneShotClient(EigenvectorClient):
         Raises:
             FrameError: the others' numbers do not ascend, or include the client's own.
         """
+        start = self.cohort.start
         rows = []
         compared = self._compared(context, query)
         for i, (others, relevances) in zip(context.ids, compared, strict=True):
             # r(i, i) = 1, in the client's own place
             position = bisect(others, i)
-            before = relevances[:position]
-            after = relevances[position:]
-            itself = relevances.new_ones(1)
-            rows.append(torch.cat([before, itself, after]))
-        table = torch.stack(rows).to(self.cohort.start)
+            rows.append(context.postprocess(partial(_with_itself, position), relevances))
+        table = context.postprocess(lambda *rows: torch.stack(rows).to(start), *rows)
         return RelevanceRow(Rows(table))
 
     @answers(GATHER, relays=("vectors",))
@@ -152,12 +152,10 @@ class OneShotClient(EigenvectorClient):
         compared = self._compared(context, query)
         for picks, (_, relevances) in zip(query.labels.picks, compared, strict=True):
             # each newcomer receives the eigenvectors of all clients of the run
-            labels = query.labels.table[list(picks)].to(relevances.device)
-            clusters = sorted(set(labels.tolist()))
-            means = [relevances[labels == c].mean() for c in clusters]
-            best = torch.stack(means).argmax()
-            chosen.append(int(best))
-        return TaskChoice(Rows(torch.as_tensor(chosen)))
+            labels = query.labels.table[list(picks)]
+            chosen.append(context.postprocess(partial(_most_relevant, labels), relevances))
+        choices = context.postprocess(lambda *numbers: torch.stack(numbers).cpu(), *chosen)
+        return TaskChoice(Rows(choices))
 
     def _check_others(self, context: CallContext, query: OtherEigenvectors) -> None:
         """Raise FrameError unless each client receives vectors of others, in ascending order."""
@@ -180,39 +178,42 @@ class OneShotClient(EigenvectorClient):
         self._check_others(context, query)
         vectors = self._opened(query)
         compared = []
-        for k, picks in zip(context.positions, query.vectors.picks, strict=True):
+        for n, picks in enumerate(query.vectors.picks):
             rows = list(picks)
             others = query.ids.table[rows].tolist()
-            relevances = self._relevant(k, vectors[rows])
+            relevances = self._relevant(context.select([n]), vectors[rows])
             compared.append((others, relevances))
         return compared
 
-    def _relevant(self, k: int, vectors: torch.Tensor) -> torch.Tensor:
+    def _relevant(self, context: CallContext, vectors: torch.Tensor) -> torch.Tensor:
         """Return r(i, ·), from G_i or from the noisy matrix of the client's eigenvectors.
 
         Args:
-            k: the client's position.
+            context: of a call to the client alone.
             vectors: (r, p, D) of other clients.
 
         Returns:
             (r,) in [0, 1].
         """
-        features = self._features(k)
+        (k,) = context.positions
         flat = vectors.flatten(0, 1)
         shape = vectors.shape[:2]
         noise = self._gram_noise
         if noise is None:
             # λ̂_k = ‖G_i v_k‖, and the ratios of eq. 3 and 4
-            image = projected(features, flat).view(shape)
+            image = projected(self._features(k), flat).view(shape)
             values, _ = self._spectrum(k)
             return relevance(values, image, self._floor, vectors.any(-1))
-        # In the ratios, noise that turns the first vector slightly changes ‖G v_k‖ of all later
-        # ones by the first eigenvalue. The energy of a span does not depend on its basis.
-        noisy = self._noisy(k, features, noise)
-        products = flat.to(noisy) @ noisy
-        image = products.norm(dim=1).view(shape)
-        values, _ = self._spectrum(k)
-        return span_relevance(values, image, self._floor, told_by_all(vectors))
+
+        def of_matrix(noisy: torch.Tensor) -> torch.Tensor:
+            # In the ratios, noise that turns the first vector slightly changes ‖G v_k‖ of all later
+            # ones by the first eigenvalue. The energy of a span does not depend on its basis.
+            products = flat.to(noisy) @ noisy[0]
+            image = products.norm(dim=1).view(shape)
+            values, _ = self._noisy_spectrum(k, noisy)
+            return span_relevance(values, image, self._floor, told_by_all(vectors))
+
+        return context.postprocess(of_matrix, self._noisy(context, noise))
 
     def _opened(self, query: OtherEigenvectors) -> torch.Tensor:
         """Return the eigenvectors of the query's table, (r, p, D), opened or unmasked."""
@@ -225,3 +226,29 @@ class OneShotClient(EigenvectorClient):
         template = start.new_empty(self._count, self._phi.dimension)
         owners = query.ids.table.tolist()
         return seal.open(table, owners, query.step, "eigen", "vectors", template)
+
+
+def _with_itself(position: int, relevances: torch.Tensor) -> torch.Tensor:
+    """Return a client's relevance to others (r,) with a 1 for itself, (r + 1,).
+
+    Args:
+        position: of the client.
+        relevances: of the others, in ascending order.
+    """
+    before = relevances[:position]
+    after = relevances[position:]
+    itself = relevances.new_ones(1)
+    return torch.cat([before, itself, after])
+
+
+def _most_relevant(labels: torch.Tensor, relevances: torch.Tensor) -> torch.Tensor:
+    """Return the cluster whose members' data are on average most relevant, a number.
+
+    Args:
+        labels: cluster of each of the others (r,).
+        relevances: to each of them (r,).
+    """
+    members_of = labels.to(relevances.device)
+    clusters = sorted(set(labels.tolist()))
+    means = [relevances[members_of == c].mean() for c in clusters]
+    return torch.stack(means).argmax()

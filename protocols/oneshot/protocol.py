@@ -36,10 +36,10 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.base import FittedState
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.eigenvectors import EigenvectorProtocol, check_objective
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.privacy_spec import FOLLOWS, Disclosures, PrivacySpec
 from securecluster.protocols.common.sampling import TRIES, check_landmarks, sample_landmarks
 from securecluster.protocols.oneshot import feature_maps, naive_mechanism
 from securecluster.protocols.oneshot.client import (
@@ -67,10 +67,8 @@ from securecluster.runtime.encrypted_pairs import LabelledValue
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.pad_client import PairRange
 from securecluster.runtime.pair_aggregators import PairFunction
-from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
-from securecluster.training.local_trainer import LocalTrainer
 
 
 @protocol
@@ -356,37 +354,15 @@ class OneShot(EigenvectorProtocol):
             width(self.mask, shared) if shared else 0,
         )
 
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Add the noise of replies that follow from the Gram matrix.
-
-        Updates that the GPS averages have been released to the LPSs.
-
-        Args:
-            noise: Z.
-        """
-        spec = super().privacy_spec(noise)
-        gram = spec.fields.get("vectors")
-        if gram is None:
-            return spec
-        if self.gram_mechanism == "naive":
-            # this noise is in the eigenvectors only, and the bound 2√p holds for any change of them
-            return spec.with_fields(vectors=FieldNoise(gram.multiplier, replacement=1.0))
-        # Rows of relevance follow from the matrix whose eigenvectors were released. A newcomer
-        # releases only the cluster that it chooses.
-        return spec.with_fields(row=FOLLOWS, cluster=gram)
-
     @property
     def mechanism(self) -> str:
         """Return the mechanism of the noise, "gram" or "naive"."""
         return self.gram_mechanism
 
-    def eigenvector_options(
-        self, cohort: LocalTrainer, config: Mapping[str, Any]
-    ) -> RelevanceOptions:
+    def eigenvector_options(self, config: Mapping[str, Any]) -> RelevanceOptions:
         """Return the clients' options, with Φ and the noise of Gram matrices.
 
         Args:
-            cohort: the clients' data and local training.
             config: the run's configuration.
 
         Raises:
@@ -396,7 +372,7 @@ class OneShot(EigenvectorProtocol):
         return RelevanceOptions(
             features=phi,
             count=min(int(self.vectors), phi.dimension),
-            noise=self.gram_noise_of(cohort, config),
+            noise=self.gram_noise_of(config),
             floor=self.floor,
         )
 

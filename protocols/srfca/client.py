@@ -22,20 +22,18 @@ from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
 from securecluster.privacy.dp.loss_mechanism import (
     LARGEST,
     WORST,
-    loss_clip,
-    noised,
-    noised_rows,
 )
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
-from securecluster.protocols.common.messages import NO_END, AverageDeltas, ModelChoice, Update
-from securecluster.protocols.common.privacy_spec import (
+from securecluster.protocols.common.disclosures import (
     OfPaddedPairs,
     OfPlainPairs,
     OfPlainSums,
     OfSecureSums,
 )
-from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, CallContext, answers
+from securecluster.protocols.common.messages import NO_END, AverageDeltas, ModelChoice, Update
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 Array = NDArray[np.float64]
@@ -178,7 +176,7 @@ class SRFCAClient(SumClient):
         self._check_one_shot(context, "losses")
         self._check_relay(context, query)
         exact = self._exact_losses(context, query)
-        released = torch.as_tensor(self._released("losses", context, exact))
+        released = self._released_losses(context, exact)
         # Clients store the rows as they were released. So no model is relayed twice, and all that
         # is computed from the rows later is post-processing.
         if self._model_losses.shape[1] != query.clients:
@@ -195,7 +193,7 @@ class SRFCAClient(SumClient):
         order = query.order.value.tolist()
         column_of = {client: column for column, client in enumerate(order)}
         losses = np.zeros((len(context.positions), len(order)))
-        clip = loss_clip(self._pipeline.guard)
+        clip = context.loss_bound
         own_models = self._rows(context.positions)
         own_losses = self.cohort.loss(own_models, context.positions, clip)
         own_columns = [column_of[i] for i in context.ids]
@@ -280,7 +278,9 @@ class SRFCAClient(SumClient):
                 "choose_again"
             )
         self._check_all_offered(query)
-        return self._nearest(self._evaluate(context, query), query)
+        released = self._evaluate(context, query)
+        nearest = context.postprocess(lambda told: self._nearest(told.numpy(), query), released)
+        return ModelChoice(Rows(nearest))
 
     @answers(GATHER, derived=True)
     def choose_again(self, context: CallContext, query: OfferedClusters) -> ModelChoice:
@@ -302,8 +302,8 @@ class SRFCAClient(SumClient):
                 "OfferedClusters.others has: the frame is refused"
             )
 
-    def _nearest(self, losses: Array, query: OfferedClusters) -> ModelChoice:
-        """Return the cluster with the smallest cross-cluster loss.
+    def _nearest(self, losses: Array, query: OfferedClusters) -> torch.Tensor:
+        """Return the cluster with the smallest cross-cluster loss, (b,).
 
         Args:
             losses: (b, K) f_i(ω_c) of each client.
@@ -317,8 +317,7 @@ class SRFCAClient(SumClient):
             )
         mean = (losses + others) / 2
         cross = np.where(np.isnan(others), losses, mean)
-        nearest = torch.as_tensor(cross.argmin(1))
-        return ModelChoice(Rows(nearest))
+        return torch.as_tensor(cross.argmin(1))
 
     @answers(GATHER)
     def join(self, context: CallContext, query: OfferedClusters) -> NearestCluster:
@@ -333,13 +332,11 @@ class SRFCAClient(SumClient):
         table = query.models.table
         models = torch.stack([self.model_at(row, query.step) for row in table])
         one_shot = self._rows(context.positions).values
-        guard = self._pipeline.guard
-        if guard is not None and guard.unit == "client":
-            delta = one_shot - self._start
-            delta = noised_rows(guard, "join", context.ids, context.step, delta)
-            one_shot = self._start + delta
-        distances = to_others(one_shot, models)
-        return NearestCluster(Rows(distances.argmin(1)))
+        moved = self.release_training(context, one_shot - self._start)
+        nearest = context.postprocess(
+            lambda told: to_others(self._start + told, models).argmin(1), moved
+        )
+        return NearestCluster(Rows(nearest))
 
     @answers(SUM, derived=True, unmasked=("loss",), fixed=False)  # of each round's models
     def cluster_losses(self, context: CallContext, query: Empty) -> LossSums:
@@ -431,9 +428,9 @@ class SRFCAClient(SumClient):
             return theta
         return self._start + displacement * (radius / norm)
 
-    def _evaluate(self, context: CallContext, query: OfferedClusters) -> Array:
+    def _evaluate(self, context: CallContext, query: OfferedClusters) -> torch.Tensor:
         """Return f_i of the query's models, (b, K), with noise where the run adds some."""
-        clip = loss_clip(self._pipeline.guard)
+        clip = context.loss_bound
         table = query.models.table
         rows = sorted({row for picks in query.models.picks for row in picks})
         losses = np.full((len(context.positions), len(table)), math.inf)
@@ -445,8 +442,8 @@ class SRFCAClient(SumClient):
         offered = []
         for n, picks in enumerate(query.models.picks):
             offered.append(losses[n, list(picks)])
-        released = self._released("choose", context, np.stack(offered))
-        for k, row_of_client in zip(context.positions, released, strict=True):
+        released = self._released_losses(context, np.stack(offered))
+        for k, row_of_client in zip(context.positions, released.numpy(), strict=True):
             # a late request must not replace losses of models that were evaluated since
             if context.step >= self._evaluated_in[k]:
                 self._cluster_losses[k] = row_of_client
@@ -473,23 +470,16 @@ class SRFCAClient(SumClient):
             )
         return np.stack(rows)
 
-    def _released(
-        self,
-        purpose: str,
-        context: CallContext,
-        losses: Array,
-    ) -> Array:
-        """Return losses as they may leave their clients.
+    def _released_losses(self, context: CallContext, losses: Array) -> torch.Tensor:
+        """Return losses as they may leave their clients, (b, k).
 
         Args:
-            purpose: names the draw of the noise.
             context: the clients.
             losses: (b, k) mean losses in nats; numbers that are not finite become WORST.
         """
         sizes = [self.cohort.sizes[k] for k in context.positions]
-        guard = self._pipeline.guard
-        released = noised(guard, purpose, context.ids, context.step, losses, sizes)
-        return np.nan_to_num(released, nan=WORST, posinf=WORST)
+        released = context.release_losses(losses, sizes)
+        return context.postprocess(lambda told: told.nan_to_num(nan=WORST, posinf=WORST), released)
 
     def memory(self) -> dict[str, torch.Tensor]:
         """Add the restarts, and the losses of other clients' and the clusters' models."""

@@ -31,15 +31,10 @@ from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.privacy_spec import (
-    FOLLOWS,
-    Disclosures,
-    PrivacySpec,
-    ReleaseCounts,
-)
 from securecluster.protocols.common.sampling import TRIES, check_landmarks, sample_landmarks
 from securecluster.protocols.common.sum_options import LARGEST_LOSS
 from securecluster.protocols.srfca import server
@@ -59,10 +54,9 @@ from securecluster.protocols.srfca.server import (
 )
 from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.pad_client import PairRange
-from securecluster.runtime.release_accounting import FieldNoise
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
-from securecluster.training.local_trainer import LocalTrainer
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
 @protocol
@@ -393,6 +387,22 @@ class SRFCA(ClusteringProtocol):
         seal = Seal(config_hash(config)) if self.sealed else None
         return Pipeline(stages, seal)
 
+    def trainings(
+        self, usual: LocalTraining, config: Mapping[str, Any]
+    ) -> dict[str, LocalTraining]:
+        """Add the training of REFINE.
+
+        Args:
+            usual: the training of a round.
+            config: what clients and server agreed on.
+        """
+        plans = super().trainings(usual, config)
+        plans["refine"] = usual
+        if self.variant == "gradient":
+            # one step of lr along the full gradient, as Algorithm 3 prints
+            plans["refine"] = replace(plans["full"], lr=config["lr"])
+        return plans
+
     def make_client(
         self,
         cohort: LocalTrainer,
@@ -419,40 +429,6 @@ class SRFCA(ClusteringProtocol):
             self.weighted,
             refining,
         )
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Count a client's models, updates and losses, and add the noise of losses.
-
-        It releases its one-shot model once, an update in each round of averaging, and a row of
-        losses for the models of ONE_SHOT and for those of each refinement.
-
-        Args:
-            noise: Z.
-        """
-        averaged = self.refine * self.rounds + self.retrain
-        full = 0
-        if self.variant == "gradient":
-            full = averaged
-        losses = 0
-        if self.distance == "loss":
-            losses = 1 + self.refine
-        releases = ReleaseCounts(
-            updates=1 + averaged,
-            losses=losses,
-            trainings=self.local_rounds + averaged - full,
-            full=full,
-        )
-        spec = super().privacy_spec(noise).with_releases(releases)
-        if self.variant == "gradient":
-            # one step of lr along the full gradient, as Algorithm 3 prints
-            spec = replace(spec, gradient_trainings=("refine",))
-        if not noise:
-            return spec
-        # replacing a sample or client moves a row of losses as far as blanking it
-        losses_noise = FieldNoise(noise, replacement=1.0)
-        # under DP-SGD the noise is in a newcomer's training, so its choice adds no release
-        nearest = FOLLOWS if self.per_example else FieldNoise(noise)
-        return spec.with_fields(loss=losses_noise, model=losses_noise, nearest=nearest)
 
     def models_after_round(self, client: Any, state: Any) -> Rows:
         """Return all clients' models after the averages that they have yet to receive.

@@ -238,14 +238,10 @@ def disclosures(fitted: ClusteringProtocol) -> list[Disclosure]:
     protocol = fitted.with_fitted_params()
     pipeline = protocol.pipeline(config)
     central = fitted.per_client and config["placement"] == "central"
-    # clients add the noise of these fields even where the server adds that of updates
-    noised_by_clients = set(protocol.privacy_spec(config["noise"]).fields)
     disclosed: dict[Disclosure, None] = {}  # a set that keeps its order
     for event in fitted.ledger_.events:
-        noised_centrally = central and event.mechanism == "gaussian"
         for name in event.fields:
-            by_server = noised_centrally and name not in noised_by_clients
-            field = _disclosure(fitted, pipeline, event, name, by_server)
+            field = _disclosure(fitted, pipeline, event, name, central)
             disclosed[field] = None
     return list(disclosed)
 
@@ -264,10 +260,11 @@ def _disclosure(
         pipeline: of the run's clients.
         event: of the ledger.
         name: of the field.
-        central: True if the server adds the field's noise.
+        central: True if the server adds the noise of what clients clip.
     """
     protocol = fitted.with_fitted_params()
     release = release_of(getattr(fitted.client, event.method))
+    clipped = name in release.through and pipeline.of(name).clips
     sealed = pipeline.seal is not None and name in release.sealed
     masked = False
     if name in release.through and not sealed:
@@ -283,7 +280,7 @@ def _disclosure(
         mechanism=event.mechanism,
         derived=release.derived,
         masked=masked,
-        central=central,
+        central=central and clipped and event.mechanism == "gaussian",
         summed=protocol.sums_securely and event.verb == SUM,
         paired=protocol.reads_pair_sums and event.verb == PAIRS,
         encrypted=_released_by_authority(protocol, event.verb),
@@ -579,8 +576,8 @@ def _shown_alone(fitted: ClusteringProtocol) -> list[int]:
     """
     learned = fitted.kept_.learned
     # such models stay with their clients, or the protocol has a shared model of each cluster
-    spec = fitted.with_fitted_params().privacy_spec(learned.config["noise"])
-    if spec.keeps_local_models or SHARED in fitted.kept_.clients.extra:
+    noisy = fitted.with_fitted_params().adds_noise(learned.config)
+    if noisy or SHARED in fitted.kept_.clients.extra:
         return []
     # the results show each cluster by the model of its first client
     first_client: dict[int, int] = {}

@@ -26,7 +26,7 @@ from securecluster.app.disclosures import (
 from securecluster.app.number_format import enumerated, times
 from securecluster.privacy.dp.ledger import COSTLESS, Price, Row
 from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.privacy_spec import (
+from securecluster.protocols.common.disclosures import (
     OfPaddedPairs,
     OfPlainPairs,
     OfPlainSums,

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
+from securecluster.messaging.receipts import Receipts
 
 M = TypeVar("M")
 FrameRows = tuple[int, ...]  # rows of a table that one frame has
@@ -433,10 +434,20 @@ class Response:
     Args:
         ids: clients that replied.
         reply: message with one frame per client of `ids`; None if nobody replied.
+        receipts: what each client of `ids` released in its reply; empty where nobody has any.
     """
 
     ids: tuple[int, ...]
     reply: Any
+    receipts: tuple[Receipts, ...] = ()
+
+    def receipts_at(self, position: int) -> Receipts:
+        """Return the receipts of one client's reply.
+
+        Args:
+            position: of the client in `ids`.
+        """
+        return self.receipts[position] if self.receipts else ()
 
 
 def format_ids(ids: Sequence[int]) -> str:

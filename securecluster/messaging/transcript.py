@@ -37,6 +37,7 @@ from securecluster.messaging.messages import (
     select,
 )
 from securecluster.messaging.parties import AUTHORITY, SERVER, WIRE, Party, Present, client, lps
+from securecluster.messaging.receipts import receipts_as_json, receipts_from_json
 
 B = TypeVar("B", Call, Response)
 Contents = tuple[Call, Response]
@@ -150,6 +151,8 @@ class _Batch:
     query: dict[str, Any]
     ids: list[int]
     reply: dict[str, Any] | None
+    # of each client, as its frame has them; empty where nobody has any
+    receipts: list[list[Any]] = field(default_factory=list)
 
 
 class Transcript:
@@ -267,7 +270,8 @@ class Transcript:
         if response.reply is not None:
             reply = _fields_of(response.reply)
         query = _fields_of(call.query)
-        batch = _Batch(fields, query, list(response.ids), reply)
+        receipts = [receipts_as_json(written) for written in response.receipts]
+        batch = _Batch(fields, query, list(response.ids), reply, receipts)
         data = pack(batch)
         # the digest in the index detects a file that has been changed
         atomic_files.write_atomic(self._file(self.count), data, atomic_files.OWNER)
@@ -324,7 +328,8 @@ class Transcript:
         reply = None
         if batch.reply is not None:
             reply = _rebuilt(reply_type, batch.reply)
-        return call, Response(tuple(batch.ids), reply)
+        receipts = tuple(receipts_from_json(values) if values else () for values in batch.receipts)
+        return call, Response(tuple(batch.ids), reply, receipts)
 
     def _checked_file(self, position: int) -> bytes:
         """Return the contents of an entry's file, which must match the digest in the index."""
@@ -586,7 +591,8 @@ def entry_of(call: Call, answer: Response) -> Entry:
             positions.append(position_of[recipient])
     reply_sizes: list[int] = []
     if reply_headers:  # without replies there is no message
-        reply_sizes = wire.sizes(reply_headers, answer.reply, positions)
+        receipts = [answer.receipts_at(position) for position in positions]
+        reply_sizes = wire.sizes(reply_headers, answer.reply, positions, receipts)
     size_of = dict(zip(positions, reply_sizes, strict=True))
     replies = []
     lost = []

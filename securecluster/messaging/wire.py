@@ -8,6 +8,7 @@ shapes alone, so that an in-process run counts bytes without encoding.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Hashable, Iterable
@@ -17,6 +18,7 @@ from typing import Any, TypeVar, cast
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Header, Picks, Rows, Shared, kinds, optional
+from securecluster.messaging.receipts import Receipts, receipts_as_json, receipts_from_json
 from securecluster.messaging.refusals import SENTENCES, refused
 
 A = TypeVar("A")
@@ -95,19 +97,22 @@ def header_fields(header: Header) -> list[Any]:
     return fields
 
 
-def _metadata(header: Header, scalars: dict[str, Any]) -> str:
+def _metadata(header: Header, scalars: dict[str, Any], receipts: Receipts = ()) -> str:
     """Return the metadata string of a frame."""
-    content = [header_fields(header), scalars]
+    content: list[Any] = [header_fields(header), scalars]
+    if receipts:
+        content.append(receipts_as_json(receipts))
     return json.dumps(content, separators=COMPACT, ensure_ascii=True)
 
 
-def encode(header: Header, message: Any, position: int = 0) -> bytes:
+def encode(header: Header, message: Any, position: int = 0, receipts: Receipts = ()) -> bytes:
     """Return the frame of one recipient (or sender) of a batch message.
 
     Args:
         header: header of the frame.
         message: a batch of frames.
         position: number of the frame in the batch.
+        receipts: what a client released in its reply.
     """
     from safetensors.torch import save
 
@@ -120,7 +125,7 @@ def encode(header: Header, message: Any, position: int = 0) -> bytes:
         tensor = tensor.detach().cpu()
         # safetensors refuses tensors that share memory, as rows of one table do
         contents[name] = tensor.contiguous().clone()
-    return bytes(save(contents, {"frame": _metadata(header, scalars)}))
+    return bytes(save(contents, {"frame": _metadata(header, scalars, receipts)}))
 
 
 def encode_refusal(header: Header, code: str) -> bytes:
@@ -135,24 +140,31 @@ def encode_refusal(header: Header, code: str) -> bytes:
     return bytes(save({}, {"frame": _metadata(header, {REFUSED: code})}))
 
 
-def size(header: Header, message: Any, position: int = 0) -> int:
-    """Return `len(encode(header, message, position))`, in bytes, without encoding.
+def size(header: Header, message: Any, position: int = 0, receipts: Receipts = ()) -> int:
+    """Return `len(encode(header, message, position, receipts))`, in bytes, without encoding.
 
     Args:
         header: header of the frame.
         message: a batch of frames.
         position: number of the frame in the batch.
+        receipts: what a client released in its reply.
     """
-    return sizes([header], message, [position])[0]
+    return sizes([header], message, [position], [receipts])[0]
 
 
-def sizes(headers: Iterable[Header], message: Any, positions: Iterable[int]) -> list[int]:
+def sizes(
+    headers: Iterable[Header],
+    message: Any,
+    positions: Iterable[int],
+    receipts: Iterable[Receipts] = itertools.repeat(()),
+) -> list[int]:
     """Return the lengths of several frames of one batch message, in bytes.
 
     Args:
         headers: header of each frame.
         message: a batch of frames.
         positions: number of each frame in the batch.
+        receipts: of each frame; none by default.
     """
     fields = vars(message).values()
     all_picks = [value.picks for value in fields if isinstance(value, Picks)]
@@ -160,12 +172,12 @@ def sizes(headers: Iterable[Header], message: Any, positions: Iterable[int]) -> 
     # is computed once.
     layouts: dict[Shape, Layout] = {}
     lengths = []
-    for header, position in zip(headers, positions, strict=True):
+    for header, position, written in zip(headers, positions, receipts, strict=False):
         row_counts = tuple(len(picks[position]) for picks in all_picks)
         if row_counts not in layouts:
             layouts[row_counts] = _layout(message, position)
         scalars, entry_bytes, data_bytes = layouts[row_counts]
-        metadata = _metadata(header, scalars)
+        metadata = _metadata(header, scalars, written)
         lengths.append(_file_size(metadata, entry_bytes, data_bytes))
     return lengths
 
@@ -293,20 +305,23 @@ def peek(data: bytes) -> Header:
         FrameError: the frame does not parse.
     """
     text, _ = _read(data)
-    header, _ = _header(text)
+    header, _, _ = _header(text)
     return header
 
 
-def _header(text: str) -> tuple[Header, Any]:
-    """Return the header in a frame's metadata string, and its scalars.
+def _header(text: str) -> tuple[Header, Any, Receipts]:
+    """Return the header in a frame's metadata string, its scalars and its receipts.
 
     Raises:
         FrameError: the string does not parse, or its values are not those of a header.
     """
     try:
-        values, scalars = json.loads(text)
+        values, scalars, *rest = json.loads(text)
         _check_header(values)
-        return Header(*values), scalars
+        if len(rest) > 1:
+            raise ValueError("it has more than receipts")
+        receipts = receipts_from_json(rest[0]) if rest else ()
+        return Header(*values), scalars, receipts
     except (ValueError, TypeError, RecursionError) as error:
         raise FrameError(
             f"a frame's header does not parse ({error}): it was damaged or forged, ask for it again"
@@ -332,7 +347,24 @@ def _check_header(values: Any) -> None:
 
 
 def decode(data: bytes, message: type[A]) -> tuple[Header, A]:
-    """Return the header and the message (a batch of one) of a frame.
+    """Return the header and the message (a batch of one) of a request.
+
+    Args:
+        data: the frame.
+        message: class of the message.
+
+    Raises:
+        FrameError: the frame does not parse, lacks a field of the class, has a field of another
+            type, has other fields, or has receipts, which only replies have.
+    """
+    header, decoded, receipts = decode_reply(data, message)
+    if receipts:
+        raise FrameError("a request has receipts, which only replies have: the frame is refused")
+    return header, decoded
+
+
+def decode_reply(data: bytes, message: type[A]) -> tuple[Header, A, Receipts]:
+    """Return the header, the message (a batch of one) and the receipts of a reply.
 
     Args:
         data: the frame.
@@ -341,10 +373,10 @@ def decode(data: bytes, message: type[A]) -> tuple[Header, A]:
     Raises:
         RefusedError: the frame is a refusal.
         FrameError: the frame does not parse, lacks a field of the class, has a field of another
-            type, or has other fields.
+            type, has other fields, or receipts of other fields.
     """
     text, tensors = _read(data)
-    header, scalars = _header(text)
+    header, scalars, receipts = _header(text)
     if isinstance(scalars, dict) and list(scalars) == [REFUSED] and not tensors:
         code = scalars[REFUSED]
         if not isinstance(code, str) or code not in SENTENCES:
@@ -377,7 +409,21 @@ def decode(data: bytes, message: type[A]) -> tuple[Header, A]:
             f"a {message.__name__} frame has unknown fields {extra}: both sides must run the same "
             "version"
         )
-    return header, message(**fields)
+    _check_receipts(message, receipts)
+    return header, message(**fields), receipts
+
+
+def _check_receipts(message: type, receipts: Receipts) -> None:
+    """Raise FrameError for receipts of fields that a message does not have."""
+    # those of ciphertexts are named beside the message's fields
+    known = {*kinds(cast(Hashable, message)), *getattr(message, "__encrypted__", ())}
+    for receipt in receipts:
+        unknown = sorted(set(receipt.fields) - known)
+        if unknown:
+            raise FrameError(
+                f"a {message.__name__} frame has a receipt of {unknown[0]!r}, which it does not "
+                "have: the frame is refused"
+            )
 
 
 def _wrap(

@@ -14,7 +14,6 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from securecluster.privacy.dp.client_noise import ClientNoise
     from securecluster.privacy.dp.noise_streams import NoiseStreams
     from securecluster.privacy.masking.sealing import Seal
 
@@ -215,8 +214,6 @@ class Pipeline:
         self.seal = seal
         self.fields = dict(fields or {})
         self.common = common
-        # set at clients, where the run has noise
-        self.guard: ClientNoise | None = None
         # True if the run has noise of any kind, so that no error may depend on data
         self.private = False
 

@@ -10,8 +10,10 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_type_hints
@@ -38,9 +40,12 @@ from securecluster.messaging.messages import (
     optional,
     reply_header,
 )
+from securecluster.messaging.receipts import GAUSSIAN, Receipt, Receipts
+from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime import services
+from securecluster.runtime.call_context import CallContext, Releases
 from securecluster.runtime.encrypted_pairs import EncryptedPairService
 from securecluster.runtime.encrypted_replies import (
     AUTHORITY_METHODS,
@@ -69,6 +74,8 @@ _SENDER = re.compile(r"server|lps/\d{1,9}")
 # members of the smallest sum that a reply takes part in if it may leave in sums only: a sum over
 # one client is that client's own reply
 MINIMUM = 2
+# kind of training that costs nothing, see `ReleasePolicy.trains`
+KEPT = "kept"
 KEY_METHODS = services.KEY_METHODS
 # (query class, reply class) of the methods of all services
 SERVICE_METHODS = {**KEY_METHODS, **SUM_METHODS, **PAD_METHODS, **ENCRYPTION_METHODS}
@@ -584,23 +591,6 @@ def _is_numeric(value: Any) -> bool:
     return isinstance(value, Batched) and value.table.is_floating_point()
 
 
-@dataclass(frozen=True)
-class CallContext:
-    """Recipients and time of a call.
-
-    Args:
-        ids: numbers of the clients in the federation.
-        positions: their positions at this endpoint, in the same order.
-        round: the protocol's round.
-        step: number of the call.
-    """
-
-    ids: tuple[int, ...]
-    positions: tuple[int, ...]
-    round: int
-    step: int
-
-
 def config_hash(config: Mapping[str, Any]) -> str:
     """Return the 128-bit fingerprint of a configuration that client and server must share.
 
@@ -617,13 +607,16 @@ def config_hash(config: Mapping[str, Any]) -> str:
 class Reservation(Protocol):
     """What a reply costs, and whether it may leave."""
 
-    def reserve(self, call: Call, release: ReleasePolicy, reply: Any) -> None:
+    def reserve(
+        self, call: Call, release: ReleasePolicy, reply: Any, receipts: Sequence[Receipts]
+    ) -> None:
         """Count what a reply releases, or raise PolicyError where it must not leave.
 
         Args:
             call: the request.
             release: declaration of the called method.
             reply: after the pipeline, and before it is padded or encrypted.
+            receipts: of each client.
         """
         ...
 
@@ -671,6 +664,8 @@ class Endpoint(Generic[C]):
         # For research only: called with a reply before the pipeline, and returns the reply to use.
         # Experiments read replies there, or play malicious clients.
         self.before_pipeline: Callable[[Call, Any], Any] | None = None
+        # Noise of the clients' own releases; None where an endpoint is built by hand.
+        self.noise: ClientNoise | None = None
         # Holds each call of a client method to its declaration.
         self.guard: ReleaseGuard | None = None
         # Asked about each reply before it leaves, in this order.
@@ -715,7 +710,10 @@ class Endpoint(Generic[C]):
         self._refuse_strangers(call)
         self._check_counts(call)
         check(call.query, self.limits)
-        return Response(call.to, self._reply(call))
+        reply, receipts = self._reply(call)
+        if not any(receipts):
+            receipts = ()
+        return Response(call.to, reply, tuple(receipts))
 
     def _refuse_other_configuration(self, call: Call) -> None:
         """Raise FrameError for a call of another configuration.
@@ -751,10 +749,14 @@ class Endpoint(Generic[C]):
                 if value < 0 or too_large:
                     raise out_of_range(f"the {name} of a frame", value, 0, maximum)
 
-    def _reply(self, call: Call) -> Any:
-        """Return the reply of the called method, after the release policy and the pipeline."""
+    def _reply(self, call: Call) -> tuple[Any, Sequence[Receipts]]:
+        """Return the reply of the called method, after the release policy and the pipeline.
+
+        Returns:
+            The reply, and the receipts of each client.
+        """
         if call.method in self._service_of:
-            return self._service_of[call.method].answer(call)
+            return self._service_of[call.method].answer(call), ()
         _refuse_other_services(call)
         _, expected = message_types(type(self.client), call.method)
         method = getattr(self.client, call.method)
@@ -769,23 +771,41 @@ class Endpoint(Generic[C]):
             self._check_rows(call, release, pads)
         # from now on the mask seed is fixed, since a reply leaves under it
         self.keys.use(call.to)
-        positions = tuple(self._position_of[client] for client in call.to)
-        context = CallContext(
-            ids=call.to,
-            positions=positions,
-            round=call.round,
-            step=call.step,
-        )
-        reply = self._called(call, method, release, expected, context)
+        context = self.context(call.to, call.round, call.step, call.method)
+        reply, receipts = self._called(call, method, release, expected, context)
         if self.before_pipeline is not None:
             reply = self.before_pipeline(call, reply)
         check_reply(method, release, reply, expected, len(call.to))
-        reply = self._after_pipeline(call, release, reply)
+        reply, receipts = self._after_pipeline(call, release, reply, receipts)
         if pads is not None:
-            return pads.padded(call, reply, expected)
-        if self._sums is None or not is_masked:
-            return reply
-        return self._sums.masked(call, reply, self._sums.reply_class(expected, release.through))
+            reply = pads.padded(call, reply, expected)
+        elif self._sums is not None and is_masked:
+            masked_type = self._sums.reply_class(expected, release.through)
+            reply = self._sums.masked(call, reply, masked_type)
+        return reply, receipts
+
+    def context(
+        self, clients: Sequence[int], number: int, step: int, method: str = ""
+    ) -> CallContext:
+        """Return the context of a call to some clients.
+
+        Args:
+            clients: their numbers.
+            number: of the round.
+            step: number of the call.
+            method: name of the called method.
+        """
+        releases = Releases(method)
+        if self.guard is not None:
+            releases = Releases(method, self.guard.samples, self.guard.access.closed)
+        return CallContext(
+            ids=tuple(clients),
+            positions=tuple(self._position_of[client] for client in clients),
+            round=number,
+            step=step,
+            noise=self.noise,
+            releases=releases,
+        )
 
     def _called(
         self,
@@ -794,34 +814,44 @@ class Endpoint(Generic[C]):
         release: ReleasePolicy,
         expected: type,
         context: CallContext,
-    ) -> Any:
-        """Return what a client method replies, under the guard of its declaration."""
+    ) -> tuple[Any, list[Receipts]]:
+        """Return what a client method replies, and its receipts, under the guard of its deeds."""
         if self.guard is None:
-            return method(context, call.query)
+            return method(context, call.query), [()] * len(call.to)
         name = f"{type(self.client).__name__}.{call.method}"
         with self.guard.during(name, release, bool(kinds(expected))) as traces:
             reply = method(context, call.query)
-        if isinstance(reply, expected):  # another class is refused by name
-            self.guard.check(traces, reply, call.to)
-        return reply
+        if not isinstance(reply, expected):  # refused by name later
+            return reply, [()] * len(call.to)
+        return reply, self.guard.receipts(traces, reply, context)
 
-    def _after_pipeline(self, call: Call, release: ReleasePolicy, reply: Any) -> Any:
+    def _after_pipeline(
+        self, call: Call, release: ReleasePolicy, reply: Any, receipts: Sequence[Receipts]
+    ) -> tuple[Any, list[Receipts]]:
         """Return a reply whose fields are clipped, noised and masked, and whose cost is reserved.
+
+        Returns:
+            The reply, and the receipts of each client with those of the pipeline's noise.
 
         Raises:
             TargetError: the reply costs more than the run's target ε allows.
             BudgetError: the reply costs more than the client's budget allows.
         """
         protected = {}
+        written = [list(of_client) for of_client in receipts]
         for name in release.through:
             rows = getattr(reply, name).values
-            rows = self._protected(call, release, name, rows)
+            rows, multipliers = self._protected(call, release, name, rows)
             protected[name] = Rows(rows)
+            for of_client, client in zip(written, call.to, strict=True):
+                if client in multipliers:
+                    of_client.append(Receipt(GAUSSIAN, (name,), multipliers[client]))
         reply = dataclasses.replace(reply, **protected)
+        complete = [tuple(of_client) for of_client in written]
         for reservation in self.reservations:
             # On the disk before anything leaves: a client that is killed has spent it.
-            reservation.reserve(call, release, reply)
-        return reply
+            reservation.reserve(call, release, reply, complete)
+        return reply, complete
 
     def _refuse_open_sums(self, call: Call, release: ReleasePolicy) -> None:
         """Raise an error, before anything is computed, for a sum that is not to be masked.
@@ -878,7 +908,7 @@ class Endpoint(Generic[C]):
         release: ReleasePolicy,
         name: str,
         rows: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, dict[int, float]]:
         """Return a field's rows as they leave: after the pipeline, and sealed where declared.
 
         Args:
@@ -886,6 +916,9 @@ class Endpoint(Generic[C]):
             release: declaration of the called method.
             name: name of the field.
             rows: its rows, one per recipient, (b, …).
+
+        Returns:
+            The rows, and the multiplier of the pipeline's noise by client.
 
         Raises:
             PolicyError: the noise is in shares, and the sum has fewer members than shares.
@@ -902,10 +935,22 @@ class Endpoint(Generic[C]):
         elif seal is not None:
             # The seal hides the row from the server; the noise protects it from its readers.
             pipeline = pipeline.shield
-        rows = pipeline.forward(rows, call.step, release.fresh, call.to, name)
-        if seal is None:
-            return rows
-        return seal.close(rows, call.to, call.step, call.method, name)
+        with self._logged() as draws:
+            rows = pipeline.forward(rows, call.step, release.fresh, call.to, name)
+        multipliers: dict[int, float] = {}
+        for client, multiplier in draws:
+            # the members of a sum complete the noise of one that has shares of it
+            complete = multiplier * math.sqrt(pipeline.shares)
+            multipliers[client] = min(complete, multipliers.get(client, math.inf))
+        if seal is not None:
+            rows = seal.close(rows, call.to, call.step, call.method, name)
+        return rows, multipliers
+
+    def _logged(self) -> AbstractContextManager[list[tuple[int, float]]]:
+        """Return a context in which draws of the clients' noise are logged."""
+        if self.noise is None:
+            return nullcontext([])
+        return self.noise.draws.logged()
 
     def _refuse_shares_outside_sums(
         self,
@@ -949,7 +994,7 @@ class Endpoint(Generic[C]):
         query: Any
         _, query = wire.decode(data, query_type)
         response = self.answer(_call_of(header, query))
-        return wire.encode(reply_header(header), response.reply)
+        return wire.encode(reply_header(header), response.reply, receipts=response.receipts_at(0))
 
     def _refuse_other_addresses(self, header: Header) -> None:
         """Raise FrameError for a frame that no server sent, or that is for another client."""

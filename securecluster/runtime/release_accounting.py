@@ -1,15 +1,15 @@
-"""Accounting for the noise in clients' replies: their privacy cost, the noise that a trusted server
-adds when it reads them, and the bias correction of squared norms.
+"""Accounting for the noise in clients' replies: their privacy cost by receipts, the noise that a
+trusted server adds when it reads them, and the bias correction of squared norms.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from securecluster.messaging.messages import Rows
+from securecluster.messaging.receipts import GAUSSIAN, TRAINING, Receipt, Receipts
 from securecluster.privacy.dp.gaussian_mechanism import REPLACE, TrustedCurator
 from securecluster.privacy.dp.ledger import Event, Mechanism
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
@@ -21,28 +21,11 @@ A = TypeVar("A")
 
 
 @dataclass(frozen=True)
-class FieldNoise:
-    """Noise of one field of clients' replies that the client's method adds, or inherits.
-
-    Args:
-        multiplier: standard deviation over the sensitivity to blanking the unit of privacy, which
-            then contributes zeros; infinite for a field that follows from other releases, or that
-            is public.
-        replacement: sensitivity to replacing the unit over that to blanking it.
-    """
-
-    multiplier: float
-    replacement: float = REPLACE
-
-
-@dataclass(frozen=True)
 class ReleaseAccounting:
-    """Noise of a run's replies, by field.
+    """Accounting of a run's releases: receipts of clients, and noise that servers and sums add.
 
     Args:
         pipeline: stages that clients' replies pass through.
-        fields: by field of a reply, the noise that the client's method adds itself. Fields that
-            are neither here nor noised by the pipeline are exact.
         training: DP-SGD plan by kind of training (`ReleasePolicy.trains`); empty without any.
         curator: the noise of a trusted server, or None.
         trained: by kind of training, the variance that DP-SGD's noise adds to each coordinate of a
@@ -53,7 +36,6 @@ class ReleaseAccounting:
     """
 
     pipeline: Pipeline
-    fields: Mapping[str, FieldNoise] = field(default_factory=dict)
     training: Mapping[str, LocalTraining] = field(default_factory=dict)
     curator: TrustedCurator | None = None
     trained: Mapping[str, float] = field(default_factory=dict)
@@ -112,7 +94,21 @@ class ReleaseAccounting:
             return reply
         return replace(reply, **changes)  # type: ignore[type-var]
 
-    def repeatable(self, release: ReleasePolicy, reply: Any) -> bool:
+    def assumed(self, release: ReleasePolicy) -> Receipts:
+        """Return the receipts of a client whose reply was lost, if it trained before that.
+
+        Args:
+            release: declaration of the called method.
+        """
+        plan = self.training.get(release.trains)
+        if plan is None:
+            return ()
+        receipt = Receipt(
+            TRAINING, multiplier=plan.noise, batch=plan.batch_size, epochs=plan.epochs
+        )
+        return (receipt,)
+
+    def repeatable(self, release: ReleasePolicy, reply: Any, receipts: Receipts) -> bool:
         """Return True if a second reply to the same call, with other bits, would cost again.
 
         Replies with an exact field cannot, since ε is infinite already; nor can what is made of
@@ -121,19 +117,17 @@ class ReleaseAccounting:
         Args:
             release: declaration of the called method.
             reply: a reply of the method.
+            receipts: of its client.
         """
         if not release.private or release.derived:
             return False
-        multipliers = []
-        for name in _released_fields(reply):
-            multiplier, _ = self._cost(release, name)
-            if multiplier is None:
-                return False
-            multipliers.append(multiplier)
+        charges = self._charges(release, reply, receipts)
+        if any(charge.mechanism == "exact" for charge in charges):
+            return False
         if self.training:
             # Another training may be behind a field that costs nothing itself.
             return True
-        return any(not math.isinf(multiplier) for multiplier in multipliers)
+        return any(charge.mechanism != "free" for charge in charges)
 
     def per_group(self, release: ReleasePolicy) -> bool:
         """Return True if a trusted server adds noise to a field of this reply.
@@ -152,6 +146,7 @@ class ReleaseAccounting:
         release: ReleasePolicy,
         call: Event,
         reply: Any,
+        receipts: Receipts = (),
         members: int = 1,
         survivors: int | None = None,
     ) -> Iterator[Event]:
@@ -162,34 +157,81 @@ class ReleaseAccounting:
             call: event with the call, its clients and its reader. Its digests are of each client's
                 reply, where a repetition with other bits costs again.
             reply: the reply as the protocol sees it.
+            receipts: of each of the call's clients, whose receipts are the same.
             members: clients that were asked for a row of the sum, where the call's clients are the
                 survivors of one.
             survivors: number of clients in the sum, where it is not that of the call's clients.
         """
-        plan = self.training.get(release.trains)
-        if plan is not None:
-            yield replace(
-                call,
-                mechanism="dp-sgd",
-                noise_multiplier=plan.noise,
-                replace=REPLACE,
-                batch=plan.batch_size,
-                epochs=plan.epochs,
-                # Without a private reply the trained model stays at its client: it costs only
-                # as soon as something that follows from it leaves.
-                kept=not release.private,
-                seen=False,
-            )
+        for receipt in receipts:
+            if receipt.mechanism == TRAINING:
+                yield replace(
+                    call,
+                    mechanism="dp-sgd",
+                    noise_multiplier=receipt.multiplier,
+                    replace=REPLACE,
+                    batch=receipt.batch,
+                    epochs=receipt.epochs,
+                    # Without a private reply the trained model stays at its client: it costs only
+                    # as soon as something that follows from it leaves.
+                    kept=not release.private,
+                    seen=False,
+                )
         if not release.private:
             for name in release.public:
                 yield replace(call, fields=(name,), mechanism="public", digests=())
             return
-        for name in _released_fields(reply):
-            event = self._field_event(release, call, name)
-            if self._noised_in_sums(release, name):
-                d = getattr(reply, name).table[0].numel()
-                event = self._sum_event(event, name, d, members, survivors or call.clients)
+        for charge in self._charges(release, reply, receipts):
+            event = self._field_event(release, call, charge)
+            if charge.mechanism == "skellam":
+                d = getattr(reply, charge.field).table[0].numel()
+                event = self._sum_event(event, charge.field, d, members, survivors or call.clients)
             yield event
+
+    def _charges(self, release: ReleasePolicy, reply: Any, receipts: Receipts) -> list[_Charge]:
+        """Return what the fields of a reply cost, in their order.
+
+        A field that follows from several releases has a charge for each. Each release is charged
+        once: further fields that follow from it are free.
+
+        Args:
+            release: declaration of the called method.
+            reply: the reply.
+            receipts: of its client.
+        """
+        charges: list[_Charge] = []
+        paid: set[int] = set()
+        for name in _released_fields(reply):
+            if release.derived:  # post-processing of earlier releases costs nothing
+                charges.append(_Charge(name, "free", replace=1.0))
+                continue
+            charge = self._charge_of_sum(release, name)
+            if charge is not None:
+                charges.append(charge)
+                continue
+            named = [k for k, receipt in enumerate(receipts) if name in receipt.fields]
+            due = [k for k in named if receipts[k].mechanism == GAUSSIAN and k not in paid]
+            for k in due:
+                receipt = receipts[k]
+                charge = _Charge(
+                    name, "gaussian", receipt.multiplier, receipt.replace, receipt.once
+                )
+                charges.append(charge)
+            if not due:
+                charges.append(_Charge(name, "free" if named else "exact"))
+            paid.update(due)
+        return charges
+
+    def _charge_of_sum(self, release: ReleasePolicy, name: str) -> _Charge | None:
+        """Return the charge of a field that a trusted server or a secure sum adds noise to."""
+        if name not in release.through:
+            return None
+        curator = self._curator(name)
+        if curator is not None:
+            return _Charge(name, "gaussian", curator.multiplier)
+        shares = self._sum_noise(name)
+        if shares is not None and self.pipeline.of(name).clips:
+            return _Charge(name, "skellam", shares.multiplier)
+        return None
 
     def _sum_event(self, event: Event, name: str, d: int, members: int, survivors: int) -> Event:
         """Return the event of a field with the noise of a secure sum.
@@ -211,52 +253,36 @@ class ReleaseAccounting:
             variance=released.variance,
         )
 
-    def _noised_in_sums(self, release: ReleasePolicy, name: str) -> bool:
-        """Return True if clients add shares of noise to a field in secure sums."""
-        if self.sum_noise is None or release.derived or name not in release.through:
-            return False
-        return self.pipeline.of(name).clips and name not in self.fields
-
     def _sum_noise(self, name: str) -> SkellamMechanism | None:
         """Return the noise of which clients add shares to a field, if any."""
         return self.sum_noises.get(name, self.sum_noise)
 
-    def _field_event(self, release: ReleasePolicy, call: Event, name: str) -> Event:
+    def _field_event(self, release: ReleasePolicy, call: Event, charge: _Charge) -> Event:
         """Return the event of one field of a reply."""
-        multiplier, replacement = self._cost(release, name)
-        mechanism: Mechanism = "gaussian"
-        noise_multiplier = multiplier
-        if self._noised_in_sums(release, name):
-            mechanism = "skellam"
-        elif multiplier is None:
-            mechanism = "exact"
-        elif math.isinf(multiplier):
-            mechanism = "free"
-            noise_multiplier = None
         digests: tuple[str, ...] = ()
-        if mechanism in ("gaussian", "skellam"):
+        if charge.mechanism in ("gaussian", "skellam"):
             digests = call.digests
-        elif mechanism == "free" and self.training:
+        elif charge.mechanism == "free" and self.training:
             # Another training of the same client may be behind a field that costs nothing itself.
             digests = call.digests
+        readable = not self._server_cannot_read(release, charge.field)
         return replace(
             call,
-            fields=(name,),
-            mechanism=mechanism,
-            noise_multiplier=noise_multiplier,
-            replace=replacement,
-            seen=name in release.through and not self._server_cannot_read(release, name),
+            fields=(charge.field,),
+            mechanism=charge.mechanism,
+            noise_multiplier=charge.multiplier,
+            replace=charge.replace,
+            seen=charge.field in release.through and readable,
             digests=digests,
+            once=charge.once,
         )
 
     def _curator(self, name: str) -> TrustedCurator | None:
         """Return the trusted server's noise on a field, if it adds any.
 
-        It adds noise only to rows that clients clip, since its scale follows from the clip norm,
-        and not to fields that clients noise themselves.
+        It adds noise only to rows that clients clip, since its scale follows from the clip norm.
         """
-        pipeline = self.pipeline.of(name)
-        if not pipeline.clips or name in self.fields:
+        if not self.pipeline.of(name).clips:
             return None
         return self.curators.get(name, self.curator)
 
@@ -264,25 +290,16 @@ class ReleaseAccounting:
         """Return True if a field is sealed for other clients."""
         return self.pipeline.seal is not None and name in release.sealed
 
-    def _cost(self, release: ReleasePolicy, name: str) -> tuple[float | None, float]:
-        """Return a field's noise multiplier and its factor for replacing a record.
 
-        The multiplier is infinite if the field shows nothing new, and None if it is exact.
-        """
-        if release.derived:  # post-processing of earlier releases costs nothing
-            return math.inf, 1.0
-        if name in self.fields:
-            noise = self.fields[name]
-            return noise.multiplier, noise.replacement
-        if name not in release.through:  # it passes no stage that could add noise
-            return None, REPLACE
-        curator = self._curator(name)
-        if curator:
-            return curator.multiplier, REPLACE
-        shares = self._sum_noise(name)
-        if shares is not None and self._noised_in_sums(release, name):
-            return shares.multiplier, REPLACE
-        return self.pipeline.of(name).multiplier, REPLACE
+@dataclass(frozen=True)
+class _Charge:
+    """What one field of a reply costs, or one of the releases that it follows from."""
+
+    field: str
+    mechanism: Mechanism
+    multiplier: float | None = None
+    replace: float = REPLACE
+    once: str = ""
 
 
 def _released_fields(reply: Any) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from securecluster.messaging.digests import reply_digests, tells_noise
 from securecluster.messaging.messages import Call
+from securecluster.messaging.receipts import Receipts
 from securecluster.privacy.dp.budget import Budget
 from securecluster.privacy.dp.ledger import CHOICE, Event
 from securecluster.runtime.endpoint import ReleasePolicy
@@ -37,21 +38,30 @@ class ReleaseBudget:
     samples: int | None = None
     least_survivors: Callable[[int], int] | None = None
 
-    def reserve(self, call: Call, release: ReleasePolicy, reply: Any) -> None:
+    def reserve(
+        self, call: Call, release: ReleasePolicy, reply: Any, receipts: Sequence[Receipts]
+    ) -> None:
         """Write what a reply releases to the budget, or refuse.
 
         Args:
             call: the request, to one client.
             release: declaration of the called method.
             reply: after the pipeline, and before it is padded or encrypted.
+            receipts: of the client.
 
         Raises:
             BudgetError: it would cost more than is left.
         """
+        # A node that keeps no keys draws new noise in an equal run, which costs again.
+        key = hashlib.blake2b(
+            self.noise_key(), digest_size=16, person=b"securecluster bd"
+        ).hexdigest()
+        run = f"{self.run} {key}"
+        written = self.budget.due(run, receipts[0])
         digests: tuple[str, ...] = ()
         # A trusted server's noise is new in each sum, for all that its client knows.
         own_noise = not self.costs.per_group(release)
-        if own_noise and self.costs.repeatable(release, reply):
+        if own_noise and self.costs.repeatable(release, reply, written):
             # Equal choices may come of different noise, so each one counts.
             digests = reply_digests(reply, 1) if tells_noise(reply) else (CHOICE,)
         event = Event(
@@ -67,10 +77,6 @@ class ReleaseBudget:
         if self.least_survivors is not None:
             # The client learns later who survives, so it counts the least noise that it accepts.
             survivors = self.least_survivors(call.members[0])
-        events = list(self.costs.events(release, event, reply, call.members[0], survivors))
+        events = list(self.costs.events(release, event, reply, written, call.members[0], survivors))
         if events:
-            # A node that keeps no keys draws new noise in an equal run, which costs again.
-            key = hashlib.blake2b(
-                self.noise_key(), digest_size=16, person=b"securecluster bd"
-            ).hexdigest()
-            self.budget.reserve(f"{self.run} {key}", events, self.samples)
+            self.budget.reserve(run, events, self.samples)

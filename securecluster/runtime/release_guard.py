@@ -1,27 +1,26 @@
-"""Guard of a client method's call: what it reads and draws is what it declares.
+"""Guard of a client method's call: what it reads is what it declares, and its receipts are its
+deeds.
 
-A declaration, and the price of a field that a protocol states, are words. Reads of data and draws
-of noise are deeds, and each leaves a trace: the trainer notes reads and trainings, and a draw of
-noise writes a receipt. A reply whose traces do not bear out its declaration stays at its client.
+The trainer notes reads of data and trainings, and releases write receipts of their noise. A field
+without a receipt is exact, unless it follows from private local training: then the call read no
+data but by such training, and its client's state follows from no other data either.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError
-from securecluster.messaging.messages import Rows
-from securecluster.privacy.dp.noise_streams import NoiseStreams, Receipt
-from securecluster.runtime.endpoint import ReleasePolicy
-from securecluster.runtime.release_accounting import FieldNoise, ReleaseAccounting
+from securecluster.messaging.messages import kinds
+from securecluster.messaging.receipts import FOLLOWS, TRAINING, Receipt, Receipts
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import KEPT, ReleasePolicy
 from securecluster.training.config import LocalTraining
 from securecluster.training.data_access import DataAccess, Reads
-
-ROUNDED = 1 - 1e-9  # multipliers are computed in more than one way
 
 
 @dataclass
@@ -32,13 +31,11 @@ class Traces:
         method: its name, for messages.
         release: its declaration.
         reads: reads of data, and trainings.
-        receipts: of the draws of noise.
     """
 
     method: str
     release: ReleasePolicy
     reads: Reads
-    receipts: Sequence[Receipt]
 
 
 class ReleaseGuard:
@@ -46,24 +43,24 @@ class ReleaseGuard:
 
     Args:
         access: of the clients' trainer.
-        draws: the clients' streams of noise.
-        costs: accounting of the run's noise, whose prices are to be borne out.
-        samples: number of samples of each client by its number, where these are public; empty
+        samples: numbers of samples of each client by its number, where these are public; empty
             where they are not.
+        private_training: whether the run's local training is DP-SGD.
+        clients: number of clients at the endpoint.
     """
 
     def __init__(
         self,
         access: DataAccess,
-        draws: NoiseStreams,
-        costs: ReleaseAccounting,
-        samples: Mapping[int, int],
+        samples: Mapping[int, frozenset[float]],
+        private_training: bool,
+        clients: int,
     ) -> None:
-        self._access = access
-        self._draws = draws
-        self._samples = samples
-        self._prices: Mapping[str, FieldNoise] = costs.fields
-        self._plans: Mapping[str, LocalTraining] = costs.training
+        self.access = access
+        self.samples = samples
+        self._private_training = private_training
+        # by position: whether the client's state may follow from data beside private training
+        self._informed = torch.zeros(clients, dtype=torch.uint8)
 
     @contextmanager
     def during(self, method: str, release: ReleasePolicy, has_fields: bool) -> Iterator[Traces]:
@@ -76,97 +73,104 @@ class ReleaseGuard:
         """
         reports_data = release.private and not release.derived
         may_read = reports_data or not has_fields
-        with (
-            self._access.during(method, may_read, bool(release.trains)) as reads,
-            self._draws.receipts() as receipts,
-        ):
-            yield Traces(method, release, reads, receipts)
+        with self.access.during(method, may_read, bool(release.trains)) as reads:
+            yield Traces(method, release, reads)
 
-    def check(self, traces: Traces, reply: Any, clients: Sequence[int]) -> None:
-        """Check a reply against the traces of its call.
+    def receipts(self, traces: Traces, reply: Any, context: CallContext) -> list[Receipts]:
+        """Return the receipts of each client's reply.
 
         Args:
             traces: of the call.
             reply: before the pipeline.
-            clients: whose replies it has.
-
-        Raises:
-            PolicyError: a training of another plan than is priced; a field without the noise that
-                it is priced by; or one that is priced as following from earlier releases, and does
-                not.
+            context: of the call.
         """
-        self._check_plans(traces)
         release = traces.release
-        if not release.private or release.derived:
-            return
-        for name, value in vars(reply).items():
-            price = self._prices.get(name)
-            if value is None or price is None:
-                continue
-            if math.isinf(price.multiplier):
-                if not self._is_public(value, clients):
-                    self._check_follows(traces, name)
-            else:
-                _check_noise(traces, name, price.multiplier, clients)
+        plans: dict[int, list[LocalTraining]] = {}
+        for plan, positions in traces.reads.trainings:
+            for k in positions:
+                plans.setdefault(k, []).append(plan)
+        written = []
+        for client, k in zip(context.ids, context.positions, strict=True):
+            trainings = plans.get(k, [])
+            of_client: list[Receipt] = []
+            if release.private and not release.derived:
+                of_client = context.releases.receipts(reply, client)
+            following: tuple[str, ...] = ()
+            if self._follows_training(traces, k, trainings):
+                paid = {name for receipt in of_client for name in receipt.fields}
+                following = tuple(name for name in _present(reply) if name not in paid)
+            of_trainings = _training_receipts(release, trainings, following)
+            written.append((*of_trainings, *of_client))
+        self._note(traces, context.positions, plans)
+        return written
 
-    def _check_plans(self, traces: Traces) -> None:
-        """Raise PolicyError for a training without the noise that the run prices it by."""
-        priced = self._plans.get(traces.release.trains)
-        if priced is None:
-            return
-        for plan in traces.reads.plans:
-            same_noise = (plan.clip, plan.noise) == (priced.clip, priced.noise)
-            same_steps = (plan.batch_size, plan.epochs) == (priced.batch_size, priced.epochs)
-            if not (same_noise and same_steps):
-                raise PolicyError(
-                    f'{traces.method} trains by another plan than trains="{traces.release.trains}" '
-                    "is priced by: train with the plan of the run (self.training)"
-                )
-
-    def _is_public(self, value: Any, clients: Sequence[int]) -> bool:
-        """Return whether a field holds each client's number of samples, where that is public."""
-        if not self._samples or not isinstance(value, Rows):
+    def _follows_training(self, traces: Traces, k: int, trainings: Sequence[LocalTraining]) -> bool:
+        """Return True if what a client replies follows from private training and releases alone."""
+        release = traces.release
+        if not self._private_training or not release.private or release.derived:
             return False
-        samples = [float(self._samples[client]) for client in clients]
-        return bool(value.values.double().flatten().tolist() == samples)
+        if traces.reads.data or not all(plan.noise > 0 for plan in trainings):
+            return False
+        return bool(trainings) or not self._informed[k]
 
-    def _check_follows(self, traces: Traces, name: str) -> None:
-        """Raise PolicyError for a field that costs nothing and is computed of clients' data."""
-        read = sorted(traces.reads.data)
-        if traces.reads.plans and not self._plans:
-            read.append("train")
-        # with noise in the same call, the field may be part of what has it
-        if read and not traces.receipts:
-            raise PolicyError(
-                f"{name} of {traces.method} is priced as following from earlier releases, and the "
-                f"method reads cohort.{read[0]}: give it noise of its own, or leave its price out, "
-                "and ε is infinite"
-            )
+    def _note(
+        self, traces: Traces, positions: Sequence[int], plans: Mapping[int, Sequence[LocalTraining]]
+    ) -> None:
+        """Note whose state may now follow from data, beside private training."""
+        for k in positions:
+            exact = any(not plan.noise for plan in plans.get(k, ()))
+            if traces.reads.data or exact:
+                self._informed[k] = 1
+
+    def memory(self) -> torch.Tensor:
+        """Return for each client whether its state may follow from data, uint8."""
+        return self._informed.clone()
+
+    def recall(self, informed: torch.Tensor) -> None:
+        """Restore what `memory` returned.
+
+        Args:
+            informed: by position.
+        """
+        self._informed = informed.clone()
 
 
-def _check_noise(traces: Traces, name: str, multiplier: float, clients: Sequence[int]) -> None:
-    """Raise PolicyError for a field without the noise that it is priced by.
+def _present(reply: Any) -> list[str]:
+    """Return the names of a reply's fields that are not absent."""
+    return [name for name in kinds(type(reply)) if getattr(reply, name) is not None]
+
+
+def _training_receipts(
+    release: ReleasePolicy, trainings: Sequence[LocalTraining], following: tuple[str, ...]
+) -> list[Receipt]:
+    """Return the receipts of one client's trainings in a call.
+
+    Fields that follow from earlier private trainings have one without a training of its own.
 
     Args:
-        traces: of the call.
-        name: of the field.
-        multiplier: that the field is priced by.
-        clients: whose replies it is of.
+        release: declaration of the called method.
+        trainings: of the client.
+        following: fields of the reply that follow from them, or from earlier ones.
     """
-    drawn: dict[int, float] = {}
-    for receipt in traces.receipts:
-        least = drawn.get(receipt.client, math.inf)
-        drawn[receipt.client] = min(least, receipt.multiplier)
-    for client in clients:
-        if client not in drawn:
+    private = [plan for plan in trainings if plan.noise > 0]
+    if release.trains == KEPT:
+        private = []  # repeated to the bit, or of a model that never leaves
+    receipts = []
+    for plan in private:
+        if plan.steps is not None:
             raise PolicyError(
-                f"{name} of {traces.method} is priced by noise of multiplier {multiplier:.4g}, and "
-                f"client {client} drew none from its own streams in this call: draw it there, or "
-                "leave the price out, and ε is infinite"
+                "DP-SGD is priced by its epochs, and a training has a fixed number of steps: give "
+                "epochs"
             )
-        if drawn[client] < multiplier * ROUNDED:
-            raise PolicyError(
-                f"{name} of {traces.method} is priced by noise of multiplier {multiplier:.4g}, and "
-                f"client {client} drew noise of multiplier {drawn[client]:.4g}: draw as much as is "
-                "priced"
-            )
+        receipt = Receipt(
+            TRAINING,
+            multiplier=float(plan.noise),
+            batch=plan.batch_size,
+            epochs=plan.epochs,
+        )
+        receipts.append(receipt)
+    if following and receipts:
+        receipts[0] = replace(receipts[0], fields=following)
+    elif following:
+        receipts.append(Receipt(FOLLOWS, following))
+    return receipts

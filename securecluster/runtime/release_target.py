@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from securecluster.messaging.messages import Call
-from securecluster.privacy.dp.ledger import Event
+from securecluster.messaging.receipts import Receipts
+from securecluster.privacy.dp.ledger import Event, PaidOnce
 from securecluster.privacy.dp.target import Target
 from securecluster.runtime.endpoint import ReleasePolicy
 from securecluster.runtime.release_accounting import ReleaseAccounting
@@ -34,6 +35,7 @@ class ReleaseTarget:
     _last: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)
     # of a run that was resumed: (method, verb, step, client) of what its ledger has already
     _recorded: set[tuple[str, str, int, int]] = field(default_factory=set)
+    _paid: PaidOnce = field(default_factory=PaidOnce)
 
     def learn(self, events: Iterable[Event]) -> None:
         """Count the releases of a run that is resumed.
@@ -43,27 +45,32 @@ class ReleaseTarget:
         """
         recorded = list(events)
         self.target.learn(recorded)
+        self._paid.learn(recorded)
         for event in recorded:
             for client in event.ids:
                 self._recorded.add((event.method, event.verb, event.step, client))
 
-    def reserve(self, call: Call, release: ReleasePolicy, reply: Any) -> None:
+    def reserve(
+        self, call: Call, release: ReleasePolicy, reply: Any, receipts: Sequence[Receipts]
+    ) -> None:
         """Count what a reply releases, or refuse.
 
         Args:
             call: the request.
             release: declaration of the called method.
             reply: after the pipeline, and before it is padded or encrypted.
+            receipts: of each client.
 
         Raises:
             TargetError: a client's releases would cost more than the target.
         """
-        clients_of: dict[int, list[int]] = {}
-        for client, members in zip(call.to, call.members, strict=True):
+        clients_of: dict[tuple[int, Receipts], list[int]] = {}
+        for client, members, written in zip(call.to, call.members, receipts, strict=True):
             if not self._repeated(call, client):
-                clients_of.setdefault(members, []).append(client)
+                due = self._paid.due(client, written)
+                clients_of.setdefault((members, due), []).append(client)
         events: list[Event] = []
-        for members, clients in clients_of.items():
+        for (members, written), clients in clients_of.items():
             event = Event(
                 method=call.method,
                 verb=call.verb,
@@ -76,8 +83,9 @@ class ReleaseTarget:
             if self.least_survivors is not None:
                 # Who survives is known later: the least noise that a client accepts counts.
                 survivors = self.least_survivors(members)
-            events += self.costs.events(release, event, reply, members, survivors)
+            events += self.costs.events(release, event, reply, written, members, survivors)
         self.target.admit(events)
+        self._paid.learn(events)
         self._last.setdefault((call.method, call.verb), {}).update(
             dict.fromkeys(call.to, call.step)
         )

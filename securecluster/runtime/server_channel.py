@@ -35,8 +35,9 @@ from securecluster.messaging.messages import (
 )
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import SERVER, Party, lps
+from securecluster.messaging.receipts import Receipts
 from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, check_squares
-from securecluster.privacy.dp.ledger import CHOICE, Event, Ledger
+from securecluster.privacy.dp.ledger import CHOICE, Event, Ledger, PaidOnce
 from securecluster.privacy.masking.key_agreement import Peers, SealedSeed
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.secure_sum.cohorts import Cohort, Cohorts, RowSpace
@@ -47,17 +48,10 @@ from securecluster.runtime.aggregators import (
     Total,
     members_by_group,
 )
+from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.encrypted_pairs import EncryptedPairs
 from securecluster.runtime.encrypted_sums import EncryptedSums, KeyRecord
-from securecluster.runtime.endpoint import (
-    GATHER,
-    MINIMUM,
-    PAIRS,
-    SUM,
-    CallContext,
-    ReleasePolicy,
-    release_of,
-)
+from securecluster.runtime.endpoint import GATHER, MINIMUM, PAIRS, SUM, ReleasePolicy, release_of
 from securecluster.runtime.key_exchange import TRIES, KeyDirectory
 from securecluster.runtime.padded_pairs import PaddedPairs
 from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
@@ -171,6 +165,9 @@ class ServerChannel:
         self._keyed = pipeline.keyed or encrypted
         # Not in checkpoints: a resumed run remembers the replies since it was resumed.
         self._gathered = Gathered()
+        # of the replies to the current call, by client id
+        self._receipts: dict[int, Receipts] = {}
+        self._paid: tuple[int, PaidOnce] = (0, PaidOnce())  # of so many events of the ledger
         # index of the local parameter server that calls a client, by client id
         self._asker: dict[int, int] = {}
         self._device = device or torch.device("cpu")
@@ -544,6 +541,7 @@ class ServerChannel:
         if expected != len(to):
             raise UsageError(f"a query with {expected} rows cannot go to {len(to)} clients")
         release_of(method)  # refuses a method that is not remote, before anything is sent
+        self._receipts.clear()
         ready = list(to)
         if self._keyed:
             # A client that only receives needs the seed, too: it must undo the mask.
@@ -638,6 +636,7 @@ class ServerChannel:
         response = self._transport.exchange(call)
         if response.reply is None:
             return response
+        self._keep_receipts(response)
         release = release_of(method)
         through = {name: name in release.sealed for name in release.through}
         limits = self.limits.beside(call.query)
@@ -668,8 +667,14 @@ class ServerChannel:
             )
         response = self._transport.exchange(call)
         if response.reply is not None:
+            self._keep_receipts(response)
             check(response.reply, self.limits.beside(call.query))
         return response
+
+    def _keep_receipts(self, response: Response) -> None:
+        """Store the receipts of replies until these are recorded."""
+        for position, client in enumerate(response.ids):
+            self._receipts[client] = response.receipts_at(position)
 
     def _ask(
         self,
@@ -843,30 +848,74 @@ class ServerChannel:
         if not ids:
             return
         release = release_of(method)
+        paid = self._paid_once()
+        positions_of: dict[Receipts, list[int]] = {}
+        for position, client in enumerate(ids):
+            receipts = self._receipts.get(client)
+            if receipts is None:
+                receipts = self._costs.assumed(release)
+            receipts = paid.due(client, receipts)
+            positions_of.setdefault(receipts, []).append(position)
+        events: list[Event] = []
+        for receipts, positions in positions_of.items():
+            told = self._digests(release, verb, reply, receipts, digests, positions, len(ids))
+            event = Event(
+                method=method.__name__,
+                verb=verb,
+                fields=(),  # set by `events`, field by field
+                round=self.round,
+                ids=tuple(ids[k] for k in positions),
+                reader="lps" if self._asker else "server",
+                step=step,
+                digests=told,
+            )
+            events += self._costs.events(release, event, reply, receipts, members)
+        self.record(events)
+
+    def _digests(
+        self,
+        release: ReleasePolicy,
+        verb: str,
+        reply: Any,
+        receipts: Receipts,
+        digests: Sequence[str] | None,
+        positions: Sequence[int],
+        clients: int,
+    ) -> tuple[str, ...]:
+        """Return the digests of the replies of some clients with equal receipts.
+
+        Args:
+            release: declaration of the called method.
+            verb: the verb that it was called through.
+            reply: of all clients.
+            receipts: of the clients.
+            digests: of each client's release, where `reply` is a sum; else of its frame.
+            positions: of the clients.
+            clients: number of all clients.
+
+        Returns:
+            Nothing where a repetition has no cost of its own.
+        """
         # One attempt pads one row only, so a repetition shows by its bits, which are integers.
         padded = verb == PAIRS and not self.pair_aggregator.server_reads_rows
-        if not self._costs.repeatable(release, reply):
-            digests = ()
-        elif not padded and not tells_noise(reply):
+        if not self._costs.repeatable(release, reply, receipts):
+            return ()
+        if not padded and not tells_noise(reply):
             # Equal choices may come from different noise, so bits cannot show a repetition.
-            digests = [CHOICE] * len(ids)
-        elif digests is None:
-            digests = reply_digests(reply, len(ids))
-        reader = "server"
-        if self._asker:
-            reader = "lps"
-        event = Event(
-            method=method.__name__,
-            verb=verb,
-            fields=(),  # set by `events`, field by field
-            round=self.round,
-            ids=tuple(ids),
-            reader=reader,
-            step=step,
-            digests=tuple(digests),
-        )
-        events = self._costs.events(release, event, reply, members)
-        self.record(list(events))
+            return (CHOICE,) * len(positions)
+        if digests is None:
+            digests = reply_digests(reply, clients)
+        return tuple(digests[k] for k in positions)
+
+    def _paid_once(self) -> PaidOnce:
+        """Return what clients have paid for once, by the ledger as it is now."""
+        count, paid = self._paid
+        events = self.state.ledger.events
+        if count > len(events):  # the state was restored
+            count, paid = 0, PaidOnce()
+        paid.learn(events[count:])
+        self._paid = (len(events), paid)
+        return paid
 
     def _agree(self, to: Sequence[int]) -> None:
         """Run the key agreement with those clients that do not have the mask seed yet.
@@ -984,4 +1033,6 @@ def _merged(responses: Sequence[Response], to: Sequence[int]) -> Response:
     position_of = {client: position for position, client in enumerate(ids)}
     order = [position_of[client] for client in to if client in position_of]
     ordered_ids = tuple(ids[k] for k in order)
-    return Response(ordered_ids, select(joined, order))
+    receipts = [response.receipts_at(k) for response in responses for k in range(len(response.ids))]
+    ordered = tuple(receipts[k] for k in order) if any(receipts) else ()
+    return Response(ordered_ids, select(joined, order), ordered)

@@ -16,6 +16,7 @@ from securecluster.messaging.messages import (
     reply_header,
     stack,
 )
+from securecluster.messaging.receipts import Receipts
 from securecluster.messaging.refusals import BUDGET, refused
 from securecluster.messaging.transcript import Transcript
 
@@ -146,6 +147,7 @@ class Framed:
         """
         ids: list[int] = []
         replies: list[Any] = []
+        receipts: list[Receipts] = []
         for position, client in enumerate(call.to):
             request = call.header(position)
             data = wire.encode(request, call.query, position)
@@ -159,7 +161,7 @@ class Framed:
             # Known before the bytes arrive: a client cannot choose how it is parsed.
             reply_type = self._replies(call.method)
             try:
-                header, reply = wire.decode(frame, reply_type)
+                header, reply, written = wire.decode_reply(frame, reply_type)
             # A client that has spent its budget takes part no more, as one that is gone.
             except RefusedError as error:
                 # The sentence is about this request, whatever else the frame names.
@@ -176,9 +178,10 @@ class Framed:
                 )
             ids.append(client)
             replies.append(reply)
+            receipts.append(written)
         if not replies:
             return Response((), None)
-        return Response(tuple(ids), stack(replies))
+        return Response(tuple(ids), stack(replies), tuple(receipts))
 
     def relay(self, call: Call, answer: Response) -> None:
         """Do nothing, since all servers are in this process."""

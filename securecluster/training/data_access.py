@@ -7,9 +7,9 @@ is wrong ends in a refusal and not in a price that is too low.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from securecluster.errors import PolicyError
 from securecluster.training.config import LocalTraining
@@ -24,11 +24,12 @@ class Reads:
     Args:
         data: names of the trainer's methods that returned data or what follows from it; training
             is not among them.
-        plans: hyper-parameters of the trainings.
+        trainings: hyper-parameters of each training, and the positions of the clients that
+            trained.
     """
 
     data: set[str] = field(default_factory=set)
-    plans: list[LocalTraining] = field(default_factory=list)
+    trainings: list[tuple[LocalTraining, tuple[int, ...]]] = field(default_factory=list)
 
 
 @dataclass
@@ -40,12 +41,14 @@ class _Call:
         reads: what it has read.
         may_read: whether it may read data.
         may_train: whether it may train.
+        postprocessing: whether it computes from released numbers alone.
     """
 
     method: str
     reads: Reads
     may_read: bool
     may_train: bool
+    postprocessing: bool = False
 
 
 class DataAccess:
@@ -86,6 +89,8 @@ class DataAccess:
         call = self._call
         if call is None:
             return
+        if call.postprocessing:
+            raise PolicyError(_read_in_postprocessing(call.method, name))
         if not call.may_read:
             raise PolicyError(
                 f"{call.method} tells nothing new of clients' data, as it declares (private=False "
@@ -94,11 +99,23 @@ class DataAccess:
         call.reads.data.add(name)
 
     @contextmanager
-    def train(self, plan: LocalTraining) -> Iterator[None]:
+    def closed(self) -> Iterator[None]:
+        """Allow neither reads nor trainings until the end of the context."""
+        call = self._call
+        if call is not None:
+            self._call = replace(call, postprocessing=True)
+        try:
+            yield
+        finally:
+            self._call = call
+
+    @contextmanager
+    def train(self, plan: LocalTraining, clients: Sequence[int]) -> Iterator[None]:
         """Note a training, which reads data by itself.
 
         Args:
             plan: its hyper-parameters.
+            clients: positions of the clients that train.
 
         Raises:
             PolicyError: the declaration of the called method does not cover it.
@@ -107,14 +124,24 @@ class DataAccess:
         if call is None:
             yield
             return
+        if call.postprocessing:
+            raise PolicyError(_read_in_postprocessing(call.method, TRAIN))
         if not call.may_train:
             raise PolicyError(
                 f'{call.method} trains, and its @answers does not say so: add trains="usual", by '
                 "which DP-SGD is priced"
             )
-        call.reads.plans.append(plan)
+        call.reads.trainings.append((plan, tuple(clients)))
         self._call = None  # what training itself reads is its own
         try:
             yield
         finally:
             self._call = call
+
+
+def _read_in_postprocessing(method: str, name: str) -> str:
+    """Return the sentence on a read of data where released numbers alone are used."""
+    return (
+        f"{method} reads cohort.{name} in a function that it gives to context.postprocess, which "
+        "may use released numbers alone: release what it computes of data"
+    )

@@ -247,7 +247,7 @@ class LocalTrainer:
             if self._momenta is None:
                 self._momenta = Momenta(len(self.ids), self.start)
             self._momenta.begin(clients, step)
-        with self.access.train(plan):
+        with self.access.train(plan, clients):
             return self._trained(start, clients, plan, step, row_width, scale, regularizer)
 
     def _trained(

@@ -26,7 +26,7 @@ from securecluster.protocols import CLoVE, Settings
 from securecluster.protocols.clove import LossVector, matched_models
 from securecluster.protocols.common.model_sets import AssignedModel
 from securecluster.protocols.common.restarts import Restart
-from securecluster.runtime.endpoint import CallContext
+from securecluster.runtime.call_context import CallContext
 from securecluster.training.local_trainer import LocalTraining
 
 SIZES = (7, 12, 20, 9, 15, 10, 8)

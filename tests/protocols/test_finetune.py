@@ -18,7 +18,7 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call, Rows
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import FedAvg, FineTune, Settings
-from securecluster.runtime.endpoint import CallContext
+from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining

@@ -19,7 +19,7 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Call, Empty, Rows
 from securecluster.protocols import FedAvg, Local, LocalKMeans, RandomClusters
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.runtime.endpoint import CallContext
+from securecluster.runtime.call_context import CallContext
 
 
 @pytest.fixture(scope="module")

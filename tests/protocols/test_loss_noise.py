@@ -31,7 +31,7 @@ from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.local_kmeans import LocalKMeansState
 from securecluster.protocols.srfca.client import OfferedClusters, SRFCAClient
 from securecluster.protocols.srfca.server import cross_losses
-from securecluster.runtime.endpoint import CallContext
+from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.transport import InProcess
 
 # a threshold may join nobody under noise

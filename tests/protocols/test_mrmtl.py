@@ -20,7 +20,7 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import MRMTL, FedAvg, Local, Settings
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.mrmtl import MRMTLState
-from securecluster.runtime.endpoint import CallContext
+from securecluster.runtime.call_context import CallContext
 
 EXACT = Settings(dtype="float64")
 FEATURES, CLASSES, SAMPLES, LR = 5, 3, 8, 0.3

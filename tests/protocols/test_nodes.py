@@ -32,7 +32,8 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.restarts import Restart
-from securecluster.runtime.endpoint import CallContext, Endpoint, config_hash
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.run import CheckpointPart, Run
 from securecluster.runtime.server_channel import ChannelState, ServerChannel
 from securecluster.runtime.transport import Framed

@@ -19,7 +19,8 @@ from securecluster.messaging.bounds import Real, Upto
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
 from securecluster.protocols import conformance
 from securecluster.protocols.common.declaration import protocol
-from securecluster.runtime.endpoint import GATHER, CallContext, answers, message_types
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, answers, message_types
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 

@@ -58,14 +58,8 @@ from securecluster.protocols.conformance import (
 from securecluster.protocols.hidden.client import HiddenClient, PublicMean
 from securecluster.protocols.ifca.hidden_client import ChoiceCount
 from securecluster.protocols.nsim.client import NSIMClient
-from securecluster.runtime.endpoint import (
-    SUM,
-    CallContext,
-    Endpoint,
-    answers,
-    fixed_sums,
-    releases_of,
-)
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import SUM, Endpoint, answers, fixed_sums, releases_of
 from securecluster.runtime.key_exchange import SumKey
 from securecluster.runtime.masked_replies import BOX, masked_class
 from securecluster.runtime.secure_sum_client import LostMembers, SeedShares

@@ -14,7 +14,8 @@ from securecluster.messaging.bounds import Real, Upto
 from securecluster.messaging.messages import Call, Empty, Rows
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.endpoint import GATHER, CallContext, Endpoint, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, Endpoint, answers
 
 CONFIG = "c" * 32
 

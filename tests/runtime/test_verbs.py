@@ -22,7 +22,8 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import CFL, IFCA, ClusteringProtocol, FedAvg, Settings
 from securecluster.runtime.aggregators import Plain
-from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, CallContext, Endpoint, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, Endpoint, answers
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import Framed, InProcess, Recorded

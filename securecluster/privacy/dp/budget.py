@@ -20,7 +20,8 @@ from filelock import FileLock
 from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import plain, structured
 from securecluster.errors import BudgetError, RunFolderError, UsageError
-from securecluster.privacy.dp.ledger import DELTA, Event, Ledger, Recall
+from securecluster.messaging.receipts import Receipts
+from securecluster.privacy.dp.ledger import DELTA, Event, Ledger, PaidOnce, Recall
 
 FORMAT = 1
 UNITS = ("client", "example")
@@ -82,6 +83,21 @@ class Budget:
     def spent(self) -> float:
         """Return ε at δ of everything that was reserved so far."""
         return self._ledger.price(self.delta).epsilon
+
+    def due(self, run: str, receipts: Receipts) -> Receipts:
+        """Return receipts, where what the client has paid for in the run costs nothing more.
+
+        Args:
+            run: name of the run.
+            receipts: of a reply.
+        """
+        if not any(receipt.once for receipt in receipts):
+            return receipts
+        with self._locked():
+            self._read()
+            number = self._numbers.get(run, -1)
+            of_run = [event for event in self._ledger.events if event.ids == (number,)]
+        return PaidOnce(of_run).due(number, receipts)
 
     def reserve(
         self,

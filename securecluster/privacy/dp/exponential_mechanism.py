@@ -24,7 +24,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.privacy.dp.noise_streams import NoiseStreams, Receipt
+from securecluster.privacy.dp.noise_streams import NoiseStreams
 
 Array = NDArray[np.float64]
 POINTS = 4001  # values of t, whose maximum is flat
@@ -106,7 +106,6 @@ def choice(
     # other counts have draws of their own: two answers by one draw would show which count changed
     about = hashlib.blake2b(np.ascontiguousarray(counts, dtype=np.float64).tobytes()).digest()
     seed = draws.seed(client, purpose, step, about)
-    draws.write(Receipt(client, noise_multiplier(bounded_range)))
     uniform = np.random.Generator(
         np.random.Philox(key=int.from_bytes(seed[:16], "little"))
     ).random()

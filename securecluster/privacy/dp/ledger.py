@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 
 from securecluster.core.client_names import Client, ClientNames
 from securecluster.errors import UsageError
+from securecluster.messaging.receipts import FOLLOWS, Receipt, Receipts
 from securecluster.privacy.dp import accounting
 from securecluster.privacy.dp.accounting import SkellamRelease, Step
 
@@ -68,6 +69,8 @@ class Event:
         sensitivities: Δ2 and Δ1 of "skellam", in steps of its grid; empty for all others.
         variance: μ of "skellam", in squared steps: that of the survivors' shares, up to the number
             of shares that was planned.
+        once: name of a release that its client repeats to the bit, and pays for once; empty for
+            others.
     """
 
     method: str
@@ -88,6 +91,7 @@ class Event:
     again: bool = False
     sensitivities: tuple[float, ...] = ()
     variance: float = 0.0
+    once: str = ""
 
     def __post_init__(self) -> None:
         if self.digests and len(self.digests) != len(self.ids):
@@ -502,6 +506,44 @@ def _price(clients: Mapping[History, int], delta: float, relation: Relation) -> 
         if cost.epsilon > price.epsilon:
             price = Price(cost.epsilon, cost.rdp, client, cost.accountant)
     return price
+
+
+class PaidOnce:
+    """Releases that clients repeat to the bit, and pay for once in a run.
+
+    Args:
+        events: of the run so far.
+    """
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self._paid: set[tuple[int, str]] = set()
+        self.learn(events)
+
+    def learn(self, events: Iterable[Event]) -> None:
+        """Add releases that were recorded.
+
+        Args:
+            events: of the run.
+        """
+        for event in events:
+            if event.once:
+                self._paid.update((client, event.once) for client in event.ids)
+
+    def due(self, client: int, receipts: Receipts) -> Receipts:
+        """Return a client's receipts, where what it has paid for costs nothing more.
+
+        Args:
+            client: its number.
+            receipts: of its reply.
+        """
+        if not any(receipt.once for receipt in receipts):
+            return receipts
+        due = []
+        for receipt in receipts:
+            if (client, receipt.once) in self._paid:
+                receipt = Receipt(FOLLOWS, receipt.fields)
+            due.append(receipt)
+        return tuple(due)
 
 
 class Recall:

@@ -11,8 +11,6 @@ most
 
 So its sensitivity is the same whether units of privacy are blanked or replaced. A sample that is
 really added or removed also moves n, which this noise does not cover.
-
-The module also adds noise to rows that leave in another way than a pipeline's.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
-from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 
 if TYPE_CHECKING:
     from securecluster.privacy.dp.client_noise import ClientNoise
@@ -38,36 +35,27 @@ Array = NDArray[np.float64]
 WORST = 1e30
 # Bound of the magnitude of a loss that leaves a client, noise included: its square is finite.
 LARGEST = 10 * WORST
+# Sensitivity to replacing a unit of privacy over that to blanking it.
+REPLACE = 1.0
 
 
-def loss_clip(guard: ClientNoise | None) -> float | None:
-    """Return B, the largest loss of a sample; None for losses that leave without noise.
-
-    Args:
-        guard: noise of the run, or None.
-    """
-    if guard is None:
-        return None
-    return guard.loss_clip
-
-
-def sensitivity(guard: ClientNoise, k: int, n: int) -> float:
+def sensitivity(noise: ClientNoise, k: int, n: int) -> float:
     """Return the L2 sensitivity of a row of mean losses, in units of the loss.
 
     Args:
-        guard: noise of the run.
+        noise: of the run.
         k: mean losses in the row.
         n: samples behind each mean.
     """
-    largest = guard.loss_clip * math.sqrt(k)
-    if guard.unit == "example":
+    largest = noise.loss_clip * math.sqrt(k)
+    if noise.unit == "example":
         return largest / max(n, 1)
     return largest
 
 
 def noised(
-    guard: ClientNoise | None,
-    purpose: str,
+    noise: ClientNoise,
+    purposes: Sequence[str],
     ids: Sequence[int],
     step: int,
     means: Array,
@@ -76,12 +64,10 @@ def noised(
 ) -> Array:
     """Return rows (b, k) of mean losses with noise z times their sensitivity.
 
-    Without noise in the run, return `means` unchanged.
-
     Args:
-        guard: noise of the run, or None.
-        purpose: name of the draw. With the client, the call and the row it determines the noise, so
-            a client that is asked the same again adds the same.
+        noise: of the run.
+        purposes: name of each client's draw. With the client, the call and the row it determines
+            the noise, so a client that is asked the same again adds the same.
         ids: clients (b,).
         step: number of the call.
         means: means (b, k) of losses clipped to [0, B]. One that is not finite counts as B (a
@@ -90,38 +76,12 @@ def noised(
         widths: for each client (b,), the means that are its own, the first ones of its row; None
             for all.
     """
-    if guard is None:
-        return means
-    noisy = np.nan_to_num(means, nan=guard.loss_clip, posinf=guard.loss_clip)
-    for n, client in enumerate(ids):
+    noisy = np.nan_to_num(means, nan=noise.loss_clip, posinf=noise.loss_clip)
+    for n, (client, purpose) in enumerate(zip(ids, purposes, strict=True)):
         width = None if widths is None else widths[n]
         row = noisy[n, :width]
-        reach = sensitivity(guard, len(row), sizes[n])
+        reach = sensitivity(noise, len(row), sizes[n])
         exact = torch.as_tensor(row.copy())
-        released = guard.draws.noised(client, purpose, step, exact, guard.noise, reach)
+        released = noise.draws.noised(client, purpose, step, exact, noise.noise, reach)
         row[:] = released.numpy()
     return noisy
-
-
-def noised_rows(
-    guard: ClientNoise,
-    purpose: str,
-    ids: Sequence[int],
-    step: int,
-    rows: torch.Tensor,
-) -> torch.Tensor:
-    """Return rows (b, d) clipped to S, with noise of standard deviation zS in every number.
-
-    Args:
-        guard: noise of the run.
-        purpose: name of the draw.
-        ids: clients (b,).
-        step: number of the call.
-        rows: rows (b, d).
-    """
-    # A refusal of a row that is not finite would be a release without noise.
-    clip = Clip(guard.clip, nonfinite_as_zeros=True)
-    noise = Noise(guard.clip, guard.noise)
-    noise.arm(guard.draws)
-    clipped = clip.forward(rows, step)
-    return noise.forward_for(clipped, step, ids, purpose)

@@ -13,7 +13,6 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,20 +24,6 @@ from securecluster.privacy.dp.skellam_noise import Integers
 
 # Rows that were clipped exceed their norm by rounding; those of the grid's noise have room for it.
 ROUNDING = 1e-6
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """Written by a draw of noise: who drew it, and how much of it there is.
-
-    Args:
-        client: the client by whose key it was drawn.
-        multiplier: z of Gaussian noise that is at most as private: standard deviation over
-            sensitivity.
-    """
-
-    client: int
-    multiplier: float
 
 
 class NoiseStreams:
@@ -56,7 +41,7 @@ class NoiseStreams:
         self._key = key
         self._run = run
         self._bounds_rows = bounds_rows
-        self._receipts: list[Receipt] | None = None  # of the draws in the current call
+        self._log: list[tuple[int, float]] | None = None
 
     @classmethod
     def derived(cls, randomness: Randomness, run: str) -> NoiseStreams:
@@ -92,22 +77,23 @@ class NoiseStreams:
         return digest.digest()
 
     @contextmanager
-    def receipts(self) -> Iterator[list[Receipt]]:
-        """Yield the receipts of all draws until the end of the context, one each."""
-        self._receipts = []
+    def logged(self) -> Iterator[list[tuple[int, float]]]:
+        """Yield the client and the noise multiplier of each draw until the end of the context."""
+        self._log = []
         try:
-            yield self._receipts
+            yield self._log
         finally:
-            self._receipts = None
+            self._log = None
 
-    def write(self, receipt: Receipt) -> None:
-        """Add a receipt, where somebody collects them.
+    def log(self, client: int, multiplier: float) -> None:
+        """Add a draw to the log, where somebody reads it.
 
         Args:
-            receipt: of a draw with one of this object's seeds.
+            client: by whose key it was drawn.
+            multiplier: z of the noise.
         """
-        if self._receipts is not None:
-            self._receipts.append(receipt)
+        if self._log is not None:
+            self._log.append((client, multiplier))
 
     def noised(
         self,
@@ -132,7 +118,7 @@ class NoiseStreams:
             New memory of the row's shape, type and device.
         """
         count = row.numel()
-        self.write(Receipt(client, multiplier))
+        self.log(client, multiplier)
         # The grid's spacing depends on 1/√d, and an empty row has nothing to hide.
         if not count:
             return row.clone()

@@ -32,7 +32,8 @@ from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline, Stage
 from securecluster.protocols.common.gram_mechanism import GramNoise
-from securecluster.runtime.endpoint import GATHER, SUM, CallContext, Endpoint, answers
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, SUM, Endpoint, answers
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess

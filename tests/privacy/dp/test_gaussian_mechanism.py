@@ -28,14 +28,8 @@ from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.compressed_updates import CompressedUpdate
 from securecluster.runtime.aggregators import Plain
-from securecluster.runtime.endpoint import (
-    GATHER,
-    SUM,
-    CallContext,
-    Endpoint,
-    ReleasePolicy,
-    answers,
-)
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, SUM, Endpoint, ReleasePolicy, answers
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess

@@ -15,7 +15,7 @@ from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.loss_mechanism import loss_clip, noised, sensitivity
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import SRFCA, Settings
-from securecluster.runtime.endpoint import CallContext
+from securecluster.runtime.call_context import CallContext
 
 DOUBLE = Settings(dtype="float64")
 

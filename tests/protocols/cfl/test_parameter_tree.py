@@ -21,7 +21,8 @@ from securecluster.protocols.cfl.client import PathModels
 from securecluster.protocols.cfl.parameter_tree import ParameterTree, find_leaves
 from securecluster.protocols.common.messages import ModelDelta, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.runtime.endpoint import CallContext, Endpoint
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import Framed, InProcess
 

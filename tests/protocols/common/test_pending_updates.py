@@ -23,7 +23,8 @@ from securecluster.protocols.common.client import ClientState, TrainingClient
 from securecluster.protocols.common.messages import AverageDeltas
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import sample_clients
-from securecluster.runtime.endpoint import CallContext, Endpoint
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess

@@ -25,7 +25,7 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Hidden
 from securecluster.protocols.conformance import check_resume, example
 from securecluster.protocols.hidden.client import BlockAverages, HiddenClient
-from securecluster.runtime.endpoint import CallContext
+from securecluster.runtime.call_context import CallContext
 
 CENTRAL: dict[str, Any] = {"clip": 1.0, "placement": "central", "aggregation": "plain"}
 SPREAD: dict[str, Any] = {"clip": 1.0, "placement": "distributed", "aggregation": "secagg"}

@@ -25,7 +25,8 @@ from securecluster.protocols import IFCA
 from securecluster.protocols.conformance import check_resume, example
 from securecluster.protocols.ifca import hidden_server
 from securecluster.protocols.ifca.hidden_client import HiddenChoiceClient, least_survivors
-from securecluster.runtime.endpoint import GATHER, SUM, CallContext
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import GATHER, SUM
 from securecluster.runtime.transport import InProcess
 
 Lie = Callable[[Call], Call]

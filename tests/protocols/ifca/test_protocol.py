@@ -21,7 +21,8 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.common.restarts import OfferedModels, Restart
 from securecluster.protocols.ifca.protocol import IFCA, IFCAState
-from securecluster.runtime.endpoint import CallContext, Endpoint
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess
 from securecluster.training.local_trainer import LocalTraining

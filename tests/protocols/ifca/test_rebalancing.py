@@ -18,7 +18,7 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import IFCA, Settings
 from securecluster.protocols.ifca.client import ModelAssignment
 from securecluster.protocols.ifca.rebalancing import rebalanced
-from securecluster.runtime.endpoint import CallContext
+from securecluster.runtime.call_context import CallContext
 
 SMALL: dict[str, Any] = {"k": 3, "starts": 1, "rounds": 3, "model": "linear", "mask": "none"}
 NOISE: dict[str, Any] = {"clip": 1.0, "noise": 0.7}

@@ -24,7 +24,8 @@ from securecluster.protocols.nsim.pair_network import PairNetworkConfig, pairwis
 from securecluster.protocols.nsim.random_walks import Format, RandomWalk, windows
 from securecluster.protocols.nsim.similarity_model import fit
 from securecluster.protocols.nsim.synthetic_users import SyntheticUsersConfig, correlations
-from securecluster.runtime.endpoint import CallContext, config_hash
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import config_hash
 
 FULL = Settings(transcript="full")
 SMALL: dict[str, Any] = {

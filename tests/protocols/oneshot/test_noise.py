@@ -26,7 +26,8 @@ from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.gram_mechanism import gram, packed
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
-from securecluster.runtime.endpoint import CallContext, Endpoint
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.transport import InProcess
 
 FULL = Settings(transcript="full")

@@ -22,7 +22,7 @@ from securecluster.protocols import OneShot, Settings
 from securecluster.protocols.oneshot.client import OtherEigenvectors
 from securecluster.protocols.oneshot.hierarchical_averaging import GPS, CommonDeltas
 from securecluster.protocols.oneshot.server import OneShotState, agglomerate
-from securecluster.runtime.endpoint import CallContext
+from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import InProcess, Recorded
 

@@ -32,7 +32,8 @@ from securecluster.protocols.srfca.server import (
     merge,
     recluster,
 )
-from securecluster.runtime.endpoint import CallContext, config_hash
+from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.transport import InProcess
 
 DOUBLE = Settings(dtype="float64")

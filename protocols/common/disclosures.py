@@ -1,0 +1,53 @@
+"""What each party sees beyond the values of single replies, in sentences for the report.
+
+What replies release, and with how much noise, stands in the ledger, by clients' receipts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class OfPlainSums(str):
+    """Sentence that holds only where the server reads every reply of a sum."""
+
+    __slots__ = ()
+
+
+class OfSecureSums(str):
+    """Sentence that holds only where sums are secure."""
+
+    __slots__ = ()
+
+
+class OfPlainPairs(str):
+    """Sentence that holds only where the server reads every row of pairs."""
+
+    __slots__ = ()
+
+
+class OfPaddedPairs(str):
+    """Sentence that holds only where the server reads sums of pairs, and no row of them."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Disclosures:
+    """What each party sees beyond the values of single replies, in sentences for the report.
+
+    The fields of replies, and who reads them under which mask and noise, need no sentence: the
+    report takes these from the ledger.
+
+    Args:
+        server: what the server sees of all replies together, under every mask.
+        lps: what a local parameter server sees, in methods that have these.
+        clients: what clients see of other clients, beside averages.
+        not_covered: what ε leaves out, beyond what holds for every method.
+    """
+
+    server: Sequence[str] = ()
+    lps: Sequence[str] = ()
+    clients: Sequence[str] = ()
+    not_covered: Sequence[str] = ()

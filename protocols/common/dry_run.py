@@ -1,0 +1,309 @@
+"""What clients release in a whole run, found by a run without data.
+
+`target_epsilon` is to know it before the first client is asked. So the server's loop runs with some
+stand-ins for clients: their samples, updates and noise are made up from public facts, and their
+methods write receipts as usual. Its ledger has what a client releases at the noise multiplier 1.
+
+Where decisions of the server depend on replies, and releases on decisions, one such run is not
+enough. `dry_runs` of a method lists further hyper-parameters, with which it releases what it may.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from securecluster.core.lazy_torch import torch
+from securecluster.core.randomness import Randomness
+from securecluster.data import Federation
+from securecluster.data.federation import Shard
+from securecluster.errors import SecureClusterError
+from securecluster.messaging.messages import Rows
+from securecluster.privacy.dp import accounting
+from securecluster.privacy.dp.ledger import COSTLESS, Event, Expense, expense_of
+from securecluster.privacy.dp.noise_streams import NoiseStreams
+from securecluster.privacy.dp.skellam_noise import Integers
+from securecluster.privacy.dp.target import Plan
+from securecluster.runtime.aggregators import Plain
+from securecluster.runtime.endpoint import SUM
+from securecluster.runtime.run import Run
+from securecluster.runtime.settings import Settings
+from securecluster.runtime.transport import InProcess
+from securecluster.training.local_trainer import LocalTrainer
+
+if TYPE_CHECKING:
+    from securecluster.protocols.common.base import ClusteringProtocol
+
+# stand-ins for clients, and clusters that their updates form
+CLIENTS = 12
+CLUSTERS = 4
+SAMPLES = 20  # of each
+SPREAD = 1e-3  # of updates within a cluster
+# hyper-parameters that change no client's releases, or make every client take part
+WHOLE: Mapping[str, Any] = {
+    "mask": "none",
+    "participation": 1.0,
+    "placement": "local",
+    "relevance": "plain",
+    "sealed": False,
+}
+
+
+@dataclass(frozen=True)
+class RunReleases:
+    """Releases of one client in a whole run, at the noise multiplier 1.
+
+    Args:
+        single: those that are read individually, or whose noise is the client's alone, each with
+            its number.
+        summed: those whose noise clients add in shares to secure sums.
+    """
+
+    single: tuple[tuple[Expense, int], ...]
+    summed: tuple[tuple[float, int], ...] = ()
+
+    def plan(self, z: float, samples: int | None = None) -> Plan:
+        """Return the releases at another noise multiplier.
+
+        Args:
+            z: noise multiplier of the run.
+            samples: number of samples that the client trains on; None where no price depends on
+                it.
+        """
+        steps = []
+        for expense, count in self.single:
+            multiplier = z * expense.noise_multiplier
+            q, times = 1.0, 1
+            if expense.mechanism == "dp-sgd":
+                q, times = accounting.sampling(samples or 0, expense.batch, expense.epochs)
+            steps.append((multiplier, q, times * count))
+        summed = [(z * multiplier, count) for multiplier, count in self.summed]
+        return Plan(tuple(steps), tuple(summed))
+
+    @property
+    def trains(self) -> bool:
+        """Return whether any price depends on a client's number of samples."""
+        return any(expense.mechanism == "dp-sgd" for expense, _ in self.single)
+
+
+class _StandIns:
+    """Mixin of a protocol whose clients are stand-ins, which release with noise multiplier 1."""
+
+    def smallest_noise(self, federation: Federation, sizes: Sequence[int]) -> float:
+        """Return 1."""
+        return 1.0
+
+    def has_target(self) -> bool:
+        """Return False: nothing real is released."""
+        return False
+
+    def aggregator(self, *_: Any) -> Plain:
+        """Return plain sums: what is released in them is known from receipts alone."""
+        return Plain()
+
+    def cohorts(self, config: Mapping[str, Any]) -> None:
+        """Return None: all clients reply."""
+
+    def secure_sum_service(self, *_: Any) -> None:
+        """Return None, as for plain sums."""
+
+
+class StandInTrainer(LocalTrainer):
+    """Trainer whose updates are made up: those of a cluster of clients are alike."""
+
+    def _trained(
+        self,
+        start: Rows,
+        clients: Sequence[int],
+        plan: Any,
+        step: int,
+        row_width: int,
+        scale: Sequence[float] | None,
+        regularizer: Any,
+    ) -> torch.Tensor:
+        d = self.model.dimension
+        rows = self.start.new_zeros(len(clients), max(row_width, d))
+        for n, k in enumerate(clients):
+            rows[n, :d] = self._direction(k % CLUSTERS) + SPREAD * self._direction(CLUSTERS + k)
+        return rows
+
+    def _direction(self, number: int) -> torch.Tensor:
+        """Return one of many vectors of about norm 1, (d,)."""
+        known: dict[int, torch.Tensor] = vars(self).setdefault("_directions", {})
+        if number not in known:
+            draws = np.random.default_rng([number])
+            d = self.model.dimension
+            numbers = draws.standard_normal(d) / np.sqrt(d)
+            known[number] = torch.as_tensor(numbers).to(self.start)
+        return known[number]
+
+
+class StandInStreams(NoiseStreams):
+    """Streams of noise that is all zeros."""
+
+    def noised(
+        self,
+        client: int,
+        purpose: str,
+        step: int,
+        row: torch.Tensor,
+        multiplier: float,
+        sensitivity: float,
+    ) -> torch.Tensor:
+        """Return a copy of a row, and log the draw."""
+        self.log(client, multiplier)
+        return row.clone()
+
+    def skellam(
+        self,
+        client: int,
+        purpose: str,
+        step: int,
+        row: Integers,
+        exponent: int,
+        variance: int,
+        draws: int,
+    ) -> Integers:
+        """Return zeros."""
+        return np.zeros_like(row)
+
+
+_KNOWN: dict[str, RunReleases] = {}
+
+
+def run_releases(protocol: ClusteringProtocol, federation: Federation) -> RunReleases:
+    """Return what a client of a protocol releases in a whole run, at the noise multiplier 1.
+
+    Args:
+        protocol: with a clip, and with noise or a target.
+        federation: of whose clients the public facts count: their number, and the form of their
+            samples.
+    """
+    facts = (
+        f"{type(protocol).__module__}.{type(protocol).__qualname__}",
+        protocol.shown_params(),
+        list(federation.shape),
+        federation.classes,
+        federation.objective.as_json(),
+        len(federation),
+    )
+    key = json.dumps(facts, sort_keys=True, default=str)
+    if key not in _KNOWN:
+        counts: Counter[tuple[Expense, bool]] = Counter()
+        for changes in ({}, *protocol.dry_runs()):
+            counts |= _counted(protocol, federation, changes)
+        _KNOWN[key] = _releases(counts)
+    return _KNOWN[key]
+
+
+def _releases(counts: Mapping[tuple[Expense, bool], int]) -> RunReleases:
+    """Return numbers of releases in an order that follows from them alone."""
+    ordered = sorted(counts.items(), key=repr)
+    single = tuple((expense, count) for (expense, summed), count in ordered if not summed)
+    sums: Counter[float] = Counter()
+    for (expense, summed), count in ordered:
+        if summed:
+            sums[expense.noise_multiplier] += count
+    return RunReleases(single, tuple(sorted(sums.items())))
+
+
+def _counted(
+    protocol: ClusteringProtocol, federation: Federation, changes: Mapping[str, Any]
+) -> Counter[tuple[Expense, bool]]:
+    """Return how often a client releases each kind of thing, and whether in shares of noise.
+
+    Args:
+        protocol: the method.
+        federation: of its clients.
+        changes: further hyper-parameters.
+    """
+    params = protocol.get_params()
+    whole = {name: value for name, value in WHOLE.items() if name in params}
+    dry_class = type(type(protocol).__name__, (_StandIns, type(protocol)), {})
+    dry: Any = dry_class(**{**params, **whole, **changes})
+    in_shares = protocol.placement == "distributed"
+    counts: Counter[tuple[Expense, bool]] = Counter()
+    for events in _events_by_client(dry, _stand_ins(federation)).values():
+        of_client: Counter[tuple[Expense, bool]] = Counter()
+        for event in events:
+            if event.mechanism not in (*COSTLESS, "exact"):
+                summed = in_shares and event.verb == SUM and bool(event.fields)
+                of_client[expense_of(event, None), summed] += 1
+        counts |= of_client  # the most of any client
+    return counts
+
+
+def _events_by_client(dry: Any, federation: Federation) -> dict[int, list[Event]]:
+    """Return the events of each client in a run of stand-ins.
+
+    Args:
+        dry: the method.
+        federation: the stand-ins.
+    """
+    from securecluster.protocols.common.execution import build_client
+
+    settings = Settings(device="cpu", dtype="float32", keys_from_seed=True)
+    endpoint = build_client(
+        dry, federation, settings, trainer=StandInTrainer, streams=StandInStreams
+    )
+    config = dry.config(federation, settings.dtype)
+    server = dry.as_server()
+    net = server.build_network(
+        InProcess(endpoint.answer), config, secrets=Randomness(federation.seed)
+    )
+    run = Run(begin=lambda number: setattr(net, "round", number))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # counted as far as it came: a run that goes further is held to its target
+        with suppress(SecureClusterError):
+            server.final_state(net, run)
+    events: dict[int, list[Event]] = {}
+    for event in net.state.ledger.events:
+        for client in event.ids:
+            events.setdefault(client, []).append(replace(event, ids=(client,), digests=()))
+    return events
+
+
+def _stand_ins(federation: Federation) -> Federation:
+    """Return stand-ins for a federation's clients, made up from public facts.
+
+    Args:
+        federation: of which the form of the samples counts, and the number of clients.
+    """
+    form = federation.shards[0]
+    clients = min(len(federation), CLIENTS)
+    shards = []
+    for k in range(clients):
+        x = _made_up(form.x, k, federation.classes)
+        y = _made_up(form.y, k, federation.classes)
+        shards.append(Shard(x, y, x[:1], y[:1]))
+    return replace(
+        federation,
+        names=tuple(f"stand-in {k}" for k in range(clients)),
+        shards=tuple(shards),
+        truth=None,
+        recipe=None,
+        seed=0,
+    )
+
+
+def _made_up(like: Any, k: int, classes: int) -> Any:
+    """Return samples, or targets, of a form.
+
+    Args:
+        like: of which the form counts.
+        k: number of the client.
+        classes: largest token or class, plus one.
+    """
+    shape = (SAMPLES, *like.shape[1:])
+    draws = np.random.default_rng([k])
+    if like.dtype.kind == "f":
+        return draws.random(shape).astype(like.dtype)
+    return (np.arange(np.prod(shape)) + k).reshape(shape).astype(like.dtype) % classes
