@@ -14,7 +14,7 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from securecluster.app.audit import Adversary, Finding, finding_of, twin_of
+from securecluster.app.audit import Finding, adversary_of, finding_of, twin_of
 from securecluster.app.claims import Claim, Row
 from securecluster.app.registry import protocol_class
 from securecluster.attacks.base import Tap
@@ -28,8 +28,6 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.runtime.settings import Settings
 
 GROUP = "securecluster.claims"
-# a check repeats bit for bit
-SETTINGS = Settings(transcript="full", threads=1, keys_from_seed=True)
 # one full-batch step a round, at few clients
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -63,7 +61,7 @@ def claim_named(name: str) -> Claim:
     claim = installed_packages.load("claim", declared[name])
     if not isinstance(claim, Claim):
         declaration = installed_packages.declaration("claim", declared[name])
-        raise UsageError(f"{declaration}, is no Claim: name one")
+        raise UsageError(f"{declaration}, is no Claim: name one of its module")
     return claim
 
 
@@ -77,7 +75,7 @@ def check_claim(claim: Claim | str) -> Row:
         Both findings, whether the claim `holds`, and in `failure` why it does not.
 
     Raises:
-        UsageError: an unknown claim, attack or protocol, or options that the protocol refuses.
+        UsageError: an unknown claim, attack, party or protocol, or options that it refuses.
     """
     if isinstance(claim, str):
         claim = claim_named(claim)
@@ -102,9 +100,11 @@ def _finding(claim: Claim, send_weights: bool = False) -> Finding:
         send_weights: True if clients send θ_0 and their moves.
     """
     attack = attack_named(claim.attack)
+    federation = _federation(claim)
+    helpers = ",".join(f"client:#{position}" for position in claim.helpers)
+    adversary = adversary_of(federation.names, claim.party, helpers)
     fitted, taps = _run(claim, send_weights)
-    adversary = Adversary((claim.party, *claim.helpers), claim.helpers, "")
-    return finding_of(attack, fitted, _federation(claim), adversary, taps)
+    return finding_of(attack, fitted, federation, adversary, taps)
 
 
 def _run(claim: Claim, send_weights: bool) -> tuple[ClusteringProtocol, list[Tap]]:
@@ -120,8 +120,10 @@ def _run(claim: Claim, send_weights: bool) -> tuple[ClusteringProtocol, list[Tap
     if not claim.protection:
         made = twin_of(made)
     federation = _federation(claim)
+    # a check repeats bit for bit
+    settings = Settings(transcript="full", threads=1, keys_from_seed=True)
     if not send_weights:
-        return tapped(made, federation, SETTINGS)
+        return tapped(made, federation, settings)
     start = made.flat_model(federation).initial()
 
     def add_start(client: int, row: Any, round: int) -> Any:
@@ -135,7 +137,7 @@ def _run(claim: Claim, send_weights: bool) -> tuple[ClusteringProtocol, list[Tap
             sent = replace(tap.reply, delta=Rows(delta.values + start))
             taps.append(replace(tap, reply=sent))
     clients = range(claim.clients)
-    return with_malicious_updates(made, federation, clients, add_start, SETTINGS), taps
+    return with_malicious_updates(made, federation, clients, add_start, settings), taps
 
 
 def _federation(claim: Claim) -> Federation:

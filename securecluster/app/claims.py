@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from securecluster.app.audit import REFUTED, WITHIN, Finding, score_text
+from securecluster.app.audit import REFUTED, WITHIN, Finding
 from securecluster.attacks.scoring import BETTER, CHANCE
 from securecluster.data import Dirichlet
 from securecluster.data.scenario_base import Scenario
@@ -91,12 +91,12 @@ class Row:
         if not claim.hidden:
             return ""
         if self.on.verdict == BETTER:
-            return f"{claim.sentence!r} is broken: {protected}; correct it, or the protection"
+            return f"{claim.sentence!r} is broken: {protected}; correct the claim or the protection"
         # where nothing is left to attack, nothing is found either
         nothing = self.on.score is None and self.on.reason.startswith("not applicable: ")
         if nothing or self.on.verdict == CHANCE:
             return ""
-        return f"{claim.sentence!r} is not shown: {protected}; more clients may decide it"
+        return f"{claim.sentence!r} is not shown: {protected}; only an attack at chance shows it"
 
 
 def _outcome(finding: Finding) -> str:
@@ -107,8 +107,13 @@ def _outcome(finding: Finding) -> str:
     """
     if finding.failed:
         return f"{finding.attack} {finding.reason}"
-    score = "" if finding.score is None else f", {score_text(finding)}"
-    return f"{finding.attack} is {finding.verdict}{score}"
+    if finding.score is None:
+        return f"{finding.attack} is {finding.reason}"
+    chance = finding.score.chance_interval
+    return (
+        f"{finding.attack} is {finding.verdict}, at {finding.score.value:.3g} where chance is "
+        f"{chance.low:.3g} to {chance.high:.3g}"
+    )
 
 
 # options of claims on signatures and on hidden

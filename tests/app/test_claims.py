@@ -17,15 +17,17 @@ from noise_audits import halved_noise
 from securecluster import Federation
 from securecluster.app import claim_checks
 from securecluster.app.audit import Finding
-from securecluster.app.claim_checks import SETTINGS, check_claim
+from securecluster.app.claim_checks import check_claim
 from securecluster.app.claims import CLAIMS, NOISE_CLAIMS, Claim, NoiseClaim, NoiseRow, Row
 from securecluster.app.registry import protocol_class
 from securecluster.attacks import scoring
 from securecluster.attacks.dp_audit import CanaryAudit
 from securecluster.attacks.registry import ATTACKS, attack_named
-from securecluster.attacks.scoring import BETTER, CHANCE
+from securecluster.attacks.scoring import BETTER, CHANCE, Interval, Score
+from securecluster.protocols import Settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+FULL = Settings(transcript="full", threads=1)
 # what runs of a claim do not depend on
 OF_ATTACKS = {"attack": "", "party": "server", "helpers": ()}
 OF_CLAIMS = {"sentence": "", "source": "", "hidden": True, "weights": False}
@@ -84,6 +86,88 @@ def test_a_claim_without_its_protection_does_not_hold() -> None:
     failed = Finding("label-counts", None, "not applicable: nothing", 0.0)
     assert not Row(bare, failed, failed).holds
     assert CHANCE != BETTER
+
+
+def _found(value: float | None, reason: str = "", low: float | None = None) -> Finding:
+    """A finding at a value, whose interval begins at `low`; chance is from 0.4 to 0.6."""
+    if value is None:
+        return Finding("attack", None, reason, 0.0)
+    interval = Interval(value if low is None else low, value)
+    return Finding("attack", Score("x", value, interval, 0.5, Interval(0.4, 0.6), True, 9), "", 0.0)
+
+
+SUCCESS, AT_CHANCE, UNSURE = _found(0.9), _found(0.5), _found(0.9, low=0.5)
+NOTHING = _found(None, "not applicable: no updates")
+CRASHED = _found(None, "failed: ValueError: no")
+SUMMED = Claim("Sums hide it", "README.md", "attack", {"aggregation": "secagg"})
+SHOWN = replace(SUMMED, sentence="It stays visible", hidden=False)
+WITH = "with aggregation='secagg' attack"
+
+
+@pytest.mark.parametrize(
+    ("claim", "on", "off", "failure"),
+    [
+        (SUMMED, AT_CHANCE, SUCCESS, ""),
+        (SUMMED, NOTHING, SUCCESS, ""),
+        (SHOWN, SUCCESS, SUCCESS, ""),
+        (replace(SHOWN, weights=True), SUCCESS, SUCCESS, ""),
+        (
+            SUMMED,
+            SUCCESS,
+            SUCCESS,
+            f"'Sums hide it' is broken: {WITH} is better than chance, at 0.9 where chance is 0.4 "
+            "to 0.6; correct the claim or the protection",
+        ),
+        (
+            SUMMED,
+            UNSURE,
+            SUCCESS,
+            f"'Sums hide it' is not shown: {WITH} is not decided, at 0.9 where chance is 0.4 to "
+            "0.6; only an attack at chance shows it",
+        ),
+        (
+            SUMMED,
+            CRASHED,
+            SUCCESS,
+            f"'Sums hide it' is not shown: {WITH} failed: ValueError: no; only an attack at chance "
+            "shows it",
+        ),
+        (
+            SUMMED,
+            AT_CHANCE,
+            AT_CHANCE,
+            "'Sums hide it' proves nothing: without any protection attack is at chance, at 0.5 "
+            "where chance is 0.4 to 0.6; name a run on which it succeeds",
+        ),
+        (
+            replace(SUMMED, weights=True),
+            AT_CHANCE,
+            NOTHING,
+            "'Sums hide it' proves nothing: where clients send weights attack is not applicable: "
+            "no updates; name a run on which it succeeds",
+        ),
+        (
+            SHOWN,
+            NOTHING,
+            SUCCESS,
+            f"'It stays visible' is not shown: {WITH} is not applicable: no updates; name a run "
+            "on which it succeeds",
+        ),
+        (
+            SHOWN,
+            SUCCESS,
+            UNSURE,
+            "'It stays visible' proves nothing: without any protection attack is not decided, at "
+            "0.9 where chance is 0.4 to 0.6; name a run on which it succeeds",
+        ),
+    ],
+)
+def test_a_claim_that_does_not_hold_says_in_one_sentence_why(
+    claim: Claim, on: Finding, off: Finding, failure: str
+) -> None:
+    row = Row(claim, on, off)
+    assert row.failure == failure
+    assert row.holds == (not failure)
 
 
 # sentences with words of hiding that promise nothing to test, or whose test is elsewhere
@@ -194,7 +278,7 @@ def _bound(claim: NoiseClaim) -> Finding:
     attack = attack_named(claim.attack)
     assert isinstance(attack, CanaryAudit)
     made = protocol_class(claim.protocol)(**params)
-    planted = attack.planted_in(made, _canary_federation(), SETTINGS)
+    planted = attack.planted_in(made, _canary_federation(), FULL)
     score = planted.score(attack.scorer, _canary_federation())
     return Finding(claim.attack, score, "", 0.0, claimed=planted.claimed)
 
