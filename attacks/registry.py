@@ -14,6 +14,7 @@ import importlib
 from importlib.metadata import EntryPoint, entry_points
 
 from securecluster.attacks.base import PROTECTIONS, REQUIREMENTS, Attack
+from securecluster.core import installed_packages
 from securecluster.errors import UsageError, unknown
 
 GROUP = "securecluster.attacks"
@@ -135,14 +136,8 @@ def _loaded(point: EntryPoint) -> Attack:
     Raises:
         UsageError: it cannot be imported or made, is no attack, or has another name.
     """
-    declaration = f"the attack {point.name!r}, which is declared as {point.value}"
-    try:
-        loaded = point.load()
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"{declaration}, cannot be imported ({error}): correct the entry point, or install the "
-            "package again"
-        ) from None
+    declaration = installed_packages.declaration("attack", point)
+    loaded = installed_packages.load("attack", point)
     if not (isinstance(loaded, type) and issubclass(loaded, Attack)):
         raise UsageError(f"{declaration}, is no Attack: name its class")
     missing = [attribute for attribute in DECLARED if not hasattr(loaded, attribute)]

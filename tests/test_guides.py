@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from securecluster.app import registry
+from securecluster.app import claim_checks, registry
 from securecluster.app.cli import main
 from securecluster.attacks import registry as attack_registry
 from securecluster.data import Federation, LabelSwap
@@ -36,11 +36,18 @@ Page = Callable[[str], Any]
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
     """Take away at the end what pages register."""
+    given = dict(attack_registry._GIVEN)
     names, info, makers = list(masks.MASKS), dict(masks.INFO), dict(masks._MAKERS)
     entrywise, sources = set(masks.ENTRYWISE), dict(SOURCES)
     yield
     masks.MASKS[:] = names
-    for table, before in ((masks.INFO, info), (masks._MAKERS, makers), (SOURCES, sources)):
+    tables: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (masks.INFO, info),
+        (masks._MAKERS, makers),
+        (SOURCES, sources),
+        (attack_registry._GIVEN, given),
+    ]
+    for table, before in tables:
         table.clear()
         table.update(before)
     masks.ENTRYWISE.intersection_update(entrywise)
@@ -278,6 +285,20 @@ def test_an_audit_from_python_has_what_failed_and_what_is_broken(page: Page) -> 
     names = page("audit")
     assert [finding.standing for finding in names.results.findings[names.RUN]] == ["held", ""]
     assert names.results.failed == [] and names.results.broken == []
+
+
+def test_a_claim_of_the_page_is_declared_and_another_one_is_broken(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = page("audit")
+    assert names.check_claim(names.masked).failure.startswith(
+        "'A mask hides whose updates are alike' is broken: with mask='permutation' neighbours is"
+    )
+    point = EntryPoint("neighbours-in-sums", "audit:IN_SUMS", claim_checks.GROUP)
+    monkeypatch.setattr(claim_checks, "entry_points", lambda group: [point])
+    assert claim_checks.claim_names() == ["neighbours-in-sums"]
+    checked = names.check_claim("neighbours-in-sums")
+    assert checked.claim is names.IN_SUMS and checked.holds
 
 
 def test_malicious_clients_of_the_page_do_harm(page: Page) -> None:

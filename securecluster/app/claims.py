@@ -14,6 +14,10 @@ from typing import Any
 
 from securecluster.app.audit import REFUTED, WITHIN, Finding
 from securecluster.attacks.scoring import BETTER, CHANCE
+from securecluster.data import Dirichlet
+from securecluster.data.scenario_base import Scenario
+
+DIFFERENT_LABELS = Dirichlet(alpha=1.0)
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,8 @@ class Claim:
 
     Args:
         sentence: as it stands in the source.
-        source: path of the document or module that has it, from the top of the repository.
-        attack: name of the attack.
+        source: path of the document or module that has it, from the top of its repository.
+        attack: name of the attack, or "module:Class" of one that no package declares.
         protection: options that protect, by the names of hyper-parameters.
         party: whose view is attacked.
         protocol: name of the protocol that is run.
@@ -34,6 +38,7 @@ class Claim:
             mask, whose clients send weights in place of moves; or, where `hidden` is False, with
             nothing.
         options: of the protocol, with the protection and without it.
+        scenario: how the clients' data differ.
     """
 
     sentence: str
@@ -47,6 +52,7 @@ class Claim:
     clients: int = 8
     weights: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    scenario: Scenario | str = DIFFERENT_LABELS
 
 
 @dataclass(frozen=True)
@@ -66,15 +72,48 @@ class Row:
     @property
     def holds(self) -> bool:
         """Return True if the claim agrees with both findings."""
-        if not self.claim.hidden and self.claim.weights:
-            return self.on.verdict == BETTER
+        return not self.failure
+
+    @property
+    def failure(self) -> str:
+        """Return in one sentence why the claim does not hold; an empty text if it does."""
+        claim = self.claim
+        options = ", ".join(f"{name}={value!r}" for name, value in claim.protection.items())
+        protected = f"with {options or 'no protection'} {_outcome(self.on)}"
+        unprotected = "where clients send weights" if claim.weights else "without any protection"
+        if not claim.hidden and self.on.verdict != BETTER:
+            return f"{claim.sentence!r} is not shown: {protected}; name a run on which it succeeds"
         if self.off.verdict != BETTER:
-            return False
-        if not self.claim.hidden:
-            return self.on.verdict == BETTER
+            return (
+                f"{claim.sentence!r} proves nothing: {unprotected} {_outcome(self.off)}; name a "
+                "run on which it succeeds"
+            )
+        if not claim.hidden:
+            return ""
+        if self.on.verdict == BETTER:
+            return f"{claim.sentence!r} is broken: {protected}; correct the claim or the protection"
         # where nothing is left to attack, nothing is found either
         nothing = self.on.score is None and self.on.reason.startswith("not applicable: ")
-        return nothing or self.on.verdict == CHANCE
+        if nothing or self.on.verdict == CHANCE:
+            return ""
+        return f"{claim.sentence!r} is not shown: {protected}; only an attack at chance shows it"
+
+
+def _outcome(finding: Finding) -> str:
+    """Return what an attack achieved, in words.
+
+    Args:
+        finding: on a run.
+    """
+    if finding.failed:
+        return f"{finding.attack} {finding.reason}"
+    if finding.score is None:
+        return f"{finding.attack} is {finding.reason}"
+    chance = finding.score.chance_interval
+    return (
+        f"{finding.attack} is {finding.verdict}, at {finding.score.value:.3g} where chance is "
+        f"{chance.low:.3g} to {chance.high:.3g}"
+    )
 
 
 # options of claims on signatures and on hidden

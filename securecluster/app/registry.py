@@ -16,6 +16,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from securecluster.core import installed_packages
 from securecluster.errors import SecureClusterWarning, UsageError, unknown
 
 GROUP = "securecluster.protocols"
@@ -97,14 +98,8 @@ def _loaded(point: EntryPoint) -> Any:
     """
     from securecluster.protocols.common.base import ClusteringProtocol
 
-    declaration = f"the protocol {point.name!r}, which is declared as {point.value}"
-    try:
-        loaded = point.load()
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"{declaration}, cannot be imported ({error}): correct the entry point, or install the "
-            "package again"
-        ) from None
+    declaration = installed_packages.declaration("protocol", point)
+    loaded = installed_packages.load("protocol", point)
     if not (isinstance(loaded, type) and issubclass(loaded, ClusteringProtocol)):
         raise UsageError(f"{declaration}, is no ClusteringProtocol: name its class")
     if loaded.name != point.name:

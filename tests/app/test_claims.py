@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,96 +14,45 @@ import pytest
 from cases import exhaustive
 from noise_audits import halved_noise
 
-from securecluster import Dirichlet, Federation
-from securecluster.app.audit import Adversary, Finding, finding_of, twin_of
+from securecluster import Federation
+from securecluster.app import claim_checks
+from securecluster.app.audit import Finding
+from securecluster.app.claim_checks import check_claim
 from securecluster.app.claims import CLAIMS, NOISE_CLAIMS, Claim, NoiseClaim, NoiseRow, Row
 from securecluster.app.registry import protocol_class
 from securecluster.attacks import scoring
 from securecluster.attacks.dp_audit import CanaryAudit
-from securecluster.attacks.experiments import tapped, with_malicious_updates
 from securecluster.attacks.registry import ATTACKS, attack_named
-from securecluster.attacks.scoring import BETTER, CHANCE
-from securecluster.messaging.messages import Rows
+from securecluster.attacks.scoring import BETTER, CHANCE, Interval, Score
 from securecluster.protocols import Settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FULL = Settings(transcript="full", threads=1)
-# one full-batch step a round, at few clients of different labels
-Options = tuple[tuple[str, Any], ...]
-SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "batch_size": 30, "model": "linear"}
+# what runs of a claim do not depend on
+OF_ATTACKS = {"attack": "", "party": "server", "helpers": ()}
+OF_CLAIMS = {"sentence": "", "source": "", "hidden": True, "weights": False}
 
 
-@cache
-def _federation(clients: int) -> Federation:
-    # digits has samples for so many
-    samples = 30 if clients < 40 else 20
-    return Federation.simulate(
-        "digits", scenario=Dirichlet(alpha=1.0), clients=clients, samples=samples, seed=0
-    )
+@pytest.fixture(scope="module", autouse=True)
+def shared() -> Iterator[None]:
+    """Make runs and findings that several claims are about once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claim_checks, "_run", _once(claim_checks._run, OF_CLAIMS | OF_ATTACKS))
+        patch.setattr(claim_checks, "_finding", _once(claim_checks._finding, OF_CLAIMS))
+        yield
 
 
-@cache
-def _run(
-    protocol: str,
-    options: Options,
-    protection: Options,
-    clients: int,
-    weights: bool = False,
-) -> Any:
-    """Return a fitted protocol and its taps; with `weights`, clients send θ_0 and their moves."""
-    made = protocol_class(protocol)(**{**SMALL, "mask": "none", **dict(options)})
-    made.set_params(**dict(protection))
-    if not protection:
-        made = twin_of(made)
-    federation = _federation(clients)
-    if not weights:
-        return tapped(made, federation, FULL)
-    start = made.flat_model(federation).initial()
+def _once(function: Callable[..., Any], no_matter: dict[str, Any]) -> Callable[..., Any]:
+    """Return a function of claims that remembers its results, whatever some of their fields are."""
+    results: dict[str, Any] = {}
 
-    def add_start(client: int, row: Any, round: int) -> Any:
-        return row + start
+    def remembered(claim: Claim, send_weights: bool = False) -> Any:
+        key = repr((replace(claim, **no_matter), send_weights))
+        if key not in results:
+            results[key] = function(claim, send_weights)
+        return results[key]
 
-    _, moves = _run(protocol, options, protection, clients)
-    taps = []
-    for tap in moves:
-        delta = getattr(tap.reply, "delta", None)
-        if delta is not None:
-            weights_sent = replace(tap.reply, delta=Rows(delta.values + start))
-            taps.append(replace(tap, reply=weights_sent))
-    return with_malicious_updates(made, federation, range(clients), add_start, FULL), taps
-
-
-@cache
-def _finding(
-    attack: str,
-    parties: tuple[Any, ...],
-    protocol: str,
-    options: Options,
-    protection: Options,
-    clients: int,
-    weights: bool,
-) -> Finding:
-    """Return what an attack achieves on a small run."""
-    fitted, taps = _run(protocol, options, protection, clients, weights)
-    adversary = Adversary(parties, parties[1:], "")
-    return finding_of(attack_named(attack), fitted, _federation(clients), adversary, taps)
-
-
-def _row(claim: Claim) -> Row:
-    def finding(protection: Mapping[str, Any], weights: bool = False) -> Finding:
-        of_both = tuple(claim.options.items())
-        of_one = tuple(protection.items())
-        parties = (claim.party, *claim.helpers)
-        return _finding(
-            claim.attack, parties, claim.protocol, of_both, of_one, claim.clients, weights
-        )
-
-    on = finding(claim.protection)
-    if not claim.weights:
-        return Row(claim, on, finding({}))
-    if not claim.hidden:
-        return Row(claim, on, on)
-    return Row(claim, on, finding(claim.protection, weights=True))
+    return remembered
 
 
 def _name(claim: Claim) -> str:
@@ -119,8 +68,8 @@ def _checked(claim: Claim) -> Any:
 
 @pytest.mark.parametrize("claim", [_checked(claim) for claim in CLAIMS], ids=_name)
 def test_a_claim_agrees_with_its_attack(claim: Claim) -> None:
-    row = _row(claim)
-    assert row.holds, (row.on.verdict, row.on.score, row.off.verdict, row.off.score)
+    row = check_claim(claim)
+    assert row.holds, row.failure
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=_name)
@@ -131,12 +80,94 @@ def test_a_claims_sentence_stands_in_its_source(claim: Claim) -> None:
 
 def test_a_claim_without_its_protection_does_not_hold() -> None:
     bare = Claim("labels are hidden", "docs/privacy.md", "label-counts")
-    row = _row(bare)
+    row = check_claim(bare)
     assert row.on.verdict == row.off.verdict == BETTER and not row.holds
     # an attack that never works supports no claim
     failed = Finding("label-counts", None, "not applicable: nothing", 0.0)
     assert not Row(bare, failed, failed).holds
     assert CHANCE != BETTER
+
+
+def _found(value: float | None, reason: str = "", low: float | None = None) -> Finding:
+    """A finding at a value, whose interval begins at `low`; chance is from 0.4 to 0.6."""
+    if value is None:
+        return Finding("attack", None, reason, 0.0)
+    interval = Interval(value if low is None else low, value)
+    return Finding("attack", Score("x", value, interval, 0.5, Interval(0.4, 0.6), True, 9), "", 0.0)
+
+
+SUCCESS, AT_CHANCE, UNSURE = _found(0.9), _found(0.5), _found(0.9, low=0.5)
+NOTHING = _found(None, "not applicable: no updates")
+CRASHED = _found(None, "failed: ValueError: no")
+SUMMED = Claim("Sums hide it", "README.md", "attack", {"aggregation": "secagg"})
+SHOWN = replace(SUMMED, sentence="It stays visible", hidden=False)
+WITH = "with aggregation='secagg' attack"
+
+
+@pytest.mark.parametrize(
+    ("claim", "on", "off", "failure"),
+    [
+        (SUMMED, AT_CHANCE, SUCCESS, ""),
+        (SUMMED, NOTHING, SUCCESS, ""),
+        (SHOWN, SUCCESS, SUCCESS, ""),
+        (replace(SHOWN, weights=True), SUCCESS, SUCCESS, ""),
+        (
+            SUMMED,
+            SUCCESS,
+            SUCCESS,
+            f"'Sums hide it' is broken: {WITH} is better than chance, at 0.9 where chance is 0.4 "
+            "to 0.6; correct the claim or the protection",
+        ),
+        (
+            SUMMED,
+            UNSURE,
+            SUCCESS,
+            f"'Sums hide it' is not shown: {WITH} is not decided, at 0.9 where chance is 0.4 to "
+            "0.6; only an attack at chance shows it",
+        ),
+        (
+            SUMMED,
+            CRASHED,
+            SUCCESS,
+            f"'Sums hide it' is not shown: {WITH} failed: ValueError: no; only an attack at chance "
+            "shows it",
+        ),
+        (
+            SUMMED,
+            AT_CHANCE,
+            AT_CHANCE,
+            "'Sums hide it' proves nothing: without any protection attack is at chance, at 0.5 "
+            "where chance is 0.4 to 0.6; name a run on which it succeeds",
+        ),
+        (
+            replace(SUMMED, weights=True),
+            AT_CHANCE,
+            NOTHING,
+            "'Sums hide it' proves nothing: where clients send weights attack is not applicable: "
+            "no updates; name a run on which it succeeds",
+        ),
+        (
+            SHOWN,
+            NOTHING,
+            SUCCESS,
+            f"'It stays visible' is not shown: {WITH} is not applicable: no updates; name a run "
+            "on which it succeeds",
+        ),
+        (
+            SHOWN,
+            SUCCESS,
+            UNSURE,
+            "'It stays visible' proves nothing: without any protection attack is not decided, at "
+            "0.9 where chance is 0.4 to 0.6; name a run on which it succeeds",
+        ),
+    ],
+)
+def test_a_claim_that_does_not_hold_says_in_one_sentence_why(
+    claim: Claim, on: Finding, off: Finding, failure: str
+) -> None:
+    row = Row(claim, on, off)
+    assert row.failure == failure
+    assert row.holds == (not failure)
 
 
 # sentences with words of hiding that promise nothing to test, or whose test is elsewhere

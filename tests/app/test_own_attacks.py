@@ -18,7 +18,11 @@ from securecluster.errors import UsageError
 from securecluster.protocols import FedAvg
 
 MODULE = """
+import numpy as np
+
+from securecluster.attacks.base import MASK, SUMS
 from securecluster.attacks.label_counts import LabelCounts
+from securecluster.attacks.scoring import Scorer
 
 
 class Mine(LabelCounts):
@@ -27,6 +31,42 @@ class Mine(LabelCounts):
 
 class Taken(LabelCounts):
     pass
+
+
+class Ones(Scorer):
+    metric = "share of right guesses"
+    value = 1.0
+
+    def units(self, guess, truth):
+        return np.full(len(guess.values), self.value)
+
+    def shuffled(self, guess, truth, draw):
+        return draw.random(len(guess.values))
+
+
+class Halves(Ones):
+    value = 0.5
+
+
+class Seeing(LabelCounts):
+    name = "seeing"
+    scorer = Ones()
+    hidden_by = {MASK}
+
+
+class Blind(Seeing):
+    name = "blind"
+    scorer = Halves()
+
+
+class Silent(Seeing):
+    name = "silent"
+    hidden_by = ()
+
+
+class Elsewhere(Seeing):
+    name = "elsewhere"
+    hidden_by = {SUMS}
 
 
 number = 3
@@ -72,6 +112,54 @@ def test_one_call_audits_what_was_fitted(
     assert again.tried[0].score == result.tried[0].score, "of the simulation, made again"
     with pytest.raises(UsageError, match="no attacks were given"):
         securecluster.audit(fitted, federation, attacks=[])
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run under a mask, without secure sums."""
+    folder = tmp_path_factory.mktemp("own") / "run"
+    run = ["run", "fedavg", *SMALL_FEDERATION, "--rounds", "1", "--epochs", "1", "--quiet"]
+    assert (
+        main([*run, "--mask", "permutation", "--aggregation", "plain", "--out", str(folder)]) == 0
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "standing", "claims", "sentence"),
+    [
+        ("Seeing", "broken", ["a mask"], "Broken, although the run claims it: a mask by seeing."),
+        (
+            "Blind",
+            "held",
+            ["a mask"],
+            "No protection that the run claims was broken: a mask against blind.",
+        ),
+        ("Silent", "visible", [], "Visible, as the report says: silent."),
+        # the run has no secure sums to break
+        ("Elsewhere", "visible", [], "Visible, as the report says: elsewhere."),
+    ],
+)
+def test_an_attack_of_ones_own_says_what_is_to_hide_its_guess(
+    kind: str,
+    standing: str,
+    claims: list[str],
+    sentence: str,
+    masked: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "pages"
+    options = ["--attack", f"own_attacks:{kind}", "--out", str(out), "--strict"]
+    assert main(["audit", str(masked), *options]) == (4 if standing == "broken" else 0)
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    (path,) = out.glob("*.json")
+    table = json.loads(path.read_text())
+    assert sentence in table["headline"]
+    (row,) = table["attacks"]
+    assert (row["run"]["standing"], row["run"]["claims"]) == (standing, claims)
+    (page,) = out.glob("*.html")
+    assert f"<li>{sentence}</li>" in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from securecluster.core import installed_packages
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError
 from securecluster.privacy.masking.keystream import SIGNS, Keyed, gather, order, signs
@@ -289,18 +290,11 @@ def check_known(name: str) -> None:
     for point in entry_points(group=GROUP):
         if point.name != name:
             continue
-        declaration = f"the mask {name!r}, which is declared as {point.value}"
-        try:
-            point.load()
-        except (ImportError, AttributeError) as error:
-            raise UsageError(
-                f"{declaration}, cannot be imported ({error}): correct the entry point, or install "
-                "the package again"
-            ) from None
+        installed_packages.load("mask", point)
         if name not in MASKS:
             raise UsageError(
-                f"{declaration}, is not registered there: call masks.register with this name in "
-                "that module"
+                f"{installed_packages.declaration('mask', point)}, is not registered there: call "
+                "masks.register with this name in that module"
             )
         return
     raise _unknown(name)
