@@ -52,7 +52,6 @@ from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.exponential_mechanism import bounded_range, choice, probabilities
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCurator
 from securecluster.privacy.dp.ledger import Event, Ledger, Relation
-from securecluster.privacy.dp.loss_mechanism import noised, noised_rows
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.gradient_signatures import (
@@ -65,6 +64,7 @@ from securecluster.protocols import CFL
 from securecluster.protocols.common.gradient_signatures import CLIP, SECOND_CLIP, SignatureOptions
 from securecluster.protocols.common.gram_mechanism import REPLACE as REPLACE_GRAM
 from securecluster.protocols.common.gram_mechanism import GramNoise
+from securecluster.runtime.call_context import outside_run
 
 Array = NDArray[np.float64]
 MINIMUM = 2  # members of the smallest sum
@@ -276,8 +276,10 @@ def signatures(kind: str, per_client: bool = False) -> Callable[[str, int, float
         summed = Remembered(example_map)
 
         def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
-            options = SignatureOptions(made, 1, z, per_client, secret)
-            return options.release("signature", client, summed, data, clip)
+            options = SignatureOptions(made, 1, z, per_client)
+            unit = "client" if per_client else "example"
+            context = outside_run(ClientNoise(unit, 0.0, 0.0, BOUND, secret), [client])
+            return options.release("signature", context, summed, data, clip)[0]
 
         return repeated(made_by, draws)
 
@@ -298,8 +300,8 @@ def losses(unit: str) -> Callable[[str, int, float, int], Release]:
         means = np.full((1, MODELS), samples.mean())
 
         def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
-            guard = ClientNoise(unit, 1.0, z, BOUND, secret)
-            return torch.from_numpy(noised(guard, "loss", [client], 0, means, [len(samples)]))
+            context = outside_run(ClientNoise(unit, 1.0, z, BOUND, secret), [client])
+            return context.release_losses(means, [len(samples)])
 
         return repeated(made_by, draws)
 
@@ -320,8 +322,9 @@ def grams(unit: str) -> Callable[[str, int, float, int], Release]:
             rows = canary[BLANKED if world == REMOVED else world].expand(n, FEATURES)
 
         def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
-            noise = GramNoise(z, "gram", unit == "client", secret)
-            matrix = noise.matrix(rows, client)
+            noise = GramNoise(z, "gram", unit == "client")
+            context = outside_run(ClientNoise(unit, 0.0, 0.0, BOUND, secret), [client])
+            matrix = noise.matrix(rows, context)
             i, j = torch.triu_indices(FEATURES, FEATURES)
             # the isometry in which the noise is isotropic
             return matrix[i, j] * torch.where(i == j, 1.0, math.sqrt(2))
@@ -371,8 +374,8 @@ def layers(world: str, n: int, z: float, draws: int) -> Release:
     """Return rows that leave beside the pipeline, such as NSIM's layer."""
 
     def made_by(secret: NoiseStreams, client: int) -> torch.Tensor:
-        guard = ClientNoise("client", 1.0, z, BOUND, secret)
-        return noised_rows(guard, "layer", [client], 0, canary_row(world))
+        context = outside_run(ClientNoise("client", 1.0, z, BOUND, secret), [client])
+        return context.release(canary_row(world))
 
     return repeated(made_by, draws)
 

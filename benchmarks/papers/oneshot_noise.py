@@ -50,10 +50,12 @@ from securecluster.clustering.noise_robust import CLUSTERERS
 from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import Iid, Tasks
 from securecluster.privacy.dp.accounting import epsilon, find_noise
+from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols.common.gram_mechanism import GramNoise, told_by_all
 from securecluster.protocols.oneshot.feature_maps import Features, build
 from securecluster.protocols.oneshot.server import agglomerate
+from securecluster.runtime.call_context import outside_run
 
 Array = NDArray[np.float64]
 DELTA = 1e-5
@@ -138,18 +140,19 @@ def measure(cell: Cell) -> dict[str, Any]:
     phi = _feature_map(cell, federation)
     features = [phi(torch.from_numpy(shard.x)) for shard in federation.shards]
     draws = NoiseStreams.derived(Randomness(cell["seed"]), "oneshot_noise")
+    streams = ClientNoise("example", 0.0, 0.0, 0.0, draws)
     results: dict[str, Any] = {"dimension": phi.dimension}
     if cell["mechanism"] == "naive":
-        mechanism = GramNoise(1.0, "naive", False, draws)
-        return results | _naive_results(features, truth, mechanism)
-    mechanism = GramNoise(1.0, "gram", False, draws)
+        mechanism = GramNoise(1.0, "naive", False)
+        return results | _naive_results(features, truth, mechanism, streams)
+    mechanism = GramNoise(1.0, "gram", False)
     if cell["mechanism"] == "all":
         # also eigenvalues count that noise alone could produce
         mechanism = replace(mechanism, separation=0.0)
     for e in EPSILONS:
         noised = not np.isinf(e)
         if noised:
-            r = noisy(features, replace(mechanism, multiplier=multiplier(e)))
+            r = noisy(features, replace(mechanism, multiplier=multiplier(e)), streams)
         else:
             r = exact(features)
         with_count, without = scored(r, truth, noised=noised)
@@ -194,6 +197,7 @@ def _naive_results(
     features: Sequence[torch.Tensor],
     truth: Sequence[int],
     mechanism: GramNoise,
+    streams: ClientNoise,
 ) -> dict[str, Any]:
     """Return ARI and ε of the naive mechanism for each s.
 
@@ -201,13 +205,14 @@ def _naive_results(
         features: clients' features, (n_i, D) each.
         truth: the clients' tasks, (m,).
         mechanism: the noise, whose multiplier is replaced.
+        streams: of the clients' noise.
     """
     # the trivial sensitivity of p unit vectors is 2√p
     sensitivity = 2 * VECTORS**0.5
     results: dict[str, Any] = {}
     for s in DEVIATIONS:
         z = s / sensitivity
-        r = naive(features, replace(mechanism, multiplier=z))
+        r = naive(features, replace(mechanism, multiplier=z), streams)
         with_count, _ = scored(r, truth)
         results[f"s_{s:g}"] = with_count
         results[f"alone_{s:g}"] = priced(z)
@@ -233,14 +238,15 @@ def priced(z: float) -> float:
     return float(epsilon([(z, 1.0, 1)], DELTA).epsilon)
 
 
-def noisy(features: Sequence[torch.Tensor], noise: GramNoise) -> Array:
+def noisy(features: Sequence[torch.Tensor], noise: GramNoise, streams: ClientNoise) -> Array:
     """Return R (m, m) from clients' noisy Gram matrices.
 
     Args:
         features: clients' features, (n_i, D) each.
         noise: the mechanism, which clips features and adds noise.
+        streams: of the clients' noise.
     """
-    matrices = [noise.matrix(x, i) for i, x in enumerate(features)]
+    matrices = [noise.matrix(x, outside_run(streams, [i])) for i, x in enumerate(features)]
     spectra = [noise.spectrum(matrix, VECTORS) for matrix in matrices]
     vectors = torch.stack([basis for _, basis in spectra])
     flat = vectors.flatten(0, 1)
@@ -257,15 +263,18 @@ def noisy(features: Sequence[torch.Tensor], noise: GramNoise) -> Array:
     return symmetric(np.stack(rows))
 
 
-def naive(features: Sequence[torch.Tensor], noise: GramNoise) -> Array:
+def naive(features: Sequence[torch.Tensor], noise: GramNoise, streams: ClientNoise) -> Array:
     """Return R (m, m) from exact Gram matrices and noisy eigenvectors.
 
     Args:
         features: clients' features, (n_i, D) each.
         noise: the mechanism, which adds noise to eigenvectors.
+        streams: of the clients' noise.
     """
     spectra = [top(x, VECTORS) for x in features]
-    bases = [noise.blurred(basis, i) for i, (_, basis) in enumerate(spectra)]
+    bases = [
+        noise.blurred(basis, outside_run(streams, [i])) for i, (_, basis) in enumerate(spectra)
+    ]
     flat = torch.stack(bases).flatten(0, 1)
     rows = []
     for x, (values, _) in zip(features, spectra, strict=True):

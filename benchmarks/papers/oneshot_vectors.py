@@ -36,9 +36,11 @@ from securecluster.benchmarks.papers.sheet import (
 from securecluster.clustering.eigenvectors import relevance, span_relevance
 from securecluster.core.randomness import Randomness
 from securecluster.data.scenarios import Iid, Tasks
+from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols.common.gram_mechanism import GramNoise, told_by_all
 from securecluster.protocols.oneshot.feature_maps import Features, build
+from securecluster.runtime.call_context import outside_run
 
 FIRST = 10  # seed; constants were chosen on 0 to 2
 DEALT = 1000  # samples of a client, of which a cell uses the first ones
@@ -83,9 +85,10 @@ def measure(cell: Cell) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for e in EPSILONS:
         draws = NoiseStreams.derived(randomness, "oneshot_vectors")
-        noise = GramNoise(multiplier(e), "gram", False, draws)
+        noise = GramNoise(multiplier(e), "gram", False)
+        streams = ClientNoise("example", 0.0, 0.0, 0.0, draws)
         # one release for all p, so that ARIs differ by the comparison alone
-        matrices = [noise.matrix(x, i) for i, x in enumerate(features)]
+        matrices = [noise.matrix(x, outside_run(streams, [i])) for i, x in enumerate(features)]
         spectra = [noise.spectrum(matrix, max(VECTORS)) for matrix in matrices]
         for p in VECTORS:
             largest = [(values[:p], basis[:p]) for values, basis in spectra]

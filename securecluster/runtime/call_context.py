@@ -320,6 +320,18 @@ class CallContext:
         return self.noise.noise if self.noise is not None else 0.0
 
 
+def outside_run(noise: ClientNoise, clients: Sequence[int] = (0,), step: int = 0) -> CallContext:
+    """Return the context of a call that no endpoint makes, for audits of single mechanisms.
+
+    Args:
+        noise: of the clients.
+        clients: their numbers, which are their positions, too.
+        step: number of the call.
+    """
+    ids = tuple(clients)
+    return CallContext(ids, ids, round=0, step=step, noise=noise)
+
+
 def _tensors(reply: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the name and the tensor of each field of a reply that holds one."""
     for name, value in vars(reply).items():

@@ -263,8 +263,9 @@ class Target:
         counts = ", ".join(f"{name} {count}" for name, count in spent.names)
         raise TargetError(
             f"{released[0].name} would bring the releases of client {client} to epsilon = "
-            f"{cost:.4g} at delta = {self.delta:g}, and target_epsilon is {self.epsilon:g}: count "
-            f"every release in privacy_spec (with this one, {counts}), or leave target_epsilon out"
+            f"{cost:.4g} at delta = {self.delta:g}, and target_epsilon is {self.epsilon:g}: with "
+            f"this one, {counts}, which is more than in a run without data; let dry_runs return "
+            "hyper-parameters of one that releases as much, or leave target_epsilon out"
         )
 
 
