@@ -244,7 +244,7 @@ def require_noise(ledger: Ledger) -> None:
     """
     for method, field in ledger.exact():
         raise ConformanceError(
-            f"{method}.{field} leaves without noise, so ε is infinite: name it in through=, or send "
+            f"{method}.{field} leaves without noise, so ε is infinite: name it in through=, send "
             "what context.release returned, or refuse this dp_unit in check"
         )
 

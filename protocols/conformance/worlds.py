@@ -6,6 +6,10 @@ remember what its own clients do. Where two answers differ, the ledger must have
 least the distance that the noise was scaled to, and no difference at all for what is priced as
 free.
 
+Two further sets, with the run's data and with other data, answer the calls with zeros in place of
+all that is released or trained in private: under noise without end. What still differs between them
+is told by something else, whatever the ledger says it follows from.
+
 A client answers by its own data and the query alone, so that one pass compares as many pairs of
 worlds as there are clients: in the pair of client i, the data of client i alone differ.
 """
@@ -21,7 +25,7 @@ import numpy as np
 
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
-from securecluster.errors import PolicyError, SecureClusterWarning
+from securecluster.errors import PolicyError, SecureClusterWarning, UpdateError
 from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call, Rows
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.ledger import Event
@@ -30,6 +34,7 @@ from securecluster.protocols.conformance.privacy import is_equal, other_data, tr
 from securecluster.protocols.conformance.report import NotApplicableError
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL
+from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import SERVICE_METHODS, Endpoint, release_of
 
 Make = Callable[..., Any]
@@ -117,6 +122,52 @@ class World:
         return self.endpoint.answer(call).reply
 
 
+class SilentContext(CallContext):
+    """Context in which zeros are released."""
+
+    def release(self, rows: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        """Return zeros of the rows' shape."""
+        return self.releases.remember(torch.zeros_like(rows))
+
+    def release_losses(self, means: Any, *args: Any, **options: Any) -> torch.Tensor:
+        """Return zeros of the losses' shape."""
+        return self.releases.remember(torch.zeros(means.shape, dtype=torch.float64))
+
+    def release_choice(self, counts: Any, *args: Any, **options: Any) -> torch.Tensor:
+        """Return the first option for each client."""
+        return self.releases.remember(torch.zeros(len(counts), dtype=torch.int64))
+
+
+def silenced(endpoint: Endpoint[Any]) -> Endpoint[Any]:
+    """Return an endpoint after all noise was replaced by zeros in place of what it is added to.
+
+    Args:
+        endpoint: of clients.
+    """
+    endpoint.guard = None
+    endpoint.reservations.clear()
+    cohort = endpoint.client.cohort
+    context_of, trained = endpoint.context, cohort._trained
+
+    def silent_context(*args: Any, **options: Any) -> CallContext:
+        known = context_of(*args, **options)
+        return SilentContext(**{one.name: getattr(known, one.name) for one in fields(known)})
+
+    def silent_noise(*args: Any, **options: Any) -> torch.Tensor:
+        rows: torch.Tensor = options["row"] if "row" in options else args[3]
+        return torch.zeros_like(rows)
+
+    def silent_training(start: Rows, clients: Sequence[int], plan: Any, *rest: Any) -> torch.Tensor:
+        updates: torch.Tensor = trained(start, clients, plan, *rest)
+        return torch.zeros_like(updates) if plan.noise else updates
+
+    # one object is behind every draw of an endpoint's clients
+    vars(cohort.secret).update(noised=silent_noise)
+    vars(cohort).update(_trained=silent_training)
+    vars(endpoint).update(context=silent_context)
+    return endpoint
+
+
 @dataclass
 class Comparison:
     """What a call brought from neighbouring worlds.
@@ -127,6 +178,8 @@ class Comparison:
         moved: by client, the fields in which its replies differ.
         dependent: fields in which replies differ from those of clients with other data that
             remember the same.
+        told: fields in which replies under noise without end differ from those of clients with
+            other data.
         own: by client, its draws in the run's world.
         other: by client, its draws in the neighbouring world.
     """
@@ -135,6 +188,7 @@ class Comparison:
     trained: bool
     moved: Mapping[int, frozenset[str]]
     dependent: frozenset[str]
+    told: frozenset[str]
     own: Mapping[int, Sequence[Draw]]
     other: Mapping[int, Sequence[Draw]]
 
@@ -235,6 +289,7 @@ def compare(
         World.of(build(known))
         for known in (federation, neighbour(federation, unit), other_data(federation))
     )
+    silent = [silenced(build(known)) for known in (federation, other_data(federation))]
     found = {}
     for position in range(len(transcript.entries)):
         call, told = transcript.content(position)
@@ -245,10 +300,13 @@ def compare(
         if call.method in SERVICE_METHODS:
             for world in (own, other, swapped):
                 world.answer(call)
+            for endpoint in silent:
+                endpoint.answer(call)
             continue
         transplant(own.endpoint, swapped.endpoint)
         same, apart = own.answer(call), other.answer(call)
-        free = _answer_or_refusal(swapped, call)
+        free = _answer_or_refusal(swapped.answer, call)
+        heard = [_answer_or_refusal(_replies_of(endpoint), call) for endpoint in silent]
         release = release_of(getattr(fitted.client, call.method))
         if not release.private:
             continue
@@ -257,18 +315,24 @@ def compare(
             bool(release.trains) and unit == "example",
             {i: _moved(k, same, apart) for k, i in enumerate(call.to)},
             _differing(same, free),
+            _differing(*heard),
             own.draws,
             other.draws,
         )
     return found
 
 
-def _answer_or_refusal(world: World, call: Call) -> Any:
-    """Return the reply to a call; None where clients notice that their data are not theirs."""
+def _answer_or_refusal(answer: Callable[[Call], Any], call: Call) -> Any:
+    """Return the reply to a call; None where clients notice that it is not about their state."""
     try:
-        return world.answer(call)
-    except PolicyError:
+        return answer(call)
+    except (PolicyError, UpdateError):
         return None
+
+
+def _replies_of(endpoint: Endpoint[Any]) -> Callable[[Call], Any]:
+    """Return the function from calls to an endpoint's replies."""
+    return lambda call: endpoint.answer(call).reply
 
 
 def _names(reply: Any) -> list[str]:
@@ -277,7 +341,7 @@ def _names(reply: Any) -> list[str]:
 
 def _differing(one: Any, other: Any) -> frozenset[str]:
     """Return the fields in which two replies differ; none of a reply that was refused."""
-    if other is None:
+    if one is None or other is None:
         return frozenset()
     pairs = {name: (getattr(one, name), getattr(other, name)) for name in _names(one)}
     return frozenset(name for name, (a, b) in pairs.items() if not is_equal(a, b))
@@ -313,11 +377,24 @@ def judge(found: dict[int, Comparison], events: Sequence[Event], unit: str) -> i
         if event.step in found and event.mechanism in ("gaussian", "free"):
             priced.setdefault(event.step, []).append(event)
     for step, known in priced.items():
+        _judge_told(found[step], known)
         noised = [event for event in known if event.mechanism == "gaussian"]
         _judge_free(found[step], known, noised)
         for client in found[step].moved:
             _judge_noise(found[step], client, noised, unit)
     return sum(len(event.fields) for known in priced.values() for event in known)
+
+
+def _judge_told(one: Comparison, events: Sequence[Event]) -> None:
+    """Raise `ConformanceError` where a field depends on data beside what was released of them."""
+    for event in events:
+        for name in event.fields:
+            require(
+                name not in one.told,
+                f"{one.method}.{name} still depends on data where zeros are in place of all that "
+                "is released or trained with noise: send what context.release returned, and use "
+                "nothing else for it, nor what a client kept of its data",
+            )
 
 
 def _judge_free(one: Comparison, events: Sequence[Event], noised: Sequence[Event]) -> None:

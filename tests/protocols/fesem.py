@@ -11,11 +11,10 @@ Not in the paper: masks, noise and secure sums, and newcomers, who take the cent
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from securecluster.protocols.authoring import (
-    FOLLOWS,
     GATHER,
     SUM,
     AssignEachRound,
@@ -24,9 +23,7 @@ from securecluster.protocols.authoring import (
     CallContext,
     ClientTensor,
     Disclosures,
-    FieldNoise,
     ModelAverages,
-    PrivacySpec,
     Rows,
     ServerChannel,
     TrainingClient,
@@ -55,11 +52,16 @@ class NearestCentreClient(AssignedModelClient):
     @answers(GATHER)
     def choose(self, context: CallContext, query: ModelAverages) -> NearestCentre:
         """Return argmin_j ‖W_i − c_j‖, with noise where the run adds noise."""
-        centres = self.apply_averages(context, query)
-        moved = self.released_training("choose", context, self.moved[context.positions])
-        own = self.base[context.positions] + moved
-        rows = [centre.models.select(context.positions).values - own for centre in centres]
-        return NearestCentre(Rows(torch.stack(rows, 1).norm(dim=2).argmin(1)))
+        sets = self.apply_averages(context, query)
+        centres = [each.models.select(context.positions).values for each in sets]
+        base = self.base[context.positions]
+
+        def nearest(moved: torch.Tensor) -> torch.Tensor:
+            rows = [centre - (base + moved) for centre in centres]
+            return torch.stack(rows, 1).norm(dim=2).argmin(1)
+
+        moved = self.release_training(context, self.moved[context.positions])
+        return NearestCentre(Rows(context.postprocess(nearest, moved)))
 
     @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, context: CallContext, query: AssignedModel) -> Update:
@@ -92,14 +94,6 @@ class FeSEM(AssignEachRound):
             if i in known:
                 models[i] = nearest
         return [models[i] for i in replies.ids]
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Count a choice a round, which has the noise of an update, or follows from DP-SGD."""
-        spec = super().privacy_spec(noise)
-        spec = spec.with_releases(replace(spec.releases, updates=2 * self.rounds))
-        if not noise:
-            return spec
-        return spec.with_fields(centre=FOLLOWS if self.per_example else FieldNoise(noise))
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""

@@ -9,16 +9,14 @@ k-means, and newcomers join the group whose mean update has the largest cosine t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from securecluster.protocols.authoring import (
-    FOLLOWS,
     GATHER,
     CallContext,
     ClusterOnce,
     Empty,
-    PrivacySpec,
     Real,
     Rows,
     SignatureClient,
@@ -84,12 +82,6 @@ class FlexCFL(ClusterOnce):
         group = torch.as_tensor(labels)
         means = torch.stack([signatures[group == c].mean(0) for c in range(max(labels) + 1)])
         return torch.cosine_similarity(newcomers[:, None], means[None], dim=2).argmax(1).tolist()
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Count the first training, from which its update follows under DP-SGD."""
-        spec = super().privacy_spec(noise)
-        spec = spec.with_releases(replace(spec.releases, trainings=self.rounds + 1))
-        return spec.with_fields(update=FOLLOWS) if self.per_example and noise else spec
 
     def check(self, clients: int) -> None:
         """Check the number of groups, too."""

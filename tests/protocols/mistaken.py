@@ -6,7 +6,7 @@ Each class deviates in one point from FlexCFL or FeSEM as they should be.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -19,17 +19,15 @@ from securecluster.clustering.k_means import kmeans
 from securecluster.errors import PolicyError
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.protocols.authoring import (
-    FOLLOWS,
     GATHER,
     SUM,
     Ack,
     AssignedModel,
     CallContext,
+    ClientTensor,
     ClusterOnceState,
     Empty,
-    FieldNoise,
     Picks,
-    PrivacySpec,
     Real,
     Rows,
     Run,
@@ -44,14 +42,6 @@ from securecluster.protocols.common.client_tensors import ClientRows
 def units(rows: torch.Tensor) -> torch.Tensor:
     """Return rows (b, d) that are clipped to norm 1."""
     return rows / rows.norm(dim=1, keepdim=True).clamp_min(1)
-
-
-class Priced(FlexCFL):
-    """States that the update has the noise of the run, which its client adds."""
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        spec = super().privacy_spec(noise)
-        return spec.with_fields(update=FieldNoise(noise)) if noise else spec
 
 
 # An update that leaves otherwise than it should
@@ -87,19 +77,10 @@ class LittleNoiseClient(FirstUpdateClient):
     @answers(GATHER, unmasked=("update",), trains="usual")
     def pretrain(self, context: CallContext, query: Empty) -> FirstUpdate:
         rows = units(self.first_updates(context))
-        guard = self._pipeline.guard
-        if guard is not None:
-            draws, z = guard.draws, guard.noise
-            rows = torch.stack(
-                [
-                    draws.noised(i, "update", context.step, row, z, 0.1)
-                    for i, row in zip(context.ids, rows, strict=True)
-                ]
-            )
-        return FirstUpdate(Rows(rows))
+        return FirstUpdate(Rows(context.release(rows, sensitivity=0.1)))
 
 
-class LittleNoise(Priced):
+class LittleNoise(FlexCFL):
     """Scales its noise to a tenth of the sensitivity."""
 
     client: ClassVar[type[TrainingClient]] = LittleNoiseClient
@@ -114,7 +95,7 @@ class GlobalNoiseClient(FirstUpdateClient):
         return FirstUpdate(Rows(rows + torch.as_tensor(noise).to(rows)))
 
 
-class GlobalNoise(Priced):
+class GlobalNoise(FlexCFL):
     """Draws its noise from a generator of its own."""
 
     client: ClassVar[type[TrainingClient]] = GlobalNoiseClient
@@ -122,35 +103,121 @@ class GlobalNoise(Priced):
 
 
 class FixedNoiseClient(FirstUpdateClient):
-    @answers(GATHER, unmasked=("update",), trains="usual")
+    @answers(GATHER, unmasked=("update",), fresh=True, trains="usual")
     def pretrain(self, context: CallContext, query: Empty) -> FirstUpdate:
         rows = units(self.first_updates(context))
         generator = torch.Generator().manual_seed(0)
         return FirstUpdate(Rows(rows + torch.randn(rows.shape[1], generator=generator).to(rows)))
 
 
-class FixedNoise(Priced):
+class FixedNoise(FlexCFL):
     """Adds the same noise at every client."""
 
     client: ClassVar[type[TrainingClient]] = FixedNoiseClient
     signature_method: ClassVar[Any] = FixedNoiseClient.pretrain
 
 
-class NoNoise(Priced):
-    """States noise that nobody adds."""
+class UnusedNoiseClient(FirstUpdateClient):
+    @answers(GATHER, unmasked=("update",), trains="usual")
+    def pretrain(self, context: CallContext, query: Empty) -> FirstUpdate:
+        rows = self.first_updates(context)
+        context.release(rows)
+        return FirstUpdate(Rows(rows))
 
-    client: ClassVar[type[TrainingClient]] = UnmaskedClient
-    signature_method: ClassVar[Any] = UnmaskedClient.pretrain
+
+class UnusedNoise(FlexCFL):
+    """Sends an update in place of the released one."""
+
+    client: ClassVar[type[TrainingClient]] = UnusedNoiseClient
+    signature_method: ClassVar[Any] = UnusedNoiseClient.pretrain
 
 
-class Follows(FlexCFL):
-    """States that an exact update follows from earlier releases."""
+class ChangedClient(FirstUpdateClient):
+    @answers(GATHER, unmasked=("update",), trains="usual")
+    def pretrain(self, context: CallContext, query: Empty) -> FirstUpdate:
+        rows = self.first_updates(context)
+        released = context.release(rows)
+        released.copy_(rows)
+        return FirstUpdate(Rows(released))
 
-    client: ClassVar[type[TrainingClient]] = UnmaskedClient
-    signature_method: ClassVar[Any] = UnmaskedClient.pretrain
 
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        return super().privacy_spec(noise).with_fields(update=FOLLOWS)
+class Changed(FlexCFL):
+    """Changes what was released."""
+
+    client: ClassVar[type[TrainingClient]] = ChangedClient
+    signature_method: ClassVar[Any] = ChangedClient.pretrain
+
+
+class SmuggledClient(FirstUpdateClient):
+    @answers(GATHER, unmasked=("update",), trains="usual")
+    def pretrain(self, context: CallContext, query: Empty) -> FirstUpdate:
+        rows = self.first_updates(context)
+        return FirstUpdate(Rows(context.postprocess(lambda _: rows + 0, context.release(rows))))
+
+
+class Smuggled(FlexCFL):
+    """Lets a function of released numbers return others."""
+
+    client: ClassVar[type[TrainingClient]] = SmuggledClient
+    signature_method: ClassVar[Any] = SmuggledClient.pretrain
+
+
+class ReadAgainClient(FirstUpdateClient):
+    @answers(GATHER, unmasked=("update",), trains="usual")
+    def pretrain(self, context: CallContext, query: Empty) -> FirstUpdate:
+        released = context.release(self.first_updates(context))
+
+        def with_means(rows: torch.Tensor) -> torch.Tensor:
+            means = [self.cohort.inputs(k).mean() for k in context.positions]
+            return rows + torch.stack(means)[:, None]
+
+        return FirstUpdate(Rows(context.postprocess(with_means, released)))
+
+
+class ReadAgain(FlexCFL):
+    """Reads data in a function of released numbers."""
+
+    client: ClassVar[type[TrainingClient]] = ReadAgainClient
+    signature_method: ClassVar[Any] = ReadAgainClient.pretrain
+
+
+class KeptClient(FirstUpdateClient):
+    kept = ClientTensor("dimension")
+
+    @answers(GATHER, private=False)
+    def look(self, context: CallContext, query: Empty) -> Ack:
+        for k in context.positions:
+            pixels = self.cohort.inputs(k).flatten(1).mean(0)
+            self.kept[k][: len(pixels)] = pixels
+        return Ack()
+
+    @answers(GATHER, unmasked=("update",))
+    def pretrain(self, context: CallContext, query: Empty) -> FirstUpdate:
+        return FirstUpdate(Rows(self.kept[context.positions]))
+
+
+class Kept(FlexCFL):
+    """Its clients send what they kept of their data in an earlier call."""
+
+    client: ClassVar[type[TrainingClient]] = KeptClient
+    signature_method: ClassVar[Any] = KeptClient.pretrain
+
+    def run_server(self, net: ServerChannel, run: Run) -> ClusterOnceState:
+        net.gather(KeptClient.look, Empty(), to=net.clients)
+        return super().run_server(net, run)
+
+
+class KeptTrainingClient(KeptClient):
+    @answers(GATHER, unmasked=("update",), trains="usual")
+    def pretrain(self, context: CallContext, query: Empty) -> FirstUpdate:
+        return FirstUpdate(Rows(self.first_updates(context) + self.kept[context.positions]))
+
+
+class KeptTraining(Kept):
+    """Its clients add what they kept of their data to what they trained in private."""
+
+    client: ClassVar[type[TrainingClient]] = KeptTrainingClient
+    signature_method: ClassVar[Any] = KeptTrainingClient.pretrain
 
 
 class FreeClient(FirstUpdateClient):
@@ -340,13 +407,15 @@ class NoClip(FlexCFL):
         return (clip, Noise(config["clip"], config["noise"])) if local else (clip,)
 
 
-class Undercounted(FlexCFL):
-    """Does not count the first update."""
+class Uncounted(FlexCFL):
+    """Asks again if first updates are long, as they are with noise, and those of stand-ins not."""
 
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        spec = super().privacy_spec(noise)
-        releases = replace(spec.releases, updates=self.rounds, trainings=self.rounds)
-        return spec.with_releases(releases)
+    def run_server(self, net: ServerChannel, run: Run) -> ClusterOnceState:
+        state = super().run_server(net, run)
+        assert state.signatures is not None
+        if float(state.signatures.rows.norm(dim=1).mean()) > 1.5:
+            net.gather(FirstUpdateClient.pretrain, Empty(), to=net.clients)
+        return state
 
 
 # What the server reads
@@ -455,14 +524,12 @@ class ViewClient(NearestCentreClient):
             self.views[k] = update.delta.values[row, : len(self.cohort.start)]
         return update
 
-    def released_training(
-        self, purpose: str, context: CallContext, rows: torch.Tensor
-    ) -> torch.Tensor:
+    def release_training(self, context: CallContext, rows: torch.Tensor) -> torch.Tensor:
         known = [
             row if self.views is None else self.views.get(k, row)
             for k, row in zip(context.positions, rows, strict=True)
         ]
-        return super().released_training(purpose, context, torch.stack(known))
+        return super().release_training(context, torch.stack(known))
 
 
 class View(FeSEM):
@@ -475,21 +542,11 @@ class View(FeSEM):
 
 
 class ExactChoiceClient(NearestCentreClient):
-    def released_training(
-        self, purpose: str, context: CallContext, rows: torch.Tensor
-    ) -> torch.Tensor:
+    def release_training(self, context: CallContext, rows: torch.Tensor) -> torch.Tensor:
         return rows
 
 
 class ExactChoice(FeSEM):
-    """States noise of a choice that has none."""
+    """Chooses by what it trained, as it is."""
 
     client: ClassVar[type[TrainingClient]] = ExactChoiceClient
-
-
-class SharedName(FeSEM):
-    """Prices two fields of one name as one: a newcomer's choice does not follow from training."""
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        spec = super().privacy_spec(noise)
-        return spec.with_fields(model=FOLLOWS) if noise and self.per_example else spec

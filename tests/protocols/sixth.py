@@ -8,7 +8,7 @@ runs k-means on them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -29,7 +29,6 @@ from securecluster.protocols.authoring import (
     ClusteringProtocol,
     Empty,
     PendingUpdates,
-    PrivacySpec,
     Real,
     Rows,
     Run,
@@ -154,8 +153,3 @@ class Sixth(ClusteringProtocol):
         stages = self.stages(config)
         means = Pipeline([*stages, *build(self.mask, config["width"])])
         return Pipeline([*stages, *build(self.mask, config["dimension"])], fields={"mean": means})
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        """Add the mean."""
-        spec = super().privacy_spec(noise)
-        return spec.with_releases(replace(spec.releases, updates=self.rounds + 1))

@@ -5,7 +5,9 @@ What is right, FlexCFL and FeSEM as they should be, passes every check.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import mistaken
@@ -19,24 +21,37 @@ from securecluster.protocols.conformance import CHECKS, check, small_clients
 
 RUN = "first run"
 NOISY = "first run with noise"
+TARGET = "first run with a target"
+EXAMPLE = "first run with a target for examples"
+NOISE: Mapping[str, Mapping[str, Any]] = {
+    RUN: {},
+    NOISY: {"clip": 1.0, "noise": 1.0},
+    TARGET: {"clip": 1.0, "target_epsilon": 8.0},
+    EXAMPLE: {"clip": 1.0, "target_epsilon": 8.0, "dp_unit": "example"},
+}
+WITHOUT_NOISE = r"{} would leave client 0 without noise, so that epsilon were infinite"
 
 
 class Mistake(NamedTuple):
     """A class with one mistake, when it is caught, and by which words."""
 
     kind: type[ClusteringProtocol]
-    caught: str  # RUN, NOISY, or the name of a check
+    caught: str  # one of `NOISE`, or the name of a check
     words: str  # a regular expression
 
 
 MISTAKES = (
-    Mistake(mistaken.Unmasked, "unit-client", r"update would leave client 0 without noise, so"),
+    Mistake(mistaken.Unmasked, TARGET, WITHOUT_NOISE.format(r"pretrain\.update")),
     Mistake(mistaken.Open, RUN, r"would send update without a mask: name it in through="),
     Mistake(mistaken.LittleNoise, "worlds-client", r"sensitivity of 0\.1, and a client's row has"),
-    Mistake(mistaken.GlobalNoise, "repeats", r"from no generator of your own"),
-    Mistake(mistaken.FixedNoise, NOISY, r"client 0 drew none from its own streams in this call"),
-    Mistake(mistaken.NoNoise, NOISY, r"client 0 drew none from its own streams in this call"),
-    Mistake(mistaken.Follows, NOISY, r"priced as following .* reads cohort\.train: give it"),
+    Mistake(mistaken.GlobalNoise, TARGET, WITHOUT_NOISE.format(r"pretrain\.update")),
+    Mistake(mistaken.FixedNoise, TARGET, WITHOUT_NOISE.format(r"pretrain\.update")),
+    Mistake(mistaken.UnusedNoise, TARGET, WITHOUT_NOISE.format(r"pretrain\.update")),
+    Mistake(mistaken.Changed, TARGET, WITHOUT_NOISE.format(r"pretrain\.update")),
+    Mistake(mistaken.Smuggled, "worlds-client", r"pretrain\.update still depends on data where"),
+    Mistake(mistaken.ReadAgain, RUN, r"reads cohort\.inputs in a function that it gives to"),
+    Mistake(mistaken.Kept, EXAMPLE, WITHOUT_NOISE.format(r"pretrain\.update")),
+    Mistake(mistaken.KeptTraining, "worlds-example", r"pretrain\.update still depends on data"),
     Mistake(mistaken.Free, RUN, r"pretrain trains, and its @answers does not say so"),
     Mistake(mistaken.Derived, RUN, r"pretrain trains, and its @answers does not say so"),
     Mistake(mistaken.Wide, RUN, r"numbers or rows where 650 were expected"),
@@ -45,7 +60,7 @@ MISTAKES = (
     Mistake(mistaken.Global, "new-process", r"KeyError.*mistaken\.py:\d+.* no variable of a mod"),
     Mistake(mistaken.Peeking, RUN, r"self\.kept_federation, which only an object that"),
     Mistake(mistaken.Knowing, RUN, r"self\.kept_federation, which only an object that"),
-    Mistake(mistaken.Undercounted, "unit-client", r"9\.524 .* is 8: count every release"),
+    Mistake(mistaken.Uncounted, TARGET, r"which is more than in a run without data; let dry_runs"),
     Mistake(mistaken.UntoldTraining, RUN, r"pretrain trains, and its @answers does not say"),
     # nothing tells a leak from a mistake here, but the text stays with the client over frames
     Mistake(mistaken.Loud, "bytes", r"ValueError: odd sample .*mistaken\.py:\d+"),
@@ -55,17 +70,19 @@ MISTAKES = (
     Mistake(mistaken.Random, "replay", r"draw from net\.randomness alone"),
     Mistake(mistaken.Forgetful, "resume", r"the clients' part in memory\(\) and recall\(\)"),
     Mistake(mistaken.View, "masks", r"under the mask permutation models are"),
-    Mistake(mistaken.SharedName, "worlds-example", r"join\.model depends on data and is priced as"),
-    Mistake(mistaken.ExactChoice, NOISY, r"client 0 drew none from its own streams in this"),
+    Mistake(mistaken.ExactChoice, TARGET, WITHOUT_NOISE.format(r"choose\.centre")),
     Mistake(mistaken.Note, RUN, r"may hold anything as Noted\.note: give it a bound"),
     Mistake(mistaken.NoBound, RUN, r"may hold anything as Boundless\.update: give it a bound"),
     Mistake(mistaken.Relayed, RUN, r"would bring a single client's reply to other clients"),
 )
+# What a client sends without noise makes ε infinite, also where nobody asked for a target.
+EXACT = [mistake.kind for mistake in MISTAKES if "would leave" in mistake.words]
 
 
 def fit(kind: type[ClusteringProtocol], **params: Any) -> None:
     """Run a protocol for two rounds."""
-    kind(**{"model": "linear", "epochs": 1, "k": 2, "rounds": 2, **params}).fit(small_clients())
+    params = {"model": "linear", "epochs": 1, "k": 2, "rounds": 2, **params}
+    kind(**params).fit(small_clients())
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.kind.__name__)
@@ -76,10 +93,18 @@ def test_a_mistake_is_caught_by_a_sentence(mistake: Mistake) -> None:
         assert re.search(mistake.words, result.sentence), result.sentence
         assert "\n" not in result.sentence
         return
-    noise = {"clip": 1.0, "noise": 1.0} if mistake.caught == NOISY else {}
     with pytest.raises(SecureClusterError, match=mistake.words) as told:
-        fit(mistake.kind, mask="permutation", **noise)
+        fit(mistake.kind, mask="permutation", **NOISE[mistake.caught])
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("mistake", EXACT, ids=lambda kind: kind.__name__)
+def test_what_has_no_receipt_is_exact(mistake: type[ClusteringProtocol]) -> None:
+    unit = "example" if mistake is mistaken.Kept else "client"
+    made = mistake(
+        model="linear", epochs=1, k=2, rounds=1, clip=1.0, noise=1.0, dp_unit=unit, mask="none"
+    )
+    assert made.fit(small_clients()).ledger_.epsilon == math.inf
 
 
 @pytest.mark.parametrize("kind", [FlexCFL, FeSEM])
