@@ -22,7 +22,7 @@ into as many clusters as the known size of the noise lets one count.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral, Real
@@ -462,6 +462,10 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
                 f"a threshold cuts the paper's merges, and the clusterer {self.clusterer!r} has "
                 "none: leave one of them out"
             )
+
+    def dry_runs(self) -> Sequence[Mapping[str, Any]]:
+        """Return a run in which all clients are one cluster, so that each goes on in sums."""
+        return ({"threshold": 1e30, "clusterer": "paper"},)
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask."""

@@ -508,7 +508,8 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
         every_round = {"criterion": "absolute", "eps1": 1e30, "eps2": 1e-30}
         return (
             {**every_round, "gamma_max": 1 - 1e-9},
-            {**every_round, "gamma_max": 0.0, "clusterer": "paper", "min_size": 2},
+            # down to clusters of two or three, whose members compare losses
+            {**every_round, "gamma_max": 0.0, "clusterer": "paper", "min_size": 4},
         )
 
     @property

@@ -34,6 +34,9 @@ class ProtocolHooks(ABC):
     """Masks that lead to other clusters than none, since the method reads more than distances."""
     gps: ClassVar[type] = object
     """Class of the global parameter server, for hierarchical methods."""
+    dry: ClassVar[bool] = False
+    """True in a run of stand-ins for clients (`dry_run`): work of the server alone can be left out
+    there, if no release depends on it."""
     rounds: int
 
     def __init_subclass__(cls, **keywords: Any) -> None:

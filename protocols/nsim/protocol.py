@@ -59,6 +59,7 @@ from securecluster.protocols.nsim.synthetic_users import (
     correlations,
     some_pairs,
     true_similarity,
+    unlearned,
 )
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -196,6 +197,8 @@ class NSIM(ClusteringProtocol):
         # only the server's own draws and the public configuration, so that it can be replayed
         config = net.agreed
         draws = Randomness(net.randomness.integer("server", "synthetic"))
+        if self.dry:  # where all users are one cluster, whatever it says
+            return unlearned(int(config["layer_size"]), draws)
         users = self._synthesis(config["shape"], config["noise"])
         architecture = self._network(
             config["shape"],

@@ -25,6 +25,7 @@ from securecluster.privacy.dp.gaussian_mechanism import Clip
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols.nsim.client import INITIALIZATIONS, LAYERS, find_layer, initial_models
 from securecluster.protocols.nsim.lcss import similarities
+from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.random_walks import Format, Generator, generated
 from securecluster.protocols.nsim.representation_similarity import cca, cka, svcca
 from securecluster.protocols.nsim.similarity_model import GRID, LEAST_USERS, Fitted, fit
@@ -395,3 +396,16 @@ def _correlation(similarity: NDArray[np.float64], true: NDArray[np.float64]) -> 
 def _number(value: float) -> float | None:
     """Return a number, or None in place of NaN."""
     return None if np.isnan(value) else value
+
+
+def unlearned(width: int, draws: Randomness) -> TrainedSimilarityModel:
+    """Return a similarity model that has learned next to nothing, for runs without data.
+
+    Args:
+        width: q, numbers in a layer.
+        draws: of its weights.
+    """
+    rows = torch.as_tensor(draws.generator("unlearned").random((LEAST_USERS, width)))
+    similarity = torch.eye(LEAST_USERS)
+    plan = PairNetworkConfig(steps=1)
+    return TrainedSimilarityModel(fit(rows, similarity, draws, grid=(plan,), networks=1), {})

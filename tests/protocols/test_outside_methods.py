@@ -206,12 +206,15 @@ def test_a_run_that_is_stopped_before_a_choice_ends_as_if_it_never_had_been(
 
 def test_choices_have_the_noise_of_updates() -> None:
     z = 0.5
-    client: Any = made(FeSEM, clip=2.0, noise=z, mask="none").build_client(RUN, DOUBLE).client
+    endpoint = made(FeSEM, clip=2.0, noise=z, mask="none").build_client(RUN, DOUBLE)
+    client: Any = endpoint.client
     ids = tuple(range(len(RUN)))
     rows = torch.ones(len(RUN), client.cohort.model.dimension, dtype=torch.float64)
-    released = [client.released_training("x", CallContext(ids, ids, s, s), rows) for s in range(20)]
+    calls = [endpoint.context(ids, step, step, "choose") for step in range(20)]
+    released = [client.release_training(context, rows) for context in calls]
     clipped = rows / rows.norm(dim=1, keepdim=True) * 2.0
     measured = torch.stack(released).sub(clipped).std().item()
     assert math.isclose(measured, z * 2.0, rel_tol=0.05)
-    exact: Any = made(FeSEM, clip=2.0, noise=z, dp_unit="example").build_client(RUN, DOUBLE).client
-    assert torch.equal(exact.released_training("x", CallContext(ids, ids, 1, 1), rows), rows)
+    private = made(FeSEM, clip=2.0, noise=z, dp_unit="example").build_client(RUN, DOUBLE)
+    exact: Any = private.client
+    assert torch.equal(exact.release_training(private.context(ids, 1, 1, "choose"), rows), rows)

@@ -1,9 +1,10 @@
-"""What a client method reads and draws is held to what it declares, at the first run."""
+"""What a client method reads is held to what it declares, and its receipts are its deeds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -17,15 +18,18 @@ from securecluster.privacy.dp.gaussian_mechanism import Noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.pipeline import Kind
 from securecluster.protocols.authoring import (
-    FOLLOWS,
     GATHER,
+    Ack,
+    AveragingState,
     CallContext,
     ClusterOnce,
+    ClusterOnceState,
     Empty,
-    FieldNoise,
-    PrivacySpec,
+    PendingUpdates,
     Real,
     Rows,
+    Run,
+    ServerChannel,
     SignatureClient,
     TrainingClient,
     answers,
@@ -54,39 +58,18 @@ class MeanClient(SignatureClient):
         rows = torch.stack(means)
         return rows / rows.norm(dim=1, keepdim=True).clamp_min(1.0)
 
-    def noised(
-        self, context: CallContext, factor: float = 1.0, sensitivity: float = 1.0
-    ) -> SampleMean:
-        """Return means with the noise of the clients' streams, or some of it."""
-        guard = self._pipeline.guard
-        rows = self.means(context)
-        if guard is None:
-            return SampleMean(Rows(rows))
-        noisy = []
-        for client, row in zip(context.ids, rows, strict=True):
-            multiplier = factor * guard.noise
-            noisy.append(
-                guard.draws.noised(client, "mean", context.step, row, multiplier, sensitivity)
-            )
-        return SampleMean(Rows(torch.stack(noisy)))
-
     @answers(GATHER, unmasked=("mean",))
     def right(self, context: CallContext, query: Empty) -> SampleMean:
-        return self.noised(context)
+        return SampleMean(Rows(context.release(self.means(context))))
 
     @answers(GATHER, unmasked=("mean",))
     def without(self, context: CallContext, query: Empty) -> SampleMean:
         return SampleMean(Rows(self.means(context)))
 
     @answers(GATHER, unmasked=("mean",))
-    def own_generator(self, context: CallContext, query: Empty) -> SampleMean:
-        rows = self.means(context)
-        generator = torch.Generator().manual_seed(0)
-        return SampleMean(Rows(rows + torch.randn(rows.shape, generator=generator)))
-
-    @answers(GATHER, unmasked=("mean",))
     def half(self, context: CallContext, query: Empty) -> SampleMean:
-        return self.noised(context, factor=0.5)
+        noise = context.noise.noise / 2 if context.noise else 0.0
+        return SampleMean(Rows(context.release(self.means(context), noise=noise)))
 
     @answers(GATHER, unmasked=("mean",), derived=True)
     def derived(self, context: CallContext, query: Empty) -> SampleMean:
@@ -103,10 +86,35 @@ class MeanClient(SignatureClient):
 
     @answers(GATHER, unmasked=("mean",), trains="usual")
     def trained_without_noise(self, context: CallContext, query: Empty) -> SampleMean:
+        return self.after(context, LocalTraining(0.1, 1, 20))
+
+    @answers(GATHER, unmasked=("mean",), trains="usual")
+    def trained_with_noise(self, context: CallContext, query: Empty) -> SampleMean:
+        return self.after(context, self.training)
+
+    @answers(GATHER, unmasked=("mean",), trains="usual")
+    def trained_and_read(self, context: CallContext, query: Empty) -> SampleMean:
+        self.means(context)
+        return self.after(context, self.training)
+
+    @answers(GATHER, unmasked=("mean",), trains="usual")
+    def trained_twice(self, context: CallContext, query: Empty) -> SampleMean:
+        self.after(context, self.training)
+        return self.after(context, replace(self.training, noise=2 * self.training.noise))
+
+    @answers(GATHER, unmasked=("mean",), trains="usual")
+    def of_the_model(self, context: CallContext, query: Empty) -> SampleMean:
+        return SampleMean(Rows(self.models.select(context.positions).values[:, :64].clone()))
+
+    def after(self, context: CallContext, plan: LocalTraining) -> SampleMean:
         start = Rows(self.cohort.start[None], (0,) * len(context.positions))
-        plan = LocalTraining(0.1, 1, 20)
         updates = self.cohort.train(start, context.positions, plan, context.step)
         return SampleMean(Rows(updates[:, :64].clone()))
+
+    @answers(GATHER, private=False)
+    def look(self, context: CallContext, query: Empty) -> Ack:
+        self.means(context)
+        return Ack()
 
 
 @protocol
@@ -116,11 +124,6 @@ class Means(ClusterOnce):
     name: ClassVar[str] = "means-under-guard"
     client: ClassVar[type[TrainingClient]] = MeanClient
     signature_method: ClassVar[Any] = MeanClient.right
-    price: ClassVar[Callable[[float], FieldNoise]] = staticmethod(FieldNoise)
-
-    def privacy_spec(self, noise: float) -> PrivacySpec:
-        spec = super().privacy_spec(noise)
-        return spec.with_fields(mean=type(self).price(noise)) if noise else spec
 
     def cluster(self, signatures: torch.Tensor, seed: int) -> list[int]:
         distance = torch.cdist(signatures, signatures).double().numpy()
@@ -133,10 +136,9 @@ class Means(ClusterOnce):
         return nearest(distance, labels, "average")
 
 
-def means(method: str, price: Callable[[float], FieldNoise] = FieldNoise) -> type[Means]:
+def means(method: str) -> type[Means]:
     """Return the protocol whose signatures are those of another client method."""
-    body = {"signature_method": getattr(MeanClient, method), "price": staticmethod(price)}
-    return type("Means", (Means,), body)
+    return type("Means", (Means,), {"signature_method": getattr(MeanClient, method)})
 
 
 def fit(kind: type[Means], federation: Federation, **params: Any) -> Any:
@@ -149,35 +151,95 @@ def federation() -> Federation:
     return two_clusters(4, 20)
 
 
-def test_noise_of_the_clients_streams_is_what_the_price_says(federation: Federation) -> None:
-    fitted = fit(means("right"), federation)
-    (event,) = [event for event in fitted.ledger_.events if event.fields == ("mean",)]
-    assert (event.mechanism, event.noise_multiplier) == ("gaussian", Z)
+def of_means(fitted: Any) -> list[tuple[str, float | None, tuple[str, ...]]]:
+    """Return mechanism, noise multiplier and fields of the events of means."""
+    method = fitted.signature_method.__name__
+    events = [event for event in fitted.ledger_.events if event.method == method]
+    return [(event.mechanism, event.noise_multiplier, event.fields) for event in events]
 
 
-@pytest.mark.parametrize("method", ["without", "own_generator"])
-def test_a_price_without_a_draw_is_refused(method: str, federation: Federation) -> None:
-    with pytest.raises(PolicyError, match="client 0 drew none from its own streams"):
-        fit(means(method), federation)
+def test_the_price_is_that_of_the_noise_that_was_drawn(federation: Federation) -> None:
+    assert of_means(fit(means("right"), federation)) == [("gaussian", Z, ("mean",))]
+    assert of_means(fit(means("half"), federation)) == [("gaussian", Z / 2, ("mean",))]
 
 
-def test_less_noise_than_is_priced_is_refused(federation: Federation) -> None:
-    with pytest.raises(PolicyError, match=r"drew noise of multiplier 0\.5: draw as much"):
-        fit(means("half"), federation)
-
-
-def test_what_has_no_price_needs_no_noise(federation: Federation) -> None:
-    kind = type("Exact", (Means,), {"signature_method": MeanClient.without})
-    kind.privacy_spec = ClusterOnce.privacy_spec  # type: ignore[method-assign]
-    fitted = fit(kind, federation)
+def test_what_was_not_released_is_exact(federation: Federation) -> None:
+    fitted = fit(means("without"), federation)
+    assert of_means(fitted) == [("exact", None, ("mean",))]
     assert fitted.ledger_.epsilon == float("inf")
 
 
-def test_what_is_read_from_data_does_not_follow_from_earlier_releases(
+def test_an_update_follows_from_training_with_noise(federation: Federation) -> None:
+    fitted = fit(means("trained_with_noise"), federation, dp_unit="example")
+    assert of_means(fitted) == [("dp-sgd", Z, ()), ("free", None, ("mean",))]
+
+
+def test_every_training_of_a_call_is_priced_as_it_was(federation: Federation) -> None:
+    fitted = fit(means("trained_twice"), federation, dp_unit="example")
+    assert of_means(fitted) == [
+        ("dp-sgd", Z, ()),
+        ("dp-sgd", 2 * Z, ()),
+        ("free", None, ("mean",)),
+    ]
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_an_update_of_a_training_without_noise_is_exact(unit: str, federation: Federation) -> None:
+    fitted = fit(means("trained_without_noise"), federation, dp_unit=unit)
+    assert of_means(fitted) == [("exact", None, ("mean",))]
+
+
+def test_nothing_follows_from_training_where_data_were_read_as_well(
     federation: Federation,
 ) -> None:
-    with pytest.raises(PolicyError, match=r"priced as following .* reads cohort\.inputs"):
-        fit(means("without", lambda noise: FOLLOWS), federation)
+    fitted = fit(means("trained_and_read"), federation, dp_unit="example")
+    assert of_means(fitted) == [("dp-sgd", Z, ()), ("exact", None, ("mean",))]
+
+
+class LooksFirst(Means):
+    """Its clients read their data in a call before."""
+
+    signature_method: ClassVar[Any] = MeanClient.of_the_model
+
+    def run_server(self, net: ServerChannel, run: Run) -> ClusterOnceState:
+        net.gather(MeanClient.look, Empty(), to=net.clients[:2])
+        return super().run_server(net, run)
+
+
+def test_a_model_follows_from_training_unless_its_client_has_read_data(
+    federation: Federation,
+) -> None:
+    fitted = fit(means("of_the_model"), federation, dp_unit="example")
+    assert of_means(fitted) == [("free", None, ("mean",))]
+    informed = fit(LooksFirst, federation, dp_unit="example")
+    assert of_means(informed) == [("exact", None, ("mean",)), ("free", None, ("mean",))]
+    exact, free = (event.ids for event in informed.ledger_.events if event.fields == ("mean",))
+    assert (exact, free) == ((0, 1), (2, 3))
+
+
+def test_what_clients_have_read_is_known_after_a_resumption(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(self: Any, *given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    class LooksEarlier(LooksFirst):
+        def run_server(self, net: ServerChannel, run: Run) -> ClusterOnceState:
+            def look() -> AveragingState:
+                net.gather(MeanClient.look, Empty(), to=net.clients[:2])
+                return AveragingState([0], PendingUpdates.start(1, fresh=False))
+
+            run.once("look", look, AveragingState)
+            return Means.run_server(self, net, run)
+
+    made = LooksEarlier(
+        rounds=1, epochs=1, model="linear", clip=1.0, noise=Z, dp_unit="example", mask="none"
+    )
+    with monkeypatch.context() as early, pytest.raises(KeyboardInterrupt):
+        early.setattr(Means, "cluster", killed)
+        made.fit(federation, FULL, folder=tmp_path)
+    resumed = made.fit(federation, FULL, folder=tmp_path)
+    assert of_means(resumed) == [("exact", None, ("mean",)), ("free", None, ("mean",))]
 
 
 def test_a_method_that_tells_nothing_new_reads_no_data(federation: Federation) -> None:
@@ -188,22 +250,6 @@ def test_a_method_that_tells_nothing_new_reads_no_data(federation: Federation) -
 def test_a_training_that_is_not_declared_is_refused(federation: Federation) -> None:
     with pytest.raises(PolicyError, match='add trains="usual", by which DP-SGD is priced'):
         fit(means("pretrain"), federation, clip=None, noise=0.0)
-
-
-def test_a_training_without_the_noise_that_it_is_priced_by_is_refused(
-    federation: Federation,
-) -> None:
-    kind = means("trained_without_noise", lambda noise: FOLLOWS)
-    with pytest.raises(PolicyError, match='another plan than trains="usual" is priced by'):
-        fit(kind, federation, dp_unit="example")
-
-
-def test_an_update_without_noise_does_not_follow_from_a_training_without_noise(
-    federation: Federation,
-) -> None:
-    kind = means("trained_without_noise", lambda noise: FOLLOWS)
-    with pytest.raises(PolicyError, match=r"priced as following .* reads cohort\.train"):
-        fit(kind, federation)
 
 
 def test_what_is_read_between_calls_is_not_the_servers(federation: Federation) -> None:
@@ -260,10 +306,10 @@ def test_a_stage_that_does_not_clip_releases_no_longer_rows(federation: Federati
     assert float(lengths.max()) <= len(federation) * 1.1
 
 
-def test_receipts_are_those_of_one_context() -> None:
+def test_draws_are_logged_within_one_context() -> None:
     streams = NoiseStreams(lambda client: bytes([client] * 32), "run")
     streams.noised(0, "a", 1, torch.zeros(2), 1.0, 1.0)
-    with streams.receipts() as receipts:
+    with streams.logged() as drawn:
         streams.noised(3, "a", 1, torch.zeros(2), 0.7, 1.0)
     streams.noised(4, "a", 1, torch.zeros(2), 1.0, 1.0)
-    assert [(receipt.client, receipt.multiplier) for receipt in receipts] == [(3, 0.7)]
+    assert drawn == [(3, 0.7)]
