@@ -215,7 +215,25 @@ def restore_rows(client: Any, memory: Mapping[str, torch.Tensor]) -> None:
     vars(client).pop(ROWS, None)
     for name, tensor in declared_tensors(type(client)).items():
         if tensor.key in memory:
-            setattr(client, name, memory[tensor.key])
+            start = getattr(client, name).values
+            setattr(client, name, _all_rows(start, memory[tensor.key]))
+
+
+def _all_rows(start: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of a checkpoint, of which earlier versions kept the rows of some clients.
+
+    Args:
+        start: (m, *shape) the rows of all others; it may be overwritten.
+        kept: as the checkpoint has it.
+    """
+    if start.dtype == torch.bool and kept.dtype == torch.int64:  # positions of what is True
+        start[kept] = True
+        return start
+    # each row after its position
+    if start.dtype == torch.int64 and kept.shape[1:] == (1 + start.shape[1:].numel(),):
+        start[kept[:, 0]] = kept[:, 1:].reshape(-1, *start.shape[1:])
+        return start
+    return kept
 
 
 def check_kept(client: Any, memory: Mapping[str, torch.Tensor]) -> None:

@@ -354,10 +354,11 @@ class HiddenChoiceClient(IFCAClient):
     def _catch_up(self, context: CallContext, start: int, j: int, averages: AverageDeltas) -> None:
         """Apply the averages of one model, which replace what clients trained alone."""
         model = self.model_sets[start][j]
-        before = {k: model.had(k, averages) for k in context.positions}
+        before = model.had(context.positions, averages)
         super()._catch_up(context, start, j, averages)
-        for k, count in before.items():
-            if model.had(k, averages) > count:
+        after = model.had(context.positions, averages)
+        for k, earlier, count in zip(context.positions, before, after, strict=True):
+            if count > earlier:
                 self._own.pop((k, start, j), None)
 
     def evaluated_rows(self, start: int, j: int, positions: Sequence[int]) -> Rows:

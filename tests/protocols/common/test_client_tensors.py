@@ -84,6 +84,22 @@ def test_checkpoints_have_the_rows_under_their_names() -> None:
     assert state.extra["pairs"].max() == 5
 
 
+@pytest.mark.parametrize(
+    ("made", "name", "kept", "rows"),
+    [
+        (FedAvg(), "_unshared", [1, 3], [False, True, False, True]),
+    ],
+)
+def test_checkpoints_of_versions_that_kept_rows_of_some_clients_are_restored(
+    made: Any, name: str, kept: list[Any], rows: list[Any]
+) -> None:
+    client = made.set_params(model="linear").build_client(FEDERATION, DOUBLE).client
+    memory = dict(client.memory())
+    memory[name.lstrip("_")] = torch.tensor(kept)
+    client.recall(memory)
+    assert getattr(client, name).values.tolist() == rows
+
+
 def test_what_a_version_did_not_keep_begins_as_declared() -> None:
     client = endpoint().client
     client._calls[1] = 1
@@ -114,7 +130,7 @@ def test_what_a_base_sets_is_no_tensor() -> None:
 
 
 def test_other_state_of_that_name_is_refused() -> None:
-    # a base keeps its counts of averages under this name
+    # a base declares its counts of averages under this name
     made = endpoint(type("Twice", (SumClient,), {"__had": ClientTensor()}))
     with pytest.raises(UsageError, match="something else under the name 'had'"):
         made.client.state(made.keys.secrets)
