@@ -10,7 +10,7 @@ from cases import DOUBLE, two_clusters
 
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import UsageError
-from securecluster.protocols import FedAvg
+from securecluster.protocols import IFCA, FedAvg
 from securecluster.protocols.authoring import ClientTensor, SumClient
 from securecluster.protocols.common.client import ClientState
 
@@ -88,6 +88,8 @@ def test_checkpoints_have_the_rows_under_their_names() -> None:
     ("made", "name", "kept", "rows"),
     [
         (FedAvg(), "_unshared", [1, 3], [False, True, False, True]),
+        (IFCA(k=2), "_last_call", [[2, 9, 1]], [[0, 0], [0, 0], [9, 1], [0, 0]]),
+        (IFCA(k=2), "_trained_in", [[3, 0], [1, 5]], [-1, 5, -1, 0]),
     ],
 )
 def test_checkpoints_of_versions_that_kept_rows_of_some_clients_are_restored(
