@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
+import numpy as np
+
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import UsageError, unknown
 
@@ -150,9 +152,11 @@ class ClientTensor:
         return size
 
 
-def _index(positions: int | Sequence[int]) -> int | list[int]:
-    # a tuple would be an index into several axes
-    return positions if isinstance(positions, int) else list(positions)
+def _index(positions: int | Sequence[int]) -> int | torch.Tensor:
+    if isinstance(positions, int):
+        return positions
+    # a tuple would be an index into several axes, and torch reads long lists slowly
+    return torch.from_numpy(np.fromiter(positions, np.int64, len(positions)))
 
 
 def declared_tensors(client: type) -> dict[str, ClientTensor]:
