@@ -64,7 +64,7 @@ class FineTuneClient(SumClient):
             PolicyError: a client has trained alone without noise, so its update would release what
                 it learned.
         """
-        if not self._unshared.isdisjoint(context.positions):
+        if self._unshared[context.positions].any():
             raise PolicyError(
                 "contribute is about the model of averages: who has tuned it alone contributes no "
                 "more"
@@ -75,17 +75,18 @@ class FineTuneClient(SumClient):
     def train_locally(self, context: CallContext, query: AverageDeltas) -> Ack:
         """Train the model alone, without noise, and send no update."""
         starting = []
-        for n, k in enumerate(context.positions):
-            if k not in self._unshared:
+        for n, tuned in enumerate(self._unshared[context.positions].tolist()):
+            if not tuned:
                 starting.append(n)
         if starting:
             # FedAvg's model is read after the averages that these clients lack, before it changes.
             starting_context = context.select(starting)
             self.catch_up(starting_context, select(query, starting))
-            if not self._unshared:
+            if not self._unshared.values.any():
                 self.shared = self.models.row(starting_context.positions[0]).clone()
         return super().train_locally(context, query)
 
+    # one model of all clients: no row for each
     def memory(self) -> dict[str, torch.Tensor]:
         """Add the shared model."""
         return {**super().memory(), "shared": self.shared}

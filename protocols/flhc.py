@@ -133,7 +133,7 @@ class FLHCClient(SignatureSender, SumClient, CompressedUpdateClient):
         Raises:
             PolicyError: a client has trained its model alone, which would leave without noise.
         """
-        if not self._unshared.isdisjoint(context.positions):
+        if self._unshared[context.positions].any():
             raise PolicyError(
                 "post shows the model of averages: who has trained alone holds one of its own"
             )

@@ -66,7 +66,7 @@ class PersonalClient(TrainingClient):
 
     _before = ClientTensor("dimension", start="model")
     _after = ClientTensor("dimension", start="model")
-    _calls = ClientTensor(whole=True)  # the call of each client's last training
+    _calls = ClientTensor(dtype="int64")  # the call of each client's last training
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ trains alone, and sends nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from securecluster.clustering.labels import members as clusters_of
@@ -19,6 +19,7 @@ from securecluster.messaging.messages import Ack, Rows, select
 from securecluster.messaging.replies import Sums
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.disclosures import OfPlainSums
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates
@@ -32,6 +33,10 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 class SumClient(TrainingClient):
     """Clients that contribute to a weighted mean, or train alone."""
 
+    _trained = ClientTensor(dtype="int64")  # the last call in which each client trained alone
+    # whether each client's model contains what it learned alone
+    _unshared = ClientTensor(dtype="bool")
+
     def __init__(
         self,
         cohort: LocalTrainer,
@@ -43,9 +48,6 @@ class SumClient(TrainingClient):
         super().__init__(cohort, training, pipeline, weighted, start)
         # A subclass may train alone without the noise of what leaves.
         self.training_alone = training
-        self._trained = [0] * len(cohort.ids)  # the last call in which each client trained alone
-        # Positions of clients whose model contains what they learned alone.
-        self._unshared: set[int] = set()
 
     @answers(SUM, through=("delta",), fresh=True, trains="usual", unmasked=("size",))
     def contribute(self, context: CallContext, query: AverageDeltas) -> Update:
@@ -75,13 +77,13 @@ class SumClient(TrainingClient):
             query: the averages Δ_c(i) that each client lacks.
         """
         untrained = []
-        for n, k in enumerate(context.positions):
-            if self._trained[k] < context.step:
+        for n, last in enumerate(self._trained[context.positions].tolist()):
+            if last < context.step:
                 untrained.append(n)
         if untrained:
             new_context = context.select(untrained)
             self._train_alone(new_context, select(query, untrained))
-            self._unshared |= set(new_context.positions)
+            self._unshared[new_context.positions] = True
         return Ack()
 
     def _train_alone(self, context: CallContext, query: AverageDeltas) -> None:
@@ -110,7 +112,7 @@ class SumClient(TrainingClient):
         for i, k, update in zip(context.ids, context.positions, updates, strict=True):
             if i not in diverged:
                 self.models.row(k).add_(update)
-            self._trained[k] = context.step
+        self._trained[context.positions] = context.step
         # Digests are cached by table, and rows of this one have changed in place.
         self._printed = (None, [])
 
@@ -120,7 +122,7 @@ class SumClient(TrainingClient):
 
         Clients whose model has since been replaced by averages are not among them.
         """
-        return frozenset(self._unshared)
+        return frozenset(self._unshared.values.nonzero()[:, 0].tolist())
 
     def origin(self, positions: Sequence[int], query: AverageDeltas) -> Rows:
         """Return all models, with θ_0 for the clients that start over."""
@@ -141,24 +143,9 @@ class SumClient(TrainingClient):
         """Apply the query's averages, and record whose model is now made of averages alone."""
         shared = self.starting_over(positions, query)
         if query.absolute:  # one displacement since θ_0 replaces the model
-            counts = query.count.values.tolist()
-            for k, picks, count in zip(positions, query.means.picks, counts, strict=True):
-                if self._due(k, picks, count, query):
-                    shared.add(k)
+            shared |= {k for k, rows in self._due(positions, query).items() if rows}
         super().take(positions, query)
-        self._unshared -= shared
-
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Add the last calls of local training, and the clients with models of their own."""
-        trained = torch.as_tensor(self._trained)
-        unshared = torch.tensor(sorted(self._unshared), dtype=torch.int64)
-        return {**super().memory(), "trained": trained, "unshared": unshared}
-
-    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `memory` returned."""
-        super().recall(memory)
-        self._trained = memory["trained"].tolist()
-        self._unshared = set(memory["unshared"].tolist())
+        self._unshared[list(shared)] = False
 
     def _rows(self, positions: Sequence[int]) -> Rows:
         """Return the models at these positions, without a copy."""
@@ -224,8 +211,9 @@ class LocalFirstClient(SumClient):
         """Return the positions of the clients that receive their first average."""
         counts = query.count.values.tolist()
         first_time = set()
-        for k, count in zip(positions, counts, strict=True):
-            if self._had[k] == 0 and count > 0:
+        applied = self._had[positions].tolist()
+        for k, had, count in zip(positions, applied, counts, strict=True):
+            if had == 0 and count > 0:
                 first_time.add(k)
         return first_time
 
@@ -236,7 +224,7 @@ class LocalFirstClient(SumClient):
             context: the call to refuse.
             name: the client method that was called, for the message.
         """
-        if any(self._had[k] for k in context.positions):
+        if self._had[context.positions].any():
             raise PolicyError(
                 f"{name} comes before the first average: it is about what a client learned alone"
             )

@@ -13,6 +13,7 @@ from securecluster.messaging.messages import Ack, Empty, Rows
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client_tensors import (
+    ClientTensor,
     check_kept,
     check_names,
     kept_rows,
@@ -51,6 +52,8 @@ class TrainingClient:
 
     clear: ClassVar[bool] = False  # True where a part of a model leaves without a mask
 
+    _had = ClientTensor(dtype="int64")  # the number of averages each client has applied
+
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Check the names of the tensors that a class declares.
 
@@ -79,7 +82,6 @@ class TrainingClient:
         # All clients begin with one stored row.
         table = self._start[None].clone()
         self.models = Rows(table, (0,) * clients)
-        self._had = [0] * clients  # the number of averages each client has applied
         self._memo = _MovedModels()
         # A table of models, and the digests of its rows.
         self._printed: tuple[torch.Tensor | None, list[bytes]] = (None, [])
@@ -169,9 +171,10 @@ class TrainingClient:
             PolicyError: a client has applied later averages than the query has.
         """
         counts = query.count.values.tolist()
+        applied = self.had(context.positions, query)
         ahead = []
-        for i, k, count in zip(context.ids, context.positions, counts, strict=True):
-            if self.had(k, query) > count:
+        for i, had, count in zip(context.ids, applied, counts, strict=True):
+            if had > count:
                 ahead.append(i)
         if ahead:
             raise late_request_error(ahead)
@@ -185,17 +188,21 @@ class TrainingClient:
         """
         self.models = self.advanced(positions, query)
         counts = query.count.values.tolist()
-        for k, count in zip(positions, counts, strict=True):
-            if self.had(k, query) <= count:
-                self._had[k] = count
+        latest = self._had[positions].tolist()
+        for n, had in enumerate(self.had(positions, query)):
+            if had <= counts[n]:
+                latest[n] = counts[n]
+        self._had[positions] = latest
 
-    def had(self, k: int, query: AverageDeltas) -> int:
-        """Return how many of the averages that the query counts a client has applied.
+    def had(self, positions: Sequence[int], query: AverageDeltas) -> list[int]:
+        """Return how many of the averages that the query counts each client has applied.
 
         Args:
-            k: the client's position.
+            positions: of the clients that the query addresses.
+            query: averages, by client.
         """
-        return self._had[k]
+        applied: list[int] = self._had[positions].tolist()
+        return applied
 
     def origin(self, positions: Sequence[int], query: AverageDeltas) -> Rows:
         """Return all clients' models before the query's averages.
@@ -218,10 +225,7 @@ class TrainingClient:
         """
         models = self.origin(positions, query)
         assert models.index is not None
-        counts = query.count.values.tolist()
-        picks = {}
-        for k, rows, count in zip(positions, query.means.picks, counts, strict=True):
-            picks[k] = self._due(k, rows, count, query)
+        picks = self._due(positions, query)
         # No client starts over or applies an average: the table does not need to be copied.
         if models is self.models and not any(picks.values()):
             return models
@@ -259,30 +263,33 @@ class TrainingClient:
             return digests
         return [_digest(row) for row in table]
 
-    def _due(
-        self, k: int, picks: tuple[int, ...], count: int, query: AverageDeltas
-    ) -> tuple[int, ...]:
-        """Return the rows of the query's averages that a client has yet to apply.
+    def _due(self, positions: Sequence[int], query: AverageDeltas) -> dict[int, tuple[int, ...]]:
+        """Return the rows of the query's averages that clients have yet to apply, by position.
 
         Args:
-            k: the client's position.
-            picks: rows that the query addresses to it, oldest first.
-            count: number of averages that it has had once it has applied these.
+            positions: of the clients that the query addresses.
+            query: averages, by client, oldest first.
 
         Raises:
-            UpdateError: the client lacks more averages than the query has.
+            UpdateError: a client lacks more averages than the query has.
         """
-        missing = count - self.had(k, query)
-        if missing <= 0:
-            return ()
-        # A displacement since θ_0 replaces all averages before it.
-        needed = 1 if query.absolute else missing
-        if len(picks) < needed:
-            raise UpdateError(
-                f"client {self.cohort.ids[k]} lacks averages that the server takes it to have: "
-                "give it the last state that it had, or start a new run"
-            )
-        return picks[-needed:]
+        counts = query.count.values.tolist()
+        applied = self.had(positions, query)
+        due: dict[int, tuple[int, ...]] = {}
+        for k, picks, count, had in zip(positions, query.means.picks, counts, applied, strict=True):
+            missing = count - had
+            if missing <= 0:
+                due[k] = ()
+                continue
+            # A displacement since θ_0 replaces all averages before it.
+            needed = 1 if query.absolute else missing
+            if len(picks) < needed:
+                raise UpdateError(
+                    f"client {self.cohort.ids[k]} lacks averages that the server takes it to have: "
+                    "give it the last state that it had, or start a new run"
+                )
+            due[k] = picks[-needed:]
+        return due
 
     def _moved(
         self, theta: torch.Tensor, digest: bytes, picks: tuple[int, ...], query: AverageDeltas
@@ -390,15 +397,10 @@ class TrainingClient:
 
         Tensors that a class declares (`ClientTensor`) are among it; it has to add other state only.
         """
-        return {
-            **kept_rows(self),
-            "had": torch.as_tensor(self._had),
-            **self.cohort.memory(),
-        }
+        return {**kept_rows(self), **self.cohort.memory()}
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Restore what `memory` returned."""
-        self._had = memory["had"].tolist()
         restore_rows(self, memory)
         self.cohort.recall(memory)
 

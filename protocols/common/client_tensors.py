@@ -12,10 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
+import numpy as np
+
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import UsageError
+from securecluster.errors import UsageError, unknown
 
 DIMENSION = "dimension"
+MODEL = "model"
+DTYPES = (MODEL, "int64", "bool", "uint8")
 ROWS = "_client_rows"  # attribute of a client that holds its declared tensors, by name
 
 
@@ -47,9 +51,7 @@ class ClientRows:
             positions: of the clients, such as `context.positions`.
             rows: one number or row for each of them, or one for all.
         """
-        if isinstance(rows, torch.Tensor):
-            rows = rows.to(self.values)
-        self.values[_index(positions)] = rows
+        self.values[_index(positions)] = torch.as_tensor(rows).to(self.values)
 
 
 class ClientTensor:
@@ -59,13 +61,18 @@ class ClientTensor:
         shape: of one client's row: whole numbers, or "dimension" for the model's d; none for one
             number.
         start: that rows begin with: a number, or "model" for the initial model θ_0.
-        whole: True for whole numbers; otherwise they are of the model's type.
+        dtype: "model" for the type of the model's weights, "int64", "bool" or "uint8".
+
+    Raises:
+        UsageError: another dtype.
     """
 
-    def __init__(self, *shape: int | str, start: float | str = 0, whole: bool = False) -> None:
+    def __init__(self, *shape: int | str, start: float | str = 0, dtype: str = MODEL) -> None:
+        if dtype not in DTYPES:
+            raise unknown("dtype", dtype, DTYPES)
         self._shape = shape
         self._start = start
-        self._whole = whole
+        self._dtype = dtype
         self.name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -123,15 +130,16 @@ class ClientTensor:
         clients = len(cohort.ids)
         model: torch.Tensor = cohort.start
         shape = [self._size(size, cohort) for size in self._shape]
-        if self._start == "model":
+        if self._start == MODEL:
             return model.repeat(clients, 1)
         if isinstance(self._start, str):
             raise UsageError(
                 f"{self.name} begins with {self._start!r}, which is neither a number nor 'model'"
             )
-        if self._whole:  # on the CPU, since they steer Python's loops
-            return torch.full((clients, *shape), int(self._start))
-        return model.new_full((clients, *shape), self._start)
+        if self._dtype == MODEL:
+            return model.new_full((clients, *shape), self._start)
+        # on the CPU, since they steer Python's loops
+        return torch.full((clients, *shape), self._start, dtype=getattr(torch, self._dtype))
 
     def _size(self, size: int | str, cohort: Any) -> int:
         if size == DIMENSION:
@@ -144,9 +152,11 @@ class ClientTensor:
         return size
 
 
-def _index(positions: int | Sequence[int]) -> int | list[int]:
-    # a tuple would be an index into several axes
-    return positions if isinstance(positions, int) else list(positions)
+def _index(positions: int | Sequence[int]) -> int | torch.Tensor:
+    if isinstance(positions, int):
+        return positions
+    # a tuple would be an index into several axes, and torch reads long lists slowly
+    return torch.from_numpy(np.fromiter(positions, np.int64, len(positions)))
 
 
 def declared_tensors(client: type) -> dict[str, ClientTensor]:
@@ -200,12 +210,34 @@ def kept_rows(client: Any) -> dict[str, torch.Tensor]:
 def restore_rows(client: Any, memory: Mapping[str, torch.Tensor]) -> None:
     """Restore what `kept_rows` returned.
 
+    Tensors that an earlier version did not keep begin as they are declared.
+
     Args:
         client: an object whose class declares the tensors.
         memory: by the names in checkpoints.
     """
+    vars(client).pop(ROWS, None)
     for name, tensor in declared_tensors(type(client)).items():
-        setattr(client, name, memory[tensor.key])
+        if tensor.key in memory:
+            start = getattr(client, name).values
+            setattr(client, name, _all_rows(start, memory[tensor.key]))
+
+
+def _all_rows(start: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of a checkpoint, of which earlier versions kept the rows of some clients.
+
+    Args:
+        start: (m, *shape) the rows of all others; it may be overwritten.
+        kept: as the checkpoint has it.
+    """
+    if start.dtype == torch.bool and kept.dtype == torch.int64:  # positions of what is True
+        start[kept] = True
+        return start
+    # each row after its position
+    if start.dtype == torch.int64 and kept.shape[1:] == (1 + start.shape[1:].numel(),):
+        start[kept[:, 0]] = kept[:, 1:].reshape(-1, *start.shape[1:])
+        return start
+    return kept
 
 
 def check_kept(client: Any, memory: Mapping[str, torch.Tensor]) -> None:
@@ -218,9 +250,9 @@ def check_kept(client: Any, memory: Mapping[str, torch.Tensor]) -> None:
     Raises:
         UsageError: other state of the client has the name of one.
     """
-    for key, rows in kept_rows(client).items():
-        if memory.get(key) is not rows:
+    for name, tensor in declared_tensors(type(client)).items():
+        if memory.get(tensor.key) is not getattr(client, name).values:
             raise UsageError(
-                f"{type(client).__name__} keeps something else under the name {key!r}, too: give "
-                "the tensor another name"
+                f"{type(client).__name__} keeps something else under the name {tensor.key!r}, too: "
+                "give the tensor another name"
             )

@@ -23,13 +23,13 @@ from securecluster.privacy.compression.sketches import Sketch, check_size
 from securecluster.privacy.masking import masks
 from securecluster.privacy.pipeline import Pipeline, Stage
 from securecluster.protocols.common.client import UpdateClient
+from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.sampling import TRIES
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.server_channel import ServerChannel
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,19 +53,9 @@ class CompressedUpdateClient(UpdateClient):
 
     keeps: ClassVar[bool] = True  # False where the full update is never requested
     _stored: _StoredUpdates | None = None
-
-    def __init__(
-        self,
-        cohort: LocalTrainer,
-        training: LocalTraining,
-        pipeline: Pipeline,
-        weighted: bool,
-        start: torch.Tensor | None = None,
-    ) -> None:
-        super().__init__(cohort, training, pipeline, weighted, start)
-        # The call in which each client last sent a compressed update, and the number of averages it
-        # had applied by then.
-        self._sent_in = [(0, 0)] * len(cohort.ids)
+    # The call in which each client last sent a compressed update, and the number of averages it
+    # had applied by then.
+    _sent_in = ClientTensor(2, dtype="int64")
 
     @answers(GATHER, through=("compressed",), trains="usual")
     def send_compressed_update(
@@ -86,11 +76,11 @@ class CompressedUpdateClient(UpdateClient):
         delta = self.cohort.train(models, positions, self.training, context.step)
         # A request that arrives after a later one does not count: its full update is not requested.
         current = []
-        for k in positions:
-            sent_in, _ = self._sent_in[k]
+        for k, (sent_in, _) in zip(positions, self._sent_in[positions].tolist(), strict=True):
             if sent_in <= context.step:
-                self._sent_in[k] = (context.step, self._had[k])
                 current.append(k)
+        had = self._had[current]
+        self._sent_in[current] = torch.stack([torch.full_like(had, context.step), had], 1)
         # A batch with an outdated request is not stored: its clients train again if necessary.
         if self.keeps and len(current) == len(positions):
             row_of = {k: row for row, k in enumerate(positions)}
@@ -110,8 +100,8 @@ class CompressedUpdateClient(UpdateClient):
             UpdateError: a client sent no compressed update, or its model has changed since.
         """
         missing = []
-        for i, k in zip(context.ids, context.positions, strict=True):
-            if not self._holds_update(k):
+        for i, holds in zip(context.ids, self._hold_updates(context.positions), strict=True):
+            if not holds:
                 missing.append(i)
         if missing:
             few = ", ".join(map(str, missing[:5]))
@@ -126,10 +116,11 @@ class CompressedUpdateClient(UpdateClient):
         delta *= size.table.to(delta)[:, None]
         return Update(Rows(delta), size)
 
-    def _holds_update(self, k: int) -> bool:
-        """Return whether the client at position k still has the model it trained from."""
-        step, had = self._sent_in[k]
-        return self.keeps and step > 0 and had == self._had[k]
+    def _hold_updates(self, positions: Sequence[int]) -> list[bool]:
+        """Return whether each client still has the model it trained from."""
+        step, had = self._sent_in[positions].T
+        holds: list[bool] = ((step > 0) & (had == self._had[positions])).tolist()
+        return [self.keeps and held for held in holds]
 
     def _updates(self, positions: Sequence[int]) -> torch.Tensor:
         """Return the full updates, (b, room), from memory or by the same training again."""
@@ -145,7 +136,7 @@ class CompressedUpdateClient(UpdateClient):
             if k in row_of:
                 stored.append(n)
             else:
-                step, _ = self._sent_in[k]
+                step, _ = self._sent_in[k].tolist()
                 forgotten.setdefault(step, []).append(n)
         if self._stored is not None and stored:
             source = [row_of[positions[n]] for n in stored]
@@ -159,18 +150,9 @@ class CompressedUpdateClient(UpdateClient):
             delta[frames, :d] = again
         return delta
 
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Add the calls in which compressed updates were sent.
-
-        The updates themselves would be as large as the models.
-        """
-        sent_in = torch.tensor(self._sent_in, dtype=torch.int64)
-        return {**super().memory(), "sent_in": sent_in}
-
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `memory` returned."""
+        """Restore what `memory` returned; full updates would be as large as the models."""
         super().recall(memory)
-        self._sent_in = [(step, had) for step, had in memory["sent_in"].tolist()]
         self._stored = None
 
 

@@ -25,12 +25,11 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.gram_mechanism import GramNoise
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
-
-DIGEST = 32  # bytes of the digest of a noisy matrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +108,9 @@ class EigenvectorClient(SumClient):
         options: of the eigenvectors.
     """
 
+    # the digest of each client's noisy matrix, once used; zeros before
+    _made = ClientTensor(32, dtype="uint8")
+
     def __init__(
         self,
         cohort: LocalTrainer,
@@ -123,7 +125,6 @@ class EigenvectorClient(SumClient):
         self._noise = options.noise
         # by position: eigenvalues and eigenvectors of the client's own data
         self._spectra: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._made: dict[int, bytes] = {}  # by position: the digest of its noisy matrix, once used
 
     @property
     def _gram_noise(self) -> GramNoise | None:
@@ -187,33 +188,25 @@ class EigenvectorClient(SumClient):
         client = self.cohort.ids[k]
         # The noise depends on every bit of the exact matrix. If that is rounded differently, the
         # noisy matrix is a new one, and everything computed from it is a second release.
-        current = digest(matrix)
-        if self._made.setdefault(k, current) != current:
+        current = torch.tensor(list(digest(matrix)), dtype=torch.uint8)
+        before = self._made[k]
+        if bool(before.any()) and not torch.equal(before, current):
             raise PolicyError(
                 f"client {client}'s noisy Gram matrix came out otherwise than when it was first "
                 "used, as on a machine that rounds otherwise, and its noise covers one matrix "
                 "only: answer with the data, hardware, software and number of threads of before, "
                 "or start a new run"
             )
+        self._made[k] = current
         return matrix
-
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Add digests of the noisy Gram matrices that were used, and their clients' positions."""
-        positions = sorted(self._made)
-        digests_as_bytes = [list(self._made[k]) for k in positions]
-        digests = torch.tensor(digests_as_bytes, dtype=torch.uint8)
-        return {
-            **super().memory(),
-            "made": digests.view(len(positions), DIGEST),
-            "made_at": torch.tensor(positions, dtype=torch.int64),
-        }
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Restore what `memory` returned; spectra of other matrices are computed again."""
+        if "made_at" in memory:  # an earlier version kept the digests of some clients
+            digests = torch.zeros_like(self._made.values)
+            digests[memory["made_at"]] = memory["made"]
+            memory = {**memory, "made": digests}
         super().recall(memory)
-        digests = [bytes(row) for row in memory["made"].tolist()]
-        positions = memory["made_at"].tolist()
-        self._made = dict(zip(positions, digests, strict=True))
         self._spectra = {}  # they may be of other matrices
 
     def _released(self, context: CallContext) -> torch.Tensor:

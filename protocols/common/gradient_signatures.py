@@ -43,6 +43,7 @@ from securecluster.privacy.gradient_signatures import (
 )
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import MOST_SAMPLES
 from securecluster.protocols.common.newcomers import training_sizes
 from securecluster.runtime.call_context import CallContext
@@ -160,6 +161,8 @@ class SignatureSender(TrainingClient):
 
     # None in runs without gradient signatures, where clients send none
     _signature_options: SignatureOptions | None = None
+    # the digest of the directions that each client has answered; zeros before
+    _answered = ClientTensor(32, dtype="uint8")
 
     def use_signatures(self, options: SignatureOptions) -> None:
         """Let the clients send signatures.
@@ -168,8 +171,6 @@ class SignatureSender(TrainingClient):
             options: of the signatures.
         """
         self._signature_options = options
-        # The digest of the directions that clients have answered; zeros before.
-        self._answered = torch.zeros(len(self.cohort.ids), 32, dtype=torch.uint8)
 
     @property
     def _options(self) -> SignatureOptions:
@@ -231,18 +232,6 @@ class SignatureSender(TrainingClient):
         shares = context.postprocess(lambda told: told.view(shape)[:, :, -1].contiguous(), rows)
         return ClassSums(Rows(projections), Rows(shares), self._told_sizes(context))
 
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Add digests of the directions that clients have answered."""
-        if self._signature_options is None:
-            return super().memory()
-        return {**super().memory(), "answered": self._answered.clone()}
-
-    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `memory` returned."""
-        super().recall(memory)
-        if self._signature_options is not None:
-            self._answered = memory["answered"].clone()
-
     def _sketch(self) -> GradientSketch:
         """Return the run's sketch of gradients.
 
@@ -272,8 +261,7 @@ class SignatureSender(TrainingClient):
         """
         current = torch.tensor(list(digest(query.directions.value)), dtype=torch.uint8)
         others = []
-        for i, k in zip(context.ids, context.positions, strict=True):
-            before = self._answered[k]
+        for i, before in zip(context.ids, self._answered[context.positions], strict=True):
             if bool(before.any()) and not torch.equal(before, current):
                 others.append(i)
         if others:
@@ -282,8 +270,7 @@ class SignatureSender(TrainingClient):
                 f"client(s) {few} have answered other directions than these, and the noise is that "
                 "of one answer: start a new run"
             )
-        for k in context.positions:
-            self._answered[k] = current
+        self._answered[context.positions] = current
 
     def _released(
         self, name: str, context: CallContext, examples: ExampleMap, clip: float = CLIP

@@ -8,7 +8,7 @@ receive all averages of all models.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, ClassVar
@@ -28,6 +28,7 @@ from securecluster.protocols.common.client import (
     UpdateClient,
     late_request_error,
 )
+from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import (
     MOST_SAMPLES,
     AverageDeltas,
@@ -105,6 +106,9 @@ class ModelSetClient(TrainingClient):
 
     one_start: ClassVar[bool] = False
 
+    # the last call that contained averages, and their start; zeros before
+    _last_call = ClientTensor(2, dtype="int64")
+
     def __init__(
         self,
         cohort: LocalTrainer,
@@ -114,8 +118,6 @@ class ModelSetClient(TrainingClient):
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self.model_sets: dict[int, ModelSet] = {}  # by start
-        # by position: the last call that contained averages, and their start
-        self._last_call: dict[int, tuple[int, int]] = {}
 
     def train_chosen(self, context: CallContext, chosen: Sequence[tuple[int, int]]) -> Update:
         """Return n_i·Δ_i and n_i, from one of the models of each client.
@@ -213,8 +215,8 @@ class ModelSetClient(TrainingClient):
     def _check_start(self, context: CallContext, query: ModelAverages) -> None:
         """Raise PolicyError for a late request about an earlier start, whose models are dropped."""
         late = []
-        for i, k in zip(context.ids, context.positions, strict=True):
-            step, start = self._last_call.get(k, (0, query.start))
+        last = self._last_call[context.positions].tolist()
+        for i, (step, start) in zip(context.ids, last, strict=True):
             if context.step < step and query.start != start:
                 late.append(i)
         if late:
@@ -262,9 +264,9 @@ class ModelSetClient(TrainingClient):
         for j, averages in enumerate(averages_by_model(query)):
             self._catch_up(context, query.start, j, averages)
         # A late request leaves the last call as it is, so that later ones are still told apart.
-        for k in context.positions:
-            last = self._last_call.get(k, (0, query.start))
-            self._last_call[k] = max((context.step, query.start), last)
+        current = [context.step, query.start]
+        last = self._last_call[context.positions].tolist()
+        self._last_call[context.positions] = [max(current, earlier) for earlier in last]
         return models
 
     def _catch_up(self, context: CallContext, start: int, j: int, averages: AverageDeltas) -> None:
@@ -355,28 +357,14 @@ class ModelSetClient(TrainingClient):
         """Return the k models of every start in use, start by start."""
         return list(chain.from_iterable(self.model_sets.values()))
 
+    # each start has models of its own, and they their counts: no fixed rows
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add the counts of averages by model, and each client's last call."""
-        counts = [model.memory()["had"] for model in self._all_models()]
+        """Add the counts of averages by model, which `restore` restores with the models."""
         applied = torch.zeros(0, 0, dtype=torch.int64)
+        counts = [model._had.values for model in self._all_models()]
         if counts:
             applied = torch.stack(counts)
-        calls = [(k, *last) for k, last in self._last_call.items()]
-        return {
-            **super().memory(),
-            "model_sets": applied,
-            "last_call": torch.tensor(calls, dtype=torch.int64).view(-1, 3),
-        }
-
-    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `memory` returned, except for the models and their counts of averages.
-
-        These are restored by `restore`.
-        """
-        super().recall(memory)
-        self._last_call = {}
-        for k, step, start in memory["last_call"].tolist():
-            self._last_call[k] = (step, start)
+        return {**super().memory(), "model_sets": applied}
 
     def restore(self, state: ClientState) -> None:
         """Restore the clients' state from a checkpoint."""
@@ -394,7 +382,7 @@ class ModelSetClient(TrainingClient):
         self.recall(state.extra)
         applied = state.extra["model_sets"]
         for model, counts in zip(self._all_models(), applied, strict=True):
-            TrainingClient.recall(model, {"had": counts})
+            model._had = counts
 
 
 class AssignedModelClient(ModelSetClient):
@@ -461,13 +449,13 @@ class AssignedModelClient(ModelSetClient):
             PolicyError: a client has no models yet, or has received later averages.
         """
         late = []
-        for i, k in zip(context.ids, context.positions, strict=True):
-            if k not in self._last_call:
+        last = self._last_call[context.positions].tolist()
+        for i, (last_averages, _) in zip(context.ids, last, strict=True):
+            if not last_averages:
                 raise PolicyError(
                     "a client is assigned a model before it received any: send it the averages "
                     "first"
                 )
-            last_averages, _ = self._last_call[k]
             # its models have moved on, so an update from the earlier ones cannot be computed
             if context.step < last_averages:
                 late.append(i)

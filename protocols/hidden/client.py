@@ -7,7 +7,7 @@ nothing but its cluster.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -23,6 +23,7 @@ from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
 from securecluster.privacy.dp.noise_streams import digest
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import AVERAGES, MOST_SAMPLES, AverageDeltas
 from securecluster.protocols.hidden.class_means import ClassMeans
 from securecluster.runtime.call_context import CallContext
@@ -123,6 +124,10 @@ class HiddenClient(TrainingClient):
         weights: True to weight updates by |D_i|, and to send it to the sum of a cluster's.
     """
 
+    _labels = ClientTensor(start=UNASSIGNED, dtype="int64")
+    # digests of the centres to which clients have assigned themselves; zeros before
+    _assigned_to = ClientTensor(32, dtype="uint8")
+
     def __init__(
         self,
         cohort: LocalTrainer,
@@ -137,11 +142,14 @@ class HiddenClient(TrainingClient):
         self._clusters = clusters
         self._weights = weights
         self._points: dict[int, Array] = {}  # by position
-        self.labels = [UNASSIGNED] * len(cohort.ids)
-        # digests of the centres to which clients have assigned themselves; zeros before
-        self._assigned_to = torch.zeros(len(cohort.ids), 32, dtype=torch.uint8)
         # the last message of averages, and the same by blocks: chunks of a sum share it
         self._split: tuple[torch.Tensor | None, torch.Tensor] = (None, torch.zeros(0, 0))
+
+    @property
+    def labels(self) -> list[int]:
+        """Return each client's cluster, (m,), or `UNASSIGNED`."""
+        labels: list[int] = self._labels.values.tolist()
+        return labels
 
     @answers(SUM, through=("point",))
     def send_point(self, context: CallContext, query: Empty) -> PointSum:
@@ -182,8 +190,7 @@ class HiddenClient(TrainingClient):
                 "the request is refused"
             )
         current = query.digest()
-        for i, k in zip(context.ids, context.positions, strict=True):
-            before = self._assigned_to[k]
+        for i, before in zip(context.ids, self._assigned_to[context.positions], strict=True):
             # Whatever its cluster would be: a refusal must not tell of the data.
             if bool(before.any()) and not torch.equal(before, current):
                 raise PolicyError(
@@ -193,9 +200,8 @@ class HiddenClient(TrainingClient):
         nearest = noisy_centres.nearest_centres(
             self._coordinates(context, query), query.centres.value.double().cpu().numpy()
         )
-        for k, label in zip(context.positions, nearest.tolist(), strict=True):
-            self._assigned_to[k] = current
-            self.labels[k] = label
+        self._assigned_to[context.positions] = current
+        self._labels[context.positions] = nearest
         return Ack()
 
     @answers(SUM, through=("blocks",), fresh=True, trains="usual", unmasked=("weight",))
@@ -216,7 +222,7 @@ class HiddenClient(TrainingClient):
         updates = delta.values[:, :d]
         # Every client sends k blocks of one size, so that no frame tells its cluster.
         blocks = updates.new_zeros(len(updates), self._clusters, d)
-        labels = torch.as_tensor([self.labels[k] for k in context.positions])
+        labels = self._labels[context.positions]
         rows = torch.arange(len(updates))
         blocks[rows, labels] = updates
         if scale is None:
@@ -253,9 +259,9 @@ class HiddenClient(TrainingClient):
             self._split = (table, split)
         k = self._clusters
         picks = []
-        for position, rows in zip(positions, query.means.picks, strict=True):
+        labels = self._labels[positions].clamp(min=0).tolist()
+        for label, rows in zip(labels, query.means.picks, strict=True):
             # the split table has k rows for each average, one a cluster
-            label = max(self.labels[position], 0)
             picks.append(tuple(row * k + label for row in rows))
         steps = query.steps.table.repeat_interleave(k)
         chosen = tuple(picks)
@@ -263,24 +269,10 @@ class HiddenClient(TrainingClient):
             Picks(split, chosen), Picks(steps, chosen), query.absolute, query.count
         )
 
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Add the clients' clusters, and digests of the centres that they follow from."""
-        return {
-            **super().memory(),
-            "labels": torch.as_tensor(self.labels),
-            "assigned_to": self._assigned_to.clone(),
-        }
-
-    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `memory` returned."""
-        super().recall(memory)
-        self.labels = memory["labels"].tolist()
-        self._assigned_to = memory["assigned_to"].clone()
-
     def _check_assigned(self, context: CallContext) -> None:
         """Raise PolicyError for clients that have no cluster yet."""
-        for i, k in zip(context.ids, context.positions, strict=True):
-            if self.labels[k] == UNASSIGNED:
+        for i, label in zip(context.ids, self._labels[context.positions].tolist(), strict=True):
+            if label == UNASSIGNED:
                 raise PolicyError(f"client {i} has not assigned itself yet: assign comes first")
 
     def _unit_points(self, context: CallContext) -> Array:

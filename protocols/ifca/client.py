@@ -5,7 +5,6 @@ Each client chooses the model that fits its own samples best, and sends its choi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -14,8 +13,8 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError
 from securecluster.messaging.bounds import Between, Whole
 from securecluster.messaging.messages import Empty, Rows
-from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import late_request_error
+from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import ModelChoice, Update
 from securecluster.protocols.common.model_sets import (
     LowestLoss,
@@ -26,7 +25,6 @@ from securecluster.protocols.common.model_sets import (
 from securecluster.protocols.common.sum_options import LARGEST_LOSS
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
-from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,16 +50,8 @@ class IFCAClient(ModelSetClient):
 
     hidden = False
 
-    def __init__(
-        self,
-        cohort: LocalTrainer,
-        training: LocalTraining,
-        pipeline: Pipeline,
-        weighted: bool,
-    ) -> None:
-        super().__init__(cohort, training, pipeline, weighted)
-        # by position: start and model of the last choice, and its call
-        self._chosen: dict[int, tuple[int, int, int]] = {}
+    # start and model of the last choice, and its call; zeros before
+    _chosen = ClientTensor(3, dtype="int64")
 
     @answers(GATHER)
     def choose(self, context: CallContext, query: ModelAverages) -> ModelChoice:
@@ -114,8 +104,7 @@ class IFCAClient(ModelSetClient):
         self._refuse_if_hidden("contribute")
         self._check_chosen(context)
         chosen = []
-        for k in context.positions:
-            start, model, _ = self._chosen[k]
+        for start, model, _ in self._chosen[context.positions].tolist():
             chosen.append((start, model))
         return self.train_chosen(context, chosen)
 
@@ -129,8 +118,7 @@ class IFCAClient(ModelSetClient):
         """
         self._refuse_if_hidden("contribute_to")
         self._check_chosen(context)
-        for k in context.positions:
-            start, _, _ = self._chosen[k]
+        for start, _, _ in self._chosen[context.positions].tolist():
             if start != query.start:
                 raise PolicyError("a client trains models of the start that it has chosen from")
         assigned = [(query.start, model) for model in query.model.values.tolist()]
@@ -173,11 +161,13 @@ class IFCAClient(ModelSetClient):
             losses: (b, k) as released, or of choices that stay at their clients.
         """
         best = context.postprocess(partial(self._best_models, context, start), losses)
-        for k, model in zip(context.positions, best.tolist(), strict=True):
+        chosen = self._chosen[context.positions].tolist()
+        for n, model in enumerate(best.tolist()):
             # a late request does not replace a later choice
-            _, _, last_choice = self._chosen.get(k, (0, 0, 0))
+            _, _, last_choice = chosen[n]
             if context.step >= last_choice:
-                self._chosen[k] = (start, model, context.step)
+                chosen[n] = [start, model, context.step]
+        self._chosen[context.positions] = chosen
         return ModelChoice(Rows(best))
 
     def _best_models(self, context: CallContext, start: int, losses: torch.Tensor) -> torch.Tensor:
@@ -207,34 +197,21 @@ class IFCAClient(ModelSetClient):
 
         The server asks for the model that they chose in this round.
         """
-        for k in context.positions:
-            if k not in self._chosen or self._chosen[k][0] not in self.model_sets:
+        chosen = self._chosen[context.positions].tolist()
+        for start, _, last_choice in chosen:
+            if not last_choice or start not in self.model_sets:
                 raise PolicyError(
                     "choose comes first: a client contributes to the model that it has chosen"
                 )
+        last = self._last_call[context.positions].tolist()
         late = []
-        for i, k in zip(context.ids, context.positions, strict=True):
-            last_averages, _ = self._last_call[k]
-            _, _, last_choice = self._chosen[k]
+        for i, (last_averages, _), (_, _, last_choice) in zip(
+            context.ids, last, chosen, strict=True
+        ):
             if context.step < max(last_averages, last_choice):
                 late.append(i)
         if late:
             raise late_request_error(late)
-
-    def memory(self) -> dict[str, torch.Tensor]:
-        """Add each client's last choice."""
-        chosen = [(k, *choice) for k, choice in self._chosen.items()]
-        return {
-            **super().memory(),
-            "chosen": torch.tensor(chosen, dtype=torch.int64).view(-1, 4),
-        }
-
-    def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `memory` returned, except for the models and their counts of averages."""
-        super().recall(memory)
-        self._chosen = {}
-        for k, start, model, step in memory["chosen"].tolist():
-            self._chosen[k] = (start, model, step)
 
 
 def server_view(noisy: bool, clipped: bool, starts: int) -> list[str]:

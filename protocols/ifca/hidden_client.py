@@ -22,6 +22,7 @@ from securecluster.errors import PolicyError, UpdateError
 from securecluster.messaging.bounds import Real, Whole
 from securecluster.messaging.messages import Ack, Rows, Shared
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice
 from securecluster.protocols.common.model_sets import (
     ModelAverages,
@@ -92,6 +93,8 @@ class HiddenChoiceClient(IFCAClient):
         exact: True to weight hidden updates by |D_i|, and to send it to a sum by model.
     """
 
+    _trained_in = ClientTensor(start=-1, dtype="int64")  # the last round of training alone
+
     def __init__(
         self,
         cohort: LocalTrainer,
@@ -109,7 +112,6 @@ class HiddenChoiceClient(IFCAClient):
         self._choices: dict[tuple[int, int], int] = {}  # by position and start
         # by position: call of the last counts that a client was told, call of its blocks, counts
         self._told: dict[int, tuple[int, ...]] = {}
-        self._trained_in: dict[int, int] = {}  # by position: the last round of training alone
 
     @answers(SUM, unmasked=("count",))
     def count_choice(self, context: CallContext, query: ModelAverages) -> ChoiceCount:
@@ -143,11 +145,12 @@ class HiddenChoiceClient(IFCAClient):
         self._check_counts(context, query, counts)
         shared: list[int] = []
         alone: list[int] = []
-        for n, k in enumerate(context.positions):
-            _, j, _ = self._chosen[k]
+        chosen = self._chosen[context.positions].tolist()
+        trained_in = self._trained_in[context.positions].tolist()
+        for n, (_, j, _) in enumerate(chosen):
             if counts[j] >= MINIMUM:
                 shared.append(n)
-            elif self._trained_in.get(k, -1) < context.round:
+            elif trained_in[n] < context.round:
                 alone.append(n)
         blocks = self.cohort.start.new_zeros(
             len(context.positions), len(counts), self.cohort.model.dimension
@@ -155,10 +158,9 @@ class HiddenChoiceClient(IFCAClient):
         weights = blocks.new_zeros(len(context.positions), len(counts))
         updates = self._updates(context, shared, alone)
         for n in shared:
-            k = context.positions[n]
-            _, j, _ = self._chosen[k]
+            _, j, _ = chosen[n]
             blocks[n, j] = updates[n]
-            weights[n, j] = self._weight(k)
+            weights[n, j] = self._weight(context.positions[n])
         self._keep_own(context, alone, updates)
         return ModelBlocks(Rows(blocks), Rows(weights) if self._exact else None)
 
@@ -229,7 +231,7 @@ class HiddenChoiceClient(IFCAClient):
     def unshared(self) -> frozenset[int]:
         """Return the positions of clients whose last choice is a model that they trained alone."""
         positions = set()
-        for k, (start, j, _) in self._chosen.items():
+        for k, (start, j, _) in enumerate(self._chosen.values.tolist()):
             if (k, start, j) in self._own:
                 positions.add(k)
         return frozenset(positions)
@@ -256,7 +258,7 @@ class HiddenChoiceClient(IFCAClient):
                 more clients than the counts allow, or a second sum of blocks for one choice.
         """
         for i, k in zip(context.ids, context.positions, strict=True):
-            _, j, step = self._chosen[k]
+            _, j, step = self._chosen[k].tolist()
             if step != query.earlier:
                 raise PolicyError(f"client {i} made its last choice in another call")
             if sum(counts) != query.counted or counts[j] < 1:
@@ -299,7 +301,7 @@ class HiddenChoiceClient(IFCAClient):
         picks = []
         scale = []
         for n, k in zip(frames, positions, strict=True):
-            start, j, _ = self._chosen[k]
+            start, j, _ = self._chosen[k].tolist()
             row = self._own.get((k, start, j))
             if n in contributes or row is None:
                 picks.append((self.model_sets[start][j].models, k))
@@ -322,7 +324,7 @@ class HiddenChoiceClient(IFCAClient):
                     f"round {context.round}: the model of client {context.ids[n]} is not finite: "
                     "lower the learning rate (--lr)"
                 )
-            start, j, _ = self._chosen[k]
+            start, j, _ = self._chosen[k].tolist()
             key = (k, start, j)
             theta = self._own.get(key)
             if theta is None:
@@ -354,20 +356,20 @@ class HiddenChoiceClient(IFCAClient):
         A repeated call must add the same row to a sum, also where a client has trained since.
         """
         losses = losses.clone()
-        for n, k in enumerate(context.positions):
-            known = self._chosen.get(k)
-            if self.hidden and known is not None and known[0] == start and known[2] == context.step:
+        for n, (known, j, step) in enumerate(self._chosen[context.positions].tolist()):
+            if self.hidden and (known, step) == (start, context.step):
                 losses[n] = np.inf
-                losses[n, known[1]] = 0.0
+                losses[n, j] = 0.0
         return super()._best_models(context, start, losses)
 
     def _catch_up(self, context: CallContext, start: int, j: int, averages: AverageDeltas) -> None:
         """Apply the averages of one model, which replace what clients trained alone."""
         model = self.model_sets[start][j]
-        before = {k: model.had(k, averages) for k in context.positions}
+        before = model.had(context.positions, averages)
         super()._catch_up(context, start, j, averages)
-        for k, count in before.items():
-            if model.had(k, averages) > count:
+        after = model.had(context.positions, averages)
+        for k, earlier, count in zip(context.positions, before, after, strict=True):
+            if count > earlier:
                 self._own.pop((k, start, j), None)
 
     def evaluated_rows(self, start: int, j: int, positions: Sequence[int]) -> Rows:
@@ -388,6 +390,7 @@ class HiddenChoiceClient(IFCAClient):
         self._choices = {key: j for key, j in self._choices.items() if key[1] in opened}
         return super()._open_start(query)
 
+    # models and choices are by start, and what a client was told is as wide as k: no fixed rows
     def memory(self) -> dict[str, torch.Tensor]:
         """Add the models that clients trained alone, and what they chose and were told."""
         memory = super().memory()
@@ -403,7 +406,6 @@ class HiddenChoiceClient(IFCAClient):
             "own_keys": _table(list(self._own), 3),
             "choices": _table(choices, 3),
             "told": _table([(k, *told) for k, told in self._told.items()], 1),
-            "trained_in": _table(list(self._trained_in.items()), 2),
         }
 
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
@@ -416,7 +418,6 @@ class HiddenChoiceClient(IFCAClient):
         self._own = {(k, start, j): row for (k, start, j), row in zip(keys, rows, strict=True)}
         self._choices = {(k, start): j for k, start, j in memory["choices"].tolist()}
         self._told = {k: tuple(told) for k, *told in memory["told"].tolist()}
-        self._trained_in = dict(memory["trained_in"].tolist())
 
 
 def _table(rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:

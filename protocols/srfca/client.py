@@ -25,6 +25,7 @@ from securecluster.privacy.dp.loss_mechanism import (
 )
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
+from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.disclosures import (
     OfPaddedPairs,
     OfPlainPairs,
@@ -113,6 +114,11 @@ class SRFCAClient(SumClient):
         refining: options of the training within clusters.
     """
 
+    # the latest restart received; 0: the client holds its one-shot model
+    _restart = ClientTensor(dtype="int64")
+    # the call in which the clusters' models were evaluated last
+    _judged_in = ClientTensor(dtype="int64")
+
     def __init__(
         self,
         cohort: LocalTrainer,
@@ -123,14 +129,10 @@ class SRFCAClient(SumClient):
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self.refining = refining
-        clients = len(cohort.ids)
-        # by position: the latest restart received; 0: the client holds its one-shot model
-        self._restart = [0] * clients
         # (·, m) f_i(w_j), as they were released
-        self._model_losses = torch.zeros(clients, 0, dtype=torch.float64)
+        self._model_losses = torch.zeros(len(cohort.ids), 0, dtype=torch.float64)
         # by position: f_i(ω_c) of the models that were evaluated last, (K,)
         self._cluster_losses: dict[int, Array] = {}
-        self._evaluated_in = [0] * clients  # by position: the call in which they were evaluated
 
     @answers(GATHER, through=("delta",), sealed=("delta",), fresh=True)
     def send_model(self, context: CallContext, query: Empty) -> Update:
@@ -158,7 +160,7 @@ class SRFCAClient(SumClient):
 
     def _check_one_shot(self, context: CallContext, name: str) -> None:
         """Raise PolicyError for clients that no longer hold their one-shot model."""
-        if any(self._restart[k] for k in context.positions):
+        if self._restart[context.positions].any():
             raise PolicyError(
                 f"{name} comes before the first average: after it a client trains with its cluster"
             )
@@ -388,22 +390,22 @@ class SRFCAClient(SumClient):
     def take(self, positions: Sequence[int], query: AverageDeltas) -> None:
         """Apply averages, and store the restart that they belong to."""
         super().take(positions, query)
-        restart = query.restart or 0
-        for k in positions:
-            self._restart[k] = max(self._restart[k], restart)
+        self._restart[positions] = self._restart[positions].clamp(min=query.restart or 0)
 
-    def had(self, k: int, query: AverageDeltas) -> int:
-        """Return how many averages of the query's restart the client at position k has applied.
+    def had(self, positions: Sequence[int], query: AverageDeltas) -> list[int]:
+        """Return how many averages of the query's restart each client has applied.
 
         The count is 0 for a restart that is new to the client, and unlimited for an earlier one, so
         that averages of a restart that is over are never applied.
         """
         restart = query.restart or 0
-        if restart > self._restart[k]:
-            return 0
-        if restart < self._restart[k]:
-            return NO_END
-        return super().had(k, query)
+        applied = super().had(positions, query)
+        for n, latest in enumerate(self._restart[positions].tolist()):
+            if restart > latest:
+                applied[n] = 0
+            elif restart < latest:
+                applied[n] = NO_END
+        return applied
 
     def starting_over(self, positions: Sequence[int], query: AverageDeltas) -> set[int]:
         """Return the positions of clients to which the query's restart is new.
@@ -411,7 +413,8 @@ class SRFCAClient(SumClient):
         They start from w_0 ("ω_c,0 ← w_0" of Algorithm 3).
         """
         restart = query.restart or 0
-        return {k for k in positions if self._restart[k] < restart}
+        latest = self._restart[positions].tolist()
+        return {k for k, earlier in zip(positions, latest, strict=True) if earlier < restart}
 
     def bounded(self, theta: torch.Tensor) -> torch.Tensor:
         """Return proj_W(θ) of Algorithm 3.
@@ -443,11 +446,13 @@ class SRFCAClient(SumClient):
         for n, picks in enumerate(query.models.picks):
             offered.append(losses[n, list(picks)])
         released = self._released_losses(context, np.stack(offered))
-        for k, row_of_client in zip(context.positions, released.numpy(), strict=True):
+        judged_in = self._judged_in[context.positions].tolist()
+        rows = zip(context.positions, released.numpy(), judged_in, strict=True)
+        for k, row_of_client, last in rows:
             # a late request must not replace losses of models that were evaluated since
-            if context.step >= self._evaluated_in[k]:
+            if context.step >= last:
                 self._cluster_losses[k] = row_of_client
-                self._evaluated_in[k] = context.step
+                self._judged_in[k] = context.step
         return released
 
     def _stored_losses(self, context: CallContext) -> Array:
@@ -481,17 +486,15 @@ class SRFCAClient(SumClient):
         released = context.release_losses(losses, sizes)
         return context.postprocess(lambda told: told.nan_to_num(nan=WORST, posinf=WORST), released)
 
+    # losses of as many models as a call brings, which differ between clients: no fixed rows
     def memory(self) -> dict[str, torch.Tensor]:
-        """Add the restarts, and the losses of other clients' and the clusters' models."""
-        # clients may have evaluated different numbers of models, so the rows are one flat tensor
+        """Add the losses of other clients' and the clusters' models."""
         rows = list(self._cluster_losses.values())
         widths = [len(row) for row in rows]
         flat = np.concatenate([np.zeros(0), *rows])
         return {
             **super().memory(),
-            "restart": torch.as_tensor(self._restart),
             "known": self._model_losses,
-            "judged_in": torch.as_tensor(self._evaluated_in),
             "judges": torch.tensor(list(self._cluster_losses), dtype=torch.int64),
             "widths": torch.tensor(widths, dtype=torch.int64),
             "cluster_losses": torch.from_numpy(flat),
@@ -500,8 +503,6 @@ class SRFCAClient(SumClient):
     def recall(self, memory: Mapping[str, torch.Tensor]) -> None:
         """Restore what `memory` returned."""
         super().recall(memory)
-        self._restart = memory["restart"].tolist()
-        self._evaluated_in = memory["judged_in"].tolist()
         self._model_losses = memory["known"].clone()
         flat = memory["cluster_losses"].numpy().copy()
         ends = np.cumsum(memory["widths"].numpy())

@@ -728,7 +728,7 @@ def test_a_late_choice_does_not_replace_a_later_one(federation: Federation) -> N
         for step in range(40, 0, -1)
     }
     assert set(taken.values()) == {0, 1}
-    assert client._chosen == {0: (0, taken[40], 40)}
+    assert client._chosen[0].tolist() == [0, taken[40], 40]
     with pytest.raises(PolicyError, match="moved on"):
         client.contribute(CallContext((0,), (0,), 1, 39), Empty())
     client.contribute(CallContext((0,), (0,), 1, 41), Empty())

@@ -10,7 +10,7 @@ from cases import DOUBLE, two_clusters
 
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import UsageError
-from securecluster.protocols import FedAvg
+from securecluster.protocols import IFCA, FedAvg
 from securecluster.protocols.authoring import ClientTensor, SumClient
 from securecluster.protocols.common.client import ClientState
 
@@ -18,11 +18,12 @@ FEDERATION = two_clusters(clients=4, samples=20)
 
 
 class KeepingClient(SumClient):
-    """Clients that keep three things."""
+    """Clients that keep four things."""
 
     start = ClientTensor("dimension", start="model")
     pairs = ClientTensor(3, 2)
-    _calls = ClientTensor(whole=True, start=7)
+    _calls = ClientTensor(dtype="int64", start=7)
+    digest = ClientTensor(32, dtype="uint8")
 
 
 class Keeping(FedAvg):
@@ -42,6 +43,7 @@ def test_rows_begin_as_declared() -> None:
     assert torch.equal(client.pairs.values, torch.zeros(4, 3, 2, dtype=torch.float64))
     assert client._calls.values.tolist() == [7] * 4
     assert client._calls.values.dtype == torch.int64
+    assert torch.equal(client.digest.values, torch.zeros(4, 32, dtype=torch.uint8))
 
 
 def test_a_tuple_of_positions_names_clients_and_not_axes() -> None:
@@ -52,6 +54,8 @@ def test_a_tuple_of_positions_names_clients_and_not_axes() -> None:
     assert client.pairs[2].shape == (3, 2)
     client._calls[0] = 9
     assert client._calls[(0, 1)].tolist() == [9, 7]
+    client._calls[0, 2] = [1, 2]
+    assert client._calls.values.tolist() == [1, 7, 2, 7]
 
 
 def test_rows_of_several_clients_are_a_copy() -> None:
@@ -80,6 +84,33 @@ def test_checkpoints_have_the_rows_under_their_names() -> None:
     assert state.extra["pairs"].max() == 5
 
 
+@pytest.mark.parametrize(
+    ("made", "name", "kept", "rows"),
+    [
+        (FedAvg(), "_unshared", [1, 3], [False, True, False, True]),
+        (IFCA(k=2), "_last_call", [[2, 9, 1]], [[0, 0], [0, 0], [9, 1], [0, 0]]),
+        (IFCA(k=2), "_trained_in", [[3, 0], [1, 5]], [-1, 5, -1, 0]),
+    ],
+)
+def test_checkpoints_of_versions_that_kept_rows_of_some_clients_are_restored(
+    made: Any, name: str, kept: list[Any], rows: list[Any]
+) -> None:
+    client = made.set_params(model="linear").build_client(FEDERATION, DOUBLE).client
+    memory = dict(client.memory())
+    memory[name.lstrip("_")] = torch.tensor(kept)
+    client.recall(memory)
+    assert getattr(client, name).values.tolist() == rows
+
+
+def test_what_a_version_did_not_keep_begins_as_declared() -> None:
+    client = endpoint().client
+    client._calls[1] = 1
+    memory = dict(client.memory())
+    del memory["calls"]
+    client.recall(memory)
+    assert client._calls.values.tolist() == [7] * 4
+
+
 def test_all_rows_are_replaced_by_rows_of_their_shape_only() -> None:
     client = endpoint().client
     rows = torch.ones(4, 3, 2)
@@ -96,12 +127,12 @@ def test_a_tensor_hides_nothing_of_a_base() -> None:
 
 
 def test_what_a_base_sets_is_no_tensor() -> None:
-    with pytest.raises(UsageError, match="was set to a list: give it rows, or another name"):
-        endpoint(type("Twice", (SumClient,), {"_had": ClientTensor()}))
+    with pytest.raises(UsageError, match="was set to a bool: give it rows, or another name"):
+        endpoint(type("Twice", (SumClient,), {"_weighted": ClientTensor()}))
 
 
 def test_other_state_of_that_name_is_refused() -> None:
-    # a base keeps its counts of averages under this name
+    # a base declares its counts of averages under this name
     made = endpoint(type("Twice", (SumClient,), {"__had": ClientTensor()}))
     with pytest.raises(UsageError, match="something else under the name 'had'"):
         made.client.state(made.keys.secrets)
@@ -118,3 +149,8 @@ def test_a_declaration_that_says_nothing_is_refused(tensor: ClientTensor, senten
     client = endpoint(type("Mistaken", (SumClient,), {"kept": tensor})).client
     with pytest.raises(UsageError, match=sentence):
         _ = client.kept
+
+
+def test_a_dtype_that_rows_do_not_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="int32"):
+        ClientTensor(dtype="int32")
