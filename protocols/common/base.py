@@ -865,13 +865,14 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             cohorts=self.cohorts(config),
         )
 
-    def run_releases(self, federation: Federation) -> RunReleases:
+    def run_releases(self, federation: Federation, clients: int | None = None) -> RunReleases:
         """Return what a client releases in a whole run, by runs of stand-ins for clients.
 
         Args:
-            federation: the clients, of which public facts count.
+            federation: clients of the run, or newcomers, of which public facts count.
+            clients: number of the run's clients; that of the federation's by default.
         """
-        return run_releases(self, federation)
+        return run_releases(self, federation, clients or len(federation))
 
     def program(self) -> str:
         """Return the digest of this protocol's source, which every run records.

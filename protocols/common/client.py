@@ -98,7 +98,7 @@ class TrainingClient:
         """
         noise = context.noise
         if noise is None or noise.unit == "example":
-            return context.releases.remember(rows)
+            return rows
         return context.release(rows)
 
     @property

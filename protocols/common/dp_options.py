@@ -361,11 +361,12 @@ class DPOptions(ABC):
         return _smallest_noise(tuple(sorted(units)), target, float(self.delta))
 
     @abstractmethod
-    def run_releases(self, federation: Federation) -> RunReleases:
+    def run_releases(self, federation: Federation, clients: int | None = None) -> RunReleases:
         """Return what a client releases in a whole run, at the noise multiplier 1.
 
         Args:
-            federation: the clients, of which public facts count.
+            federation: clients of the run, or newcomers, of which public facts count.
+            clients: number of the run's clients; that of the federation's by default.
         """
 
     def dry_runs(self) -> Sequence[Mapping[str, Any]]:

@@ -193,13 +193,13 @@ class StandInStreams(NoiseStreams):
 _KNOWN: dict[str, RunReleases] = {}
 
 
-def run_releases(protocol: ClusteringProtocol, federation: Federation) -> RunReleases:
+def run_releases(protocol: ClusteringProtocol, federation: Federation, clients: int) -> RunReleases:
     """Return what a client of a protocol releases in a whole run, at the noise multiplier 1.
 
     Args:
         protocol: with a clip, and with noise or a target.
-        federation: of whose clients the public facts count: their number, and the form of their
-            samples.
+        federation: of whose clients the form of the samples counts.
+        clients: number of the run's clients.
     """
     facts = (
         f"{type(protocol).__module__}.{type(protocol).__qualname__}",
@@ -207,13 +207,13 @@ def run_releases(protocol: ClusteringProtocol, federation: Federation) -> RunRel
         list(federation.shape),
         federation.classes,
         federation.objective.as_json(),
-        len(federation),
+        clients,
     )
     key = json.dumps(facts, sort_keys=True, default=str)
     if key not in _KNOWN:
         counts: Counter[tuple[Expense, bool]] = Counter()
         for changes in ({}, *protocol.dry_runs()):
-            counts |= _counted(protocol, federation, changes)
+            counts |= _counted(protocol, _stand_ins(federation, clients), changes)
         _KNOWN[key] = _releases(counts)
     return _KNOWN[key]
 
@@ -236,7 +236,7 @@ def _counted(
 
     Args:
         protocol: the method.
-        federation: of its clients.
+        federation: of stand-ins for its clients.
         changes: further hyper-parameters.
     """
     params = protocol.get_params()
@@ -245,7 +245,7 @@ def _counted(
     dry: Any = dry_class(**{**params, **whole, **changes})
     in_shares = protocol.placement == "distributed"
     counts: Counter[tuple[Expense, bool]] = Counter()
-    for events in _events_by_client(dry, _stand_ins(federation)).values():
+    for events in _events_by_client(dry, federation).values():
         of_client: Counter[tuple[Expense, bool]] = Counter()
         for event in events:
             if event.mechanism not in (*COSTLESS, "exact"):
@@ -286,22 +286,23 @@ def _events_by_client(dry: Any, federation: Federation) -> dict[int, list[Event]
     return events
 
 
-def _stand_ins(federation: Federation) -> Federation:
-    """Return stand-ins for a federation's clients, made up from public facts.
+def _stand_ins(federation: Federation, clients: int) -> Federation:
+    """Return stand-ins for clients, made up from public facts.
 
     Args:
-        federation: of which the form of the samples counts, and the number of clients.
+        federation: of which the form of the samples counts.
+        clients: number of the run's clients.
     """
     form = federation.shards[0]
-    clients = min(len(federation), CLIENTS)
+    stand_ins = range(min(clients, CLIENTS))
     shards = []
-    for k in range(clients):
+    for k in stand_ins:
         x = _made_up(form.x, k, federation.classes)
         y = _made_up(form.y, k, federation.classes)
         shards.append(Shard(x, y, x[:1], y[:1]))
     return replace(
         federation,
-        names=tuple(f"stand-in {k}" for k in range(clients)),
+        names=tuple(f"stand-in {k}" for k in stand_ins),
         shards=tuple(shards),
         truth=None,
         recipe=None,

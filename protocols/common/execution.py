@@ -713,7 +713,7 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
             return hosts.answer(call)
         # Checked at the call, since not every method asks newcomers to train.
         if samples_batches(protocol, call.method):
-            check_sizes(protocol, newcomers.names, sizes)
+            check_sizes(protocol, newcomers, sizes)
         return guests.answer(call)
 
     numbered = range(1 + max(planned.names))

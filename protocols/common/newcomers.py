@@ -276,12 +276,12 @@ def samples_batches(protocol: ClusteringProtocol, method: str) -> bool:
     return plan is not None and plan.batch_size is not None
 
 
-def check_sizes(protocol: ClusteringProtocol, names: Sequence[str], sizes: Sequence[int]) -> None:
+def check_sizes(protocol: ClusteringProtocol, newcomers: Federation, sizes: Sequence[int]) -> None:
     """Refuse newcomers whose local training would cost more than that of the run's clients.
 
     Args:
         protocol: as it was fitted, with DP-SGD.
-        names: of the newcomers.
+        newcomers: the clients and their data.
         sizes: the number of samples that each trains on.
 
     Raises:
@@ -289,7 +289,7 @@ def check_sizes(protocol: ClusteringProtocol, names: Sequence[str], sizes: Seque
     """
     config = protocol.kept_.learned.config
     minimum = min(config["sizes"])
-    for name, n in zip(names, sizes, strict=True):
+    for name, n in zip(newcomers.names, sizes, strict=True):
         if n < minimum:
             raise UsageError(
                 f"newcomer {name!r} has {n} training samples, fewer than any client of the run "
@@ -298,23 +298,20 @@ def check_sizes(protocol: ClusteringProtocol, names: Sequence[str], sizes: Seque
             )
     if protocol.target_epsilon is None:
         return
-    for name, n in zip(names, sizes, strict=True):
+    releases = protocol.run_releases(newcomers, int(config["clients"]))
+    for name, n in zip(newcomers.names, sizes, strict=True):
         # The run's noise was chosen for its clients' numbers of samples. For
         # any other number the cost is computed anew.
-        if n not in config["sizes"] and _bound(protocol, n) > protocol.target_epsilon:
+        if n in config["sizes"]:
+            continue
+        steps = releases.plan(config["noise"], n).steps
+        if accounting.epsilon(steps, config["delta"]).epsilon > protocol.target_epsilon:
             raise UsageError(
                 f"newcomer {name!r} has {n} training samples, which no client of the run had, and "
                 "in the run's batches they may cost more than target_epsilon = "
                 f"{protocol.target_epsilon:g}: give it as many as a client of the run, or leave it "
                 "out"
             )
-
-
-def _bound(protocol: ClusteringProtocol, samples: int) -> float:
-    """Return ε of all releases of a client with so many samples, at the run's noise."""
-    config = protocol.kept_.learned.config
-    history = protocol.history(config["noise"], samples, protocol.training(config))
-    return accounting.epsilon(history, config["delta"]).epsilon
 
 
 def warn_if_dear(protocol: ClusteringProtocol, ledger: Ledger, names: Sequence[str]) -> None:

@@ -293,7 +293,8 @@ class SRFCAClient(SumClient):
         """
         if any(query.models.picks):
             raise PolicyError("choose_again brings no models: a client judges new ones in choose")
-        return self._nearest(self._stored_losses(context), query)
+        nearest = self._nearest(self._stored_losses(context), query)
+        return ModelChoice(Rows(nearest))
 
     def _check_all_offered(self, query: OfferedClusters) -> None:
         """Raise FrameError unless each client receives the models of all clusters."""

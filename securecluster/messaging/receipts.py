@@ -36,8 +36,9 @@ class Receipt:
         replace: sensitivity to replacing the unit over that to blanking it.
         batch: expected samples in a step of "dp-sgd"; from the client's number on, all of them.
         epochs: epochs of "dp-sgd".
-        once: name of a release that a client repeats to the bit however often it is asked, so that
-            it is paid for once in a run; empty for one that is new in every call.
+        once: name and digest of a release that a client repeats to the bit however often it is
+            asked, so that it is paid for once in a run; empty for one that is new in every call.
+            The digest is of numbers with noise, so it tells nothing more.
     """
 
     mechanism: str
@@ -73,17 +74,25 @@ class Receipt:
             # the exact type: a JSON true would pass as an integer
             if type(value) is not type(default):
                 raise ValueError("a receipt has values of other types")
-        mechanism, names, multiplier, replaced, batch, epochs, once = complete
-        if not all(isinstance(name, str) for name in names):
-            raise ValueError("a receipt has values of other types")
-        costs = mechanism not in COSTLESS
-        if mechanism not in MECHANISMS or costs != (multiplier > 0):
+        mechanism, names, *rest = complete
+        if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+            raise ValueError("a receipt names no fields, or one of them twice")
+        receipt = cls(mechanism, tuple(names), *rest)
+        receipt._check()
+        # one text for each receipt
+        if receipt.as_json() != values:
+            raise ValueError("a receipt has values that go without saying")
+        return receipt
+
+    def _check(self) -> None:
+        """Raise ValueError for values that no mechanism has."""
+        costs = self.mechanism not in COSTLESS
+        if self.mechanism not in MECHANISMS or costs != (self.multiplier > 0):
             raise ValueError("a receipt is of no mechanism with noise")
-        if not math.isfinite(multiplier) or not 1 <= replaced <= 2:
+        if not math.isfinite(self.multiplier) or not 1 <= self.replace <= 2:
             raise ValueError("a receipt's noise is out of range")
-        if not 0 <= batch < 1 << 63 or not 1 <= epochs < 1 << 31:
+        if not 0 <= self.batch < 1 << 63 or not 1 <= self.epochs < 1 << 31:
             raise ValueError("a receipt's training is out of range")
-        return cls(mechanism, tuple(names), multiplier, replaced, batch, epochs, once)
 
 
 # in the order of the fields; the first has none

@@ -23,16 +23,22 @@ from securecluster.messaging.receipts import GAUSSIAN, PUBLIC, Receipt
 from securecluster.privacy.dp import exponential_mechanism, loss_mechanism
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import REPLACE, Clip
+from securecluster.privacy.dp.noise_streams import digest
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class _Draw:
-    """Noise that was drawn for some clients, each by its own key; its receipt has no fields yet."""
+    """Noise that was drawn for some clients, each by its own key.
 
-    clients: frozenset[int]
+    Args:
+        receipt: of each of them, without fields.
+        once: by client, name and digest of a release that is made once; "" for others.
+    """
+
     receipt: Receipt
+    once: Mapping[int, str]
 
 
 @dataclass(frozen=True)
@@ -76,23 +82,32 @@ class Releases:
         self._counts[client] += 1
         return f"{self.method} {self._counts[client]}"
 
-    def drawn(self, tensor: torch.Tensor, clients: Sequence[int], receipt: Receipt) -> torch.Tensor:
+    def drawn(
+        self, tensor: torch.Tensor, clients: Sequence[int], receipt: Receipt, once: str = ""
+    ) -> torch.Tensor:
         """Remember a tensor with the receipt of its noise, and return it.
 
         Args:
-            tensor: with the noise.
+            tensor: with the noise, one row for each client.
             clients: whose noise it is.
             receipt: of each of them, without fields.
+            once: name of a release that is made once.
         """
-        self._draws.append(_Draw(frozenset(clients), receipt))
+        names = dict.fromkeys(clients, "")
+        if once:
+            # Other bits under the same name are another release.
+            names = {
+                i: f"{once} {digest(row).hex()[:16]}" for i, row in zip(names, tensor, strict=True)
+            }
+        self._draws.append(_Draw(receipt, names))
         return self.remember(tensor, frozenset([len(self._draws) - 1]))
 
-    def remember(self, tensor: torch.Tensor, draws: frozenset[int] = frozenset()) -> torch.Tensor:
+    def remember(self, tensor: torch.Tensor, draws: frozenset[int]) -> torch.Tensor:
         """Remember a released tensor, and return it.
 
         Args:
             tensor: as it may leave.
-            draws: that it follows from; none for an exact one.
+            draws: that it follows from.
         """
         self._released[id(tensor)] = _Released(tensor, _version(tensor), draws)
         return tensor
@@ -136,9 +151,10 @@ class Releases:
                 fields_of.setdefault(draw, []).append(name)
         written = []
         for draw, names in sorted(fields_of.items()):
-            if client in self._draws[draw].clients:
-                receipt = self._draws[draw].receipt
-                written.append(dataclasses.replace(receipt, fields=tuple(names)))
+            receipt, once = self._draws[draw].receipt, self._draws[draw].once
+            if client in once:
+                of_client = dataclasses.replace(receipt, fields=tuple(names), once=once[client])
+                written.append(of_client)
         return written
 
 
@@ -211,7 +227,7 @@ class CallContext:
         """
         multiplier = self._multiplier(noise)
         if self.noise is None or not multiplier:
-            return self.releases.remember(rows)
+            return rows
         if sensitivity is None:
             norm = self.noise.clip if norm is None else norm
             flat = Clip(norm, nonfinite_as_zeros=True).forward(rows.flatten(1), self.step)
@@ -228,8 +244,8 @@ class CallContext:
             step = 0 if once else self.step
             drawn = self.noise.draws.noised(client, purpose, step, row, multiplier, reach)
             noisy.append(drawn)
-        receipt = Receipt(GAUSSIAN, (), multiplier, float(replace), once=once)
-        return self.releases.drawn(torch.stack(noisy), self.ids, receipt)
+        receipt = Receipt(GAUSSIAN, (), multiplier, float(replace))
+        return self.releases.drawn(torch.stack(noisy), self.ids, receipt, once)
 
     def release_losses(
         self, means: Array, samples: Sequence[int], widths: Sequence[int] | None = None
@@ -246,7 +262,7 @@ class CallContext:
             (b, k) float64; without noise in the run, `means` as they are.
         """
         if self.loss_bound is None:
-            return self.releases.remember(torch.as_tensor(means))
+            return torch.as_tensor(means)
         assert self.noise is not None
         purposes = [self.releases.purpose(client) for client in self.ids]
         noisy = loss_mechanism.noised(
@@ -270,7 +286,7 @@ class CallContext:
         """
         multiplier = self._multiplier(noise)
         if self.noise is None or not multiplier:
-            return self.releases.remember(torch.as_tensor(counts.argmax(1)))
+            return torch.as_tensor(counts.argmax(1))
         draws = self.noise.draws
         spread = exponential_mechanism.bounded_range(multiplier)
         chosen = []
@@ -294,7 +310,7 @@ class CallContext:
         with self.releases.closed():
             result = function(*released)
         draws = self.releases.of(released)
-        if draws is None:
+        if not draws:
             return result
         return self.releases.remember(result, draws)
 

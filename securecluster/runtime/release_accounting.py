@@ -146,7 +146,7 @@ class ReleaseAccounting:
         release: ReleasePolicy,
         call: Event,
         reply: Any,
-        receipts: Receipts = (),
+        receipts: Sequence[Receipts] = ((),),
         members: int = 1,
         survivors: int | None = None,
     ) -> Iterator[Event]:
@@ -157,12 +157,12 @@ class ReleaseAccounting:
             call: event with the call, its clients and its reader. Its digests are of each client's
                 reply, where a repetition with other bits costs again.
             reply: the reply as the protocol sees it.
-            receipts: of each of the call's clients, whose receipts are the same.
+            receipts: of each of the call's clients, which differ in digests at most.
             members: clients that were asked for a row of the sum, where the call's clients are the
                 survivors of one.
             survivors: number of clients in the sum, where it is not that of the call's clients.
         """
-        for receipt in receipts:
+        for receipt in receipts[0]:
             if receipt.mechanism == TRAINING:
                 yield replace(
                     call,
@@ -180,8 +180,10 @@ class ReleaseAccounting:
             for name in release.public:
                 yield replace(call, fields=(name,), mechanism="public", digests=())
             return
-        for charge in self._charges(release, reply, receipts):
+        for charge in self._charges(release, reply, receipts[0]):
             event = self._field_event(release, call, charge)
+            if charge.receipt is not None and receipts[0][charge.receipt].once:
+                event = replace(event, once=tuple(own[charge.receipt].once for own in receipts))
             if charge.mechanism == "skellam":
                 d = getattr(reply, charge.field).table[0].numel()
                 event = self._sum_event(event, charge.field, d, members, survivors or call.clients)
@@ -212,10 +214,9 @@ class ReleaseAccounting:
             due = [k for k in named if receipts[k].mechanism == GAUSSIAN and k not in paid]
             for k in due:
                 receipt = receipts[k]
-                charge = _Charge(
-                    name, "gaussian", receipt.multiplier, receipt.replace, receipt.once
+                charges.append(
+                    _Charge(name, "gaussian", receipt.multiplier, receipt.replace, receipt=k)
                 )
-                charges.append(charge)
             if not due:
                 charges.append(_Charge(name, "free" if named else "exact"))
             paid.update(due)
@@ -274,7 +275,6 @@ class ReleaseAccounting:
             replace=charge.replace,
             seen=charge.field in release.through and readable,
             digests=digests,
-            once=charge.once,
         )
 
     def _curator(self, name: str) -> TrustedCurator | None:
@@ -293,13 +293,28 @@ class ReleaseAccounting:
 
 @dataclass(frozen=True)
 class _Charge:
-    """What one field of a reply costs, or one of the releases that it follows from."""
+    """What one field of a reply costs, or one of the releases that it follows from.
+
+    Args:
+        receipt: position of the receipt that it is by; None where it is by none.
+    """
 
     field: str
     mechanism: Mechanism
     multiplier: float | None = None
     replace: float = REPLACE
-    once: str = ""
+    receipt: int | None = None
+
+
+def without_digests(receipts: Receipts) -> Receipts:
+    """Return receipts as they are alike for clients whose releases cost the same.
+
+    Args:
+        receipts: of one client.
+    """
+    if not any(receipt.once for receipt in receipts):
+        return receipts
+    return tuple(replace(receipt, once="once" if receipt.once else "") for receipt in receipts)
 
 
 def _released_fields(reply: Any) -> list[str]:

@@ -57,7 +57,7 @@ class ReleaseBudget:
             self.noise_key(), digest_size=16, person=b"securecluster bd"
         ).hexdigest()
         run = f"{self.run} {key}"
-        written = self.budget.due(run, receipts[0])
+        written = self.budget.due(run, receipts[0], call.method, call.step)
         digests: tuple[str, ...] = ()
         # A trusted server's noise is new in each sum, for all that its client knows.
         own_noise = not self.costs.per_group(release)
@@ -77,6 +77,8 @@ class ReleaseBudget:
         if self.least_survivors is not None:
             # The client learns later who survives, so it counts the least noise that it accepts.
             survivors = self.least_survivors(call.members[0])
-        events = list(self.costs.events(release, event, reply, written, call.members[0], survivors))
+        events = list(
+            self.costs.events(release, event, reply, [written], call.members[0], survivors)
+        )
         if events:
             self.budget.reserve(run, events, self.samples)

@@ -11,7 +11,7 @@ from securecluster.messaging.receipts import Receipts
 from securecluster.privacy.dp.ledger import Event, PaidOnce
 from securecluster.privacy.dp.target import Target
 from securecluster.runtime.endpoint import ReleasePolicy
-from securecluster.runtime.release_accounting import ReleaseAccounting
+from securecluster.runtime.release_accounting import ReleaseAccounting, without_digests
 
 
 @dataclass
@@ -64,13 +64,16 @@ class ReleaseTarget:
         Raises:
             TargetError: a client's releases would cost more than the target.
         """
+        due: dict[int, Receipts] = {}
         clients_of: dict[tuple[int, Receipts], list[int]] = {}
         for client, members, written in zip(call.to, call.members, receipts, strict=True):
             if not self._repeated(call, client):
-                due = self._paid.due(client, written)
-                clients_of.setdefault((members, due), []).append(client)
+                due[client] = self._paid.due(client, written, call.method, call.step)
+                alike = (members, without_digests(due[client]))
+                clients_of.setdefault(alike, []).append(client)
         events: list[Event] = []
-        for (members, written), clients in clients_of.items():
+        for (members, _), clients in clients_of.items():
+            own = [due[client] for client in clients]
             event = Event(
                 method=call.method,
                 verb=call.verb,
@@ -83,7 +86,7 @@ class ReleaseTarget:
             if self.least_survivors is not None:
                 # Who survives is known later: the least noise that a client accepts counts.
                 survivors = self.least_survivors(members)
-            events += self.costs.events(release, event, reply, written, members, survivors)
+            events += self.costs.events(release, event, reply, own, members, survivors)
         self.target.admit(events)
         self._paid.learn(events)
         self._last.setdefault((call.method, call.verb), {}).update(

@@ -56,7 +56,7 @@ from securecluster.runtime.key_exchange import TRIES, KeyDirectory
 from securecluster.runtime.padded_pairs import PaddedPairs
 from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
 from securecluster.runtime.relays import Gathered
-from securecluster.runtime.release_accounting import ReleaseAccounting
+from securecluster.runtime.release_accounting import ReleaseAccounting, without_digests
 from securecluster.runtime.secure_sums import SecureSums
 from securecluster.runtime.transport import Transport
 
@@ -849,13 +849,14 @@ class ServerChannel:
             return
         release = release_of(method)
         paid = self._paid_once()
+        due: list[Receipts] = []
         positions_of: dict[Receipts, list[int]] = {}
         for position, client in enumerate(ids):
             receipts = self._receipts.get(client)
             if receipts is None:
                 receipts = self._costs.assumed(release)
-            receipts = paid.due(client, receipts)
-            positions_of.setdefault(receipts, []).append(position)
+            due.append(paid.due(client, receipts, method.__name__, step))
+            positions_of.setdefault(without_digests(due[-1]), []).append(position)
         events: list[Event] = []
         for receipts, positions in positions_of.items():
             told = self._digests(release, verb, reply, receipts, digests, positions, len(ids))
@@ -869,7 +870,8 @@ class ServerChannel:
                 step=step,
                 digests=told,
             )
-            events += self._costs.events(release, event, reply, receipts, members)
+            own = [due[k] for k in positions]
+            events += self._costs.events(release, event, reply, own, members)
         self.record(events)
 
     def _digests(

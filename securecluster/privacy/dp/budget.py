@@ -84,12 +84,14 @@ class Budget:
         """Return ε at δ of everything that was reserved so far."""
         return self._ledger.price(self.delta).epsilon
 
-    def due(self, run: str, receipts: Receipts) -> Receipts:
+    def due(self, run: str, receipts: Receipts, method: str, step: int) -> Receipts:
         """Return receipts, where what the client has paid for in the run costs nothing more.
 
         Args:
             run: name of the run.
             receipts: of a reply.
+            method: that was called.
+            step: number of the call.
         """
         if not any(receipt.once for receipt in receipts):
             return receipts
@@ -97,7 +99,7 @@ class Budget:
             self._read()
             number = self._numbers.get(run, -1)
             of_run = [event for event in self._ledger.events if event.ids == (number,)]
-        return PaidOnce(of_run).due(number, receipts)
+        return PaidOnce(of_run).due(number, receipts, method, step)
 
     def reserve(
         self,

@@ -69,8 +69,8 @@ class Event:
         sensitivities: Δ2 and Δ1 of "skellam", in steps of its grid; empty for all others.
         variance: μ of "skellam", in squared steps: that of the survivors' shares, up to the number
             of shares that was planned.
-        once: name of a release that its client repeats to the bit, and pays for once; empty for
-            others.
+        once: for each of `ids`, name and digest of a release that the client repeats to the bit,
+            and pays for once; empty for others.
     """
 
     method: str
@@ -91,12 +91,12 @@ class Event:
     again: bool = False
     sensitivities: tuple[float, ...] = ()
     variance: float = 0.0
-    once: str = ""
+    once: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.digests and len(self.digests) != len(self.ids):
-            digests = len(self.digests)
-            raise ValueError(f"{digests} digests of {len(self.ids)} replies")
+        for digests in (self.digests, self.once):
+            if digests and len(digests) != len(self.ids):
+                raise ValueError(f"{len(digests)} digests of {len(self.ids)} replies")
 
     @property
     def clients(self) -> int:
@@ -113,12 +113,15 @@ class Event:
         digests: tuple[str, ...] = ()
         if self.digests:
             digests = tuple(self.digests[k] for k in positions)
-        return replace(self, ids=ids, digests=digests)
+        once: tuple[str, ...] = ()
+        if self.once:
+            once = tuple(self.once[k] for k in positions)
+        return replace(self, ids=ids, digests=digests, once=once)
 
     def releases(self) -> list[Release]:
         """Return the release of each client, in the order of `ids`."""
         # `again` is not part of a call's identity: a repeated training is the same call.
-        call = replace(self, ids=(), digests=(), again=False)
+        call = replace(self, ids=(), digests=(), once=(), again=False)
         digests = self.digests
         if not digests:
             digests = ("",) * len(self.ids)
@@ -516,7 +519,8 @@ class PaidOnce:
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
-        self._paid: set[tuple[int, str]] = set()
+        # (client, name and digest of the release) -> (method, step) of the call that paid for it
+        self._paid: dict[tuple[int, str], tuple[str, int]] = {}
         self.learn(events)
 
     def learn(self, events: Iterable[Event]) -> None:
@@ -526,21 +530,26 @@ class PaidOnce:
             events: of the run.
         """
         for event in events:
-            if event.once:
-                self._paid.update((client, event.once) for client in event.ids)
+            for client, once in zip(event.ids, event.once, strict=False):
+                self._paid.setdefault((client, once), (event.method, event.step))
 
-    def due(self, client: int, receipts: Receipts) -> Receipts:
+    def due(self, client: int, receipts: Receipts, method: str, step: int) -> Receipts:
         """Return a client's receipts, where what it has paid for costs nothing more.
+
+        A call that is repeated has the receipts that it had.
 
         Args:
             client: its number.
             receipts: of its reply.
+            method: that was called.
+            step: number of the call.
         """
         if not any(receipt.once for receipt in receipts):
             return receipts
         due = []
         for receipt in receipts:
-            if (client, receipt.once) in self._paid:
+            call = (method, step)
+            if receipt.once and self._paid.get((client, receipt.once), call) != call:
                 receipt = Receipt(FOLLOWS, receipt.fields)
             due.append(receipt)
         return tuple(due)
