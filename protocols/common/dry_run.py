@@ -281,8 +281,8 @@ def _events_by_client(dry: Any, federation: Federation) -> dict[int, list[Event]
             server.final_state(net, run)
     events: dict[int, list[Event]] = {}
     for event in net.state.ledger.events:
-        for client in event.ids:
-            events.setdefault(client, []).append(replace(event, ids=(client,), digests=()))
+        for position, client in enumerate(event.ids):
+            events.setdefault(client, []).append(event.select([position]))
     return events
 
 

@@ -33,7 +33,6 @@ from securecluster.privacy.masking.identities import Identity, Roster, check_ros
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import ClientState, TrainingClient
-from securecluster.protocols.common.dry_run import run_releases
 from securecluster.protocols.common.hooks import without_clients
 from securecluster.protocols.common.labels import checked_labels
 from securecluster.protocols.common.messages import ModelDelta
@@ -252,7 +251,7 @@ def _target(
         federation: of all clients.
     """
     assert protocol.target_epsilon is not None
-    plan = partial(run_releases(protocol, federation).plan, float(config["noise"]))
+    plan = partial(protocol.run_releases(federation).plan, float(config["noise"]))
     return Target(float(protocol.target_epsilon), float(protocol.delta), plan, samples)
 
 

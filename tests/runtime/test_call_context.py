@@ -126,9 +126,25 @@ def test_a_release_that_is_made_once_has_one_name_in_every_call() -> None:
     first, second = context(draws=draws, step=1), context(draws=draws, step=9)
     released = [made.release(ROWS, once="gram") for made in (first, second)]
     assert set(draws.asked) == {(5, "gram", 0), (6, "gram", 0)}
-    assert receipts(second, Told(Rows(released[1]))) == [
-        Receipt(GAUSSIAN, ("rows",), Z, 2.0, once="gram")
-    ]
+    (one,), (two,) = (
+        receipts(made, Told(Rows(rows)))
+        for made, rows in zip((first, second), released, strict=True)
+    )
+    assert one == two == Receipt(GAUSSIAN, ("rows",), Z, 2.0, once=one.once)
+    assert one.once.startswith("gram ")
+    # other bits under the same name are another release
+    other = first.release(ROWS.flip(1), once="gram")
+    (three,) = receipts(first, Told(Rows(other)))
+    assert three.once.startswith("gram ")
+    assert three.once != one.once
+
+
+def test_exact_numbers_among_released_ones_make_the_result_exact() -> None:
+    made = context()
+    exact = made.release(ROWS, noise=0.0)
+    noisy = made.release(ROWS)
+    mixed = made.postprocess(lambda a, b: a + 0 * b, exact, noisy)
+    assert receipts(made, Told(Rows(mixed))) == []
 
 
 def test_losses_have_noise_by_their_bound_and_the_samples_behind_them() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +13,7 @@ from securecluster.privacy.dp.ledger import Event
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.runtime.endpoint import GATHER, ReleasePolicy
-from securecluster.runtime.release_accounting import ReleaseAccounting
+from securecluster.runtime.release_accounting import ReleaseAccounting, without_digests
 from securecluster.training.config import LocalTraining
 
 CALL = Event("tell", GATHER, (), 1, (0,))
@@ -37,7 +37,7 @@ Charges = list[tuple[str, tuple[str, ...], float | None]]
 
 def charged(*receipts: Receipt, release: ReleasePolicy = RELEASE) -> Charges:
     """Return mechanism, fields and noise multiplier of each event of a reply with receipts."""
-    events = COSTS.events(release, CALL, REPLY, receipts)
+    events = COSTS.events(release, CALL, REPLY, [receipts])
     return [(event.mechanism, event.fields, event.noise_multiplier) for event in events]
 
 
@@ -87,7 +87,7 @@ def test_a_training_counts_as_kept_where_nothing_of_it_leaves() -> None:
     training = Receipt(TRAINING, (), 1.5, batch=10, epochs=2)
     for private in (True, False):
         release = ReleasePolicy((GATHER,), private=private, trains="usual")
-        first, *fields = COSTS.events(release, CALL, REPLY, (training,))
+        first, *fields = COSTS.events(release, CALL, REPLY, [(training,)])
         assert (first.mechanism, first.noise_multiplier, first.batch, first.epochs) == (
             "dp-sgd",
             1.5,
@@ -96,6 +96,15 @@ def test_a_training_counts_as_kept_where_nothing_of_it_leaves() -> None:
         )
         assert first.kept is not private
         assert len(fields) == 2 * private
+
+
+def test_what_is_released_once_has_each_clients_digest() -> None:
+    call = replace(CALL, ids=(3, 8))
+    own = [(Receipt(GAUSSIAN, ("delta", "size"), 3.0, once=f"gram {i}"),) for i in call.ids]
+    assert without_digests(own[0]) == without_digests(own[1]) != own[0]
+    delta, size = COSTS.events(RELEASE, call, REPLY, own)
+    assert (delta.once, size.once) == (("gram 3", "gram 8"), ())
+    assert delta.select([1]).once == ("gram 8",)
 
 
 def test_a_client_whose_reply_was_lost_is_taken_to_have_trained() -> None:
