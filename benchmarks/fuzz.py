@@ -5,9 +5,9 @@ python -m securecluster.benchmarks.fuzz [--frames 200000] [--side all] [--seed 0
 
 A short run of each protocol over real frames is recorded, plain, with secure sums and with
 encryption. Then its frames are changed in one to three places (a field of the header, a scalar, a
-tensor's type, shape or numbers), damaged as bytes, or sent out of order: requests to a client's
-endpoint and to the key authority, and replies of both to the server's loop. Every one must be
-answered or refused by an error that says why; whatever else is raised counts as unnamed. A
+tensor's type, shape or numbers, a receipt), damaged as bytes, or sent out of order: requests to a
+client's endpoint and to the key authority, and replies of both to the server's loop. Every one must
+be answered or refused by an error that says why; whatever else is raised counts as unnamed. A
 row per protocol and side goes to results/fuzz.csv: frames, what became of them, the slowest one in
 milliseconds, and the largest memory of the process in MB.
 """
@@ -15,6 +15,7 @@ milliseconds, and the largest memory of the process in MB.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import random
@@ -110,6 +111,17 @@ SHAPES: tuple[tuple[int, ...], ...] = (
     (), (0,), (1,), (3,), (0, 0), (2, 3), (1, 2, 3), (1 << 16,),
 )  # fmt: skip
 INTEGERS = (-1, 0, 1, 2, 3, 4, 7, 1 << 20, 1 << 33, 1 << 62, -(1 << 62))
+# values of receipts that no client writes, each as the whole list, one receipt, or one value of it
+RECEIPTS: tuple[Any, ...] = (
+    None, 1, "x", {}, [], [[]], [1], ["gaussian"], [[None]], [["laplace", ["delta"], 1.0]],
+    [["gaussian", ["delta"], math.inf]], [["gaussian", ["delta"], math.nan]],
+    [["gaussian", ["delta"], -1.0]], [["gaussian", ["delta"], 1]], [["gaussian", "delta", 1.0]],
+    [["gaussian", [1], 1.0]], [["gaussian", ["no field"], 1.0]], [["follows", ["delta"], 1.0]],
+    [["gaussian", ["delta"], 1.0, 0.5]], [["dp-sgd", [], 1.0, 2.0, -1]],
+    [["dp-sgd", [], 1.0, 2.0, 1 << 70]], [["dp-sgd", [], 1.0, 2.0, 1, 0]],
+    [["public", [], 0.0, 2.0, 0, 1, "", "x"]], [["public", ["x" * 1000]]],
+    [["public"]] * 65, [["public"]] * 100_000, [["gaussian", ["delta"] * 100_000, 1.0]],
+)  # fmt: skip
 # classes of named errors with a column of their own in the table
 OUTCOMES = ("FrameError", "PolicyError", "UpdateError", "UsageError")
 
@@ -511,15 +523,43 @@ class Forger:
 
     def _rewritten(self, data: bytes) -> bytes:
         text, tensors = wire._read(data)
-        header, scalars = json.loads(text)
+        header, scalars, *receipts = json.loads(text)
         for _ in range(self._draw.choice([1, 1, 1, 2, 3])):
             if self._draw.random() < 0.15:
                 self._change_header(header)
+            elif self._draw.random() < (0.2 if receipts else 0.05):
+                receipts = self._other_receipts(receipts)
             elif tensors and self._draw.random() < 0.7:
                 self._change_tensors(tensors)
             else:
                 self._change_scalars(scalars)
-        return saved(header, scalars, tensors)
+        return saved(header, scalars, tensors, receipts)
+
+    def _other_receipts(self, receipts: list[Any]) -> list[Any]:
+        """Return what follows header and scalars in a frame: receipts, or none, or more than them.
+
+        Args:
+            receipts: of the frame: a list of one list, or of nothing.
+        """
+        what = self._draw.random()
+        if what < 0.1:
+            return []
+        if what < 0.15:
+            return [*receipts, [["public"]]] if receipts else [[["public"]], []]
+        written = copy.deepcopy(receipts[0]) if receipts else []
+        # an earlier change may have left what is no list of receipts
+        are_receipts = isinstance(written, list) and all(isinstance(one, list) for one in written)
+        if what < 0.6 or not written or not are_receipts or not all(written):
+            return [self._draw.choice(RECEIPTS)]
+        receipt = self._draw.choice(written)
+        if what < 0.7:
+            written.append(receipt)
+        elif what < 0.8:
+            receipt += self._draw.choices(NUMBERS, k=self._draw.randint(1, 6))
+        else:
+            others: list[Any] = [*NUMBERS, *SPECIAL, *TEXTS, ["no field"], [1], [[]]]
+            receipt[self._draw.randrange(len(receipt))] = self._draw.choice(others)
+        return [written]
 
     def _change_header(self, header: list[Any]) -> None:
         position = self._draw.randrange(len(header))
@@ -649,18 +689,24 @@ class Forger:
         return length + text + bytes(4)
 
 
-def saved(header: list[Any], scalars: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:
+def saved(
+    header: list[Any],
+    scalars: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    receipts: Sequence[Any] = (),
+) -> bytes:
     """Return a frame of any content, also of one that no sender would encode.
 
     Args:
         header: fields of the frame's header.
         scalars: of the message, by name.
         tensors: of the message, by name.
+        receipts: what follows the scalars: the receipts of a reply, or nothing.
     """
     from safetensors.torch import save
 
     copies = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    metadata = {"frame": json.dumps([header, scalars])}
+    metadata = {"frame": json.dumps([header, scalars, *receipts])}
     return bytes(save(copies, metadata))
 
 
@@ -672,8 +718,8 @@ def reheaded(data: bytes, header: Header) -> bytes:
         header: the other one.
     """
     text, tensors = wire._read(data)
-    _, scalars = json.loads(text)
-    return saved(wire.header_fields(header), scalars, tensors)
+    _, scalars, *receipts = json.loads(text)
+    return saved(wire.header_fields(header), scalars, tensors, receipts)
 
 
 def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:

@@ -4,6 +4,7 @@ is not bounded.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -13,7 +14,8 @@ import torch
 
 from securecluster.app.registry import PROTOCOLS
 from securecluster.benchmarks import fuzz
-from securecluster.errors import UnforeseenError
+from securecluster.errors import FrameError, UnforeseenError
+from securecluster.messaging import wire
 from securecluster.protocols.common.sum_options import RELEVANCES
 from securecluster.runtime import endpoint, server_channel
 
@@ -62,6 +64,41 @@ def test_forged_frames_are_answered_or_refused_by_name(case: str, side: str) -> 
     assert count.errors["FrameError"]
     assert count.slowest < SECONDS
     assert count.memory - before < ROOM
+
+
+@pytest.mark.parametrize("forged", fuzz.RECEIPTS, ids=lambda forged: str(forged)[:40])
+def test_forged_receipts_are_refused_by_name(forged: object) -> None:
+    run = recorded("ifca, private")
+    reply = next(sent.reply for sent in run.sent if sent.method == "contribute")
+    message = run.method.message_types("contribute")[1]
+    assert wire.decode_reply(reply, message)[2]
+    text, tensors = wire._read(reply)
+    fields, scalars, _ = json.loads(text)
+    data = fuzz.saved(fields, scalars, tensors, [forged])
+    with pytest.raises(FrameError):
+        wire.decode_reply(data, message)
+    # nor does a client take them in a request
+    request = next(sent.request for sent in run.sent if (sent.client, sent.method) == (0, "choose"))
+    text, tensors = wire._read(request)
+    fields, scalars = json.loads(text)
+    with pytest.raises(FrameError):
+        wire.decode(
+            fuzz.saved(fields, scalars, tensors, [forged]), run.method.message_types("choose")[0]
+        )
+
+
+def test_the_forger_changes_receipts_of_every_kind() -> None:
+    run = recorded("ifca, private")
+    reply = next(sent.reply for sent in run.sent if sent.method == "contribute")
+    forger = fuzz.Forger(random.Random(0), [reply], ["contribute"])
+    seen = set()
+    for _ in range(4000):
+        data = forger._rewritten(reply)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        seen.add(json.dumps(json.loads(header["__metadata__"]["frame"])[2:]))
+    for forged in fuzz.RECEIPTS:
+        assert json.dumps([forged]) in seen
+    assert "[]" in seen
 
 
 def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ noise is refuted, and adding or removing an example is more than a claim covers.
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from securecluster.benchmarks.relations import BLANKED, MECHANISMS, REMOVED, REP
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
-from securecluster.runtime.endpoint import MINIMUM, message_types, releases_of
+from securecluster.runtime.endpoint import MINIMUM, releases_of
 
 CONFIDENCE = 0.9999  # of each bound: there are some hundred
 VARIANTS = [
@@ -27,7 +27,7 @@ VARIANTS = [
     for name in cases.VARIANTS
     if not {"trim", "sealed", "compress", "4bit", "momentum"}.intersection(name.split())
 ]
-# By unit of privacy and by what a declaration says of a field: the mechanism that releases it.
+# By unit of privacy and by the field that receipts name: the mechanism that releases it.
 # A protocol's own mechanism has the protocol's name before the field.
 WORLD_OF = {
     ("example", "training"): ("training", "batches"),
@@ -50,59 +50,97 @@ WORLD_OF = {
     ("client", "layer"): ("layer",),
     ("client", "nearest"): ("layer",),
     ("client", "signature"): ("client sketch",),
-    ("client", "coordinates"): ("client sketch",),
     ("client", "projections"): ("client blocks",),
 }
 
 
-def declared(name: str, unit: str) -> dict[tuple[str, str], float]:
-    """Return what a variant releases with noise, with the ratio of its sensitivities.
+# of which a run with noise has none: methods that are refused there
+WITHOUT_NOISE = {"HiddenChoiceClient.count_choice", "HiddenChoiceClient.contribute_blocks"}
+TEN = cases.two_clusters(10, 24)
+RUN, NEWCOMERS = TEN.select(range(8)), TEN.select(range(8, 10))
+
+
+def runs() -> Iterator[tuple[Any, str]]:
+    """Yield protocols with noise, which together call every method, each with its unit."""
+    for unit in ("client", "example"):
+        noisy = {**NOISE, **WAYS[unit], "model": "linear", "rounds": 3}
+        for name in VARIANTS:
+            yield cases.variant(name, **noisy), unit
+        yield cases.variant("srfca", **noisy, trim=0.2), unit
+        yield cases.variant("ifca", **noisy, rebalance=2), unit
+
+
+def released(fitted: Any, unit: str) -> dict[tuple[str, str], float]:
+    """Return what a run's clients and newcomers released with noise, by their receipts.
 
     Args:
-        name: of the variant.
+        fitted: which has predicted newcomers' clusters.
         unit: of privacy.
+
+    Returns:
+        The ratio of sensitivities by unit and field.
     """
-    protocol = cases.variant(name, **{**NOISE, **WAYS[unit]})
-    spec = protocol.privacy_spec(NOISE["noise"])
+    pipeline = fitted.pipeline(fitted.kept_.learned.config)
+    policies = releases_of(fitted.client)
     found: dict[tuple[str, str], float] = {}
-    for method, release in releases_of(protocol.client).items():
-        if not release.private or release.derived or method in protocol.refused_methods:
+    for event in fitted.ledger_.events:
+        if event.mechanism == "dp-sgd":
+            key = (unit, "training")
+        elif event.mechanism == "gaussian":
+            (field,) = event.fields
+            key = (unit, f"{fitted.name} {field}")
+            key = key if key in WORLD_OF else (unit, field)
+            if field in policies[event.method].through and pipeline.of(field).multiplier:
+                key = (unit, "pipeline")
+        else:
+            assert event.mechanism in ("exact", "free", "public")
             continue
-        if release.trains and unit == "example":
-            found["example", "training"] = 2.0
-        _, reply = message_types(protocol.client, method)
-        for field in fields(reply):
-            noise = spec.fields.get(field.name)
-            if noise is not None and math.isfinite(noise.multiplier):
-                key = (unit, f"{protocol.name} {field.name}")
-                key = key if key in WORLD_OF else (unit, field.name)
-                found[key] = noise.replacement
-            elif noise is None and field.name in release.through and unit == "client":
-                found[unit, "pipeline"] = 2.0
+        assert found.setdefault(key, event.replace) == event.replace, key
     return found
 
 
-def every_release() -> dict[tuple[str, str], float]:
-    """Return what all protocols release with noise, in either unit."""
-    found: dict[tuple[str, str], float] = {}
-    for name in VARIANTS:
-        for unit in ("client", "example"):
-            try:
-                released = declared(name, unit)
-            except UsageError:  # one that protects whole clients alone
-                continue
-            for key, ratio in released.items():
-                assert found.setdefault(key, ratio) == ratio, key
-    return found
+def fitted_runs() -> Iterator[tuple[Any, str]]:
+    """Yield fitted protocols, which have predicted newcomers' clusters, each with its unit."""
+    for made, unit in runs():
+        try:
+            fitted = made.fit(RUN)
+        except UsageError:  # one that protects whole clients alone
+            assert unit == "example"
+            continue
+        fitted.predict(NEWCOMERS)
+        yield fitted, unit
 
 
-def test_every_release_of_every_protocol_has_a_world() -> None:
+def methods(fitted: Any) -> tuple[set[str], set[str]]:
+    """Return the private methods of a protocol's clients, and those that its run called."""
+    called = {event.method for event in fitted.ledger_.events}
+    private, answered = set(), set()
+    for name, policy in releases_of(fitted.client).items():
+        if policy.private and not policy.derived and name not in fitted.refused_methods:
+            # a method of several protocols needs one run
+            method = getattr(fitted.client, name).__qualname__
+            private.add(method)
+            if name in called:
+                answered.add(method)
+    return private, answered
+
+
+def test_every_release_of_every_protocol_has_a_world(monkeypatch: pytest.MonkeyPatch) -> None:
     protocols = {cases.VARIANTS[name][0].name for name in VARIANTS}
     assert protocols == set(PROTOCOLS), "a protocol without a variant has no worlds"
-    released = every_release()
-    assert set(released) == set(WORLD_OF)
+    cases.stub_pair_network(monkeypatch)
+    found: dict[tuple[str, str], float] = {}
+    every, answered = set[str](), set[str]()
+    for fitted, unit in fitted_runs():
+        for key, ratio in released(fitted, unit).items():
+            assert found.setdefault(key, ratio) == ratio, key
+        private, called = methods(fitted)
+        every |= private
+        answered |= called
+    assert every - answered == WITHOUT_NOISE, "no run shows what these methods release"
+    assert set(found) == set(WORLD_OF)
     tested = set()
-    for key, ratio in released.items():
+    for key, ratio in found.items():
         for name in WORLD_OF[key]:
             mechanism = MECHANISMS[name]
             assert (mechanism.unit, mechanism.replace) == (key[0], ratio), (key, name)

@@ -261,7 +261,8 @@ def test_the_noise_of_a_loss_vector_is_that_of_its_sensitivity(unit: str) -> Non
     protocol = made(
         k=k, dp_unit=unit, clip=1.0, noise=z, loss_clip=bound, mask="none", model="linear"
     )
-    client: Any = protocol.build_client(federation, DOUBLE).client
+    endpoint = protocol.build_client(federation, DOUBLE)
+    client: Any = endpoint.client
     ids = tuple(range(len(SIZES)))
     query = Restart.begin(0, k, len(SIZES), fresh=False).message_for(ids)
     models = [client.cohort.start]
@@ -269,7 +270,7 @@ def test_the_noise_of_a_loss_vector_is_that_of_its_sensitivity(unit: str) -> Non
     exact = client.cohort.losses(torch.stack(models), ids, bound)
     draws = []
     for step in range(1, 151):
-        reply = client.measure(CallContext(ids, ids, step, step), query)
+        reply = client.measure(endpoint.context(ids, step, step, "measure"), query)
         draws.append(reply.losses.values.numpy() - exact)
     measured = np.stack(draws).std(axis=(0, 2))
     # one of n samples moves each of the k means by at most B/n; a client moves them by at most B

@@ -165,10 +165,11 @@ def test_matrices_of_classes_have_the_noise_that_is_priced(unit: str) -> None:
     params = {"mask": "none", "gram_noise": z, "dp_unit": unit, "vectors": 1}
     served = serve(made(**params), RUN)
     client = served.endpoint.client
+    context = served.endpoint.context([0], 0, 1, "eigen")
     features = client._features(0)
     labels = client.cohort.labels(0)
     parts = [features[labels == c] for c in range(10)]
-    noisy = client._noise.matrices(parts, 0)
+    noisy = client._noise.matrices(parts, context)
     divisor = len(features) if unit == "client" else 1
     noise = noisy - together(parts, divisor)
     diagonals = noise.diagonal(dim1=1, dim2=2)

@@ -26,13 +26,12 @@ from securecluster.privacy.dp.auditing import Audit, directions, grams, lower_bo
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCurator
 from securecluster.privacy.dp.ledger import Event, Ledger
-from securecluster.privacy.dp.loss_mechanism import noised
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline, Stage
 from securecluster.protocols.common.gram_mechanism import GramNoise
-from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.call_context import CallContext, outside_run
 from securecluster.runtime.endpoint import GATHER, SUM, Endpoint, answers
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.server_channel import ServerChannel
@@ -64,19 +63,35 @@ class Holder:
         return Values(Rows(self.rows[list(context.positions)].clone()))
 
 
-class Halved(Noise):
-    """Claims a multiplier, and adds half of it."""
+class Less(Noise):
+    """Says that it has a multiplier, and draws half of it."""
 
     def __init__(self, norm: float, multiplier: float) -> None:
         super().__init__(norm, multiplier)
         self._share_multiplier /= 2
 
 
+class Halved(NoiseStreams):
+    """Writes down each multiplier that it is asked for, and draws half of it."""
+
+    def noised(
+        self, client: int, purpose: str, step: int, row: torch.Tensor, z: float, reach: float
+    ) -> torch.Tensor:
+        return super().noised(client, purpose, step, row, z / 2, reach)
+
+    def log(self, client: int, multiplier: float) -> None:
+        super().log(client, 2 * multiplier)
+
+
 def network(
-    rows: torch.Tensor, stages: Sequence[Stage], curator: TrustedCurator | None = None
+    rows: torch.Tensor,
+    stages: Sequence[Stage],
+    curator: TrustedCurator | None = None,
+    kind: type[NoiseStreams] = NoiseStreams,
 ) -> ServerChannel:
     pipeline = Pipeline(stages)
-    pipeline.arm(NoiseStreams.derived(Randomness(3), "run"))
+    streams = kind.derived(Randomness(3), "run")
+    pipeline.arm(streams)
     endpoint = Endpoint(
         Holder(rows),
         range(len(rows)),
@@ -84,6 +99,7 @@ def network(
         pipeline,
         KeyRing(CONFIG, Randomness(0), lambda seed: None),
     )
+    endpoint.noise = ClientNoise("client", NORM, Z, 1.0, streams)
     return ServerChannel(
         len(rows),
         InProcess(endpoint.answer),
@@ -102,6 +118,7 @@ def gathered(
     stages: Sequence[Stage],
     trusted: TrustedCurator | None = None,
     dtype: torch.dtype = torch.float64,
+    kind: type[NoiseStreams] = NoiseStreams,
 ) -> tuple[Audit, ServerChannel]:
     """Each client's row as the server reads it, canaries first."""
     nets: list[ServerChannel] = []
@@ -109,7 +126,7 @@ def gathered(
     def release(rows: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
         whole = torch.zeros(2 * RUNS, rows.shape[1], dtype=rows.dtype)
         whole[list(ids)] = rows
-        nets.append(network(whole, stages, trusted))
+        nets.append(network(whole, stages, trusted, kind))
         return nets[-1].gather(Holder.row, Empty(), to=ids).rows.values.values
 
     return lower_bound(*updates(release, directions(RUNS, D, 0).to(dtype), NORM)), nets[0]
@@ -128,11 +145,18 @@ def test_rows_that_leave_their_clients_are_as_private_as_their_stages_say(
 
 
 def test_half_the_noise_is_refuted() -> None:
-    audit, net = gathered([Clip(NORM), Halved(NORM, Z)])
+    audit, net = gathered([Clip(NORM), Noise(NORM, Z)], kind=Halved)
     (event,) = net.state.ledger.events
     assert event.noise_multiplier == Z
     assert audit.mu > 1.5 / Z
     assert audit.by_rates(0.01) > 1 / Z
+
+
+def test_half_the_noise_is_priced_as_what_was_drawn() -> None:
+    audit, net = gathered([Clip(NORM), Less(NORM, Z)])
+    (event,) = net.state.ledger.events
+    assert event.noise_multiplier == Z / 2
+    assert 1.5 / Z < audit.mu <= 2 / Z
 
 
 def test_rows_that_are_clipped_too_late_are_refuted() -> None:
@@ -143,8 +167,11 @@ def test_rows_that_are_clipped_too_late_are_refuted() -> None:
 @pytest.mark.exhaustive
 def test_half_the_noise_is_refuted_at_little_privacy_and_at_much() -> None:
     for z in (0.1, 2.0):
-        for stage, honest in ((Noise(NORM, z), True), (Halved(NORM, z), False)):
-            assert (gathered([Clip(NORM), stage])[0].mu <= 1 / z) == honest
+        for kind, honest in ((NoiseStreams, True), (Halved, False)):
+            audit, net = gathered([Clip(NORM), Noise(NORM, z)], kind=kind)
+            (event,) = net.state.ledger.events
+            assert event.noise_multiplier == z
+            assert (audit.mu <= 1 / z) == honest
 
 
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
@@ -190,10 +217,16 @@ def test_noise_in_shares_is_audited_in_the_sum_of_the_fewest_survivors(
 
 @pytest.mark.parametrize(("share", "honest"), [(1.0, True), (0.5, False)])
 def test_gram_matrices_are_audited_by_a_canary_row(share: float, honest: bool) -> None:
-    mechanism = GramNoise(Z * share, "gram", False, NoiseStreams.derived(Randomness(5), "run"))
+    mechanism = GramNoise(Z * share, "gram", False)
+    streams = NoiseStreams.derived(Randomness(5), "run")
+    noise = ClientNoise("example", NORM, Z, 1.0, streams)
     rows = torch.from_numpy(np.random.default_rng(0).normal(size=(7, 12)) / 12)
     turns = [directions(12, 12, seed) for seed in range(RUNS // 12)]
-    audit = lower_bound(*grams(mechanism.matrix, torch.cat(turns), rows))
+
+    def matrix(x: torch.Tensor, client: int) -> torch.Tensor:
+        return mechanism.matrix(x, outside_run(noise, [client]))
+
+    audit = lower_bound(*grams(matrix, torch.cat(turns), rows))
     assert (audit.mu <= 1 / Z) == honest
     assert audit.mu > 0.75 / Z
 
@@ -203,12 +236,13 @@ def test_gram_matrices_are_audited_by_a_canary_row(share: float, honest: bool) -
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_rows_of_losses_are_audited_along_their_sum(unit: str, share: float, honest: bool) -> None:
     k, n, bound = 4, 10, 1.7
-    guard = ClientNoise(unit, NORM, Z * share, bound, NoiseStreams.derived(Randomness(6), "run"))
+    noise = ClientNoise(unit, NORM, Z * share, bound, NoiseStreams.derived(Randomness(6), "run"))
     means = np.full((2 * RUNS, k), bound / 3)
     # one sample's losses are B, or all are; in the other world 0
     means[:RUNS] += bound / n if unit == "example" else 2 * bound / 3
     means[RUNS:] -= bound / 3 if unit == "client" else 0
-    told = noised(guard, "judge", range(2 * RUNS), 1, means, [n] * 2 * RUNS).sum(1)
+    context = outside_run(noise, range(2 * RUNS), step=1)
+    told = context.release_losses(means, [n] * 2 * RUNS).numpy().sum(1)
     audit = lower_bound(told[:RUNS], told[RUNS:])
     assert (audit.mu <= 1 / Z) == honest
     assert audit.mu > 0.75 / Z

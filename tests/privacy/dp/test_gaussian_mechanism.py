@@ -21,6 +21,7 @@ from securecluster.errors import PolicyError, UpdateError, UsageError
 from securecluster.messaging.bounds import Real, Upto
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.privacy.compression import codecs
+from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCurator
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.key_agreement import KeyRing
@@ -183,6 +184,7 @@ def test_shares_of_noise_wait_for_an_aggregator_that_reads_no_reply() -> None:
     endpoint = Endpoint(
         Toy(), range(4), "c", pipeline, KeyRing("c", Randomness(0), lambda seed: None)
     )
+    endpoint.noise = ClientNoise("client", 1.0, 2.0, 1.0, DRAWS)
     with pytest.raises(UsageError, match="reads every reply"):
         ServerChannel(4, InProcess(endpoint.answer), "c", pipeline, Randomness(0))
     net = ServerChannel(4, InProcess(endpoint.answer), "c", pipeline, Randomness(0), Blind())

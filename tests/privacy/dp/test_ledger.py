@@ -16,9 +16,10 @@ from opacus.accountants import PRVAccountant
 
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import UsageError
+from securecluster.messaging.receipts import Receipt
 from securecluster.privacy.dp import accounting
 from securecluster.privacy.dp.accounting import gaussian_epsilon
-from securecluster.privacy.dp.ledger import Event, Ledger, Recall
+from securecluster.privacy.dp.ledger import Event, Ledger, PaidOnce, Recall
 
 DELTA = 1e-5
 
@@ -304,6 +305,46 @@ def test_a_repeated_training_counts_again_once_however_much_follows_from_it() ->
     other, last = told(4, (0,), "x", step=2), told(4, (0,), "y", step=3)
     assert recall.new([other]) == [replace(alone, again=True), other]
     assert recall.new([last]) == [last]
+
+
+GRAM = Receipt("gaussian", ("cluster", "row"), 4.0, math.sqrt(2), once="gram")
+SKETCH = Receipt("gaussian", ("signature",), 4.0, once="signature")
+USUAL = Receipt("gaussian", ("delta",), 4.0)
+
+
+def test_a_release_that_is_repeated_to_the_bit_is_due_until_it_was_recorded() -> None:
+    paid = PaidOnce()
+    assert paid.due(0, (GRAM, USUAL)) == (GRAM, USUAL)
+    paid.learn([gaussian(4, (0, 2), field="vectors", once="gram")])
+    # the same fields follow from what was paid for, and what is new in every call costs again
+    follows = Receipt("follows", ("cluster", "row"))
+    assert paid.due(0, (USUAL, GRAM)) == (USUAL, follows)
+    assert paid.due(2, (GRAM,)) == (follows,)
+
+
+def test_each_client_pays_for_each_release_that_it_repeats() -> None:
+    paid = PaidOnce([gaussian(4, (0,), once="gram"), gaussian(4, (1,), once="signature")])
+    assert paid.due(1, (GRAM,)) == (GRAM,)
+    assert paid.due(0, (SKETCH,)) == (SKETCH,)
+    assert paid.due(0, (GRAM, SKETCH)) == (Receipt("follows", GRAM.fields), SKETCH)
+    assert paid.due(1, (GRAM, SKETCH)) == (GRAM, Receipt("follows", SKETCH.fields))
+    paid.learn([gaussian(4, (0, 1), once="gram")])
+    assert paid.due(1, (GRAM,)) == (Receipt("follows", GRAM.fields),)
+
+
+def test_what_is_new_in_every_call_is_due_in_every_call() -> None:
+    paid = PaidOnce([gaussian(4, (0, 1)), training((0, 1)), gaussian(4, (0,), field="")])
+    trained = Receipt("dp-sgd", ("delta",), 1.1, batch=10)
+    told = Receipt("public", ("size",))
+    for receipts in ((), (USUAL,), (trained, told), (USUAL, USUAL)):
+        assert paid.due(0, receipts) == receipts
+
+
+def test_what_follows_from_a_paid_release_pays_for_nothing_itself() -> None:
+    # a repetition leaves an event without a name, by which no other client has paid
+    free = Event("choose", "gather", ("cluster",), 2, (5,), "free")
+    paid = PaidOnce([gaussian(4, (0,), once="gram"), free])
+    assert paid.due(5, (GRAM,)) == (GRAM,)
 
 
 # prices of forty ledgers of one client, each with twelve kinds of releases, to the last bit

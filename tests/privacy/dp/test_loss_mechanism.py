@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ import torch
 from securecluster import Federation
 from securecluster.messaging.messages import Rows
 from securecluster.privacy.dp.client_noise import ClientNoise
-from securecluster.privacy.dp.loss_mechanism import loss_clip, noised, sensitivity
+from securecluster.privacy.dp.loss_mechanism import noised, sensitivity
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import SRFCA, Settings
-from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.call_context import CallContext, Releases, outside_run
 
 DOUBLE = Settings(dtype="float64")
 
@@ -78,27 +79,55 @@ def test_the_noise_is_z_times_the_sensitivity_of_a_row() -> None:
     means, context = np.array([[1.0, 2, 3, 4], [4.0, 3, 2, 1]]), CallContext((7, 9), (0, 1), 1, 5)
     for unit, expected in (("example", [4 * 2 / 10, 4 * 2 / 40]), ("client", [8.0, 8.0])):
         own = guard(unit, 0.5, 8.0)
-        found = noised(own, "fits", context.ids, context.step, means, [10, 40])
+        purposes = ["fits", "judges"]
+        found = noised(own, purposes, context.ids, context.step, means, [10, 40])
         np.testing.assert_allclose(
             found - means, np.repeat(np.array(expected)[:, None], 4, 1), rtol=1e-12
         )
-        assert own.draws.asked == [(7, "fits", 5, [1, 2, 3, 4]), (9, "fits", 5, [4, 3, 2, 1])]  # type: ignore[attr-defined]
+        assert own.draws.asked == [(7, "fits", 5, [1, 2, 3, 4]), (9, "judges", 5, [4, 3, 2, 1])]  # type: ignore[attr-defined]
     assert means[0, 0] == 1
+
+
+def test_a_context_releases_the_same_rows_and_names_its_draws_by_their_number() -> None:
+    means = np.array([[1.0, 2, 3, 4], [4.0, 3, 2, 1]])
+    for unit, expected in (("example", [4 * 2 / 10, 4 * 2 / 40]), ("client", [8.0, 8.0])):
+        own = guard(unit, 0.5, 8.0)
+        context = replace(outside_run(own, [7, 9], step=5), releases=Releases("fits"))
+        released = context.release_losses(means, [10, 40])
+        assert released.dtype == torch.float64
+        np.testing.assert_allclose(
+            released.numpy() - means, np.repeat(np.array(expected)[:, None], 4, 1), rtol=1e-12
+        )
+        second = context.select([1]).release_losses(means[1:], [40], widths=[2]).numpy()
+        # of two numbers of four, the sensitivity is smaller by the root of two
+        shift = expected[1] / np.sqrt(2)
+        np.testing.assert_allclose(second - means[1:], [[shift, shift, 0, 0]], rtol=1e-12)
+        assert own.draws.asked == [  # type: ignore[attr-defined]
+            (7, "fits 1", 5, [1, 2, 3, 4]),
+            (9, "fits 1", 5, [4, 3, 2, 1]),
+            (9, "fits 2", 5, [4, 3]),
+        ]
 
 
 def test_numbers_that_are_not_a_clients_get_no_noise_and_cost_none() -> None:
     found = noised(
-        guard("client", 1.0, 2.0), "judge", (0, 1), 1, np.zeros((2, 3)), [5, 5], widths=[3, 1]
+        guard("client", 1.0, 2.0), ["judge"] * 2, (0, 1), 1, np.zeros((2, 3)), [5, 5], widths=[3, 1]
     )
     np.testing.assert_allclose(found, [[2 * np.sqrt(3)] * 3, [2, 0, 0]])
 
 
 def test_what_is_no_number_counts_as_the_bound_and_without_noise_nothing_changes() -> None:
-    odd, context = np.array([[np.nan, np.inf, 1.0]]), CallContext((0,), (0,), 1, 1)
-    found = noised(guard("example", 1.0, 3.0), "x", context.ids, context.step, odd, [1])
+    odd = np.array([[np.nan, np.inf, 1.0]])
+    found = noised(guard("example", 1.0, 3.0), ["x"], (0,), 1, odd, [1])
     np.testing.assert_allclose(found - 3 * np.sqrt(3), [[3, 3, 1]])
-    assert loss_clip(None) is None and noised(None, "x", context.ids, context.step, odd, [1]) is odd
-    assert loss_clip(guard("client", 1.0, 3.0)) == 3.0
+    context = outside_run(guard("example", 1.0, 3.0))
+    np.testing.assert_array_equal(context.release_losses(odd, [1]).numpy(), found)
+    assert context.loss_bound == 3.0
+    silent = guard("client", 0.0, 3.0)
+    for quiet in (outside_run(silent), CallContext((0,), (0,), 1, 1)):
+        np.testing.assert_array_equal(quiet.release_losses(odd, [1]).numpy(), odd)
+        assert quiet.loss_bound is None
+    assert not silent.draws.asked  # type: ignore[attr-defined]
 
 
 def test_no_sample_and_no_client_moves_a_row_by_more_than_is_said() -> None:

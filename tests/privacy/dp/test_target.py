@@ -87,7 +87,9 @@ def test_beyond_the_plan_the_price_decides() -> None:
     for _ in range(2):
         beyond.admit([gaussian(1.0)])
     assert gaussian_epsilon(2**0.5, DELTA) < 8 < gaussian_epsilon(3**0.5, DELTA)
-    with pytest.raises(TargetError, match=r"train\.delta would bring .* \(with this one, .* 3\)"):
+    with pytest.raises(
+        TargetError, match=r"train\.delta would bring .*: with this one, train\.delta 3,"
+    ):
         beyond.admit([gaussian(1.0)])
     # what was refused is not counted
     beyond.admit([gaussian(9.0)])
@@ -122,7 +124,7 @@ def test_training_that_was_kept_counts_once_anything_leaves() -> None:
     for _ in range(9):
         kept.admit([training(1.0, kept=True)])
     free = Event("send", "gather", ("model",), 1, (0,), "free")
-    with pytest.raises(TargetError, match=r"send\.model would bring .*train \(training\) 9\)"):
+    with pytest.raises(TargetError, match=r"send\.model would bring .*train \(training\) 9,"):
         kept.admit([free])
 
 
@@ -137,7 +139,7 @@ def test_what_a_resumed_run_has_released_is_counted_and_not_refused(
 ) -> None:
     resumed = target((1.0, 1.0, 2))
     resumed.learn([gaussian(1.0)] * 5)
-    with pytest.raises(TargetError, match=r"\(with this one, train\.delta 6\)"):
+    with pytest.raises(TargetError, match=r": with this one, train\.delta 6,"):
         resumed.admit([gaussian(1.0)])
     within = target((1.0, 1.0, 2))
     within.learn([gaussian(1.0)])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from securecluster.clustering import eigenvectors
+from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.protocols.common import gram_mechanism
 from securecluster.protocols.common.gram_mechanism import (
     APART,
@@ -27,6 +28,7 @@ from securecluster.protocols.common.gram_mechanism import (
     told_by_all,
     unpacked,
 )
+from securecluster.runtime.call_context import CallContext, outside_run
 
 Rows = NDArray[np.float64]
 
@@ -58,10 +60,14 @@ class Unit:
         return out
 
 
-def noise(
-    z: float, draws: Any = None, per_client: bool = False, mechanism: str = "gram"
-) -> GramNoise:
-    return GramNoise(z, mechanism, per_client, draws or Drawn())
+def noise(z: float, per_client: bool = False, mechanism: str = "gram") -> GramNoise:
+    return GramNoise(z, mechanism, per_client)
+
+
+def of(client: int, draws: Any = None) -> CallContext:
+    """A call to one client, in a run whose own noise is another one."""
+    own: Any = draws or Drawn()
+    return outside_run(ClientNoise("example", 7.0, 11.0, 1.0, own), [client])
 
 
 def data(seed: int, n: int, d: int, size: float = 1.0) -> torch.Tensor:
@@ -120,7 +126,7 @@ def test_noise_is_isotropic_on_the_space_of_symmetric_matrices(d: int) -> None:
     x, own = data(0, 9, d), basis(d)
     # noise is linear in what is drawn, so its covariance is s² in every direction of the basis
     for k, matrix in enumerate(own):
-        found = noise(2.5, Unit(k)).matrix(x, 0).numpy() - direct(x)
+        found = noise(2.5).matrix(x, of(0, Unit(k))).numpy() - direct(x)
         np.testing.assert_allclose(found, 2.5 * matrix, rtol=0, atol=1e-12)
     m = data(1, d, d).double().numpy()
     m = m + m.T
@@ -133,7 +139,7 @@ def test_noise_is_isotropic_on_the_space_of_symmetric_matrices(d: int) -> None:
 
 def test_variances_on_and_beside_the_diagonal() -> None:
     x = data(0, 40, 200)
-    found = noise(3.0).matrix(x, 4).numpy() - direct(x)
+    found = noise(3.0).matrix(x, of(4)).numpy() - direct(x)
     upper = found[np.triu_indices(200, 1)]
     np.testing.assert_array_equal(found, found.T)
     assert np.var(upper) == pytest.approx(9 / 2, rel=0.05) and abs(np.mean(upper)) < 0.05
@@ -141,7 +147,7 @@ def test_variances_on_and_beside_the_diagonal() -> None:
 
 
 def test_the_spectral_norm_is_smaller_than_that_of_equal_variances_by_the_root_of_two() -> None:
-    found = noise(1.0).matrix(torch.zeros(1, 784), 0)
+    found = noise(1.0).matrix(torch.zeros(1, 784), of(0))
     norm = float(np.abs(np.linalg.eigvalsh(found.numpy())).max())
     draw = np.random.default_rng(0).normal(size=(784, 784))
     plain = np.triu(draw) + np.triu(draw, 1).T  # Analyze Gauss: variance 1 everywhere
@@ -188,11 +194,11 @@ def test_the_sensitivities_are_reached() -> None:
 def test_noise_is_drawn_once_for_a_clients_data() -> None:
     x, y = data(0, 20, 6), data(1, 20, 6)
     made = noise(1.5)
-    assert torch.equal(made.matrix(x, 3), noise(1.5).matrix(x.clone(), 3))
-    assert not torch.allclose(made.matrix(x, 3), made.matrix(x, 4))
-    apart = (made.matrix(x, 3) - made.matrix(y, 3)).numpy() - (direct(x) - direct(y))
+    assert torch.equal(made.matrix(x, of(3)), noise(1.5).matrix(x.clone(), of(3)))
+    assert not torch.allclose(made.matrix(x, of(3)), made.matrix(x, of(4)))
+    apart = (made.matrix(x, of(3)) - made.matrix(y, of(3))).numpy() - (direct(x) - direct(y))
     assert np.abs(apart).max() > 0.1  # other data, other noise: it does not cancel
-    client = noise(1.5, per_client=True).matrix(x, 3).numpy() - direct(x) / 20
+    client = noise(1.5, per_client=True).matrix(x, of(3)).numpy() - direct(x) / 20
     # of 21 numbers, whatever n is
     assert np.linalg.norm(client) == pytest.approx(1.5 * np.sqrt(21), rel=0.5)
 
@@ -205,7 +211,7 @@ def test_the_spectrum_is_numpys_as_far_as_it_stands_out(
     monkeypatch.setattr(eigenvectors, "WHOLE", whole)
     x = data(2, 300, 60) * (0.8 ** torch.arange(60))
     made = noise(z)
-    noisy = made.matrix(x, 0)
+    noisy = made.matrix(x, of(0))
     values, vectors = made.spectrum(noisy, 6)
     known, directions = np.linalg.eigh(noisy.numpy())
     known, directions = known[::-1][:6], directions[:, ::-1].T[:6]
@@ -236,7 +242,7 @@ def test_the_naive_mechanism_noises_every_vector_by_its_trivial_sensitivity() ->
     vectors = torch.zeros(4, 500, dtype=torch.float64)
     # beyond the rank there is none: that is hidden too
     vectors[:3, :3] = torch.eye(3, dtype=torch.float64)
-    found = noise(0.05, mechanism="naive").blurred(vectors, 0)
+    found = noise(0.05, mechanism="naive").blurred(vectors, of(0))
     np.testing.assert_allclose(found.norm(dim=1).numpy(), np.ones(4), rtol=1e-12)
     # s = z · 2√p
     expected = Drawn().noised(0, "eigenvectors", 0, vectors, 0.05, 2 * np.sqrt(4)).numpy()

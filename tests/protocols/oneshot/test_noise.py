@@ -26,7 +26,6 @@ from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.gram_mechanism import gram, packed
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
-from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.transport import InProcess
 
@@ -362,9 +361,10 @@ def test_noisy_runs_replay_resume_and_count_their_bytes(
     for n, entry in enumerate(whole.transcript_.entries):
         call, answer = whole.transcript_.content(n)
         if entry.method in ("eigen", "relevance"):
+            headers = [reply_header(call.header(call.to.index(i))) for i in answer.ids]
             sizes = [
-                len(wire.encode(reply_header(call.header(call.to.index(i))), answer.reply, k))
-                for k, i in enumerate(answer.ids)
+                len(wire.encode(header, answer.reply, k, answer.receipts_at(k)))
+                for k, header in enumerate(headers)
             ]
             assert sum(sizes) == sum(entry.up)
 
@@ -437,7 +437,7 @@ def restarted(made: OneShot, federation: Federation, old: Endpoint[Any]) -> Endp
 
 def asked(endpoint: Endpoint[Any], method: str) -> torch.Tensor:
     """Return what client 2 replies when it is sent unit vectors of clients 0 and 1."""
-    context = CallContext((2,), (2,), 0, 1)
+    context = endpoint.context((2,), 0, 1, method)
     if method == "eigen":
         told: torch.Tensor = endpoint.client.eigen(context, Empty()).vectors.values
         return told
