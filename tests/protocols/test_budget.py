@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from securecluster.errors import (
     UsageError,
 )
 from securecluster.messaging import wire
+from securecluster.messaging.messages import Call, Empty
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.budget import Budget
 from securecluster.privacy.dp.ledger import Event
-from securecluster.protocols import FedAvg, Settings
+from securecluster.protocols import FedAvg, OneShot, Settings
+from securecluster.runtime.endpoint import config_hash
 from securecluster.runtime.transport import Framed
 
 NOISE: dict[str, Any] = {"clip": 1.0, "noise": 2.0, "model": "linear", "epochs": 1, "mask": "none"}
@@ -150,6 +153,24 @@ def test_the_same_reply_again_is_spent_once_and_a_killed_client_has_spent_it(
         spent.add(budget.spent)
         assert Budget(tmp_path / "b", 100.0).spent == budget.spent
     assert len(spent) == 1
+
+
+def test_a_gram_matrix_is_spent_once_and_another_one_again(tmp_path: Path) -> None:
+    clients = two_clusters(clients=4, samples=40, seed=0)
+    first = clients.shards[0]
+    other = replace(clients, shards=(replace(first, x=1 - first.x), *clients.shards[1:]))
+    made = OneShot(rounds=1, tasks=2, mask="none", sealed=False, gram_noise=2.0, model="linear")
+    budget = Budget(tmp_path / "b", 1e9, unit="example")
+    run_of = config_hash(made.config(clients, "float32"))
+    spent = []
+    # another call of the same process and of a new one, and then one with other data
+    for step, data in ((1, clients), (2, clients), (3, other)):
+        node = made.build_client(data, Settings(), [0], budget=budget)
+        for _ in range(2):
+            node.answer(Call(run_of, "eigen", "gather", 0, step, (0,), Empty(), (1,)))
+        spent.append(budget.spent)
+    once, twice = gaussian_epsilon(1 / 2, 1e-5), gaussian_epsilon(2**0.5 / 2, 1e-5)
+    assert spent == pytest.approx([once, once, twice], rel=1e-9)
 
 
 def test_what_is_reserved_is_on_the_disk_before_it_leaves(

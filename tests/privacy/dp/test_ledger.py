@@ -307,29 +307,46 @@ def test_a_repeated_training_counts_again_once_however_much_follows_from_it() ->
     assert recall.new([last]) == [last]
 
 
-GRAM = Receipt("gaussian", ("cluster", "row"), 4.0, math.sqrt(2), once="gram")
-SKETCH = Receipt("gaussian", ("signature",), 4.0, once="signature")
+GRAM = Receipt("gaussian", ("cluster", "row"), 4.0, math.sqrt(2), once="gram a1")
+SKETCH = Receipt("gaussian", ("signature",), 4.0, once="signature b2")
 USUAL = Receipt("gaussian", ("delta",), 4.0)
+
+
+def due(paid: PaidOnce, client: int, *receipts: Receipt, step: int = 7) -> tuple[Receipt, ...]:
+    """Return what is due of the receipts of a reply to `choose`."""
+    return paid.due(client, receipts, "choose", step)
 
 
 def test_a_release_that_is_repeated_to_the_bit_is_due_until_it_was_recorded() -> None:
     paid = PaidOnce()
-    assert paid.due(0, (GRAM, USUAL)) == (GRAM, USUAL)
-    paid.learn([gaussian(4, (0, 2), field="vectors", once="gram")])
+    assert due(paid, 0, GRAM, USUAL) == (GRAM, USUAL)
+    paid.learn([gaussian(4, (0, 2), field="vectors", once=("gram a1", "gram a1"))])
     # the same fields follow from what was paid for, and what is new in every call costs again
     follows = Receipt("follows", ("cluster", "row"))
-    assert paid.due(0, (USUAL, GRAM)) == (USUAL, follows)
-    assert paid.due(2, (GRAM,)) == (follows,)
+    assert due(paid, 0, USUAL, GRAM) == (USUAL, follows)
+    assert due(paid, 2, GRAM) == (follows,)
 
 
 def test_each_client_pays_for_each_release_that_it_repeats() -> None:
-    paid = PaidOnce([gaussian(4, (0,), once="gram"), gaussian(4, (1,), once="signature")])
-    assert paid.due(1, (GRAM,)) == (GRAM,)
-    assert paid.due(0, (SKETCH,)) == (SKETCH,)
-    assert paid.due(0, (GRAM, SKETCH)) == (Receipt("follows", GRAM.fields), SKETCH)
-    assert paid.due(1, (GRAM, SKETCH)) == (GRAM, Receipt("follows", SKETCH.fields))
-    paid.learn([gaussian(4, (0, 1), once="gram")])
-    assert paid.due(1, (GRAM,)) == (Receipt("follows", GRAM.fields),)
+    paid = PaidOnce([gaussian(4, (0, 1), once=("gram a1", "signature b2"))])
+    assert due(paid, 1, GRAM) == (GRAM,)
+    assert due(paid, 0, SKETCH) == (SKETCH,)
+    assert due(paid, 0, GRAM, SKETCH) == (Receipt("follows", GRAM.fields), SKETCH)
+    assert due(paid, 1, GRAM, SKETCH) == (GRAM, Receipt("follows", SKETCH.fields))
+    paid.learn([gaussian(4, (0, 1), once=("gram a1", "gram a1"))])
+    assert due(paid, 1, GRAM) == (Receipt("follows", GRAM.fields),)
+
+
+def test_other_bits_under_the_same_name_are_due() -> None:
+    paid = PaidOnce([gaussian(4, (0,), once=("gram a1",))])
+    other = Receipt("gaussian", GRAM.fields, 4.0, once="gram c3")
+    assert due(paid, 0, other) == (other,)
+
+
+def test_a_call_that_is_repeated_has_the_receipts_that_it_had() -> None:
+    paid = PaidOnce([gaussian(4, (0,), method="choose", step=7, once=("gram a1",))])
+    assert due(paid, 0, GRAM, step=7) == (GRAM,)
+    assert due(paid, 0, GRAM, step=8) == (Receipt("follows", GRAM.fields),)
 
 
 def test_what_is_new_in_every_call_is_due_in_every_call() -> None:
@@ -337,14 +354,14 @@ def test_what_is_new_in_every_call_is_due_in_every_call() -> None:
     trained = Receipt("dp-sgd", ("delta",), 1.1, batch=10)
     told = Receipt("public", ("size",))
     for receipts in ((), (USUAL,), (trained, told), (USUAL, USUAL)):
-        assert paid.due(0, receipts) == receipts
+        assert due(paid, 0, *receipts) == receipts
 
 
 def test_what_follows_from_a_paid_release_pays_for_nothing_itself() -> None:
     # a repetition leaves an event without a name, by which no other client has paid
     free = Event("choose", "gather", ("cluster",), 2, (5,), "free")
-    paid = PaidOnce([gaussian(4, (0,), once="gram"), free])
-    assert paid.due(5, (GRAM,)) == (GRAM,)
+    paid = PaidOnce([gaussian(4, (0,), once=("gram a1",)), free])
+    assert due(paid, 5, GRAM) == (GRAM,)
 
 
 # prices of forty ledgers of one client, each with twelve kinds of releases, to the last bit
