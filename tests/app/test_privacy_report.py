@@ -196,12 +196,16 @@ def test_exact_releases_beside_noisy_vectors_are_named_and_who_adds_what_noise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ["oneshot", "--clients", "6", *SMALL[4:], "--tasks", "2", "--gram-noise", "1"]
-    privacy, out = told(small, tmp_path / "r", capsys)
-    assert (
-        privacy["exact"] == ["contribute: delta", "contribute: size"]
-        and "without noise went contribute: delta, contribute: size" in out
-    )
-    assert "vectors of eigen, once, z = 1" in out
+    # one example more or less is no neighbour: n is public where single ones are protected
+    for unit, exact in (
+        ("client", ["contribute: delta", "contribute: size"]),
+        ("example", ["contribute: delta"]),
+    ):
+        privacy, out = told([*small, "--dp-unit", unit], tmp_path / unit, capsys)
+        assert privacy["exact"] == exact
+        assert f"without noise went {', '.join(exact)}" in out
+        assert any("size of contribute" in text for text in privacy["free"]) == (unit == "example")
+        assert "vectors of eigen, once, z = 1" in out
     central = [
         "--no-sealed",
         "--clip",

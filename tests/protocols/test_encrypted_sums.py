@@ -23,6 +23,7 @@ from securecluster.errors import FrameError, PolicyError, SecureClusterError, Us
 from securecluster.messaging import wire
 from securecluster.messaging.messages import AUTHORITY_CALL, Call, Picks, Response, Rows
 from securecluster.messaging.parties import AUTHORITY
+from securecluster.messaging.receipts import Receipts
 from securecluster.privacy.homomorphic.ciphers import (
     CiphertextSum,
     PublicCipher,
@@ -263,17 +264,18 @@ def test_a_client_that_is_lost_costs_its_own_row_and_column(federation: Federati
 def server_view(served: Served) -> bytes:
     """All frames from and to the server, and its state."""
     frames = [
-        wire.encode(_header(entry, served.transcript.content(k)[0], row), message, row)
+        wire.encode(_header(entry, served.transcript.content(k)[0], row), message, row, receipts)
         for k, entry in enumerate(served.transcript.entries)
-        for message, row in _messages(served.transcript.content(k))
+        for message, row, receipts in _messages(served.transcript.content(k))
     ]
     return b"".join([*frames, pack(served.net.state), pack(served.state)])
 
 
-def _messages(contents: tuple[Call, Response]) -> list[tuple[Any, int]]:
+def _messages(contents: tuple[Call, Response]) -> list[tuple[Any, int, Receipts]]:
     call, response = contents
-    found = [(call.query, k) for k in range(len(call.to))]
-    return found + [(response.reply, k) for k in range(len(response.ids))]
+    asked: list[tuple[Any, int, Receipts]] = [(call.query, k, ()) for k in range(len(call.to))]
+    told = range(len(response.ids))
+    return asked + [(response.reply, k, response.receipts_at(k)) for k in told]
 
 
 def _header(entry: Any, call: Call, row: int) -> Any:

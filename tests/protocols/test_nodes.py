@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.restarts import Restart
-from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import Endpoint, config_hash
+from securecluster.runtime.release_guard import ReleaseGuard
 from securecluster.runtime.run import CheckpointPart, Run
 from securecluster.runtime.server_channel import ChannelState, ServerChannel
 from securecluster.runtime.transport import Framed
@@ -277,15 +277,48 @@ def endpoint_of(
         identity,
         Roster.derived(randomness),
     )
-    draws = NoiseStreams(own.noise, config_hash(config))
+    whole_clients = config["dp_unit"] == "client"
+    draws = NoiseStreams(own.noise, config_hash(config), bounds_rows=whole_clients)
     pipeline.arm(draws)
-    pipeline.guard = made.guard(config, draws)
     cohort.secret = draws
     client, limits = made.make_client(cohort, pipeline, config), made.limits(config, pipeline)
-    sums = made.secure_sum_service(config, own, pipeline)
+    sums = made.secure_sum_service(config, own, pipeline, draws)
     pads = made.pad_service(config, own)
     run = config_hash(config)
-    return Endpoint(client, cohort.ids, run, pipeline, own, limits=limits, sums=sums, pads=pads)
+    found = Endpoint(client, cohort.ids, run, pipeline, own, limits=limits, sums=sums, pads=pads)
+    found.noise = made.client_noise(config, draws)
+    found.guard = guard_of(made, cohort, config)
+    return found
+
+
+def guard_of(made: Any, cohort: LocalTrainer, config: dict[str, Any]) -> ReleaseGuard:
+    """The guard of a node's calls, to which numbers of samples are public under dp_unit example."""
+    public: dict[int, frozenset[float]] = {}
+    if config["dp_unit"] == "example" and made.adds_noise(config):
+        sizes = (float(cohort.sizes[0]), float(cohort.validation_sizes[0]))
+        public[cohort.ids[0]] = frozenset(sizes)
+    private_training = made.per_example and config["noise"] > 0
+    return ReleaseGuard(cohort.access, public, private_training, 1)
+
+
+# name of what a node's guard keeps, beside what its client does
+INFORMED = "informed"
+
+
+def state_of(endpoint: Endpoint[Any]) -> ClientState:
+    """All that a process leaves to the next one."""
+    state, guard = endpoint.client.state(endpoint.keys.secrets), endpoint.guard
+    assert guard is not None
+    return replace(state, extra={**state.extra, INFORMED: guard.memory()})
+
+
+def restore(endpoint: Endpoint[Any], state: ClientState) -> None:
+    """Give a new process what the last one left."""
+    extra, guard = dict(state.extra), endpoint.guard
+    assert guard is not None
+    guard.recall(extra.pop(INFORMED))
+    endpoint.client.restore(replace(state, extra=extra))
+    endpoint.keys.restore(state.secrets)
 
 
 @dataclass
@@ -306,23 +339,20 @@ class Node:
             return self.living
         found = self.make()
         if self.packed:
-            state = unpack(self.packed, ClientState)
-            found.client.restore(state)
-            found.keys.restore(state.secrets)
+            restore(found, unpack(self.packed, ClientState))
         self.living = None if self.amnesic else found
         return found
 
     def remembers(self) -> bytes:
         """All that it would leave to another process."""
-        own = self.endpoint()
-        return pack(own.client.state(own.keys.secrets))
+        return pack(state_of(self.endpoint()))
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a frame."""
         own = self.endpoint()
         reply = own.answer_frame(data)
         if self.amnesic:
-            self.packed = pack(own.client.state(own.keys.secrets))
+            self.packed = pack(state_of(own))
             self.sizes.append(len(self.packed))
         return reply
 
@@ -482,6 +512,7 @@ def test_a_node_that_is_a_new_process_for_every_frame_does_what_a_living_one_doe
     found, (whole, _) = world.result(), calm(name, mask)
     assert found.state == whole.state
     assert found.same_models(whole)
+    assert found.ledger == whole.ledger
     assert found.alone == whole.alone
     if name.removesuffix(", momentum") in ("flhc apart", "nsim apart", "local"):
         assert found.alone == list(range(CLIENTS))
@@ -719,24 +750,26 @@ def test_what_a_node_remembers_does_not_grow_with_rounds(name: str, federation: 
 def test_a_late_choice_does_not_replace_a_later_one(federation: Federation) -> None:
     """Under noise, for the losses of one and the same models are otherwise the same."""
     world = World("ifca, clients", "none", federation)
-    client: Any = world.nodes[0].endpoint().client
+    node = world.nodes[0].endpoint()
+    client = node.client
     letter = Restart.begin(0, 2, CLIENTS, fresh=False).message_for([0])
     with pytest.raises(PolicyError, match="choose comes first"):
-        client.contribute(CallContext((0,), (0,), 1, 1), Empty())
+        client.contribute(node.context((0,), 1, 1, "contribute"), Empty())
     taken = {
-        step: client.choose(CallContext((0,), (0,), 1, step), letter).model.values.item()
+        step: client.choose(node.context((0,), 1, step, "choose"), letter).model.values.item()
         for step in range(40, 0, -1)
     }
     assert set(taken.values()) == {0, 1}
     assert client._chosen[0].tolist() == [0, taken[40], 40]
     with pytest.raises(PolicyError, match="moved on"):
-        client.contribute(CallContext((0,), (0,), 1, 39), Empty())
-    client.contribute(CallContext((0,), (0,), 1, 41), Empty())
+        client.contribute(node.context((0,), 1, 39, "contribute"), Empty())
+    client.contribute(node.context((0,), 1, 41, "contribute"), Empty())
     client.choose(
-        CallContext((0,), (0,), 2, 42), Restart.begin(1, 2, CLIENTS, fresh=False).message_for([0])
+        node.context((0,), 2, 42, "choose"),
+        Restart.begin(1, 2, CLIENTS, fresh=False).message_for([0]),
     )
     with pytest.raises(PolicyError, match="moved on"):
-        client.choose(CallContext((0,), (0,), 1, 41), letter)
+        client.choose(node.context((0,), 1, 41, "choose"), letter)
     assert list(client.model_sets) == [1]
 
 
@@ -745,18 +778,19 @@ def test_the_latest_compressed_update_is_the_one_contributed(federation: Federat
     the process forgets both updates.
     """
     letter = PendingUpdates.start(CLIENTS, fresh=False).message_for([0])
+
+    def kept(node: Endpoint[Any]) -> torch.Tensor:
+        context = node.context((0,), 1, 6, "contribute_kept_update")
+        return node.client.contribute_kept_update(context, Empty()).delta.values
+
     rows = []
     for steps in ((5,), (5, 3)):
         world = World("cfl sketch", "none", federation)
-        client: Any = world.nodes[0].endpoint().client
+        node = world.nodes[0].endpoint()
         for step in steps:
-            client.send_compressed_update(CallContext((0,), (0,), 1, step), letter)
-        rows.append(
-            client.contribute_kept_update(CallContext((0,), (0,), 1, 6), Empty()).delta.values
-        )
+            context = node.context((0,), 1, step, "send_compressed_update")
+            node.client.send_compressed_update(context, letter)
+        rows.append(kept(node))
         world.nodes[0].packed, world.nodes[0].living = world.nodes[0].remembers(), None
-        reborn: Any = world.nodes[0].endpoint().client
-        rows.append(
-            reborn.contribute_kept_update(CallContext((0,), (0,), 1, 6), Empty()).delta.values
-        )
+        rows.append(kept(world.nodes[0].endpoint()))
     assert all(torch.equal(row, rows[0]) for row in rows)

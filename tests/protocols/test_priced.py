@@ -18,16 +18,12 @@ from cases import NOISE, SYNTHETIC_USERS
 from securecluster import Federation, Iid
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Rows
+from securecluster.privacy.dp import exponential_mechanism, noise_streams
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.auditing import Audit, lower_bound
-from securecluster.privacy.dp.exponential_mechanism import choice
 from securecluster.privacy.dp.ledger import Ledger
 from securecluster.privacy.dp.noise_streams import NoiseStreams
-from securecluster.protocols import (
-    CFL,
-    Settings,
-    rdpcfl,
-)
+from securecluster.protocols import CFL, Settings
 from securecluster.runtime.endpoint import message_types
 from securecluster.runtime.transport import Framed
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
@@ -83,6 +79,7 @@ class Spy:
 @pytest.fixture
 def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
     seen, noised, train = Spy(), NoiseStreams.noised, LocalTrainer.train
+    choice = exponential_mechanism.choice
 
     def spied_noise(
         self: NoiseStreams, client: int, purpose: str, step: int, *rest: Any, **more: Any
@@ -113,7 +110,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
         return train(self, start, who, plan, *rest, **more)
 
     monkeypatch.setattr(NoiseStreams, "noised", spied_noise)
-    monkeypatch.setattr(rdpcfl, "choice", spied_choice)
+    monkeypatch.setattr(exponential_mechanism, "choice", spied_choice)
     monkeypatch.setattr(LocalTrainer, "train", spied_train)
     return seen
 
@@ -205,12 +202,9 @@ def test_an_audit_of_a_whole_run_stays_below_its_epsilon_and_finds_half_the_nois
     halved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if halved:
-        genuine = NoiseStreams.noised
-        monkeypatch.setattr(
-            NoiseStreams,
-            "noised",
-            lambda self, *asked: genuine(self, *asked[:4], asked[4] / 2, asked[5]),
-        )
+        # of what is drawn, and not of what its receipt says
+        genuine = noise_streams.deviation
+        monkeypatch.setattr(noise_streams, "deviation", lambda *asked: genuine(*asked) / 2)
     audit, fitted = audited(0.5)
     claimed = gaussian_epsilon(1 / 0.5, 1e-5)
     assert fitted.ledger_.price(1e-5).epsilon == pytest.approx(claimed, rel=1e-8)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -163,10 +164,19 @@ def test_a_client_that_trains_alone_releases_nothing(small: Federation) -> None:
         assert Local(rounds=2, epochs=1, **NOISE, **params).fit(small).ledger_.epsilon == 0
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums of as many parts in every batch, since noise is drawn by the bits of a row."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.few(2)
 @SOME
 def test_nodes_with_one_client_each_draw_as_they_do_together(
-    name: str, way: str, small: Federation
+    name: str, way: str, small: Federation, one_thread: None
 ) -> None:
     made = private(name, way)
     state, nodes = cases.serve_nodes(made, small)

@@ -67,9 +67,10 @@ def test_frames_are_as_long_as_told_and_the_server_replays(
     for position, entry in enumerate(fitted.transcript_.entries):
         call, answer = fitted.transcript_.content(position)
         if answer.reply is not None:
+            headers = [reply_header(call.header(call.to.index(i))) for i in answer.ids]
             up = [
-                len(wire.encode(reply_header(call.header(call.to.index(i))), answer.reply, n))
-                for n, i in enumerate(answer.ids)
+                len(wire.encode(header, answer.reply, n, answer.receipts_at(n)))
+                for n, header in enumerate(headers)
             ]
             assert up == [length for length in entry.up if length]
     assert {"send_compressed_update"} <= {
