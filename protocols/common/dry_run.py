@@ -197,7 +197,7 @@ def run_releases(protocol: ClusteringProtocol, federation: Federation, clients: 
     """Return what a client of a protocol releases in a whole run, at the noise multiplier 1.
 
     Args:
-        protocol: with a clip, and with noise or a target.
+        protocol: with a `target_epsilon`, so that all its noise has one multiplier.
         federation: of whose clients the form of the samples counts.
         clients: number of the run's clients.
     """

@@ -296,7 +296,7 @@ class SumOptions(DPOptions):
             )
 
     def check_sum_noise(self, config: Mapping[str, Any], pipeline: Pipeline) -> None:
-        """Check that sums over all clients have room for their noise, and that others need none.
+        """Check that sums have room for their noise, and that no other reply is to have it.
 
         Args:
             config: what clients and server agreed on.
@@ -315,13 +315,22 @@ class SumOptions(DPOptions):
                 continue
             if method in self.refused_methods:
                 continue
-            names = [name for name in release.through if pipeline.of(name).clips]
-            if names:
-                raise UsageError(
-                    f"clients of {self.name} also send {names[0]} by itself ({method}), and with "
-                    "placement distributed only sums have enough noise: take placement local, or "
-                    "fedavg"
-                )
+            exact = self.exact_fields(config)
+            for name in release.through:
+                if pipeline.of(name).clips or name in exact:
+                    raise UsageError(
+                        f"clients of {self.name} also send {name} by itself ({method}), and with "
+                        "placement distributed only sums have enough noise: take placement local, "
+                        "or fedavg"
+                    )
+
+    def exact_fields(self, config: Mapping[str, Any]) -> frozenset[str]:
+        """Return the fields that clients would add noise to by themselves, and in this run do not.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        return frozenset()
 
     @property
     def refused_methods(self) -> frozenset[str]:

@@ -448,8 +448,8 @@ class SRFCAClient(SumClient):
             offered.append(losses[n, list(picks)])
         released = self._released_losses(context, np.stack(offered))
         judged_in = self._judged_in[context.positions].tolist()
-        rows = zip(context.positions, released.numpy(), judged_in, strict=True)
-        for k, row_of_client, last in rows:
+        of_clients = zip(context.positions, released.numpy(), judged_in, strict=True)
+        for k, row_of_client, last in of_clients:
             # a late request must not replace losses of models that were evaluated since
             if context.step >= last:
                 self._cluster_losses[k] = row_of_client

@@ -15,7 +15,6 @@ from typing import Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import PolicyError
-from securecluster.messaging.messages import kinds
 from securecluster.messaging.receipts import FOLLOWS, TRAINING, Receipt, Receipts
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import KEPT, ReleasePolicy
@@ -137,7 +136,7 @@ class ReleaseGuard:
 
 def _present(reply: Any) -> list[str]:
     """Return the names of a reply's fields that are not absent."""
-    return [name for name in kinds(type(reply)) if getattr(reply, name) is not None]
+    return [name for name, value in vars(reply).items() if value is not None]
 
 
 def _training_receipts(

@@ -49,15 +49,17 @@ def test_a_failure_is_exit_code_1(here: Path, capsys: pytest.CaptureFixture[str]
         "from securecluster.protocols import CLoVE\n"
         "class Wrong(CLoVE):\n"
         '    """Foresees the releases of one round."""\n'
-        "    def run_releases(self, federation):\n"
+        "    def run_releases(self, federation, clients=None):\n"
         "        one = CLoVE(**{**self.get_params(), 'rounds': 1})\n"
-        "        return one.run_releases(federation)\n"
+        "        return one.run_releases(federation, clients)\n"
     )
     command = ["check", "author_wrong:Wrong", "--only", "unit-client", "--json", "found.json"]
     capsys.readouterr()
     assert main(command) == 1
     told = capsys.readouterr().out
-    assert "✗ unit-client: " in told and "asked for 8 at most: let dry_runs return" in told
+    assert (
+        "✗ unit-client: " in told and "more than in a run without data; let dry_runs return" in told
+    )
     found = json.loads((here / "found.json").read_text())
     assert found["passed"] is False and found["results"][0]["name"] == "unit-client"
     assert main([*command, "--quiet"]) == 1
