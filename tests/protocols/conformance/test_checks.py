@@ -9,12 +9,13 @@ import pytest
 from cases import Protocol
 from fesem import FeSEM
 from flexcfl import FlexCFL
-from mistaken import FixedNoise, Global, Loud, NoNoise, Unmasked
+from mistaken import FixedNoise, Global, Loud, Unmasked, UnusedNoise
 
 from securecluster.errors import UsageError
+from securecluster.messaging.receipts import GAUSSIAN, Receipt
 from securecluster.protocols import IFCA, CLoVE, FedAvg, Local, conformance
 from securecluster.protocols.conformance import CHECKS, ConformanceError, check
-from securecluster.runtime.release_guard import ReleaseGuard
+from securecluster.runtime.call_context import Releases
 
 OWN = [p for p in cases.EVERY_PROTOCOL if p not in (CLoVE, IFCA)]
 
@@ -117,12 +118,12 @@ def test_small_clients_are_alike_in_number_of_samples() -> None:
     assert {len(shard.y) for shard in conformance.small_clients().shards} == {40}
 
 
-@pytest.mark.parametrize("kind", [FixedNoise, NoNoise])
-def test_neighbouring_worlds_find_a_field_without_noise_by_themselves(
+@pytest.mark.parametrize("kind", [FixedNoise, UnusedNoise])
+def test_neighbouring_worlds_find_a_field_whose_receipt_is_a_lie(
     kind: Protocol, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # clients would refuse the reply before any world is compared
-    monkeypatch.setattr(ReleaseGuard, "check", lambda *_: None)
+    lie = [Receipt(GAUSSIAN, ("update",), 5.0)]
+    monkeypatch.setattr(Releases, "receipts", lambda *_: lie)
     result = check(kind, only=["worlds-client"])["worlds-client"]
     assert result.outcome == "failed"
-    assert "drew no noise for it from its streams" in result.sentence
+    assert "update still depends on data where zeros are in place" in result.sentence
