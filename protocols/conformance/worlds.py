@@ -1,13 +1,11 @@
 """Literal neighbouring worlds: the same calls to clients whose data differ in one unit.
 
-The calls of a run with noise are answered again, without its noise, by three sets of clients: its
-own; the same with one unit of each client's data replaced; and clients with other data that
-remember what its own clients do. Where two answers differ, the ledger must have a price for it: at
-least the distance that the noise was scaled to, and no difference at all for what is priced as
-free.
+The calls of a run with noise are answered again, without its noise, by two sets of clients: its
+own, and the same with one unit of each client's data replaced. A row that is released may move no
+further than its noise is scaled to.
 
 Two further sets, with the run's data and with other data, answer the calls with zeros in place of
-all that is released or trained in private: under noise without end. What still differs between them
+all that is released or trained with noise: under noise without end. What still differs between them
 is told by something else, whatever the ledger says it follows from.
 
 A client answers by its own data and the query alone, so that one pass compares as many pairs of
@@ -30,7 +28,7 @@ from securecluster.messaging.messages import AUTHORITY_CALL, RELAY, Call, Rows
 from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.ledger import Event
 from securecluster.protocols.common.execution import KeySource, build_client
-from securecluster.protocols.conformance.privacy import is_equal, other_data, transplant
+from securecluster.protocols.conformance.privacy import is_equal, other_data
 from securecluster.protocols.conformance.report import NotApplicableError
 from securecluster.protocols.conformance.runs import require
 from securecluster.protocols.conformance.simulation import FULL
@@ -175,9 +173,6 @@ class Comparison:
     Args:
         method: that was called.
         trained: whether DP-SGD is behind the reply.
-        moved: by client, the fields in which its replies differ.
-        dependent: fields in which replies differ from those of clients with other data that
-            remember the same.
         told: fields in which replies under noise without end differ from those of clients with
             other data.
         own: by client, its draws in the run's world.
@@ -186,8 +181,6 @@ class Comparison:
 
     method: str
     trained: bool
-    moved: Mapping[int, frozenset[str]]
-    dependent: frozenset[str]
     told: frozenset[str]
     own: Mapping[int, Sequence[Draw]]
     other: Mapping[int, Sequence[Draw]]
@@ -285,10 +278,7 @@ def compare(
         federation: the clients that were called.
     """
     unit = fitted.dp_unit
-    own, other, swapped = (
-        World.of(build(known))
-        for known in (federation, neighbour(federation, unit), other_data(federation))
-    )
+    own, other = (World.of(build(known)) for known in (federation, neighbour(federation, unit)))
     silent = [silenced(build(known)) for known in (federation, other_data(federation))]
     found = {}
     for position in range(len(transcript.entries)):
@@ -298,14 +288,13 @@ def compare(
             continue
         call = call.select([call.to.index(i) for i in told.ids])
         if call.method in SERVICE_METHODS:
-            for world in (own, other, swapped):
+            for world in (own, other):
                 world.answer(call)
             for endpoint in silent:
                 endpoint.answer(call)
             continue
-        transplant(own.endpoint, swapped.endpoint)
-        same, apart = own.answer(call), other.answer(call)
-        free = _answer_or_refusal(swapped.answer, call)
+        own.answer(call)
+        other.answer(call)
         heard = [_answer_or_refusal(_replies_of(endpoint), call) for endpoint in silent]
         release = release_of(getattr(fitted.client, call.method))
         if not release.private:
@@ -313,8 +302,6 @@ def compare(
         found[call.step] = Comparison(
             call.method,
             bool(release.trains) and unit == "example",
-            {i: _moved(k, same, apart) for k, i in enumerate(call.to)},
-            _differing(same, free),
             _differing(*heard),
             own.draws,
             other.draws,
@@ -340,25 +327,13 @@ def _names(reply: Any) -> list[str]:
 
 
 def _differing(one: Any, other: Any) -> frozenset[str]:
-    """Return the fields in which two replies differ; none of a reply that was refused."""
-    if one is None or other is None:
+    """Return the fields in which two replies differ, or all of one that only one set refused."""
+    if one is None and other is None:
         return frozenset()
+    if one is None or other is None:
+        return frozenset(_names(one or other))
     pairs = {name: (getattr(one, name), getattr(other, name)) for name in _names(one)}
     return frozenset(name for name, (a, b) in pairs.items() if not is_equal(a, b))
-
-
-def _moved(k: int, one: Any, other: Any) -> frozenset[str]:
-    """Return the fields in which the replies of the k-th recipient differ."""
-    moved = set()
-    for name in _names(one):
-        a, b = getattr(one, name), getattr(other, name)
-        if isinstance(a, Rows) and isinstance(b, Rows):
-            same = torch.equal(a.values[k], b.values[k])
-        else:
-            same = is_equal(a, b)
-        if not same:
-            moved.add(name)
-    return frozenset(moved)
 
 
 def judge(found: dict[int, Comparison], events: Sequence[Event], unit: str) -> int:
@@ -379,8 +354,7 @@ def judge(found: dict[int, Comparison], events: Sequence[Event], unit: str) -> i
     for step, known in priced.items():
         _judge_told(found[step], known)
         noised = [event for event in known if event.mechanism == "gaussian"]
-        _judge_free(found[step], known, noised)
-        for client in found[step].moved:
+        for client in found[step].own:
             _judge_noise(found[step], client, noised, unit)
     return sum(len(event.fields) for known in priced.values() for event in known)
 
@@ -397,39 +371,14 @@ def _judge_told(one: Comparison, events: Sequence[Event]) -> None:
             )
 
 
-def _judge_free(one: Comparison, events: Sequence[Event], noised: Sequence[Event]) -> None:
-    """Raise `ConformanceError` where a field that is priced as free depends on data."""
-    # What follows from a noised field of the same reply differs with it, and so does what follows
-    # from training with noise.
-    follows = one.trained or any(name in one.dependent for e in noised for name in e.fields)
-    if follows:
-        return
-    for event in events:
-        for name in event.fields:
-            require(
-                event.mechanism != "free" or name not in one.dependent,
-                f"{one.method}.{name} depends on data and is priced as free: it does not follow "
-                "from earlier releases, so give it noise and a price, and declare trains= where "
-                "the client trains to answer",
-            )
-
-
 def _judge_noise(one: Comparison, client: int, noised: Sequence[Event], unit: str) -> None:
     """Raise `ConformanceError` where a client's noise is less than its price says."""
-    moved = [name for event in noised for name in event.fields if name in one.moved[client]]
     if not noised or one.trained:
         return
-    draws = one.own.get(client, ())
-    require(
-        len(moved) <= len(draws),
-        f"{one.method}.{', '.join(moved)} changes with one {unit}'s data, and the client drew no "
-        "noise for it from its streams in this call: add it by the run's noise streams, or name "
-        "the field in through=",
-    )
     lowest = min(event.noise_multiplier or 0.0 for event in noised)
     reach = max(event.replace for event in noised)
     other = {draw.purpose: draw for draw in one.other.get(client, ())}
-    for draw in draws:
+    for draw in one.own.get(client, ()):
         if draw.row is None:
             continue
         require(
