@@ -9,7 +9,7 @@ import cases
 import numpy as np
 import pytest
 from fesem import FeSEM
-from flexcfl import FlexCFL
+from flexcfl import FirstUpdateClient, FlexCFL
 
 from securecluster import Federation
 from securecluster.benchmarks.golden import walks
@@ -33,6 +33,7 @@ from securecluster.protocols import (
     Settings,
     Signature,
 )
+from securecluster.protocols.authoring import ClusterOnceState, Empty, Run, ServerChannel
 from securecluster.protocols.common import dry_run
 from securecluster.training.local_trainer import LocalTrainer
 
@@ -85,6 +86,19 @@ def test_a_client_releases_as_often_as_the_paper_says(
     found = counted(kind, small, **{**CLIENT, "dp_unit": "client", **params})
     assert sum(found.values()) == releases
     assert set(found) <= {("gaussian", 1.0)}
+
+
+class AsksFirst(FlexCFL):
+    """Asks its first client for another update."""
+
+    def run_server(self, net: ServerChannel, run: Run) -> ClusterOnceState:
+        state = super().run_server(net, run)
+        net.gather(FirstUpdateClient.pretrain, Empty(), to=net.clients[:1])
+        return state
+
+
+def test_the_client_that_releases_most_counts(small: Federation) -> None:
+    assert counted(AsksFirst, small, **CLIENT, k=2) == {("gaussian", 1.0): 7}
 
 
 def test_trainings_are_counted_with_their_batches(small: Federation) -> None:
