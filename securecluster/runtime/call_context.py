@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Picks, Rows, Shared
-from securecluster.messaging.receipts import GAUSSIAN, PUBLIC, Receipt
+from securecluster.messaging.receipts import GAUSSIAN, PUBLIC, Receipt, Receipts
 from securecluster.privacy.dp import exponential_mechanism, loss_mechanism
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import REPLACE, Clip
@@ -138,24 +138,38 @@ class Releases:
         pairs = zip(clients, numbers, strict=True)
         return all(float(number) in self._samples.get(client, ()) for client, number in pairs)
 
-    def receipts(self, reply: Any, client: int) -> list[Receipt]:
-        """Return the receipts of one client's noise in a reply.
+    def receipts(self, reply: Any, clients: Sequence[int]) -> list[Receipts]:
+        """Return the receipts of each client's noise in a reply.
 
         Args:
-            reply: with the fields as the client's method returned them.
-            client: its number.
+            reply: with the fields as the clients' method returned them.
+            clients: their numbers.
         """
         fields_of: dict[int, list[str]] = {}
         for name, tensor in _tensors(reply):
-            for draw in sorted(self.of([tensor]) or ()):
+            for draw in self.of([tensor]) or ():
                 fields_of.setdefault(draw, []).append(name)
         written = []
         for draw, names in sorted(fields_of.items()):
-            receipt, once = self._draws[draw].receipt, self._draws[draw].once
-            if client in once:
-                of_client = dataclasses.replace(receipt, fields=tuple(names), once=once[client])
-                written.append(of_client)
-        return written
+            receipt = dataclasses.replace(self._draws[draw].receipt, fields=tuple(names))
+            written.append((receipt, self._draws[draw].once))
+        return [_of_client(client, written) for client in clients]
+
+
+def _of_client(client: int, written: Sequence[tuple[Receipt, Mapping[int, str]]]) -> Receipts:
+    """Return the receipts of one client.
+
+    Args:
+        client: its number.
+        written: receipts of several clients, each with the names of what is released once.
+    """
+    receipts = []
+    for receipt, once in written:
+        if once.get(client):
+            receipts.append(dataclasses.replace(receipt, once=once[client]))
+        elif client in once:
+            receipts.append(receipt)
+    return tuple(receipts)
 
 
 @dataclass(frozen=True)

@@ -88,16 +88,18 @@ class ReleaseGuard:
         for plan, positions in traces.reads.trainings:
             for k in positions:
                 plans.setdefault(k, []).append(plan)
+        of_releases: list[Receipts] = [()] * len(context.ids)
+        present: list[str] = []
+        if release.private and not release.derived:
+            of_releases = context.releases.receipts(reply, context.ids)
+            present = [name for name, value in vars(reply).items() if value is not None]
         written = []
-        for client, k in zip(context.ids, context.positions, strict=True):
+        for k, of_client in zip(context.positions, of_releases, strict=True):
             trainings = plans.get(k, [])
-            of_client: list[Receipt] = []
-            if release.private and not release.derived:
-                of_client = context.releases.receipts(reply, client)
             following: tuple[str, ...] = ()
             if self._follows_training(traces, k, trainings):
                 paid = {name for receipt in of_client for name in receipt.fields}
-                following = tuple(name for name in _present(reply) if name not in paid)
+                following = tuple(name for name in present if name not in paid)
             of_trainings = _training_receipts(release, trainings, following)
             written.append((*of_trainings, *of_client))
         self._note(traces, context.positions, plans)
@@ -132,11 +134,6 @@ class ReleaseGuard:
             informed: by position.
         """
         self._informed = informed.clone()
-
-
-def _present(reply: Any) -> list[str]:
-    """Return the names of a reply's fields that are not absent."""
-    return [name for name, value in vars(reply).items() if value is not None]
 
 
 def _training_receipts(

@@ -64,7 +64,8 @@ class Told:
 
 def receipts(made: CallContext, reply: Told, client: int = 5) -> list[Receipt]:
     """Return the receipts of a client's noise in a reply."""
-    return made.releases.receipts(reply, client)
+    (written,) = made.releases.receipts(reply, [client])
+    return list(written)
 
 
 def test_a_clients_row_is_clipped_and_has_noise_of_the_clip_norm() -> None:
