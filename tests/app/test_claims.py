@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from cases import exhaustive
 from noise_audits import halved_noise
+from own_claims import CLAIMS, NOISE_CLAIMS, NoiseClaim, NoiseRow
 
 from securecluster import Federation
 from securecluster.app import claim_checks
 from securecluster.app.audit import Finding
 from securecluster.app.claim_checks import check_claim
-from securecluster.app.claims import CLAIMS, NOISE_CLAIMS, Claim, NoiseClaim, NoiseRow, Row
+from securecluster.app.claims import Claim, Row
 from securecluster.app.registry import protocol_class
 from securecluster.attacks import scoring
 from securecluster.attacks.dp_audit import CanaryAudit
