@@ -14,7 +14,7 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -48,8 +48,11 @@ CLIENTS = 12
 CLUSTERS = 4
 SAMPLES = 20  # of each
 SPREAD = 1e-3  # of updates within a cluster
+# Releases do not depend on the network, so one with more weights than this has a stand-in, too.
+LARGE = 100_000
+SMALL_NETWORK = "mlp-32"  # has hidden layers, and a single layer that sees a whole sample
 # hyper-parameters that change no client's releases, or make every client take part
-WHOLE: Mapping[str, Any] = {
+COMMON: Mapping[str, Any] = {
     "mask": "none",
     "participation": 1.0,
     "placement": "local",
@@ -212,10 +215,29 @@ def run_releases(protocol: ClusteringProtocol, federation: Federation, clients: 
     key = json.dumps(facts, sort_keys=True, default=str)
     if key not in _KNOWN:
         counts: Counter[tuple[Expense, bool]] = Counter()
+        stand_ins = _stand_ins(federation, clients)
         for changes in ({}, *protocol.dry_runs()):
-            counts |= _counted(protocol, _stand_ins(federation, clients), changes)
+            counts |= _of_small_network(protocol, stand_ins, changes)
         _KNOWN[key] = _releases(counts)
     return _KNOWN[key]
+
+
+def _of_small_network(
+    protocol: ClusteringProtocol, federation: Federation, changes: Mapping[str, Any]
+) -> Counter[tuple[Expense, bool]]:
+    """Return what `_counted` does, by a small network where the run's is large and one fits.
+
+    Args:
+        protocol: the method.
+        federation: of stand-ins for its clients.
+        changes: further hyper-parameters.
+    """
+    if protocol.flat_model(federation).dimension > LARGE:
+        small = {**changes, "model": SMALL_NETWORK}
+        # Options may name layers that it lacks, and text has no such network.
+        with suppress(SecureClusterError):
+            return _counted(protocol, federation, small, whole=True)
+    return _counted(protocol, federation, changes)
 
 
 def _releases(counts: Mapping[tuple[Expense, bool], int]) -> RunReleases:
@@ -230,7 +252,10 @@ def _releases(counts: Mapping[tuple[Expense, bool], int]) -> RunReleases:
 
 
 def _counted(
-    protocol: ClusteringProtocol, federation: Federation, changes: Mapping[str, Any]
+    protocol: ClusteringProtocol,
+    federation: Federation,
+    changes: Mapping[str, Any],
+    whole: bool = False,
 ) -> Counter[tuple[Expense, bool]]:
     """Return how often a client releases each kind of thing, and whether in shares of noise.
 
@@ -238,14 +263,15 @@ def _counted(
         protocol: the method.
         federation: of stand-ins for its clients.
         changes: further hyper-parameters.
+        whole: whether a run that does not come to its end is an error.
     """
     params = protocol.get_params()
-    whole = {name: value for name, value in WHOLE.items() if name in params}
+    common = {name: value for name, value in COMMON.items() if name in params}
     dry_class = type(type(protocol).__name__, (_StandIns, type(protocol)), {})
-    dry: Any = dry_class(**{**params, **whole, **changes})
+    dry: Any = dry_class(**{**params, **common, **changes})
     in_shares = protocol.placement == "distributed"
     counts: Counter[tuple[Expense, bool]] = Counter()
-    for events in _events_by_client(dry, federation).values():
+    for events in _events_by_client(dry, federation, whole).values():
         of_client: Counter[tuple[Expense, bool]] = Counter()
         for event in events:
             if event.mechanism not in (*COSTLESS, "exact"):
@@ -255,12 +281,14 @@ def _counted(
     return counts
 
 
-def _events_by_client(dry: Any, federation: Federation) -> dict[int, list[Event]]:
+def _events_by_client(dry: Any, federation: Federation, whole: bool) -> dict[int, list[Event]]:
     """Return the events of each client in a run of stand-ins.
 
     Args:
         dry: the method.
         federation: the stand-ins.
+        whole: whether a run that does not come to its end is an error; otherwise what it released
+            before counts, and a run that goes further is held to its target.
     """
     from securecluster.protocols.common.execution import build_client
 
@@ -276,8 +304,7 @@ def _events_by_client(dry: Any, federation: Federation) -> dict[int, list[Event]
     run = Run(begin=lambda number: setattr(net, "round", number))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # counted as far as it came: a run that goes further is held to its target
-        with suppress(SecureClusterError):
+        with nullcontext() if whole else suppress(SecureClusterError):
             server.final_state(net, run)
     events: dict[int, list[Event]] = {}
     for event in net.state.ledger.events:

@@ -146,6 +146,28 @@ def test_no_data_and_no_training_are_behind_it(
     assert made.run_releases(blank) == first
 
 
+def test_a_large_network_has_a_stand_in_where_one_fits(
+    small: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths: list[int] = []
+    trained = dry_run.StandInTrainer._trained
+
+    def noted(self: Any, *given: Any) -> Any:
+        widths.append(self.model.dimension)
+        return trained(self, *given)
+
+    monkeypatch.setattr(dry_run.StandInTrainer, "_trained", noted)
+    large = {**CLIENT, "model": "mlp-200"}
+    monkeypatch.setattr(dry_run, "LARGE", 10_000)
+    assert counted(FedAvg, small, **large) == {("gaussian", 1.0): 5}
+    assert set(widths) == {64 * 32 + 32 + 32 * 10 + 10}
+    # a layer of its own that the small network lacks
+    widths.clear()
+    monkeypatch.setattr(dry_run, "SMALL_NETWORK", "lstm-chars")
+    assert counted(FedAvg, small, **{**large, "rounds": 4}) == {("gaussian", 1.0): 4}
+    assert min(widths) > 10_000
+
+
 def test_it_is_found_once_for_equal_runs(
     small: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
