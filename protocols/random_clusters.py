@@ -6,7 +6,7 @@ Learning", 2024, use this baseline. It shows what smaller clusters alone achieve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from securecluster.clustering.labels import check_number
@@ -68,6 +68,10 @@ class RandomClusters(ClusteringProtocol):
         """Check the number of clusters, too."""
         super().check(clients)
         check_number(self.k, clients)
+
+    def dry_runs(self) -> Sequence[Mapping[str, Any]]:
+        """Return a run of one cluster, since who is alone in one contributes to no sum."""
+        return ({"k": 1},)
 
     def disclosures(self) -> Disclosures:
         """Return what the weights of the average show."""

@@ -51,6 +51,9 @@ class TrainingClient:
     """
 
     clear: ClassVar[bool] = False  # True where a part of a model leaves without a mask
+    # what the guard of their endpoint remembers of them (`release_guard`)
+    guard_informed = ClientTensor(dtype="bool")
+    guard_trained = ClientTensor(dtype="int64")
 
     _had = ClientTensor(dtype="int64")  # the number of averages each client has applied
 

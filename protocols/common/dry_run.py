@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -50,7 +51,7 @@ SAMPLES = 20  # of each
 SPREAD = 1e-3  # of updates within a cluster
 # Releases do not depend on the network, so one with more weights than this has a stand-in, too.
 LARGE = 100_000
-SMALL_NETWORK = "mlp-32"  # has hidden layers, and a single layer that sees a whole sample
+SMALL_NETWORK = "linear"
 # hyper-parameters that change no client's releases, or make every client take part
 COMMON: Mapping[str, Any] = {
     "mask": "none",
@@ -148,19 +149,18 @@ class StandInTrainer(LocalTrainer):
     ) -> torch.Tensor:
         d = self.model.dimension
         rows = self.start.new_zeros(len(clients), max(row_width, d))
-        for n, k in enumerate(clients):
-            rows[n, :d] = self._direction(k % CLUSTERS) + SPREAD * self._direction(CLUSTERS + k)
+        rows[:, :d] = self._updates[list(clients)]
         return rows
 
-    def _direction(self, number: int) -> torch.Tensor:
-        """Return one of many vectors of about norm 1, (d,)."""
-        known: dict[int, torch.Tensor] = vars(self).setdefault("_directions", {})
-        if number not in known:
-            draws = np.random.default_rng([number])
-            d = self.model.dimension
-            numbers = draws.standard_normal(d) / np.sqrt(d)
-            known[number] = torch.as_tensor(numbers).to(self.start)
-        return known[number]
+    @cached_property
+    def _updates(self) -> torch.Tensor:
+        """Return the update of each client, of about norm 1, (m, d)."""
+        clients = len(self.ids)
+        shape = (CLUSTERS + clients, self.model.dimension)
+        directions = np.random.default_rng([0]).standard_normal(shape, np.float32)
+        directions /= np.sqrt(np.float32(shape[1]))
+        centres = directions[np.arange(clients) % CLUSTERS]
+        return torch.from_numpy(centres + SPREAD * directions[CLUSTERS:]).to(self.start)
 
 
 class StandInStreams(NoiseStreams):
@@ -215,9 +215,11 @@ def run_releases(protocol: ClusteringProtocol, federation: Federation, clients: 
     key = json.dumps(facts, sort_keys=True, default=str)
     if key not in _KNOWN:
         counts: Counter[tuple[Expense, bool]] = Counter()
+        is_large = protocol.flat_model(federation).dimension > LARGE
         stand_ins = _stand_ins(federation, clients)
         for changes in ({}, *protocol.dry_runs()):
-            counts |= _of_small_network(protocol, stand_ins, changes)
+            count = _of_small_network if is_large else _counted
+            counts |= count(protocol, stand_ins, changes)
         _KNOWN[key] = _releases(counts)
     return _KNOWN[key]
 
@@ -225,18 +227,17 @@ def run_releases(protocol: ClusteringProtocol, federation: Federation, clients: 
 def _of_small_network(
     protocol: ClusteringProtocol, federation: Federation, changes: Mapping[str, Any]
 ) -> Counter[tuple[Expense, bool]]:
-    """Return what `_counted` does, by a small network where the run's is large and one fits.
+    """Return what `_counted` does, by a small network where one fits.
 
     Args:
         protocol: the method.
         federation: of stand-ins for its clients.
         changes: further hyper-parameters.
     """
-    if protocol.flat_model(federation).dimension > LARGE:
-        small = {**changes, "model": SMALL_NETWORK}
-        # Options may name layers that it lacks, and text has no such network.
-        with suppress(SecureClusterError):
-            return _counted(protocol, federation, small, whole=True)
+    small = {**changes, "model": SMALL_NETWORK}
+    # Options may name layers that it lacks, and text has no such network.
+    with suppress(SecureClusterError):
+        return _counted(protocol, federation, small, whole=True)
     return _counted(protocol, federation, changes)
 
 

@@ -104,8 +104,6 @@ class KeySource:
 
 
 SIMULATED = KeySource()
-# name in checkpoints of what the endpoint's guard keeps
-INFORMED = "informed"
 
 
 def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
@@ -170,7 +168,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         protocol.validation_share,
         noise_streams,
     )
-    client = protocol.make_client(cohort, pipeline, config)
+    with cohort.access.during("make_client", may_read=True, may_train=True) as reads:
+        client = protocol.make_client(cohort, pipeline, config)
     limits = protocol.limits(config, pipeline)
     # Checked here, where the clients' numbers are known.
     if key_source.roster is not None and key_source.identity is not None:
@@ -181,7 +180,9 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums, pads=pads
     )
     endpoint.noise = protocol.client_noise(config, noise_streams)
-    endpoint.guard = _release_guard(protocol, config, cohort)
+    endpoint.guard = _release_guard(protocol, config, client)
+    if reads.data:  # what clients keep may follow from data before the first call
+        client.guard_informed[range(len(cohort.ids))] = True
     if key_source.simulated:
         # Client and server are one user here, who reads the sentence as it is.
         endpoint.on_refusal = reraise
@@ -194,23 +195,24 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
 
 
 def _release_guard(
-    protocol: ClusteringProtocol, config: Mapping[str, Any], cohort: LocalTrainer
+    protocol: ClusteringProtocol, config: Mapping[str, Any], client: TrainingClient
 ) -> ReleaseGuard:
     """Return the guard of the calls of an endpoint.
 
     Args:
         protocol: the method.
         config: what clients and server agreed on.
-        cohort: the clients' data and local training.
+        client: of the endpoint.
     """
+    cohort = client.cohort
     samples: dict[int, frozenset[float]] = {}
     # where single examples are protected, the relation of neighbours keeps their numbers
     if protocol.adds_noise(config) and config["dp_unit"] == "example":
         numbers = zip(cohort.ids, cohort.sizes, cohort.validation_sizes, strict=True)
-        for client, training, validation in numbers:
-            samples[client] = frozenset((float(training), float(validation)))
+        for number, training, validation in numbers:
+            samples[number] = frozenset((float(training), float(validation)))
     private = protocol.per_example and config["noise"] > 0
-    return ReleaseGuard(cohort.access, samples, private, len(cohort.ids))
+    return ReleaseGuard(client, cohort.access, samples, private)
 
 
 def _release_target(
@@ -585,7 +587,11 @@ class _Simulation:
                 lambda: Origin(config_hash(self.config), self.program),
                 self._check_origin,
             ),
-            "clients": CheckpointPart(ClientState, self._client_state, self._restore_clients),
+            "clients": CheckpointPart(
+                ClientState,
+                lambda: self.endpoint.client.state(self.endpoint.keys.secrets),
+                self._restore_clients,
+            ),
             "network": CheckpointPart(
                 ChannelState, lambda: _without_events(self.net.state), self._restore_network
             ),
@@ -609,20 +615,8 @@ class _Simulation:
         # A run that two programs made is none of the second alone.
         self.program = origin.program
 
-    def _client_state(self) -> ClientState:
-        """Return the clients' state, and whose may follow from data beside private training."""
-        state = self.endpoint.client.state(self.endpoint.keys.secrets)
-        guard = self.endpoint.guard
-        assert guard is not None
-        return replace(state, extra={**state.extra, INFORMED: guard.memory()})
-
     def _restore_clients(self, state: ClientState) -> None:
-        extra = dict(state.extra)
-        informed = extra.pop(INFORMED, None)
-        guard = self.endpoint.guard
-        if guard is not None and informed is not None:
-            guard.recall(informed)
-        self.endpoint.client.restore(replace(state, extra=extra))
+        self.endpoint.client.restore(state)
         self.endpoint.keys.restore(state.secrets)
 
     def _restore_network(self, state: ChannelState) -> None:

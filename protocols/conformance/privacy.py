@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.serialization import pack, unpack
@@ -46,7 +47,7 @@ def private(unit: str, placement: str = "local") -> dict[str, Any]:
 
 
 def other_data(federation: Federation, seed: int = 1) -> Federation:
-    """Return the same clients with random samples, and their labels in another order.
+    """Return the same clients with random samples, and with labels in other proportions.
 
     Args:
         federation: the clients and their data.
@@ -56,8 +57,16 @@ def other_data(federation: Federation, seed: int = 1) -> Federation:
     shards = []
     for shard in federation.shards:
         x = draw.random(shard.x.shape).astype(np.float32)
-        shards.append(replace(shard, x=x, y=draw.permutation(shard.y)))
+        shards.append(replace(shard, x=x, y=_other_labels(shard.y, federation.classes, draw)))
     return replace(federation, shards=tuple(shards))
+
+
+def _other_labels(y: NDArray[Any], classes: int, draw: np.random.Generator) -> NDArray[Any]:
+    """Return labels or tokens of which some are frequent and others are not; targets permuted."""
+    if y.dtype.kind == "f":
+        return draw.permutation(y)
+    shares = draw.dirichlet(np.full(classes, 0.5))
+    return draw.choice(classes, size=y.shape, p=shares).astype(y.dtype)
 
 
 def is_same(one: Any, other: Any) -> bool:

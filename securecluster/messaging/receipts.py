@@ -6,8 +6,8 @@ A receipt comes with the reply and is of one client. A private field that no rec
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 GAUSSIAN = "gaussian"
@@ -102,8 +102,9 @@ _DEFAULTS: list[Any] = ["", [], 0.0, 2.0, 0, 1, ""]
 Receipts = tuple[Receipt, ...]
 
 
-def receipts_as_json(receipts: Sequence[Receipt]) -> list[Any]:
-    """Return what a frame has of a reply's receipts.
+@lru_cache(maxsize=1024)
+def receipts_as_json(receipts: Receipts) -> list[Any]:
+    """Return what a frame has of a reply's receipts; those of many clients are mostly the same.
 
     Args:
         receipts: of one client.

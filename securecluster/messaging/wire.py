@@ -172,7 +172,8 @@ def sizes(
     # is computed once.
     layouts: dict[Shape, Layout] = {}
     lengths = []
-    for header, position, written in zip(headers, positions, receipts, strict=False):
+    frames = zip(headers, positions, strict=True)
+    for (header, position), written in zip(frames, receipts, strict=False):
         row_counts = tuple(len(picks[position]) for picks in all_picks)
         if row_counts not in layouts:
             layouts[row_counts] = _layout(message, position)

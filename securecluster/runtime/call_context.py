@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
-from securecluster.messaging.messages import Picks, Rows, Shared
+from securecluster.errors import UsageError
+from securecluster.messaging.messages import Rows, Shared
 from securecluster.messaging.receipts import GAUSSIAN, PUBLIC, Receipt, Receipts
 from securecluster.privacy.dp import exponential_mechanism, loss_mechanism
 from securecluster.privacy.dp.client_noise import ClientNoise
@@ -46,7 +47,7 @@ class _Released:
     """A tensor, its state when it was released, and the draws that it follows from."""
 
     tensor: torch.Tensor
-    version: int
+    state: tuple[int, float]
     draws: frozenset[int]
 
 
@@ -109,7 +110,7 @@ class Releases:
             tensor: as it may leave.
             draws: that it follows from.
         """
-        self._released[id(tensor)] = _Released(tensor, _version(tensor), draws)
+        self._released[id(tensor)] = _Released(tensor, _state(tensor), draws)
         return tensor
 
     def of(self, tensors: Sequence[torch.Tensor]) -> frozenset[int] | None:
@@ -118,13 +119,13 @@ class Releases:
         Args:
             tensors: unchanged since they were released.
         """
-        draws: frozenset[int] = frozenset()
+        draws: set[int] = set()
         for tensor in tensors:
             released = self._released.get(id(tensor))
-            if released is None or released.version != _version(tensor):
+            if released is None or released.state != _state(tensor):
                 return None
-            draws |= released.draws
-        return draws
+            draws.update(released.draws)
+        return frozenset(draws)
 
     def are_public(self, clients: Sequence[int], numbers: Sequence[float]) -> bool:
         """Return True if numbers of the clients' samples are public, and these are such numbers.
@@ -149,27 +150,14 @@ class Releases:
         for name, tensor in _tensors(reply):
             for draw in self.of([tensor]) or ():
                 fields_of.setdefault(draw, []).append(name)
-        written = []
+        written: dict[int, list[Receipt]] = {client: [] for client in clients}
         for draw, names in sorted(fields_of.items()):
             receipt = dataclasses.replace(self._draws[draw].receipt, fields=tuple(names))
-            written.append((receipt, self._draws[draw].once))
-        return [_of_client(client, written) for client in clients]
-
-
-def _of_client(client: int, written: Sequence[tuple[Receipt, Mapping[int, str]]]) -> Receipts:
-    """Return the receipts of one client.
-
-    Args:
-        client: its number.
-        written: receipts of several clients, each with the names of what is released once.
-    """
-    receipts = []
-    for receipt, once in written:
-        if once.get(client):
-            receipts.append(dataclasses.replace(receipt, once=once[client]))
-        elif client in once:
-            receipts.append(receipt)
-    return tuple(receipts)
+            for client, once in self._draws[draw].once.items():
+                of_client = dataclasses.replace(receipt, once=once) if once else receipt
+                if client in written:
+                    written[client].append(of_client)
+        return [tuple(receipts) for receipts in written.values()]
 
 
 @dataclass(frozen=True)
@@ -232,24 +220,31 @@ class CallContext:
                 clients or for each. Where whole clients are protected, longer rows are scaled down
                 to it.
             noise: z, standard deviation over sensitivity; the run's by default, 0 for none.
+                Under noise a row that is not finite counts as zeros.
             replace: sensitivity to replacing the unit over that to blanking it.
             once: name of a release that is the same whenever it is asked for, in every method, and
                 counts once; empty for one that is new in every call.
 
         Returns:
             (b, ...) in new memory.
+
+        Raises:
+            UsageError: other rows than numbers of the clients, or noise that has no price.
         """
         multiplier = self._multiplier(noise)
         if self.noise is None or not multiplier:
             return rows
+        _check_release(rows, len(self.ids), multiplier, replace)
+        flat = rows.reshape(len(rows), -1)
         if sensitivity is None:
             norm = self.noise.clip if norm is None else norm
-            flat = Clip(norm, nonfinite_as_zeros=True).forward(rows.flatten(1), self.step)
-            rows = flat.view(rows.shape)
+            flat = Clip(norm, nonfinite_as_zeros=True).forward(flat, self.step)
             sensitivity = norm
             if self.noise.unit == "example":
                 # from one place in the ball to another one, whatever the neighbour is
                 sensitivity, replace = 2 * norm, 1.0
+        finite = flat.isfinite().all(1, keepdim=True)
+        rows = torch.where(finite, flat, 0.0).view(rows.shape)
         if isinstance(sensitivity, int | float):
             sensitivity = [float(sensitivity)] * len(self.ids)
         noisy = []
@@ -301,6 +296,7 @@ class CallContext:
         multiplier = self._multiplier(noise)
         if self.noise is None or not multiplier:
             return torch.as_tensor(counts.argmax(1))
+        counts = np.nan_to_num(counts)
         draws = self.noise.draws
         spread = exponential_mechanism.bounded_range(multiplier)
         chosen = []
@@ -320,7 +316,15 @@ class CallContext:
         Args:
             function: returns a tensor.
             *released: tensors that `release` and its kin, or this method, returned.
+
+        Raises:
+            UsageError: an argument is no tensor.
         """
+        if not all(isinstance(tensor, torch.Tensor) for tensor in released):
+            raise UsageError(
+                "postprocess takes released tensors: give other values to the function itself, "
+                "by functools.partial say"
+            )
         with self.releases.closed():
             result = function(*released)
         draws = self.releases.of(released)
@@ -362,16 +366,34 @@ def outside_run(noise: ClientNoise, clients: Sequence[int] = (0,), step: int = 0
     return CallContext(ids, ids, round=0, step=step, noise=noise)
 
 
+def _check_release(rows: torch.Tensor, clients: int, multiplier: float, replace: float) -> None:
+    """Raise UsageError for rows that cannot be released, or for noise that has no price."""
+    if not rows.is_floating_point() or not rows.ndim or len(rows) != clients:
+        raise UsageError(
+            f"context.release takes a row of real numbers for each of {clients} client(s), and was "
+            f"given {rows.dtype} of shape {tuple(rows.shape)}"
+        )
+    if multiplier < 0 or not 1 <= replace <= 2:
+        raise UsageError(
+            f"noise = {multiplier:g} and replace = {replace:g} have no price: the first is above "
+            "0, and the second from 1 to 2"
+        )
+
+
 def _tensors(reply: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name and the tensor of each field of a reply that holds one."""
+    """Yield the name and the tensor of each field of a reply that holds nothing else.
+
+    Which rows of a table a client has may depend on its data, so that these have no receipt.
+    """
     for name, value in vars(reply).items():
         if isinstance(value, Shared):
             yield name, value.value
-        elif isinstance(value, Rows | Picks):
+        elif isinstance(value, Rows) and value.index is None:
             yield name, value.table
 
 
-def _version(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was changed in place."""
+def _state(tensor: torch.Tensor) -> tuple[int, float]:
+    """Return how often a tensor was changed in place, and its sum, which other writes change."""
     # tensors made in inference mode are not counted
-    return 0 if tensor.is_inference() else tensor._version
+    version = 0 if tensor.is_inference() else tensor._version
+    return version, float(tensor.nan_to_num().sum(dtype=torch.float64))

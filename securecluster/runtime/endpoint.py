@@ -40,7 +40,7 @@ from securecluster.messaging.messages import (
     optional,
     reply_header,
 )
-from securecluster.messaging.receipts import GAUSSIAN, Receipt, Receipts
+from securecluster.messaging.receipts import GAUSSIAN, MOST, Receipt, Receipts
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
@@ -819,7 +819,8 @@ class Endpoint(Generic[C]):
         if self.guard is None:
             return method(context, call.query), [()] * len(call.to)
         name = f"{type(self.client).__name__}.{call.method}"
-        with self.guard.during(name, release, bool(kinds(expected))) as traces:
+        has_fields = bool(kinds(expected))
+        with self.guard.during(name, release, has_fields, context.positions) as traces:
             reply = method(context, call.query)
         if not isinstance(reply, expected):  # refused by name later
             return reply, [()] * len(call.to)
@@ -848,6 +849,11 @@ class Endpoint(Generic[C]):
                     of_client.append(Receipt(GAUSSIAN, (name,), multipliers[client]))
         reply = dataclasses.replace(reply, **protected)
         complete = [tuple(of_client) for of_client in written]
+        if max(map(len, complete)) > MOST:
+            raise UsageError(
+                f"{call.method} makes more than {MOST} releases in a call: release rows together, "
+                "or in several calls"
+            )
         for reservation in self.reservations:
             # On the disk before anything leaves: a client that is killed has spent it.
             reservation.reserve(call, release, reply, complete)

@@ -7,9 +7,10 @@ is wrong ends in a refusal and not in a price that is too low.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from securecluster.errors import PolicyError
 from securecluster.training.config import LocalTraining
@@ -24,12 +25,25 @@ class Reads:
     Args:
         data: names of the trainer's methods that returned data or what follows from it; training
             is not among them.
-        trainings: hyper-parameters of each training, and the positions of the clients that
-            trained.
+        trainings: each training.
     """
 
     data: set[str] = field(default_factory=set)
-    trainings: list[tuple[LocalTraining, tuple[int, ...]]] = field(default_factory=list)
+    trainings: list[Training] = field(default_factory=list)
+
+
+class Training(NamedTuple):
+    """A local training in a call.
+
+    Args:
+        plan: its hyper-parameters.
+        clients: positions of the clients that trained.
+        step: number of the call that its draws follow from.
+    """
+
+    plan: LocalTraining
+    clients: tuple[int, ...]
+    step: int
 
 
 @dataclass
@@ -41,6 +55,7 @@ class _Call:
         reads: what it has read.
         may_read: whether it may read data.
         may_train: whether it may train.
+        clients: positions of the clients that are called; None for all.
         postprocessing: whether it computes from released numbers alone.
     """
 
@@ -48,6 +63,7 @@ class _Call:
     reads: Reads
     may_read: bool
     may_train: bool
+    clients: Collection[int] | None = None
     postprocessing: bool = False
 
 
@@ -62,26 +78,34 @@ class DataAccess:
         self._call: _Call | None = None
 
     @contextmanager
-    def during(self, method: str, may_read: bool, may_train: bool) -> Iterator[Reads]:
+    def during(
+        self,
+        method: str,
+        may_read: bool,
+        may_train: bool,
+        clients: Collection[int] | None = None,
+    ) -> Iterator[Reads]:
         """Allow a method what its declaration covers, and yield what it reads.
 
         Args:
             method: its name, for messages.
             may_read: whether its reply may depend on data.
             may_train: whether its reply may depend on training.
+            clients: positions of the clients that are called; None allows the data of all.
         """
         reads = Reads()
-        self._call = _Call(method, reads, may_read, may_train)
+        self._call = _Call(method, reads, may_read, may_train, clients)
         try:
             yield reads
         finally:
             self._call = None
 
-    def read(self, name: str) -> None:
+    def read(self, name: str, clients: Sequence[int] = ()) -> None:
         """Note that data are read.
 
         Args:
             name: of the trainer's method that returns them.
+            clients: positions of the clients whose data they are, where the method takes some.
 
         Raises:
             PolicyError: the declaration of the called method does not cover it.
@@ -96,6 +120,7 @@ class DataAccess:
                 f"{call.method} tells nothing new of clients' data, as it declares (private=False "
                 f"or derived=True), and reads cohort.{name}: leave the declaration out"
             )
+        _refuse_others(call, name, clients)
         call.reads.data.add(name)
 
     @contextmanager
@@ -110,12 +135,13 @@ class DataAccess:
             self._call = call
 
     @contextmanager
-    def train(self, plan: LocalTraining, clients: Sequence[int]) -> Iterator[None]:
+    def train(self, plan: LocalTraining, clients: Sequence[int], step: int) -> Iterator[None]:
         """Note a training, which reads data by itself.
 
         Args:
             plan: its hyper-parameters.
             clients: positions of the clients that train.
+            step: number of the call that its draws follow from.
 
         Raises:
             PolicyError: the declaration of the called method does not cover it.
@@ -131,12 +157,25 @@ class DataAccess:
                 f'{call.method} trains, and its @answers does not say so: add trains="usual", by '
                 "which DP-SGD is priced"
             )
-        call.reads.trainings.append((plan, tuple(clients)))
+        _refuse_others(call, TRAIN, clients)
+        call.reads.trainings.append(Training(plan, tuple(clients), step))
         self._call = None  # what training itself reads is its own
         try:
             yield
         finally:
             self._call = call
+
+
+def _refuse_others(call: _Call, name: str, clients: Sequence[int]) -> None:
+    """Raise PolicyError for data of clients that are not called: a node of one has none of them."""
+    if call.clients is None:
+        return
+    others = [k for k in clients if k not in call.clients]
+    if others:
+        raise PolicyError(
+            f"{call.method} uses cohort.{name} for a client that was not called (at position "
+            f"{others[0]}): take those of context.positions alone"
+        )
 
 
 def _read_in_postprocessing(method: str, name: str) -> str:

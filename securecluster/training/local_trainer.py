@@ -247,7 +247,7 @@ class LocalTrainer:
             if self._momenta is None:
                 self._momenta = Momenta(len(self.ids), self.start)
             self._momenta.begin(clients, step)
-        with self.access.train(plan, clients):
+        with self.access.train(plan, clients, step):
             return self._trained(start, clients, plan, step, row_width, scale, regularizer)
 
     def _trained(
@@ -677,7 +677,7 @@ class LocalTrainer:
         Args:
             k: position of the client.
         """
-        self.access.read("inputs")
+        self.access.read("inputs", [k])
         first = self._offsets[k]
         end = self._offsets[k + 1]
         return self._x[first:end]
@@ -688,7 +688,7 @@ class LocalTrainer:
         Args:
             k: position of the client.
         """
-        self.access.read("labels")
+        self.access.read("labels", [k])
         first = self._offsets[k]
         end = self._offsets[k + 1]
         return self._y[first:end]
@@ -724,7 +724,7 @@ class LocalTrainer:
         Returns:
             Mean losses, (len(clients),); NaN for a client without validation samples.
         """
-        self.access.read("validation_loss")
+        self.access.read("validation_loss", clients)
         losses = self.model.objective.losses
         return self._aside_on.mean(losses, self.model, models, clients, bound)
 
@@ -740,7 +740,7 @@ class LocalTrainer:
         Returns:
             Mean losses, (len(clients),); of labels and tokens in nats.
         """
-        self.access.read("loss")
+        self.access.read("loss", clients)
         losses = self.model.objective.losses
         return self._train_on.mean(losses, self.model, models, clients, bound)
 

@@ -119,7 +119,7 @@ RECEIPTS = st.one_of(
 
 @given(st.lists(RECEIPTS, min_size=1, max_size=5))
 def test_receipts_survive_the_text_of_a_frame(receipts: list[Receipt]) -> None:
-    text = json.dumps(receipts_as_json(receipts))
+    text = json.dumps(receipts_as_json(tuple(receipts)))
     assert receipts_from_json(json.loads(text)) == tuple(receipts)
 
 

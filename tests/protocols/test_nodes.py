@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -287,37 +287,29 @@ def endpoint_of(
     run = config_hash(config)
     found = Endpoint(client, cohort.ids, run, pipeline, own, limits=limits, sums=sums, pads=pads)
     found.noise = made.client_noise(config, draws)
-    found.guard = guard_of(made, cohort, config)
+    found.guard = guard_of(made, client, config)
     return found
 
 
-def guard_of(made: Any, cohort: LocalTrainer, config: dict[str, Any]) -> ReleaseGuard:
+def guard_of(made: Any, client: Any, config: dict[str, Any]) -> ReleaseGuard:
     """The guard of a node's calls, to which numbers of samples are public under dp_unit example."""
+    cohort = client.cohort
     public: dict[int, frozenset[float]] = {}
     if config["dp_unit"] == "example" and made.adds_noise(config):
         sizes = (float(cohort.sizes[0]), float(cohort.validation_sizes[0]))
         public[cohort.ids[0]] = frozenset(sizes)
     private_training = made.per_example and config["noise"] > 0
-    return ReleaseGuard(cohort.access, public, private_training, 1)
-
-
-# name of what a node's guard keeps, beside what its client does
-INFORMED = "informed"
+    return ReleaseGuard(client, cohort.access, public, private_training)
 
 
 def state_of(endpoint: Endpoint[Any]) -> ClientState:
     """All that a process leaves to the next one."""
-    state, guard = endpoint.client.state(endpoint.keys.secrets), endpoint.guard
-    assert guard is not None
-    return replace(state, extra={**state.extra, INFORMED: guard.memory()})
+    return endpoint.client.state(endpoint.keys.secrets)
 
 
 def restore(endpoint: Endpoint[Any], state: ClientState) -> None:
     """Give a new process what the last one left."""
-    extra, guard = dict(state.extra), endpoint.guard
-    assert guard is not None
-    guard.recall(extra.pop(INFORMED))
-    endpoint.client.restore(replace(state, extra=extra))
+    endpoint.client.restore(state)
     endpoint.keys.restore(state.secrets)
 
 

@@ -60,7 +60,7 @@ MISTAKES = (
     Mistake(mistaken.Global, "new-process", r"KeyError.*mistaken\.py:\d+.* no variable of a mod"),
     Mistake(mistaken.Peeking, RUN, r"self\.kept_federation, which only an object that"),
     Mistake(mistaken.Knowing, RUN, r"self\.kept_federation, which only an object that"),
-    Mistake(mistaken.Uncounted, TARGET, r"which is more than in a run without data; let dry_runs"),
+    Mistake(mistaken.Uncounted, TARGET, r"which is more than in a run without data; leave target"),
     Mistake(mistaken.UntoldTraining, RUN, r"pretrain trains, and its @answers does not say"),
     # nothing tells a leak from a mistake here, but the text stays with the client over frames
     Mistake(mistaken.Loud, "bytes", r"ValueError: odd sample .*mistaken\.py:\d+"),

@@ -88,8 +88,8 @@ def test_methods_stay_within_what_runs_without_data_released(
 
 SENTENCE = (
     r"contribute\.delta would bring the releases of client \d+ to epsilon = {} at delta = 1e-05, "
-    r"and target_epsilon is 8: with this one, {} 3, which is more than in a run without data; let "
-    "dry_runs return"
+    r"and target_epsilon is 8: with this one, {} 3, which is more than in a run without data; leave "
+    "target_epsilon out"
 )
 SUMS = {
     "client": ("10.24", r"contribute\.delta"),

@@ -73,10 +73,11 @@ def noised(
         means: means (b, k) of losses clipped to [0, B]. One that is not finite counts as B (a
             client without samples).
         sizes: number of samples n of each client (b,).
-        widths: for each client (b,), the means that are its own, the first ones of its row; None
-            for all.
+        widths: for each client (b,), the means that are its own, the first ones of its row, after
+            which zeros follow; None for all.
     """
-    noisy = np.nan_to_num(means, nan=noise.loss_clip, posinf=noise.loss_clip)
+    finite = np.nan_to_num(means, nan=noise.loss_clip, posinf=noise.loss_clip)
+    noisy = finite.clip(0, noise.loss_clip)
     for n, (client, purpose) in enumerate(zip(ids, purposes, strict=True)):
         width = None if widths is None else widths[n]
         row = noisy[n, :width]
@@ -84,4 +85,5 @@ def noised(
         exact = torch.as_tensor(row.copy())
         released = noise.draws.noised(client, purpose, step, exact, noise.noise, reach)
         row[:] = released.numpy()
+        noisy[n, len(row) :] = 0  # no mean of this client
     return noisy

@@ -125,6 +125,7 @@ class NoiseStreams:
         if self._bounds_rows:
             row = _within(row, sensitivity)
         grid = spacing(multiplier, sensitivity, count)
+        row = _within_precision(row, grid)
         sigma = deviation(multiplier, sensitivity, count)
         # The noise level and the row itself are in the seed: two answers under one number with
         # equal noise would reveal the difference of their rows.
@@ -164,6 +165,19 @@ class NoiseStreams:
         seed = self.seed(client, f"skellam {purpose}", step, about)
         words = np.frombuffer(_stream(seed, 8 * draws * len(row)), dtype="<u8")
         return skellam_noise.draw(words, variance, draws, seed)
+
+
+def _within_precision(row: torch.Tensor, grid: float) -> torch.Tensor:
+    """Return a row whose numbers are small enough for their type to tell a step of the grid.
+
+    A larger one would swallow its noise.
+
+    Args:
+        row: numbers.
+        grid: spacing of the noise.
+    """
+    largest = grid / torch.finfo(row.dtype).eps
+    return row.clamp(-largest, largest)
 
 
 def _within(row: torch.Tensor, norm: float) -> torch.Tensor:

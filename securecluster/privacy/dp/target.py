@@ -264,8 +264,9 @@ class Target:
         raise TargetError(
             f"{released[0].name} would bring the releases of client {client} to epsilon = "
             f"{cost:.4g} at delta = {self.delta:g}, and target_epsilon is {self.epsilon:g}: with "
-            f"this one, {counts}, which is more than in a run without data; let dry_runs return "
-            "hyper-parameters of one that releases as much, or leave target_epsilon out"
+            f"this one, {counts}, which is more than in a run without data; leave target_epsilon "
+            "out, or, in a protocol of your own, let dry_runs return hyper-parameters of a run "
+            "that releases as much"
         )
 
 

@@ -160,7 +160,7 @@ def test_a_large_network_has_a_stand_in_where_one_fits(
     large = {**CLIENT, "model": "mlp-200"}
     monkeypatch.setattr(dry_run, "LARGE", 10_000)
     assert counted(FedAvg, small, **large) == {("gaussian", 1.0): 5}
-    assert set(widths) == {64 * 32 + 32 + 32 * 10 + 10}
+    assert set(widths) == {64 * 10 + 10}
     # a layer of its own that the small network lacks
     widths.clear()
     monkeypatch.setattr(dry_run, "SMALL_NETWORK", "lstm-chars")
