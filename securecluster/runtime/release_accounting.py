@@ -108,21 +108,6 @@ class ReleaseAccounting:
         )
         return (receipt,)
 
-    def lost(self, release: ReleasePolicy, call: Event) -> list[Event]:
-        """Return what clients may have trained whose private replies were lost.
-
-        Where clients keep momentum, later replies follow from such trainings as well.
-
-        Args:
-            release: declaration of the called method.
-            call: event with the call and these clients.
-        """
-        plan = self.training.get(release.trains)
-        if plan is None or not plan.keep_momentum or not release.private or not call.ids:
-            return []
-        unheard = replace(release, private=False, public=())
-        return list(self.events(unheard, call, None, [self.assumed(release)] * len(call.ids)))
-
     def repeatable(self, release: ReleasePolicy, reply: Any, receipts: Receipts) -> bool:
         """Return True if a second reply to the same call, with other bits, would cost again.
 

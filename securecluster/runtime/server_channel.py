@@ -248,7 +248,6 @@ class ServerChannel:
                 # that was called, although its reply did not arrive.
                 recorded = tuple(ready)
             self._record(method, GATHER, recorded, reply, step)
-        self._record_lost(method, GATHER, ready, response.ids, step)
         check_squares(self.round, response.ids, reply)
         self._observe(method, GATHER, step, [(client,) for client in response.ids], reply)
         lost = self._note_lost(to, response.ids)
@@ -340,7 +339,6 @@ class ServerChannel:
         at_once = self._recorded_at_once(method) and self._secure_sums is None
         if sums.ids and not at_once:
             self._record_sums(method, sums, rows, step, group_of, ready_groups)
-        self._record_lost(method, SUM, ready, sums.ids, step)
         members_of = members_by_group(sums.ids, [group_of[i] for i in sums.ids], groups)
         self._observe(method, SUM, step, members_of, rows)
         lost = self._note_lost(to, sums.ids)
@@ -784,17 +782,6 @@ class ServerChannel:
         if response.reply is not None:
             check(response.reply, Limits())
         return response
-
-    def _record_lost(
-        self, method: Method, verb: str, asked: Sequence[int], received: Sequence[int], step: int
-    ) -> None:
-        """Write what clients may have trained whose replies were lost to the ledger."""
-        arrived = set(received)
-        silent = tuple(client for client in asked if client not in arrived)
-        call = Event(method.__name__, verb, (), self.round, silent, step=step)
-        events = self._costs.lost(release_of(method), call)
-        if events:
-            self.record(events)
 
     def _note_lost(self, to: Sequence[int], received: Sequence[int]) -> tuple[int, ...]:
         """Store which recipients did not reply in this round, and return their ids.

@@ -244,6 +244,7 @@ class LocalTrainer:
                 "was given none (secret=…)"
             )
         if plan.keep_momentum:
+            check_training(plan)  # a call may have hyper-parameters of its own
             if self._momenta is None:
                 self._momenta = Momenta(len(self.ids), self.start)
             self._momenta.begin(clients, step)

@@ -16,7 +16,7 @@ from securecluster import Federation
 from securecluster.errors import RefusedError, SecureClusterWarning, TargetError, UsageError
 from securecluster.messaging.messages import Call
 from securecluster.privacy.dp import target as targets
-from securecluster.protocols import FedAvg, Settings
+from securecluster.protocols import FedAvg, RandomClusters, Settings
 from securecluster.protocols.authoring import (
     GATHER,
     AveragingState,
@@ -86,10 +86,18 @@ def test_methods_stay_within_what_runs_without_data_released(
         assert fitted.ledger_.price(made.delta).epsilon <= 8.0
 
 
+def test_clients_that_were_alone_in_their_cluster_once_have_a_target_too() -> None:
+    federation = two_clusters(14, 20)
+    made = RandomClusters(
+        k=13, rounds=2, model="linear", clip=1.0, target_epsilon=8.0, mask="none", epochs=1
+    )
+    assert made.fit(federation).ledger_.price(made.delta).epsilon <= 8.0
+
+
 SENTENCE = (
     r"contribute\.delta would bring the releases of client \d+ to epsilon = {} at delta = 1e-05, "
-    r"and target_epsilon is 8: with this one, {} 3, which is more than in a run without data; leave "
-    "target_epsilon out"
+    r"and target_epsilon is 8: with this one, {} 3, which is more than in a run without data; "
+    "leave target_epsilon out"
 )
 SUMS = {
     "client": ("10.24", r"contribute\.delta"),

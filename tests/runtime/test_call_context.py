@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from securecluster.errors import PolicyError
+from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Picks, Rows, Shared
 from securecluster.messaging.receipts import GAUSSIAN, PUBLIC, Receipt
 from securecluster.privacy.dp.client_noise import ClientNoise
@@ -202,6 +202,51 @@ def test_a_released_tensor_that_was_changed_has_no_receipt() -> None:
     released[0] = ROWS[0]
     assert receipts(made, Told(Rows(released))) == []
     assert made.releases.of([made.postprocess(torch.clone, released)]) is None
+
+
+def test_other_writes_are_noticed_too() -> None:
+    made = context()
+    written, kept = made.release(ROWS), made.release(ROWS)
+    written.numpy()[0] = ROWS[0].numpy()
+    assert receipts(made, Told(Rows(written), shared=Shared(kept))) == [
+        Receipt(GAUSSIAN, ("shared",), Z, 2.0)
+    ]
+
+
+def test_which_rows_of_a_table_a_client_has_may_depend_on_its_data() -> None:
+    made = context()
+    released = made.release(ROWS)
+    assert receipts(made, Told(Rows(released, (1, 0)))) == []
+    assert receipts(made, Told(picks=Picks(released, ((0,), (1,))))) == []
+
+
+def test_a_row_that_is_not_finite_counts_as_zeros_whatever_its_sensitivity() -> None:
+    rows = torch.tensor([[math.nan, 1.0], [3.0, 4.0]])
+    released = context("example").release(rows, sensitivity=0.1)
+    torch.testing.assert_close(released, torch.tensor([[0.0, 0.0], [3.0, 4.0]]) + Z * 0.1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "sentence"),
+    [
+        (ROWS.long(), {}, r"takes a row of real numbers for each of 2 client\(s\).*torch\.int64"),
+        (ROWS[:1], {}, r"was given torch\.float32 of shape \(1, 3\)"),
+        (ROWS, {"noise": -1.0}, r"noise = -1 and replace = 2 have no price"),
+        (ROWS, {"replace": 0.5}, r"the second from 1 to 2"),
+        (ROWS, {"replace": 3.0}, r"replace = 3 have no price"),
+    ],
+)
+def test_releases_without_a_price_are_refused(
+    rows: torch.Tensor, options: dict[str, float], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        context().release(rows, **options)
+
+
+def test_postprocessing_takes_tensors() -> None:
+    made = context()
+    with pytest.raises(UsageError, match=r"give other values to the function itself"):
+        made.postprocess(lambda rows, k: rows[:, :k], made.release(ROWS), 2)
 
 
 def test_each_client_has_receipts_of_its_own_noise() -> None:

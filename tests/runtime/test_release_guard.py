@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch
 from cases import FULL, two_clusters
 
 from securecluster import Federation
-from securecluster.errors import PolicyError
+from securecluster.errors import PolicyError, UsageError
+from securecluster.messaging.receipts import MOST
 from securecluster.privacy.dp.gaussian_mechanism import Noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.pipeline import Kind
@@ -37,6 +39,7 @@ from securecluster.protocols.authoring import (
     nearest,
     protocol,
 )
+from securecluster.runtime.endpoint import KEPT
 from securecluster.training.config import LocalTraining
 from securecluster.training.data_access import DataAccess
 
@@ -105,6 +108,31 @@ class MeanClient(SignatureClient):
     @answers(GATHER, unmasked=("mean",), trains="usual")
     def of_the_model(self, context: CallContext, query: Empty) -> SampleMean:
         return SampleMean(Rows(self.models.select(context.positions).values[:, :64].clone()))
+
+    @answers(GATHER, unmasked=("mean",), trains=KEPT)
+    def kept(self, context: CallContext, query: Empty) -> SampleMean:
+        return self.after(context, self.training)
+
+    @answers(GATHER, unmasked=("mean",), trains=KEPT)
+    def kept_again(self, context: CallContext, query: Empty) -> SampleMean:
+        return self.after(replace(context, step=1), self.training)
+
+    @answers(GATHER, unmasked=("mean",), trains=KEPT)
+    def kept_of_everyone(self, context: CallContext, query: Empty) -> SampleMean:
+        everyone = tuple(range(len(self.cohort.ids)))
+        updates = self.cohort.train(
+            Rows(self.cohort.start[None], (0,) * len(everyone)), everyone, self.training, 1
+        )
+        return SampleMean(Rows(updates[list(context.positions), :64].clone()))
+
+    @answers(GATHER, unmasked=("mean",), trains="usual")
+    def with_momentum(self, context: CallContext, query: Empty) -> SampleMean:
+        return self.after(context, replace(self.training, momentum=0.5, keep_momentum=True))
+
+    @answers(GATHER, unmasked=("mean",))
+    def of_everyone(self, context: CallContext, query: Empty) -> SampleMean:
+        self.cohort.inputs(0)
+        return SampleMean(Rows(context.release(self.means(context))))
 
     def after(self, context: CallContext, plan: LocalTraining) -> SampleMean:
         start = Rows(self.cohort.start[None], (0,) * len(context.positions))
@@ -242,6 +270,74 @@ def test_what_clients_have_read_is_known_after_a_resumption(
     assert of_means(resumed) == [("exact", None, ("mean",)), ("free", None, ("mean",))]
 
 
+class ReadingClient(MeanClient):
+    """Clients that keep something of their data from the beginning."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.first = self.cohort.inputs(0)
+
+
+def test_what_clients_read_when_they_are_built_is_known(federation: Federation) -> None:
+    kind = type("Reading", (means("of_the_model"),), {"client": ReadingClient})
+    assert of_means(fit(kind, federation, dp_unit="example")) == [("exact", None, ("mean",))]
+
+
+class AsksTwice(Means):
+    """Its clients send their signatures twice."""
+
+    def run_server(self, net: ServerChannel, run: Run) -> ClusterOnceState:
+        net.gather(self.signature_method, Empty(), to=net.clients)
+        return super().run_server(net, run)
+
+
+@pytest.mark.parametrize(("method", "trainings"), [("kept", 2), ("kept_again", 1)])
+def test_a_reply_that_follows_from_a_kept_training_pays_for_it_once(
+    method: str, trainings: int, federation: Federation
+) -> None:
+    kind = type("Kept", (AsksTwice,), {"signature_method": getattr(MeanClient, method)})
+    released = of_means(fit(kind, federation, dp_unit="example"))
+    assert Counter(mechanism for mechanism, *_ in released) == {"dp-sgd": trainings, "free": 2}
+
+
+@pytest.mark.parametrize("method", ["of_everyone", "kept_of_everyone"])
+def test_a_method_uses_data_of_the_clients_that_are_called(
+    method: str, federation: Federation
+) -> None:
+    class AsksOne(Means):
+        def run_server(self, net: ServerChannel, run: Run) -> ClusterOnceState:
+            net.gather(getattr(MeanClient, method), Empty(), to=net.clients[1:])
+            return super().run_server(net, run)
+
+    sentence = (
+        r"for a client that was not called \(at position 0\): take those of context\.positions"
+    )
+    with pytest.raises(PolicyError, match=sentence):
+        fit(AsksOne, federation, dp_unit="example")
+
+
+def test_momentum_does_not_carry_private_training_on(federation: Federation) -> None:
+    with pytest.raises(UsageError, match=r"a training whose reply was lost, and is not counted"):
+        fit(means("with_momentum"), federation, dp_unit="example")
+
+
+class ReleasesOften(MeanClient):
+    """Clients that release more in a call than a reply has receipts for."""
+
+    @answers(GATHER, unmasked=("mean",))
+    def often(self, context: CallContext, query: Empty) -> SampleMean:
+        rows = [context.release(self.means(context)) for _ in range(MOST + 1)]
+        return SampleMean(Rows(context.postprocess(lambda *all_rows: sum(all_rows), *rows)))
+
+
+def test_a_reply_has_as_many_releases_as_its_frame_takes(federation: Federation) -> None:
+    kind = type(
+        "Often", (Means,), {"client": ReleasesOften, "signature_method": ReleasesOften.often}
+    )
+    with pytest.raises(UsageError, match=r"often makes more than 64 releases in a call"):
+        fit(kind, federation)
+
+
 def test_a_method_that_tells_nothing_new_reads_no_data(federation: Federation) -> None:
     with pytest.raises(PolicyError, match=r"reads cohort\.inputs: leave the declaration out"):
         fit(means("derived"), federation, clip=None, noise=0.0)
@@ -304,6 +400,16 @@ def test_a_stage_that_does_not_clip_releases_no_longer_rows(federation: Federati
     sums = [o.content for o in fitted.verb_outcomes() if o.method == "contribute"]
     lengths = torch.cat([one.delta.table.norm(dim=1) for one in sums])
     assert float(lengths.max()) <= len(federation) * 1.1
+
+
+def test_no_number_is_so_large_that_it_swallows_its_noise() -> None:
+    streams = NoiseStreams(lambda client: bytes(32), "run")
+    for dtype in (torch.float32, torch.float64):
+        row = torch.full((64,), 1e20, dtype=dtype)
+        noisy = streams.noised(0, "losses", 1, row, 1.0, 1.0)
+        # at the largest number itself half of the draws are told apart, and no exact one
+        assert len(noisy.unique()) > 16
+        assert torch.isfinite(noisy).all()
 
 
 def test_draws_are_logged_within_one_context() -> None:
