@@ -64,6 +64,18 @@ TIMED: Mapping[str, tuple[str, ...]] = {
     ),
     "eigen": ("securecluster/clustering/eigenvectors.py",),
     "grid_noise": DP_NOISE,
+    "guards_dry_runs": ("protocols/common/dry_run.py", *RUNS),
+    "guards_seconds": (
+        *RUNS,
+        "securecluster/messaging/receipts.py",
+        "securecluster/privacy/dp/target.py",
+        "securecluster/runtime/call_context.py",
+        "securecluster/runtime/relays.py",
+        "securecluster/runtime/release_accounting.py",
+        "securecluster/runtime/release_guard.py",
+        "securecluster/runtime/release_target.py",
+        "securecluster/training/data_access.py",
+    ),
     "masks": (
         "securecluster/privacy/masking/hadamard.py",
         "securecluster/privacy/masking/keystream.py",
