@@ -213,7 +213,7 @@ def without(parts: Sequence[str], kind: type[ClusteringProtocol], memory: Memory
             stack.enter_context(
                 patch.multiple(
                     DataAccess,
-                    during=lambda *_: nullcontext(Reads()),
+                    during=lambda *_, **__: nullcontext(Reads()),
                     read=lambda *_: None,
                     closed=lambda *_: nullcontext(),
                     train=lambda *_: nullcontext(),
@@ -333,10 +333,10 @@ class Watch:
         """Return a method that returns a context, of which the time of entry and exit is taken."""
 
         @contextmanager
-        def timed(*given: Any) -> Iterator[Any]:
+        def timed(*given: Any, **named: Any) -> Iterator[Any]:
             with ExitStack() as stack:
                 with self._clock():
-                    value = stack.enter_context(method(*given))
+                    value = stack.enter_context(method(*given, **named))
                 yield value
                 with self._clock():
                     stack.close()

@@ -54,14 +54,14 @@ def test_what_is_left_out_changes_no_result(case: str, monkeypatch: pytest.Monke
     # without them nothing of the bookkeeping is called
     for owner, name in (
         (ReleaseGuard, "receipts"),
-        (ReleaseGuard, "_note"),
+        (ReleaseGuard, "_follows_training"),
         (DataAccess, "during"),
         (DataAccess, "read"),
         (DataAccess, "train"),
         (Target, "admit"),
         (relays, "_digests_of_rows"),
     ):
-        monkeypatch.setattr(owner, name, lambda *given, name=name: pytest.fail(name))
+        monkeypatch.setattr(owner, name, lambda *given, name=name, **named: pytest.fail(name))
     bare = fitted(list(guards.PARTS))
     assert bare.bytes_ == whole.bytes_
     assert list(bare.labels_) == list(whole.labels_)
