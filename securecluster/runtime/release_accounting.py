@@ -148,7 +148,7 @@ class ReleaseAccounting:
         reply: Any,
         receipts: Sequence[Receipts] = ((),),
         members: int = 1,
-        survivors: int | None = None,
+        survivors: int = 1,
     ) -> Iterator[Event]:
         """Yield what clients released in one call: the training behind it, then field by field.
 
@@ -158,9 +158,8 @@ class ReleaseAccounting:
                 reply, where a repetition with other bits costs again.
             reply: the reply as the protocol sees it.
             receipts: of each of the call's clients, which differ in digests at most.
-            members: clients that were asked for a row of the sum, where the call's clients are the
-                survivors of one.
-            survivors: number of clients in the sum, where it is not that of the call's clients.
+            members: clients that were asked for a row of a sum with noise in shares.
+            survivors: those of them whose rows are in the sum.
         """
         for receipt in receipts[0]:
             if receipt.mechanism == TRAINING:
@@ -186,7 +185,7 @@ class ReleaseAccounting:
                 event = replace(event, once=tuple(own[charge.receipt].once for own in receipts))
             if charge.mechanism == "skellam":
                 d = getattr(reply, charge.field).table[0].numel()
-                event = self._sum_event(event, charge.field, d, members, survivors or call.clients)
+                event = self._sum_event(event, charge.field, d, members, survivors)
             yield event
 
     def _charges(self, release: ReleasePolicy, reply: Any, receipts: Receipts) -> list[_Charge]:

@@ -871,7 +871,7 @@ class ServerChannel:
                 digests=told,
             )
             own = [due[k] for k in positions]
-            events += self._costs.events(release, event, reply, own, members)
+            events += self._costs.events(release, event, reply, own, members, survivors=len(ids))
         self.record(events)
 
     def _digests(
