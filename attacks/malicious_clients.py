@@ -103,9 +103,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
         sign_flipped,
     ),
     "scaled": Behaviour(
-        f"sends {SCALE:g}Δ",
-        "Bagdasaryan et al. 2020, How To Backdoor Federated Learning",
-        scaled,
+        f"sends {SCALE:g}Δ", "Bagdasaryan et al. 2020, How To Backdoor Federated Learning", scaled
     ),
     "random": Behaviour(
         "sends Gaussian noise of the length of Δ",

@@ -189,10 +189,7 @@ def sigmoids(inputs: int) -> torch.nn.Module:
     """
     generator = torch.Generator().manual_seed(0)
     network = torch.nn.Sequential(
-        torch.nn.Flatten(),
-        torch.nn.Linear(inputs, 32),
-        torch.nn.Sigmoid(),
-        torch.nn.Linear(32, 10),
+        torch.nn.Flatten(), torch.nn.Linear(inputs, 32), torch.nn.Sigmoid(), torch.nn.Linear(32, 10)
     )
     with torch.no_grad():
         for parameter in network.parameters():

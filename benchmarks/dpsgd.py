@@ -68,10 +68,7 @@ def cohort(model: str, clients: int, general: bool, dtype: torch.dtype) -> Local
         case = CASES[model]
         federation = case.federation(clients)
         flat = prepare_module(
-            case.make(case.shape, case.classes),
-            case.shape,
-            case.classes,
-            objective=case.objective,
+            case.make(case.shape, case.classes), case.shape, case.classes, objective=case.objective
         )
     else:
         rng = np.random.default_rng(0)
@@ -84,12 +81,7 @@ def cohort(model: str, clients: int, general: bool, dtype: torch.dtype) -> Local
         federation = Federation.from_arrays(arrays, test=empty, seed=0)
         flat = build(model, federation.shape, 10, Randomness(0))
     trainer = LocalTrainer(
-        federation,
-        flat,
-        Randomness(0),
-        torch.device("cpu"),
-        dtype,
-        secret=Keys(),
+        federation, flat, Randomness(0), torch.device("cpu"), dtype, secret=Keys()
     )
     if general:
         without_stack = General(flat.module, flat.together, flat.objective)
@@ -148,14 +140,7 @@ def opacus(batched: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
         digests = [batched._train_on.digest(client)]
         # the same mini-batches as of the other variants of DP-SGD
         draws = DPSGDState(
-            secret,
-            [batched.ids[client]],
-            [size],
-            batched.start[None],
-            plan,
-            1,
-            1,
-            digests,
+            secret, [batched.ids[client]], [size], batched.start[None], plan, 1, 1, digests
         )
         for batch in draws.batches(0):
             rows = torch.as_tensor(batch + batched._offsets[client])

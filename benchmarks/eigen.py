@@ -46,10 +46,7 @@ def full(features: torch.Tensor, p: int) -> Pairs:
 
 
 def measure(
-    features: torch.Tensor,
-    p: int,
-    repeats: int,
-    clock: Callable[[], float] = time.perf_counter,
+    features: torch.Tensor, p: int, repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, Any]:
     """Time both ways in turn.
 

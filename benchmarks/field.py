@@ -127,10 +127,7 @@ METHODS: dict[str, Method] = {
         "gram_noise",
     ),
     "pacfl": Method(
-        PACFL,
-        SHARES,
-        {"k": CLUSTERS, "subspaces": "samples", "vectors": 1},
-        "gram_noise",
+        PACFL, SHARES, {"k": CLUSTERS, "subspaces": "samples", "vectors": 1}, "gram_noise"
     ),
     "clove": Method(CLoVE, ({"cluster_rounds": 5}, {"cluster_rounds": STEPS}), {"k": CLUSTERS}),
     "rdpcfl": Method(
@@ -144,9 +141,7 @@ METHODS: dict[str, Method] = {
         ({"rounds": STEPS + 5, "tune_rounds": 5}, {"rounds": 2 * STEPS, "tune_rounds": STEPS}),
     ),
     "local": Method(
-        MRMTL,
-        (TWENTY_ROUNDS, {"rounds": STEPS // 2, "epochs": 1}),
-        {"regularization": 0.0},
+        MRMTL, (TWENTY_ROUNDS, {"rounds": STEPS // 2, "epochs": 1}), {"regularization": 0.0}
     ),
 }
 # PACFL's eigenvectors of 784 numbers take long: it has the settings of the method most like it
@@ -275,13 +270,7 @@ def options_of(method: str, epsilon: float, rate: float, own: int) -> dict[str, 
 
 def _common_options(delta: float) -> dict[str, Any]:
     """Return what all runs have in common."""
-    return {
-        "model": "linear",
-        "clip": CLIP,
-        "dp_unit": "example",
-        "mask": "none",
-        "delta": delta,
-    }
+    return {"model": "linear", "clip": CLIP, "dp_unit": "example", "mask": "none", "delta": delta}
 
 
 def noises_for(epsilon: float, share: float, steps: int) -> tuple[float, float]:
@@ -521,12 +510,7 @@ def _needed(
 
 
 def _values(
-    rows: Sequence[Row],
-    method: str,
-    shift: str,
-    epsilon: float,
-    name: str,
-    setting: str = BY_FIELD,
+    rows: Sequence[Row], method: str, shift: str, epsilon: float, name: str, setting: str = BY_FIELD
 ) -> list[float]:
     """Return a column of the comparison for one method, shift and ε."""
     values = []

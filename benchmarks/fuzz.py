@@ -844,11 +844,7 @@ class _Liar:
                 raise ConnectionError
             same_step = [sent for sent in recorded if sent.step == header.step]
             sent = (same_step or recorded)[0]
-            turned = {
-                **vars(header),
-                "sender": header.recipient,
-                "recipient": header.sender,
-            }
+            turned = {**vars(header), "sender": header.recipient, "recipient": header.sender}
             reply = reheaded(sent.reply, Header(*turned.values()))
             if self._lies == i:
                 return self._forger.forge(reply)

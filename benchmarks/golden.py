@@ -503,8 +503,7 @@ def other_facts(
 def _command_line(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="file to write all records to")
     parser.add_argument("--compare", type=Path, help="file with records of the same machine")
@@ -516,11 +515,7 @@ def _command_line(argv: Sequence[str] | None) -> argparse.Namespace:
         help=f"file with what is equal on all machines ({REFERENCE})",
     )
     parser.add_argument(
-        "--write-reference",
-        type=Path,
-        nargs="?",
-        const=REFERENCE,
-        help="write that file anew",
+        "--write-reference", type=Path, nargs="?", const=REFERENCE, help="write that file anew"
     )
     parser.add_argument("--only", default="", help="run only cases whose names contain this text")
     options = parser.parse_args(argv)

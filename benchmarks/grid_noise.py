@@ -153,12 +153,7 @@ def local_epochs(rounds: int) -> Iterator[dict[str, Any]]:
         # any key will do, since nothing is released
         secret = NoiseStreams(lambda client: bytes(32), "benchmark")
         cohort = LocalTrainer(
-            federation,
-            flat,
-            Randomness(0),
-            torch.device("cpu"),
-            torch.float32,
-            secret=secret,
+            federation, flat, Randomness(0), torch.device("cpu"), torch.float32, secret=secret
         )
         tasks = {}
         for variant in ("none", "float", "grid"):
@@ -200,8 +195,7 @@ def gap() -> Iterator[dict[str, Any]]:
         varied = Outer(outputs, inputs)
         # equal gradients add up to the longest sum, whose last bit is the coarsest
         equal = Outer(
-            outputs[:, :1] * torch.ones_like(outputs),
-            inputs[:, :1] * torch.ones_like(inputs),
+            outputs[:, :1] * torch.ones_like(outputs), inputs[:, :1] * torch.ones_like(inputs)
         )
         cases = {"gradients of any direction": varied, "equal gradients": equal}
         for name, gradient in cases.items():

@@ -78,7 +78,7 @@ METHODS: Mapping[str, tuple[tuple[type, str], ...]] = {
 }
 # of these only entry and exit count
 CONTEXTS: Mapping[str, tuple[tuple[type, str], ...]] = {
-    READS: ((DataAccess, "during"), (DataAccess, "closed"), (DataAccess, "train")),
+    READS: ((DataAccess, "during"), (DataAccess, "closed"), (DataAccess, "train"))
 }
 ALL = "all"  # methods of a run
 

@@ -23,13 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from securecluster import (
-    Dirichlet,
-    Federation,
-    LabelPermutation,
-    LabelSwap,
-    Rotation,
-)
+from securecluster import Dirichlet, Federation, LabelPermutation, LabelSwap, Rotation
 from securecluster.app.registry import protocol_class
 from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, spread
 from securecluster.benchmarks.robust import Setting, clients_of
@@ -101,7 +95,7 @@ SETTINGS: dict[str, Hard] = {
             sizes=(5,) * 4,
             samples=(20, 50, 100, 200, 400),
             dealt=400,
-        ),
+        )
     ),
     "fashion-permutation-4x5-foreign": Hard(
         Setting(
@@ -113,24 +107,19 @@ SETTINGS: dict[str, Hard] = {
             samples=(100,),
             dealt=100,
             foreign=0.4,
-        ),
+        )
     ),
     "fashion-dirichlet-3x7": Hard(
-        _even("fashion_mnist", Dirichlet(alpha=0.3, clusters=3), (7,) * 3, 100),
+        _even("fashion_mnist", Dirichlet(alpha=0.3, clusters=3), (7,) * 3, 100)
     ),
     "cifar10-permutation-2x5": Hard(
-        _even("cifar10", LabelPermutation(2), (5, 5), 250),
-        training={"model": "cnn-ali"},
+        _even("cifar10", LabelPermutation(2), (5, 5), 250), training={"model": "cnn-ali"}
     ),
     "mnist-swap-4x5-authors": Hard(
-        _even("mnist", LabelSwap(4), (5,) * 4, 300),
-        ("cfl",),
-        AUTHORS_TRAINING,
+        _even("mnist", LabelSwap(4), (5,) * 4, 300), ("cfl",), AUTHORS_TRAINING
     ),
     "mnist-rotation-4x5-authors": Hard(
-        _even("mnist", Rotation(4), (5,) * 4, 300),
-        ("cfl",),
-        AUTHORS_TRAINING,
+        _even("mnist", Rotation(4), (5,) * 4, 300), ("cfl",), AUTHORS_TRAINING
     ),
     # 60 samples are one batch of at most 128: a local epoch is a single step
     "mnist-swap-4x5-one-step": Hard(
@@ -241,8 +230,7 @@ def _read(path: Path) -> list[Row]:
 def main(argv: Sequence[str] | None = None) -> Path:
     """Measure what is missing, and print."""
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))

@@ -32,10 +32,7 @@ DELTA = 1e-5
 TUNING_SEED = 100
 GRID = tuple(product((0.5, 1.0), (0.2, 0.5)))  # clip norm and learning rate
 PROTOCOLS: dict[str, Any] = {"hidden": Hidden, "fedavg": FedAvg, "finetune": FineTune}
-TRANSFORMS: dict[str, Any] = {
-    "label-swap": LabelSwap(clusters=4),
-    "rotation": Rotation(clusters=4),
-}
+TRANSFORMS: dict[str, Any] = {"label-swap": LabelSwap(clusters=4), "rotation": Rotation(clusters=4)}
 SETTINGS: dict[str, Any] = {
     "rounds": 10,
     "epochs": 1,

@@ -42,11 +42,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     name = cell["protocol"]
     scenario = "tasks" if name == "oneshot" else "label-swap"
     federation = Federation.simulate(
-        "mnist",
-        scenario=scenario,
-        clients=CLIENTS,
-        samples=SAMPLES,
-        seed=cell["seed"],
+        "mnist", scenario=scenario, clients=CLIENTS, samples=SAMPLES, seed=cell["seed"]
     )
     params = {"model": "linear", "landmarks": cell["landmarks"], **OWN[name]}
     protocol = PROTOCOLS[name](**params)

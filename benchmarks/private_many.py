@@ -65,11 +65,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         # 10 % of each client's labels are of another task (Ali & Arafa 2024)
         scenario = Tasks(minority=0.1)
     federation = Federation.simulate(
-        "fashion_mnist",
-        scenario=scenario,
-        clients=clients,
-        samples=1000,
-        seed=cell["seed"],
+        "fashion_mnist", scenario=scenario, clients=clients, samples=1000, seed=cell["seed"]
     )
     params = {**PLAN, **OWN[name]}
     if z:

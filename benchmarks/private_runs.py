@@ -176,13 +176,7 @@ def draw(sheet: Sheet, rows: Sequence[Row], scale: str) -> Path:
                 title = f"unit of privacy: one {unit}"
             ax.set_title(title)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    canvas.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=len(PROTOCOLS),
-        fontsize=8,
-    )
+    canvas.legend(handles, labels, loc="outside lower center", ncols=len(PROTOCOLS), fontsize=8)
     return sheet.save(canvas, scale)
 
 

@@ -55,11 +55,7 @@ class Case:
         arrays = {f"c{k}": self._draw(rng) for k in range(clients)}
         empty: dict[str, Any] = {name: ([], []) for name in arrays}
         return Federation.from_arrays(
-            arrays,
-            test=empty,
-            objective=self.objective,
-            classes=self.classes,
-            seed=0,
+            arrays, test=empty, objective=self.objective, classes=self.classes, seed=0
         )
 
     def _draw(self, rng: np.random.Generator) -> tuple[Any, Any]:
@@ -74,10 +70,7 @@ class Case:
         return text[:, :-1], text[:, 1:]
 
     def cohort(
-        self,
-        clients: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device = CPU,
+        self, clients: int, dtype: torch.dtype = torch.float32, device: torch.device = CPU
     ) -> LocalTrainer:
         """Return a trainer of the clients, with the network's own first weights.
 
@@ -89,10 +82,7 @@ class Case:
         torch.manual_seed(0)
         federation = self.federation(clients)
         flat = prepare_module(
-            self.make(self.shape, self.classes),
-            self.shape,
-            self.classes,
-            objective=self.objective,
+            self.make(self.shape, self.classes), self.shape, self.classes, objective=self.objective
         )
         return LocalTrainer(federation, flat, Randomness(0), device, dtype)
 
@@ -155,10 +145,7 @@ def optimizer_of(plan: LocalTraining, module: nn.Module) -> torch.optim.Optimize
 
 
 def plain(
-    batched: LocalTrainer,
-    module: nn.Module,
-    plan: LocalTraining,
-    clients: int | None = None,
+    batched: LocalTrainer, module: nn.Module, plan: LocalTraining, clients: int | None = None
 ) -> torch.Tensor:
     """Train one client after the other, with one optimizer each.
 

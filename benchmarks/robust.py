@@ -366,27 +366,16 @@ def _mixed(shards: Sequence[Shard], clusters: int, share: float) -> list[Shard]:
         clusters: how many there are; every other cluster gives the same number of samples.
         share: of the samples that come from other clusters.
     """
-    x, y = _exchanged(
-        [shard.x for shard in shards],
-        [shard.y for shard in shards],
-        clusters,
-        share,
-    )
+    x, y = _exchanged([shard.x for shard in shards], [shard.y for shard in shards], clusters, share)
     x_test, y_test = _exchanged(
-        [shard.x_test for shard in shards],
-        [shard.y_test for shard in shards],
-        clusters,
-        share,
+        [shard.x_test for shard in shards], [shard.y_test for shard in shards], clusters, share
     )
     columns = zip(x, y, x_test, y_test, strict=True)
     return [Shard(*arrays) for arrays in columns]
 
 
 def _exchanged(
-    x: Sequence[NDArray[Any]],
-    y: Sequence[NDArray[Any]],
-    clusters: int,
-    share: float,
+    x: Sequence[NDArray[Any]], y: Sequence[NDArray[Any]], clusters: int, share: float
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     """Return samples and labels after evenly spaced ones were exchanged between clusters.
 
@@ -419,9 +408,7 @@ def _shortened(shard: Shard, samples: int) -> Shard:
 
 
 def cells(
-    seeds: int,
-    settings: Iterable[str] = tuple(SETTINGS),
-    protocols: Iterable[str] = NAMES,
+    seeds: int, settings: Iterable[str] = tuple(SETTINGS), protocols: Iterable[str] = NAMES
 ) -> list[Cell]:
     """Return protocols by settings by seeds; of `TRAJECTORIES` those on trajectories only.
 
@@ -660,8 +647,7 @@ def _names(text: str) -> list[str]:
 def chosen(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the command line's options, with `settings` and `protocols` as lists of names."""
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--half", choices=("first", "second"), help="both where it is left out")

@@ -30,11 +30,7 @@ DATA = {"digits": load_digits, "wine": load_wine, "cancer": load_breast_cancer}
 WHOLE = (0.01, 0.02, 0.05, 0.1, 0.3, 1.0, 2.0, 2.9, 3.9, 6.0, 8.0)
 # one column does no harm up to the limit of 10, and breaks training on two sets at 20
 COLUMN = (1.0, 5.0, 10.0, 15.0, 20.0, 30.0)
-SCALES = {
-    "all values": WHOLE,
-    "all values, as they come": WHOLE,
-    "one column": COLUMN,
-}
+SCALES = {"all values": WHOLE, "all values, as they come": WHOLE, "one column": COLUMN}
 CLIENTS = 6
 
 

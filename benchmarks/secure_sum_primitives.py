@@ -302,13 +302,7 @@ def main(arguments: list[str]) -> None:
     print(
         f"{'work on a row of ' + format(numbers, ',') + ' numbers':48}{'CPU ms':>10}{'copies':>10}"
     )
-    works = {
-        **on_rows(numbers),
-        **on_noise(numbers),
-        **on_keys(),
-        **on_sums(numbers),
-        **on_pairs(),
-    }
+    works = {**on_rows(numbers), **on_noise(numbers), **on_keys(), **on_sums(numbers), **on_pairs()}
     copy = 0.0
     for name, work in works.items():
         taken = seconds(work, repetitions)

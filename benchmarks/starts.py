@@ -53,11 +53,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     Returns:
         Whether the clusters are the true ones (exact), accuracy, and bytes up and down.
     """
-    protocol = IFCA(
-        rounds=cell["rounds"],
-        starts=cell["starts"],
-        start_rounds=cell["start_rounds"],
-    )
+    protocol = IFCA(rounds=cell["rounds"], starts=cell["starts"], start_rounds=cell["start_rounds"])
     fitted = protocol.fit(Federation.simulate("digits", seed=cell["seed"]), SEEDED)
     assert fitted.agreement_ is not None
     return {

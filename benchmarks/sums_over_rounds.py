@@ -31,12 +31,7 @@ from securecluster.attacks.registry import attack_named
 from securecluster.attacks.scoring import BETTER, evaluate
 from securecluster.attacks.sums_over_rounds import SumsOverRounds
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Sheet,
-    parser_of,
-    read_options,
-)
+from securecluster.benchmarks.papers.sheet import Cell, Sheet, parser_of, read_options
 from securecluster.benchmarks.table import RESULTS
 from securecluster.protocols import Settings
 

@@ -31,10 +31,7 @@ RUNS = (
     "securecluster/runtime/endpoint.py",
     "protocols/common/client.py",
 )
-DP_NOISE = (
-    "securecluster/privacy/dp/grid_noise.py",
-    "securecluster/privacy/dp/noise_streams.py",
-)
+DP_NOISE = ("securecluster/privacy/dp/grid_noise.py", "securecluster/privacy/dp/noise_streams.py")
 SECURE_SUMS = (
     "securecluster/privacy/secure_sum/double_mask.py",
     "securecluster/privacy/secure_sum/pads.py",

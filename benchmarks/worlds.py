@@ -550,14 +550,7 @@ def srfca_losses(
         kind: the protocol's class.
     """
     clients = loss_canaries(count, 8, every_sample=unit == "client")
-    params = {
-        **LINEAR,
-        "lr": 1e-6,
-        "clip": 1e-3,
-        "loss_clip": 0.5,
-        "noise": z,
-        "dp_unit": unit,
-    }
+    params = {**LINEAR, "lr": 1e-6, "clip": 1e-3, "loss_clip": 0.5, "noise": z, "dp_unit": unit}
     net, transcript = connected(kind(**params), clients)
     models = net.gather(SRFCAClient.send_model, Empty(), to=net.clients)
     # rows of k mean losses, whose sensitivity is B√k/n for an example and B√k for a client
@@ -566,10 +559,7 @@ def srfca_losses(
     # the canary moves all losses of a row by the same amount, so the mean is along that direction
     statistic = {i: float(row.mean()) for i, row in rows.items()}
     return Finding(
-        "SR-FCA's losses",
-        unit,
-        price(net.state.ledger, "losses"),
-        judged(statistic, confidence),
+        "SR-FCA's losses", unit, price(net.state.ledger, "losses"), judged(statistic, confidence)
     )
 
 
@@ -635,10 +625,7 @@ def fallback_losses(
     rows = first(replies(transcript, "judge", "loss"))
     statistic = {i: float(row.mean()) for i, row in rows.items()}
     return Finding(
-        "CFL's fallback",
-        unit,
-        price(net.state.ledger, "judge"),
-        judged(statistic, confidence),
+        "CFL's fallback", unit, price(net.state.ledger, "judge"), judged(statistic, confidence)
     )
 
 

@@ -20,10 +20,7 @@ from securecluster.errors import UsageError
 from securecluster.messaging.bounds import Real, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
 from securecluster.messaging.replies import Pairs, Replies, Sums
-from securecluster.protocols.common.assign_each_round import (
-    AssignEachRound,
-    AssignEachRoundState,
-)
+from securecluster.protocols.common.assign_each_round import AssignEachRound, AssignEachRoundState
 from securecluster.protocols.common.averaging import (
     AveragingState,
     LocalFirstClient,

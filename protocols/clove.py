@@ -34,10 +34,7 @@ from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Rows
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.dp.loss_mechanism import LARGEST, WORST
-from securecluster.protocols.common.assign_each_round import (
-    AssignEachRound,
-    AssignEachRoundState,
-)
+from securecluster.protocols.common.assign_each_round import AssignEachRound, AssignEachRoundState
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures

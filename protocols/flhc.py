@@ -319,12 +319,7 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
             labels: their clusters.
         """
         return extended_labels(
-            rows,
-            landmarks,
-            labels,
-            self.metric,
-            self._newcomer_linkage,
-            self._update_noise(net),
+            rows, landmarks, labels, self.metric, self._newcomer_linkage, self._update_noise(net)
         )
 
     @property
@@ -495,8 +490,5 @@ def _joint_model_message(joint: ModelDelta, newcomers: int) -> AverageDeltas:
     steps = torch.tensor([joint.step])
     counts = torch.ones(newcomers, dtype=torch.int64)
     return AverageDeltas(
-        Picks(means, picks),
-        Picks(steps, picks),
-        absolute=True,
-        count=Rows(counts),
+        Picks(means, picks), Picks(steps, picks), absolute=True, count=Rows(counts)
     )

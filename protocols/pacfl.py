@@ -224,10 +224,7 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
         """
         super().check(clients)
         check_choice(
-            self,
-            subspaces=SUBSPACES,
-            angle=ANGLES,
-            linkage=("average", "single", "complete"),
+            self, subspaces=SUBSPACES, angle=ANGLES, linkage=("average", "single", "complete")
         )
         if self.threshold is not None and self.k is not None:
             raise UsageError("threshold and k are two ways to cut: give one of them")

@@ -38,10 +38,7 @@ from securecluster.core.validation import check_number, check_whole
 from securecluster.errors import PolicyError
 from securecluster.messaging.messages import Ack, Empty, Rows
 from securecluster.models.objectives import Classification
-from securecluster.protocols.common.assign_each_round import (
-    AssignEachRound,
-    AssignEachRoundState,
-)
+from securecluster.protocols.common.assign_each_round import AssignEachRound, AssignEachRoundState
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures

@@ -58,9 +58,7 @@ def test_every_block_of_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         exec(compile(block, str(PAGE), "exec"), session.__dict__)
 
 
-def test_the_template_passes_every_check(
-    template: ModuleType,
-) -> None:
+def test_the_template_passes_every_check(template: ModuleType) -> None:
     conformance.check(template.MeanClusters).require()
     small = {"model": "linear", "epochs": 1, "k": 2}
     fitted = template.MeanClusters(**small, rounds=1, mask="rotation").fit(clients(0))

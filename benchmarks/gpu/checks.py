@@ -32,12 +32,7 @@ OPTIMIZERS = {
     "adam": replace(LONGER, optimizer="adam", lr=0.001),
 }
 # seconds of a check on two cores
-SLOW = {
-    "resnet9": 1.0,
-    "cnn-briggs": 0.3,
-    "cnn-cifar": 0.3,
-    "lstm-chars-256": 0.4,
-}
+SLOW = {"resnet9": 1.0, "cnn-briggs": 0.3, "cnn-cifar": 0.3, "lstm-chars-256": 0.4}
 
 EXACT = "the same operations on the same bits"
 LINEAR = "float64 sums in another order differ by some 1e-16 of the terms"
@@ -52,12 +47,7 @@ FUNCTIONS = (
 
 def every_check() -> list[Check]:
     """Return all checks: parts before the whole, and what is quick before what is slow."""
-    return [
-        *mask_checks(),
-        *mechanism_checks(),
-        *network_checks(),
-        *runs.protocol_checks(),
-    ]
+    return [*mask_checks(), *mechanism_checks(), *network_checks(), *runs.protocol_checks()]
 
 
 # Masks

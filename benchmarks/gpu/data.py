@@ -68,11 +68,7 @@ def cohort(network: str, device: torch.device, dtype: torch.dtype) -> LocalTrain
     arrays = {f"c{k}": samples(count) for k, count in enumerate(SIZES)}
     no_tests: dict[str, Any] = {name: ([], []) for name in arrays}
     federation = Federation.from_arrays(
-        arrays,
-        test=no_tests,
-        objective=objective,
-        classes=classes,
-        seed=0,
+        arrays, test=no_tests, objective=objective, classes=classes, seed=0
     )
     flat = model(network)
     return LocalTrainer(federation, flat, Randomness(0), device, dtype, secret=SECRET)

@@ -59,10 +59,7 @@ def private_updates(cohort: LocalTrainer, plan: LocalTraining) -> torch.Tensor:
 
 
 def _private_update(
-    cohort: LocalTrainer,
-    module: nn.Module,
-    plan: LocalTraining,
-    client: int,
+    cohort: LocalTrainer, module: nn.Module, plan: LocalTraining, client: int
 ) -> torch.Tensor:
     """Return the update (d,) of one client.
 

@@ -272,10 +272,7 @@ def probe(network: str, device: torch.device, budget: Budget) -> float:
 
 
 def take_turns(
-    ways: dict[str, Way],
-    rounds: int,
-    device: torch.device,
-    budget: Budget,
+    ways: dict[str, Way], rounds: int, device: torch.device, budget: Budget
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Return the seconds of each turn, and the most memory of the device, by way.
 

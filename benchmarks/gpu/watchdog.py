@@ -65,23 +65,11 @@ def watch(
         # run folders of a worker that is ended go with this folder
         environment = {**os.environ, "TMPDIR": scratch}
         while end - clock() > LAST:
-            task = {
-                "device": device,
-                "seconds": end - clock(),
-                "done": sorted(results.done),
-            }
+            task = {"device": device, "seconds": end - clock(), "done": sorted(results.done)}
             before = len(results.done)
             errors = Path(scratch) / "stderr"
             try:
-                finished = _one_worker(
-                    command,
-                    environment,
-                    task,
-                    errors,
-                    end,
-                    results,
-                    clock,
-                )
+                finished = _one_worker(command, environment, task, errors, end, results, clock)
             finally:
                 results.keep_log(errors)
             # one that dies before its first piece would do so again

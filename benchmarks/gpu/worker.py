@@ -133,12 +133,7 @@ def every_piece() -> list[Piece]:
     from securecluster.benchmarks.gpu.sweeps import sweep_checks, sweep_timings
     from securecluster.benchmarks.gpu.timings import every_timing
 
-    return [
-        *every_check(),
-        *sweep_checks(),
-        *sweep_timings(),
-        *every_timing(),
-    ]
+    return [*every_check(), *sweep_checks(), *sweep_timings(), *every_timing()]
 
 
 def main() -> None:

@@ -72,11 +72,7 @@ def cells(scale: str, seeds: int) -> list[Cell]:
 
 
 def vectors(
-    k: int,
-    clients_each: int,
-    d: int,
-    gamma: float,
-    rng: np.random.Generator,
+    k: int, clients_each: int, d: int, gamma: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.float64], list[int]]:
     """Draw the clients' gradients v_I(i) + X_i.
 
@@ -190,27 +186,14 @@ def _map(axis: Any, means: Mapping[tuple[str, ...], Sequence[float]]) -> Any:
         line = gammas.index(float(gamma))
         column = ks.index(int(k))
         table[line, column] = mean
-    image = axis.imshow(
-        table,
-        origin="lower",
-        aspect="auto",
-        vmin=0,
-        vmax=1,
-        cmap="viridis",
-    )
+    image = axis.imshow(table, origin="lower", aspect="auto", vmin=0, vmax=1, cmap="viridis")
     edges = []
     for number in ks:
         # the map's rows are numbers of γ, not γ itself
         limit = guaranteed_noise(number)
         edge = np.interp(limit, gammas, range(len(gammas)), left=-0.5)
         edges.append(float(edge))
-    axis.plot(
-        range(len(ks)),
-        edges,
-        color="crimson",
-        marker=".",
-        label="Theorem 1: g > 0 below",
-    )
+    axis.plot(range(len(ks)), edges, color="crimson", marker=".", label="Theorem 1: g > 0 below")
     axis.set_xticks(range(len(ks)), [str(number) for number in ks])
     axis.set_yticks(range(len(gammas)), [f"{gamma:g}" for gamma in gammas])
     return image

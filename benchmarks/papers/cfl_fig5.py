@@ -143,12 +143,7 @@ def draw(rows: Sequence[Row]) -> Any:
         if data in PAPER:
             limit, text = PAPER[data]
             axis.axvline(limit, color="grey", linestyle=":", label=f"paper: {text}")
-        axis.set(
-            title=data,
-            xlabel="points per client",
-            ylabel="separation gap g",
-            xscale="log",
-        )
+        axis.set(title=data, xlabel="points per client", ylabel="separation gap g", xscale="log")
         ticks = sorted({int(row["points"]) for row in selected})
         axis.set_xticks(ticks, [str(tick) for tick in ticks])
         axis.minorticks_off()

@@ -32,36 +32,12 @@ from securecluster.benchmarks.papers.sheet import (
 COMMON = {"clients": 20, "clusters": 4, "epochs": 3, "lr": 0.1}  # m, k and epochs of VI-A
 SCALES: dict[str, list[dict[str, Any]]] = {
     "cpu": [
-        {
-            "data": "mnist",
-            "model": "cnn-ali",
-            "batch_size": 10,
-            "rounds": 50,
-            "points": 100,
-        },
-        {
-            "data": "cifar10",
-            "model": "cnn-ali",
-            "batch_size": 20,
-            "rounds": 25,
-            "points": 500,
-        },
+        {"data": "mnist", "model": "cnn-ali", "batch_size": 10, "rounds": 50, "points": 100},
+        {"data": "cifar10", "model": "cnn-ali", "batch_size": 20, "rounds": 25, "points": 500},
     ],
     "full": [
-        {
-            "data": "mnist",
-            "model": "cnn-briggs",
-            "batch_size": 10,
-            "rounds": 50,
-            "points": 100,
-        },
-        {
-            "data": "cifar10",
-            "model": "cnn-cifar",
-            "batch_size": 20,
-            "rounds": 50,
-            "points": 1500,
-        },
+        {"data": "mnist", "model": "cnn-briggs", "batch_size": 10, "rounds": 50, "points": 100},
+        {"data": "cifar10", "model": "cnn-cifar", "batch_size": 20, "rounds": 50, "points": 1500},
     ],
 }
 CURVES = {"updates": "gap", "gradients": "gap_gradients"}
@@ -121,12 +97,7 @@ def draw(rows: Sequence[Row]) -> Any:
             _lines(axis, selected, name, f"C{k}", label)
         axis.axhline(0, color="grey", linewidth=0.8)
         # Fig. 6's caption: correct after around 10 rounds on both data sets, with weight-updates
-        axis.axvline(
-            10,
-            color="grey",
-            linestyle=":",
-            label="paper: updates positive by about here",
-        )
+        axis.axvline(10, color="grey", linestyle=":", label="paper: updates positive by about here")
         axis.set(title=data, xlabel="round", ylabel="separation gap g")
         axis.legend(fontsize=8)
     return picture
@@ -148,14 +119,7 @@ def _lines(axis: Any, rows: Sequence[Row], name: str, color: str, label: str) ->
         if not curve:
             continue
         rounds = range(1, len(curve) + 1)
-        axis.plot(
-            rounds,
-            curve,
-            color=color,
-            linewidth=1,
-            alpha=0.8,
-            label=legend,
-        )
+        axis.plot(rounds, curve, color=color, linewidth=1, alpha=0.8, label=legend)
         # one entry of the legend for all seeds
         legend = None
 

@@ -176,14 +176,7 @@ def _norms(axis: Any, row: Row, labels: Sequence[str | None]) -> None:
     for k, (name, label) in enumerate(zip(NORMS, labels, strict=True)):
         curve = numbers(row[name])
         rounds = 1 + step * np.arange(len(curve))
-        axis.plot(
-            rounds,
-            curve,
-            color=f"C{k}",
-            linewidth=0.8,
-            alpha=0.8,
-            label=label,
-        )
+        axis.plot(rounds, curve, color=f"C{k}", linewidth=0.8, alpha=0.8, label=label)
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

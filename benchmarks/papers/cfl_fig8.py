@@ -110,11 +110,7 @@ class Watched(CFL):
         return super()._incongruent(state, statistics)
 
     def observe(
-        self,
-        federation: Federation,
-        client: Any,
-        state: Any,
-        accuracy: NDArray[np.float64],
+        self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
     ) -> Line:
         """Add `gaps`, (cluster, g) pairs, and `by_truth`, a list over true clusters.
 
@@ -214,12 +210,7 @@ def draw(rows: Sequence[Row]) -> Any:
 
 
 def curve(
-    axis: Any,
-    values: Any,
-    color: str,
-    label: str,
-    style: str = "-",
-    width: float = 1.0,
+    axis: Any, values: Any, color: str, label: str, style: str = "-", width: float = 1.0
 ) -> None:
     """Draw values over rounds, which count from one.
 

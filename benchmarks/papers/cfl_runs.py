@@ -53,11 +53,7 @@ class Watched(CFL):
     seen = 0
 
     def observe(
-        self,
-        federation: Federation,
-        client: Any,
-        state: Any,
-        accuracy: NDArray[np.float64],
+        self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
     ) -> Line:
         """Add g and the bipartition's correctness for gradients, and the latter for updates.
 

@@ -146,12 +146,7 @@ def grid(
 
 
 def pairs(
-    data: str,
-    name: str,
-    scale: str,
-    seeds: int,
-    cut_at: str,
-    paper: Mapping[tuple[str, str], str],
+    data: str, name: str, scale: str, seeds: int, cut_at: str, paper: Mapping[tuple[str, str], str]
 ) -> list[Cell]:
     """Return the cells of a table over metric and linkage, at n = 10 and cf = 0.2.
 
@@ -183,13 +178,7 @@ def clustering(n: int, metric: str, linkage: str, cut_at: float | str) -> dict[s
         cut_at: a threshold, "gap" for the default rule, or "best" for the best of that and
             QUANTILES.
     """
-    return {
-        "method": "flhc",
-        "n": n,
-        "metric": metric,
-        "linkage": linkage,
-        "threshold": cut_at,
-    }
+    return {"method": "flhc", "n": n, "metric": metric, "linkage": linkage, "threshold": cut_at}
 
 
 def measured(sheet: Sheet) -> Callable[[Cell], dict[str, Any]]:
@@ -228,10 +217,7 @@ def _clustered(cell: Cell) -> dict[str, Any]:
 
 
 def _beside(
-    results: Mapping[str, Any],
-    accuracies: Sequence[float],
-    shares: Sequence[float],
-    n: int,
+    results: Mapping[str, Any], accuracies: Sequence[float], shares: Sequence[float], n: int
 ) -> dict[str, Any]:
     """Return FL's four figures in the same rounds, and the ratios to them.
 
@@ -270,12 +256,7 @@ def _run(cell: Cell, cut_at: float | str) -> dict[str, Any]:
     metric = cell["metric"]
     linkage = cell["linkage"]
     federation = _clients(cell)
-    method = FLHC(
-        **_training(cell),
-        pre_rounds=cell["n"],
-        metric=metric,
-        linkage=linkage,
-    )
+    method = FLHC(**_training(cell), pre_rounds=cell["n"], metric=metric, linkage=linkage)
     if cut_at != "gap":
         method.set_params(threshold=cut_at)
     lines = method.fit(federation, _settings(cell)).history_
@@ -397,10 +378,7 @@ def _with_ratio(mean: float, fl: float) -> str:
 
 
 def table(
-    name: str,
-    cells: Callable[[str, int], Sequence[Cell]],
-    by: Sequence[str],
-    options: Any,
+    name: str, cells: Callable[[str, int], Sequence[Cell]], by: Sequence[str], options: Any
 ) -> Sheet:
     """Fill and report a sheet at the chosen scale.
 

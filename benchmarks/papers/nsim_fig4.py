@@ -74,11 +74,7 @@ class Watched(NSIM):
     """NSIM whose observer also keeps each user's error at the clustering."""
 
     def observe(
-        self,
-        federation: Federation,
-        client: Any,
-        state: Any,
-        scores: NDArray[np.float64],
+        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
     ) -> Line:
         """Add `errors`, (m,), in that round.
 
@@ -218,15 +214,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
     requested = cells(chosen.scale, chosen.seeds)
     rows = sheet.fill(requested, measured, chosen.minutes)
     sheet.expect(cells("full", chosen.seeds))
-    values = (
-        "mean_once",
-        "mean_last",
-        "median_last",
-        "q90_last",
-        "clusters",
-        "lone",
-        "largest",
-    )
+    values = ("mean_once", "mean_last", "median_last", "q90_last", "clusters", "lone", "largest")
     summarise(rows, ("method",), values)
     return sheet.save(pictures(rows), chosen.scale)
 

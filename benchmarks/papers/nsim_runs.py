@@ -93,11 +93,7 @@ def network(cell: Cell) -> FlatModel:
     persons = federation({"clients": 2, "seed": seed})
     # Section 3.1: four LSTM cells, three layers of 20, dropout 0.2, leaky ReLU, two outputs
     return build(
-        "lstm-trajectory",
-        persons.shape,
-        persons.classes,
-        Randomness(seed),
-        persons.objective,
+        "lstm-trajectory", persons.shape, persons.classes, Randomness(seed), persons.objective
     )
 
 
@@ -190,11 +186,7 @@ def layer_correlations(cell: Cell) -> dict[str, Any]:
             layer.weights(synthetic[unseen]),
             true[np.ix_(unseen, unseen)],
         ),
-        "_real": (
-            predicted_real.double().numpy(),
-            layer.weights(real),
-            true_real,
-        ),
+        "_real": (predicted_real.double().numpy(), layer.weights(real), true_real),
     }
     # unseen pairs of seen users; the paper does not say which pairs its 0.96 is of
     results: dict[str, Any] = {"pearson_pairs": fitted.pearson_pairs}

@@ -30,14 +30,7 @@ from securecluster.benchmarks.papers.nsim_runs import (
     network,
     timed,
 )
-from securecluster.benchmarks.papers.sheet import (
-    Cell,
-    Row,
-    Sheet,
-    figure,
-    options,
-    summarise,
-)
+from securecluster.benchmarks.papers.sheet import Cell, Row, Sheet, figure, options, summarise
 from securecluster.core.devices import cpu_threads
 from securecluster.core.randomness import Randomness
 from securecluster.protocols.nsim.client import find_layer
@@ -148,10 +141,7 @@ def draw(rows: Sequence[Row]) -> Any:
                 label = step
             axis.plot(users, seconds, color=f"C{n}", marker=".", label=label)
     axis.set(
-        title="all pairs of real users",
-        xlabel="users",
-        ylabel="processor seconds",
-        yscale="log",
+        title="all pairs of real users", xlabel="users", ylabel="processor seconds", yscale="log"
     )
     axis.legend(fontsize=8)
     return picture

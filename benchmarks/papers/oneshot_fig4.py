@@ -131,11 +131,7 @@ def _curves(rows: Sequence[Row], name: str) -> list[list[float]]:
 
 
 def band(
-    axis: Any,
-    curves: Sequence[Sequence[float]],
-    color: str,
-    label: str,
-    style: str = "-",
+    axis: Any, curves: Sequence[Sequence[float]], color: str, label: str, style: str = "-"
 ) -> None:
     """Draw a curve's mean over seeds, and its range.
 
@@ -152,14 +148,7 @@ def band(
     lowest = measured.min(0)
     highest = measured.max(0)
     axis.plot(VECTORS, measured.mean(0), style, color=color, label=label)
-    axis.fill_between(
-        VECTORS,
-        lowest,
-        highest,
-        color=color,
-        alpha=0.15,
-        linewidth=0,
-    )
+    axis.fill_between(VECTORS, lowest, highest, color=color, alpha=0.15, linewidth=0)
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

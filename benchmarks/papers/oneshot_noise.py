@@ -64,14 +64,7 @@ CLIENTS = 10
 FIRST = 20  # seed; constants were chosen on lower ones
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, float("inf"))
 # of the naive mechanism, in each coordinate of a unit vector
-DEVIATIONS = (
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-    1.0,
-)
+DEVIATIONS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 SAMPLES = {"digits": (100, 300, 700), "fashion_mnist": (100, 300, 1000)}
 FEATURES = {"digits": ("identity", "dct"), "fashion_mnist": ("identity", "dct", "pca")}
 PUBLIC = "mnist"
@@ -316,10 +309,7 @@ def symmetric(r: Array) -> Array:
 
 
 def scored(
-    r: Array,
-    truth: Sequence[int],
-    clusterer: str = "paper",
-    noised: bool = True,
+    r: Array, truth: Sequence[int], clusterer: str = "paper", noised: bool = True
 ) -> tuple[float, float]:
     """Return the ARI with T given, and without.
 
@@ -360,14 +350,7 @@ def _panel(axis: Any, rows: Sequence[Row], data: str, n: int) -> None:
         if gram is not None:
             mean, minimum, maximum = gram
             axis.plot(x, mean, "-", color=colour, label=NAMES[features])
-            axis.fill_between(
-                x,
-                minimum,
-                maximum,
-                color=colour,
-                alpha=0.15,
-                linewidth=0,
-            )
+            axis.fill_between(x, minimum, maximum, color=colour, alpha=0.15, linewidth=0)
         every_vector = _statistics(rows, data, n, features, "all")
         if every_vector is not None:
             mean, *_ = every_vector
@@ -387,11 +370,7 @@ def _panel(axis: Any, rows: Sequence[Row], data: str, n: int) -> None:
 
 
 def _statistics(
-    rows: Sequence[Row],
-    data: str,
-    n: int,
-    features: str,
-    mechanism: str,
+    rows: Sequence[Row], data: str, n: int, features: str, mechanism: str
 ) -> Array | None:
     """Return mean, minimum and maximum of ARI by ε, (3, ε), or None where one is missing.
 

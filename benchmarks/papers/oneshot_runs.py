@@ -32,11 +32,7 @@ from securecluster.runtime.server_channel import ServerChannel
 
 Array = NDArray[np.float64]
 # public data of the same shape as the clients', for pca
-PUBLIC = {
-    "cifar10": "cifar100",
-    "fashion_mnist": "mnist",
-    "mnist": "fashion_mnist",
-}
+PUBLIC = {"cifar10": "cifar100", "fashion_mnist": "mnist", "mnist": "fashion_mnist"}
 
 
 def dealt(data: str, users: Sequence[int] | None = None) -> Source:
@@ -56,10 +52,7 @@ def dealt(data: str, users: Sequence[int] | None = None) -> Source:
 
 
 def mapped(
-    clients: Sequence[NDArray[np.float32]],
-    features: str,
-    data: str,
-    seed: int,
+    clients: Sequence[NDArray[np.float32]], features: str, data: str, seed: int
 ) -> list[torch.Tensor]:
     """Apply a feature map Φ to each client's samples.
 
@@ -191,11 +184,7 @@ class Watched(OneShot):
     """One-shot clustering whose observer adds the mean accuracy of each task's users."""
 
     def observe(
-        self,
-        federation: Federation,
-        client: Any,
-        state: Any,
-        accuracy: NDArray[np.float64],
+        self, federation: Federation, client: Any, state: Any, accuracy: NDArray[np.float64]
     ) -> Line:
         """Add `by_truth`, a list over tasks.
 
@@ -345,17 +334,8 @@ def curves(rows: Sequence[Row], tasks: Sequence[str]) -> Any:
             deviation = lines.std(0)
             axis.plot(rounds, mean, color=f"C{n}", label=f"{name} clusters")
             axis.fill_between(
-                rounds,
-                mean - deviation,
-                mean + deviation,
-                color=f"C{n}",
-                alpha=0.2,
-                linewidth=0,
+                rounds, mean - deviation, mean + deviation, color=f"C{n}", alpha=0.2, linewidth=0
             )
-        axis.set(
-            title=task,
-            xlabel="global round",
-            ylabel="accuracy of the task's users",
-        )
+        axis.set(title=task, xlabel="global round", ylabel="accuracy of the task's users")
         axis.legend(fontsize=8)
     return picture

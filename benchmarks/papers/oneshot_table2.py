@@ -90,12 +90,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     r12 = r[0, 1]
     r13 = r[0, 2]
     r23 = r[1, 2]
-    return {
-        "R12": r12,
-        "R13": r13,
-        "R23": r23,
-        "nearer": bool(r12 > r13),
-    }
+    return {"R12": r12, "R13": r13, "R23": r23, "nearer": bool(r12 > r13)}
 
 
 def main(argv: Sequence[str] | None = None) -> Sheet:

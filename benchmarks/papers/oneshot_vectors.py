@@ -112,21 +112,13 @@ def dealt(cell: Cell) -> tuple[list[NDArray[np.float32]], list[int], Features]:
     n = cell["samples"]
     if cell["scenario"] == "tasks":
         federation = Federation.simulate(
-            data,
-            scenario=Tasks(minority=0.1),
-            clients=10,
-            samples=n,
-            seed=seed,
+            data, scenario=Tasks(minority=0.1), clients=10, samples=n, seed=seed
         )
         inputs = [shard.x for shard in federation.shards]
         truth = list(federation.truth or ())
     else:
         federation = Federation.simulate(
-            data,
-            scenario=Iid(overlap=False),
-            clients=sum(SIZES),
-            samples=DEALT,
-            seed=seed,
+            data, scenario=Iid(overlap=False), clients=sum(SIZES), samples=DEALT, seed=seed
         )
         rotations = np.arange(len(SIZES))
         truth = np.repeat(rotations, SIZES).tolist()
@@ -140,19 +132,12 @@ def dealt(cell: Cell) -> tuple[list[NDArray[np.float32]], list[int], Features]:
     dimension = None
     if cell["features"] != "identity":
         dimension = COMPONENTS
-    phi = build(
-        cell["features"],
-        federation.shape,
-        Randomness(seed),
-        public,
-        dimension,
-    )
+    phi = build(cell["features"], federation.shape, Randomness(seed), public, dimension)
     return inputs, truth, phi
 
 
 def compared(
-    matrices: Sequence[torch.Tensor],
-    spectra: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    matrices: Sequence[torch.Tensor], spectra: Sequence[tuple[torch.Tensor, torch.Tensor]]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return R (m, m) of eigenvectors one at a time, and R of their spans.
 
@@ -187,12 +172,7 @@ def draw(rows: Sequence[Row]) -> Any:
             colour = f"C{k}"
             _curve(axis, selected, f"span_{p}", "-", colour, f"p = {p}")
             _curve(axis, selected, f"alone_{p}", ":", colour, None)
-        axis.set(
-            xscale="log",
-            title=", ".join(texts),
-            xlabel="ε of one sample",
-            ylabel="ARI",
-        )
+        axis.set(xscale="log", title=", ".join(texts), xlabel="ε of one sample", ylabel="ARI")
         axis.set(ylim=(-0.05, 1.05))
         axis.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
         axis.minorticks_off()
@@ -202,12 +182,7 @@ def draw(rows: Sequence[Row]) -> Any:
 
 
 def _curve(
-    axis: Any,
-    rows: Sequence[Row],
-    value: str,
-    style: str,
-    colour: str,
-    label: str | None,
+    axis: Any, rows: Sequence[Row], value: str, style: str, colour: str, label: str | None
 ) -> None:
     """Draw the mean of a value over ε, where every ε was measured.
 

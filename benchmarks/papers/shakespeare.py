@@ -164,12 +164,7 @@ def _final(axis: Any, rows: Sequence[Row], methods: Sequence[str]) -> None:
                 points += numbers(row.get("perplexity", ""))
         axis.plot([x - 0.3, x + 0.3], [mean, mean], color=colour, linewidth=1.6)
         axis.plot(
-            [x] * len(points),
-            points,
-            color=colour,
-            linestyle="none",
-            marker="o",
-            markersize=4,
+            [x] * len(points), points, color=colour, linestyle="none", marker="o", markersize=4
         )
     axis.set_xticks(range(len(methods)), methods)
     axis.set(ylabel="mean test perplexity over clients", title="at the end, all seeds")

@@ -234,9 +234,7 @@ def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> 
 
 
 def parser_of(
-    description: str | None,
-    seeds: int = 3,
-    minutes: float = 10.0,
+    description: str | None, seeds: int = 3, minutes: float = 10.0
 ) -> argparse.ArgumentParser:
     """Return the parser of a script of this folder, which has `--seeds`, `--full`, `--minutes`.
 
@@ -247,14 +245,11 @@ def parser_of(
     """
     # the docstrings' line breaks are kept
     parser = argparse.ArgumentParser(
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=seeds)
     parser.add_argument(
-        "--full",
-        action="store_true",
-        help="the paper's own scale, meant for a GPU",
+        "--full", action="store_true", help="the paper's own scale, meant for a GPU"
     )
     parser.add_argument(
         "--minutes",
@@ -266,8 +261,7 @@ def parser_of(
 
 
 def read_options(
-    parser: argparse.ArgumentParser,
-    argv: Sequence[str] | None = None,
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
 ) -> argparse.Namespace:
     """Return a script's options, and `scale`, which is "full" or "cpu".
 
@@ -302,12 +296,7 @@ def options(
     return read_options(parser_of(description, seeds, minutes), argv)
 
 
-def figure(
-    width: float,
-    height: float,
-    rows: int = 1,
-    columns: int = 1,
-) -> tuple[Any, Any]:
+def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
     """Return a new matplotlib figure and its axes.
 
     Args:

@@ -163,11 +163,7 @@ def _updates(cell: Cell) -> dict[str, Any]:
 
 
 def _brief(
-    rows: torch.Tensor,
-    cell: Cell,
-    sigma: float,
-    bound: float,
-    draw: int,
+    rows: torch.Tensor, cell: Cell, sigma: float, bound: float, draw: int
 ) -> tuple[torch.Tensor, Pipeline]:
     """Pass a round's updates through the stages of a run.
 
@@ -199,11 +195,7 @@ def _brief(
 
 
 def _flhc(
-    rows: torch.Tensor,
-    noise: float,
-    clusterer: str,
-    sketch: int | None,
-    first: float,
+    rows: torch.Tensor, noise: float, clusterer: str, sketch: int | None, first: float
 ) -> list[int]:
     """Cluster as FL+HC does by its defaults.
 
@@ -228,11 +220,7 @@ def _flhc(
 
 
 def _cfl(
-    rows: torch.Tensor,
-    noise: float,
-    clusterer: str,
-    sketch: int | None,
-    first: float,
+    rows: torch.Tensor, noise: float, clusterer: str, sketch: int | None, first: float
 ) -> list[int]:
     """Split as CFL would split these updates and their halves, by the relative split test.
 
@@ -278,11 +266,7 @@ def _cfl(
 
 
 def _cosines(
-    inner: torch.Tensor,
-    norms: torch.Tensor,
-    noise: float,
-    width: int,
-    sketch: int | None,
+    inner: torch.Tensor, norms: torch.Tensor, noise: float, width: int, sketch: int | None
 ) -> NDArray[np.float64]:
     """Return the cosines of updates, (m, m).
 
@@ -329,10 +313,7 @@ def _recorded(method: str, seed: int) -> tuple[torch.Tensor, float]:
 @lru_cache
 def _federation(seed: int) -> Federation:
     return Federation.simulate(
-        "digits",
-        scenario=LabelSwap(clusters=CLUSTERS),
-        clients=CLIENTS,
-        seed=seed,
+        "digits", scenario=LabelSwap(clusters=CLUSTERS), clients=CLIENTS, seed=seed
     )
 
 

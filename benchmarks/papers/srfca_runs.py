@@ -64,22 +64,12 @@ def _local(cell: Cell, params: dict[str, Any]) -> Local:
 
 
 def _ifca(cell: Cell, params: dict[str, Any]) -> IFCA:
-    return IFCA(
-        **params,
-        rounds=cell["rounds"],
-        k=cell["clusters"],
-        starts=cell["starts"],
-    )
+    return IFCA(**params, rounds=cell["rounds"], k=cell["clusters"], starts=cell["starts"])
 
 
 def _local_kmeans(cell: Cell, params: dict[str, Any]) -> LocalKMeans:
     rounds = cell["rounds"]
-    return LocalKMeans(
-        **params,
-        rounds=rounds,
-        local_rounds=rounds,
-        k=cell["clusters"],
-    )
+    return LocalKMeans(**params, rounds=rounds, local_rounds=rounds, k=cell["clusters"])
 
 
 def _srfca(cell: Cell, params: dict[str, Any]) -> SRFCA:
@@ -244,12 +234,7 @@ def _panel(axis: Any, name: str, rows: Sequence[Row]) -> None:
         x = methods.index(method)
         colour = COLOURS.get(method, "0.4")
         axis.plot(
-            [x, x],
-            [minimum, maximum],
-            color=colour,
-            linewidth=5,
-            alpha=0.3,
-            solid_capstyle="butt",
+            [x, x], [minimum, maximum], color=colour, linewidth=5, alpha=0.3, solid_capstyle="butt"
         )
         axis.plot([x - 0.3, x + 0.3], [middle, middle], color=colour, linewidth=1.6)
         points: list[float] = []
@@ -257,20 +242,9 @@ def _panel(axis: Any, name: str, rows: Sequence[Row]) -> None:
             if row["method"] == method:
                 points += numbers(row.get("accuracy", ""))
         axis.plot(
-            [x] * len(points),
-            points,
-            color=colour,
-            linestyle="none",
-            marker="o",
-            markersize=3.5,
+            [x] * len(points), points, color=colour, linestyle="none", marker="o", markersize=3.5
         )
-    axis.set_xticks(
-        range(len(methods)),
-        methods,
-        rotation=20,
-        ha="right",
-        rotation_mode="anchor",
-    )
+    axis.set_xticks(range(len(methods)), methods, rotation=20, ha="right", rotation_mode="anchor")
     first = rows[0]
     title = f"{first['data']}, {name}"
     # a federation whose true clusters are not known has no number of them

@@ -21,12 +21,7 @@ def mlp() -> nn.Sequential:
 
     McMahan et al. (2017) have two hidden layers, Vardhan et al. (2024) this one.
     """
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(784, 200),
-        nn.ReLU(),
-        nn.Linear(200, 10),
-    )
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
 
 
 def cnn() -> nn.Sequential:

@@ -102,10 +102,7 @@ def rows(
             "diff_first": _difference(result, plain, "first"),
             "diff_end": _difference(result, plain, "end"),
         }
-        outcome = {
-            "status": result.status,
-            "versions": packages.get(peer, ""),
-        }
+        outcome = {"status": result.status, "versions": packages.get(peer, "")}
         lines.append(setting | _numbers(result) | ratios | differences | outcome)
     return lines
 

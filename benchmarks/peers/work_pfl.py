@@ -144,9 +144,7 @@ def main(arguments: Options) -> None:
         val_cohort_size=0,
     )
     local = NNTrainHyperParams(
-        local_num_epochs=1,
-        local_learning_rate=work.lr,
-        local_batch_size=work.batch,
+        local_num_epochs=1, local_learning_rate=work.lr, local_batch_size=work.batch
     )
     evaluation = NNEvalHyperParams(local_batch_size=None)
     with suppress(Quit):

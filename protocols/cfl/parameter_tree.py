@@ -146,10 +146,7 @@ class ParameterTree:
         steps = torch.as_tensor([model.step for model in models])
         counts = torch.full((len(nodes),), count)
         return AverageDeltas(
-            Picks(deltas, picks),
-            Picks(steps, picks),
-            absolute=True,
-            count=Rows(counts),
+            Picks(deltas, picks), Picks(steps, picks), absolute=True, count=Rows(counts)
         )
 
 

@@ -190,11 +190,7 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
         return state
 
     def _test_clusters(
-        self,
-        net: ServerChannel,
-        state: CFLState,
-        updates: Replies[Any],
-        sums: Sums[Any] | None,
+        self, net: ServerChannel, state: CFLState, updates: Replies[Any], sums: Sums[Any] | None
     ) -> list[SplitStatistics]:
         """Compute each cluster's mean (line 15), and test whether it is split (lines 16–21).
 
@@ -481,10 +477,7 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
         if self.gamma_max < largest_noise(halves.cross_max):
             members = statistics.members
             first, second = statistics.halves_of_all(halves)
-            statistics.halves = (
-                [members[k] for k in first],
-                [members[k] for k in second],
-            )
+            statistics.halves = ([members[k] for k in first], [members[k] for k in second])
 
     def _invited(self, net: ServerChannel, state: CFLState, t: int) -> list[int]:
         """Return the clients that train in round t, a random share of each cluster.

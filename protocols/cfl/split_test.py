@@ -221,10 +221,7 @@ def split_statistics(
 
 
 def _measure_updates(
-    net: ServerChannel,
-    replies: Replies[Any],
-    statistics: SplitStatistics,
-    landmarks: int | None,
+    net: ServerChannel, replies: Replies[Any], statistics: SplitStatistics, landmarks: int | None
 ) -> None:
     """Compute the statistics of full updates."""
     positions = statistics.positions

@@ -65,11 +65,7 @@ from securecluster.protocols.common.serialization import (
     read_kept,
     save,
 )
-from securecluster.protocols.common.sum_options import (
-    PLAIN,
-    SumOptions,
-    simulated_server_keys,
-)
+from securecluster.protocols.common.sum_options import PLAIN, SumOptions, simulated_server_keys
 from securecluster.runtime.endpoint import (
     Endpoint,
     config_hash,
@@ -697,10 +693,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         if lr is None:
             lr = rate(self.model, task, classes, self.optimizer, federation.bright)
         resolved["lr"] = float(lr)
-        return {
-            **resolved,
-            **self.resolve_noise(federation, self.validation_share),
-        }
+        return {**resolved, **self.resolve_noise(federation, self.validation_share)}
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the stages between a client's update and the wire.

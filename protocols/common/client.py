@@ -130,12 +130,7 @@ class TrainingClient:
         # The rows have room for what leaves the client, so that a mask can overwrite them.
         room = self._pipeline.room(self.cohort.model.dimension)
         delta = self.cohort.train(
-            models,
-            context.positions,
-            plan or self.training,
-            context.step,
-            room,
-            scale,
+            models, context.positions, plan or self.training, context.step, room, scale
         )
         sizes = None
         if self._weighted:

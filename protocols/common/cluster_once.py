@@ -41,10 +41,7 @@ from securecluster.protocols.common.signature_collection import (
     collect_gradient_signatures,
     comparable,
 )
-from securecluster.protocols.common.signature_protocol import (
-    GRADIENT,
-    GradientSignatureProtocol,
-)
+from securecluster.protocols.common.signature_protocol import GRADIENT, GradientSignatureProtocol
 from securecluster.runtime.endpoint import GATHER, message_types
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel

@@ -385,10 +385,7 @@ class DPOptions(ABC):
 
 @lru_cache(maxsize=64)
 def _smallest_sum_noise(
-    sums: tuple[tuple[float, int], ...],
-    others: tuple[Step, ...],
-    target: float,
-    delta: float,
+    sums: tuple[tuple[float, int], ...], others: tuple[Step, ...], target: float, delta: float
 ) -> float:
     """Return the smallest z with which sums with Skellam noise, and more, cost at most the target.
 

@@ -325,10 +325,7 @@ class EigenvectorProtocol(ClusteringProtocol):
         return FlatSamples(int(config["width"]))
 
     def make_client(
-        self,
-        cohort: LocalTrainer,
-        pipeline: Pipeline,
-        config: Mapping[str, Any],
+        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
     ) -> TrainingClient:
         """Return the clients, with Φ and the noise of Gram matrices.
 
@@ -339,11 +336,7 @@ class EigenvectorProtocol(ClusteringProtocol):
         """
         make: Any = self.client  # whose constructor takes the options too
         client: TrainingClient = make(
-            cohort,
-            self.training(config),
-            pipeline,
-            self.weighted,
-            self.eigenvector_options(config),
+            cohort, self.training(config), pipeline, self.weighted, self.eigenvector_options(config)
         )
         return client
 

@@ -258,9 +258,7 @@ def _target(
 
 
 def _costs(
-    protocol: ClusteringProtocol,
-    config: Mapping[str, Any],
-    endpoint: Endpoint[TrainingClient],
+    protocol: ClusteringProtocol, config: Mapping[str, Any], endpoint: Endpoint[TrainingClient]
 ) -> ReleaseAccounting:
     """Return the accounting of a run's noise, as the server has it.
 
@@ -341,11 +339,7 @@ def _keys(config: Mapping[str, Any], pipeline: Pipeline, source: KeySource) -> K
         )
     secrets = source.secrets or Randomness(config["seed"])
     return KeyRing(
-        run,
-        secrets,
-        pipeline.unlock,
-        partial(Identity.derived, secrets),
-        Roster.derived(secrets),
+        run, secrets, pipeline.unlock, partial(Identity.derived, secrets), Roster.derived(secrets)
     )
 
 
@@ -583,9 +577,7 @@ class _Simulation:
         """Return the parts of a checkpoint, in the order in which they are restored."""
         parts = {
             "origin": CheckpointPart(
-                Origin,
-                lambda: Origin(config_hash(self.config), self.program),
-                self._check_origin,
+                Origin, lambda: Origin(config_hash(self.config), self.program), self._check_origin
             ),
             "clients": CheckpointPart(
                 ClientState,
@@ -797,11 +789,7 @@ def _check_kind_of_data(newcomers: Federation, config: Mapping[str, Any]) -> Fed
 
 
 def _recorder(
-    net: ServerChannel,
-    ledger: Ledger,
-    planned: Ledger,
-    record: NewcomerRecord | None,
-    first: int,
+    net: ServerChannel, ledger: Ledger, planned: Ledger, record: NewcomerRecord | None, first: int
 ) -> Callable[[list[Event]], None]:
     """Return a function that adds newcomers' releases to the run's ledger, and to its file.
 
@@ -881,11 +869,7 @@ def _hosts(
     """
     run = config_hash(config)
     keys = KeyRing(
-        run,
-        None,
-        lambda seed: None,
-        partial(Identity.derived, secrets),
-        Roster.derived(secrets),
+        run, None, lambda seed: None, partial(Identity.derived, secrets), Roster.derived(secrets)
     )
     keys.restore(kept)
     return Endpoint(None, range(config["clients"]), run, Pipeline(), keys, limits=limits)

@@ -18,11 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securecluster.clustering.noisy_rows import (
-    NoisyBlocks,
-    NoisyRows,
-    weighted_mean,
-)
+from securecluster.clustering.noisy_rows import NoisyBlocks, NoisyRows, weighted_mean
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation

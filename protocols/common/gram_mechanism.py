@@ -61,12 +61,7 @@ def gram(features: torch.Tensor, mean: bool = False) -> torch.Tensor:
         (D, D) float64; zero without rows.
     """
     n, d = features.shape
-    matrix = torch.zeros(
-        d,
-        d,
-        dtype=torch.float64,
-        device=features.device,
-    )
+    matrix = torch.zeros(d, d, dtype=torch.float64, device=features.device)
     # by blocks of rows, so that the float64 copy of the features stays small
     for block in torch.split(features, max(1, BLOCK // d)):
         rows = clipped(block)
@@ -218,11 +213,7 @@ class GramNoise:
         significant = values >= self.separation * edge(self.multiplier, len(matrix))
         significant[0] = True
         values = torch.where(significant, values.clamp_min(0), 0.0)
-        vectors = torch.where(
-            significant[:, None],
-            vectors,
-            0.0,
-        )
+        vectors = torch.where(significant[:, None], vectors, 0.0)
         return values, vectors
 
     def blurred(self, vectors: torch.Tensor, context: CallContext) -> torch.Tensor:

@@ -284,10 +284,7 @@ class ProtocolHooks(ABC):
             scores: (m,) the result of `evaluate`.
         """
         labels = self.known_labels(client, state)
-        line: Line = {
-            "clusters": len(set(labels)),
-            federation.objective.metric: mean(scores),
-        }
+        line: Line = {"clusters": len(set(labels)), federation.objective.metric: mean(scores)}
         if federation.truth is not None:
             line["ari"] = agreement(labels, federation.truth)["ari"]
         return line

@@ -216,9 +216,7 @@ def send_models(
 
 
 def deliver_models(
-    net: ServerChannel,
-    running: Restart,
-    method: Any = AssignedModelClient.receive_models,
+    net: ServerChannel, running: Restart, method: Any = AssignedModelClient.receive_models
 ) -> None:
     """Send the last averages to all clients.
 

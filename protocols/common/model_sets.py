@@ -29,12 +29,7 @@ from securecluster.protocols.common.client import (
     late_request_error,
 )
 from securecluster.protocols.common.client_tensors import ClientTensor
-from securecluster.protocols.common.messages import (
-    MOST_SAMPLES,
-    AverageDeltas,
-    ModelChoice,
-    Update,
-)
+from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice, Update
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
@@ -110,11 +105,7 @@ class ModelSetClient(TrainingClient):
     _last_call = ClientTensor(2, dtype="int64")
 
     def __init__(
-        self,
-        cohort: LocalTrainer,
-        training: LocalTraining,
-        pipeline: Pipeline,
-        weighted: bool,
+        self, cohort: LocalTrainer, training: LocalTraining, pipeline: Pipeline, weighted: bool
     ) -> None:
         super().__init__(cohort, training, pipeline, weighted)
         self.model_sets: dict[int, ModelSet] = {}  # by start
@@ -190,12 +181,7 @@ class ModelSetClient(TrainingClient):
             deltas.append(reply.delta.values)
         return Update(Rows(torch.cat(deltas)), None)
 
-    def taken(
-        self,
-        query: ModelAverages,
-        positions: Sequence[int],
-        choice: Sequence[int],
-    ) -> Rows:
+    def taken(self, query: ModelAverages, positions: Sequence[int], choice: Sequence[int]) -> Rows:
         """Return every client's chosen model after the query's averages; nothing is stored.
 
         Args:
@@ -240,11 +226,7 @@ class ModelSetClient(TrainingClient):
         for j in range(len(models)):
             rows = self.evaluated_rows(query.start, j, context.positions)
             columns.append(self.cohort.loss(rows, context.positions, clip))
-        return np.nan_to_num(
-            np.stack(columns, 1),
-            nan=math.inf,
-            posinf=math.inf,
-        )
+        return np.nan_to_num(np.stack(columns, 1), nan=math.inf, posinf=math.inf)
 
     def apply_averages(self, context: CallContext, query: ModelAverages) -> ModelSet:
         """Apply the query's averages, and return the k models of its start.
@@ -345,13 +327,7 @@ class ModelSetClient(TrainingClient):
             index += [offset + row for row in rows.index]
             offset += len(rows.table)
         table = torch.cat([rows.table for rows in models])
-        return ClientState(
-            table,
-            index,
-            secrets,
-            list(self.model_sets),
-            self.checked_memory(),
-        )
+        return ClientState(table, index, secrets, list(self.model_sets), self.checked_memory())
 
     def _all_models(self) -> list[UpdateClient]:
         """Return the k models of every start in use, start by start."""
@@ -478,14 +454,7 @@ def averages_by_model(query: ModelAverages) -> list[AverageDeltas]:
             rows.append(tuple(rows_of_model))
         means = Picks(query.means.table, tuple(rows))
         steps = Picks(query.steps.table, tuple(rows))
-        messages.append(
-            AverageDeltas(
-                means,
-                steps,
-                query.absolute,
-                Rows(counts[:, j]),
-            )
-        )
+        messages.append(AverageDeltas(means, steps, query.absolute, Rows(counts[:, j])))
     return messages
 
 

@@ -35,13 +35,7 @@ class Restart:
     loss: float = math.inf
 
     @classmethod
-    def begin(
-        cls,
-        number: int,
-        k: int,
-        clients: int,
-        fresh: bool,
-    ) -> Restart:
+    def begin(cls, number: int, k: int, clients: int, fresh: bool) -> Restart:
         """Return a start before its first round.
 
         Args:
@@ -113,12 +107,7 @@ class Restart:
         self.loss = float(loss / weight)
         return self.loss
 
-    def post(
-        self,
-        step: int,
-        sums: torch.Tensor,
-        sizes: torch.Tensor,
-    ) -> None:
+    def post(self, step: int, sums: torch.Tensor, sizes: torch.Tensor) -> None:
         """Queue a round's averages; a model that no client chose is unchanged.
 
         Args:
@@ -221,10 +210,7 @@ def _known_models(start: Restart, used: Sequence[int]) -> dict[int, tuple[int, t
 
 
 def _request_models(
-    net: ServerChannel,
-    start: Restart,
-    holders: dict[int, list[int]],
-    tries: int,
+    net: ServerChannel, start: Restart, holders: dict[int, list[int]], tries: int
 ) -> dict[int, tuple[int, torch.Tensor]]:
     """Return step and delta of each model in use, posted by one of the clients that can.
 

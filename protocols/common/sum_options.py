@@ -411,11 +411,7 @@ class SumOptions(DPOptions):
         )
 
     def secure_sum_service(
-        self,
-        config: Mapping[str, Any],
-        keys: KeyRing,
-        pipeline: Pipeline,
-        draws: NoiseStreams,
+        self, config: Mapping[str, Any], keys: KeyRing, pipeline: Pipeline, draws: NoiseStreams
     ) -> SecureSumService | EncryptedSumService | None:
         """Return the clients' half of secure sums; None where sums are plain.
 
@@ -441,10 +437,7 @@ class SumOptions(DPOptions):
         return SecureSumService(run, keys, ranges, MINIMUM, pipeline.shares, fixed, cohorts)
 
     def aggregator(
-        self,
-        config: Mapping[str, Any],
-        private: bytes | None = None,
-        roster: Roster | None = None,
+        self, config: Mapping[str, Any], private: bytes | None = None, roster: Roster | None = None
     ) -> SecureSums | EncryptedSums | None:
         """Return the server's half of secure sums; None where sums are plain.
 
@@ -552,10 +545,7 @@ class SumOptions(DPOptions):
         )
 
     def pair_aggregator(
-        self,
-        config: Mapping[str, Any],
-        private: bytes | None = None,
-        roster: Roster | None = None,
+        self, config: Mapping[str, Any], private: bytes | None = None, roster: Roster | None = None
     ) -> PairAggregator:
         """Return the server's half of the relevance of pairs.
 

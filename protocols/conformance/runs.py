@@ -148,11 +148,7 @@ def check_replay(run: Example) -> None:
 
 
 def check_masked_round(
-    make: Make,
-    federation: Federation,
-    mask: str,
-    rounds: int = 1,
-    settings: Settings | None = None,
+    make: Make, federation: Federation, mask: str, rounds: int = 1, settings: Settings | None = None
 ) -> None:
     """Check that one round under a mask gives the models that it gives without one.
 

@@ -13,13 +13,7 @@ from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings
-from securecluster.runtime.transport import (
-    Framed,
-    InProcess,
-    Recorded,
-    Transport,
-    WithAuthority,
-)
+from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport, WithAuthority
 
 Lost = Callable[[Call], set[int]]
 

@@ -207,11 +207,7 @@ def neighbour(federation: Federation, unit: str) -> Federation:
 
 
 def check_worlds(
-    make: Make,
-    federation: Federation,
-    newcomers: Federation,
-    rounds: int = 3,
-    **params: Any,
+    make: Make, federation: Federation, newcomers: Federation, rounds: int = 3, **params: Any
 ) -> None:
     """Check the price of every release against what neighbouring worlds release.
 

@@ -152,10 +152,7 @@ class IFCA(ModelSetProtocol):
             if ends_short_start:
                 # clients evaluate the models with this round's averages, so the averages are
                 # checkpointed first
-                run.commit(
-                    state,
-                    partial(self._average, net, state, t),
-                )
+                run.commit(state, partial(self._average, net, state, t))
                 loss = self._judge(net, state)
             else:
                 self._average(net, state, t)
@@ -163,16 +160,10 @@ class IFCA(ModelSetProtocol):
 
         # where all rounds belong to short starts, the best one is not chosen yet
         self._turn(net, state, self.total_rounds + 1)
-        state.running = run.once(
-            "deliver",
-            lambda: self._settle(net, state),
-            Restart,
-        )
+        state.running = run.once("deliver", lambda: self._settle(net, state), Restart)
         if self.sums_securely:
             state.final = run.once(
-                "count",
-                lambda: count_at_end(net, state.running, state.best),
-                FinalCounts,
+                "count", lambda: count_at_end(net, state.running, state.best), FinalCounts
             )
         state.offers = run.once("offer", lambda: self.offered_models(net, state), OfferedModels)
         return state
@@ -190,10 +181,7 @@ class IFCA(ModelSetProtocol):
         return collect_models(net, state.running, self.mask != "none", shared, hidden=True)
 
     def assign_newcomers(
-        self,
-        net: ServerChannel,
-        state: ModelSetState,
-        to: Sequence[int],
+        self, net: ServerChannel, state: ModelSetState, to: Sequence[int]
     ) -> list[int]:
         """Send newcomers the models in use, of which each chooses the best (not in the paper).
 
@@ -253,12 +241,7 @@ class IFCA(ModelSetProtocol):
             return 0
         return self.starts * self._each
 
-    def _turn(
-        self,
-        net: ServerChannel,
-        state: IFCAState,
-        t: int,
-    ) -> None:
+    def _turn(self, net: ServerChannel, state: IFCAState, t: int) -> None:
         """Change the running start if round t follows the end of a short one.
 
         The next start begins; after the last one, the best of all is continued.
@@ -277,12 +260,7 @@ class IFCA(ModelSetProtocol):
             state.running = best
             state.best = None
 
-    def _average(
-        self,
-        net: ServerChannel,
-        state: IFCAState,
-        t: int,
-    ) -> None:
+    def _average(self, net: ServerChannel, state: IFCAState, t: int) -> None:
         """Make round t of averaging (lines 4 to 11)."""
         self._turn(net, state, t)
         # line 4: the server sends the models to a share of the clients
@@ -329,10 +307,7 @@ class IFCA(ModelSetProtocol):
         return net.sum(IFCAClient.contribute_to, assignment, to=ids, by=models, groups=self.k)
 
     def _choose(
-        self,
-        net: ServerChannel,
-        state: IFCAState,
-        to: Sequence[int],
+        self, net: ServerChannel, state: IFCAState, to: Sequence[int]
     ) -> Replies[ModelChoice]:
         """Send clients the averages that they lack, and receive their choices."""
         query = state.running.message_for(to, state.best)
@@ -346,23 +321,12 @@ class IFCA(ModelSetProtocol):
         None where no client replied.
         """
         # round number 0 in the draw: the same clients evaluate every start
-        clients = sample_clients(
-            net,
-            net.clients,
-            self.participation,
-            0,
-            minimum=MINIMUM,
-        )
+        clients = sample_clients(net, net.clients, self.participation, 0, minimum=MINIMUM)
         query = state.running.message_for(clients, state.best)
         sums = net.sum(IFCAClient.lowest_loss, query, to=clients)
         return state.running.judged(sums)
 
-    def _settle(
-        self,
-        net: ServerChannel,
-        state: IFCAState,
-        tries: int = 5,
-    ) -> Restart:
+    def _settle(self, net: ServerChannel, state: IFCAState, tries: int = 5) -> Restart:
         """Send the last averages to all clients, which choose once more (not in the paper).
 
         Clients that do not reply keep their last choice.
@@ -479,12 +443,7 @@ class IFCA(ModelSetProtocol):
         """
         training = self.training(config)
         return HiddenChoiceClient(
-            cohort,
-            training,
-            pipeline,
-            self.weighted,
-            self.sums_securely,
-            exact=self.exact_weights,
+            cohort, training, pipeline, self.weighted, self.sums_securely, exact=self.exact_weights
         )
 
     @property

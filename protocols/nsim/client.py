@@ -126,9 +126,7 @@ def find_layer(flat: FlatModel, which: str) -> LayerSlice:
 
 
 def initial_models(
-    cohort: LocalTrainer,
-    start: str,
-    ids: Sequence[int] | None = None,
+    cohort: LocalTrainer, start: str, ids: Sequence[int] | None = None
 ) -> torch.Tensor:
     """Return the weights that clients begin with.
 
@@ -156,12 +154,7 @@ def check_layer_mask(mask: str) -> None:
         )
 
 
-def server_view(
-    layer: str,
-    start: str,
-    noisy: str,
-    sizes: bool,
-) -> list[str]:
+def server_view(layer: str, start: str, noisy: str, sizes: bool) -> list[str]:
     """Return what a server that trains synthetic users sees of clients, one phrase each.
 
     `benchmarks.papers.nsim_masks` measures what layers without noise reveal.

@@ -26,11 +26,7 @@ Array = NDArray[np.float64]
 BLOCK = 1 << 16  # distances that are compared at once: they stay in cache
 
 
-def similarities(
-    sequences: Sequence[Any],
-    radius: float,
-    window: int | None = None,
-) -> Array:
+def similarities(sequences: Sequence[Any], radius: float, window: int | None = None) -> Array:
     """Return the LCSS of all pairs of sequences, divided by the shorter length.
 
     The division is not in the paper.
@@ -64,12 +60,7 @@ def similarities(
     return result
 
 
-def similarity(
-    a: Any,
-    b: Any,
-    radius: float,
-    window: int | None = None,
-) -> float:
+def similarity(a: Any, b: Any, radius: float, window: int | None = None) -> float:
     """Return the similarity of two sequences.
 
     Args:
@@ -78,20 +69,11 @@ def similarity(
         radius: as in `similarities`.
         window: as in `similarities`.
     """
-    return float(
-        similarities(
-            [a, b],
-            radius,
-            window,
-        )[0, 1]
-    )
+    return float(similarities([a, b], radius, window)[0, 1])
 
 
 def _against(
-    shorter: Array,
-    others: Sequence[Array],
-    radius: float,
-    window: int | None,
+    shorter: Array, others: Sequence[Array], radius: float, window: int | None
 ) -> NDArray[np.int64]:
     """Return the length of the longest common subsequence with each of several sequences.
 
@@ -132,11 +114,7 @@ def _against(
 
 
 def _matches(
-    shorter: Array,
-    points: Array,
-    steps: NDArray[np.int64],
-    radius: float,
-    window: int | None,
+    shorter: Array, points: Array, steps: NDArray[np.int64], radius: float, window: int | None
 ) -> Iterator[int]:
     """Yield the matching points of each point of a sequence, as the bits of a number.
 
@@ -176,9 +154,7 @@ def _number(bits: NDArray[np.uint8]) -> int:
 
 
 def _checked(
-    sequences: Sequence[Any],
-    radius: float,
-    window: int | None,
+    sequences: Sequence[Any], radius: float, window: int | None
 ) -> tuple[list[Array], NDArray[np.int64]]:
     """Return the sequences in float64, and their lengths (m,).
 

@@ -57,11 +57,7 @@ class PairNetwork:
     layers: list[torch.Tensor]  # w (o, i) and b (o,) in turn: two of the encoder, two of the head
 
 
-def start(
-    inputs: int,
-    plan: PairNetworkConfig,
-    draw: np.random.Generator,
-) -> PairNetwork:
+def start(inputs: int, plan: PairNetworkConfig, draw: np.random.Generator) -> PairNetwork:
     """Draw initial weights, uniform within ±1/√(inputs of the layer).
 
     Args:
@@ -84,11 +80,7 @@ def start(
     return PairNetwork([torch.as_tensor(layer, dtype=torch.float32) for layer in layers])
 
 
-def pairwise(
-    network: PairNetwork,
-    a: torch.Tensor,
-    b: torch.Tensor,
-) -> torch.Tensor:
+def pairwise(network: PairNetwork, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the predictions for all pairs of standardised rows.
 
     At most CHUNK pairs, or those of one row, are in memory at once.
@@ -189,10 +181,7 @@ def _rate(progress: float) -> float:
 
 
 def _loss(
-    network: PairNetwork,
-    pairs: TrainingPairs,
-    plan: PairNetworkConfig,
-    draw: torch.Generator,
+    network: PairNetwork, pairs: TrainingPairs, plan: PairNetworkConfig, draw: torch.Generator
 ) -> torch.Tensor:
     """Return the mean squared error of all pairs of a mini-batch of users.
 
@@ -219,10 +208,7 @@ def _loss(
 
 
 def _encode(
-    network: PairNetwork,
-    x: torch.Tensor,
-    dropout: float = 0.0,
-    draw: torch.Generator | None = None,
+    network: PairNetwork, x: torch.Tensor, dropout: float = 0.0, draw: torch.Generator | None = None
 ) -> torch.Tensor:
     """Return the embeddings of standardised rows.
 
@@ -268,11 +254,7 @@ def _pair(
 
 
 def _hidden(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    b: torch.Tensor,
-    dropout: float,
-    draw: torch.Generator | None,
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, dropout: float, draw: torch.Generator | None
 ) -> torch.Tensor:
     """Return a hidden layer of leaky ReLUs, with dropout in training.
 
@@ -294,11 +276,7 @@ def _hidden(
     return hidden
 
 
-def _one_way(
-    network: PairNetwork,
-    first: torch.Tensor,
-    second: torch.Tensor,
-) -> torch.Tensor:
+def _one_way(network: PairNetwork, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Return the predictions for all pairs of embeddings, in one order.
 
     Args:

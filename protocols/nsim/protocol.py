@@ -149,11 +149,7 @@ class NSIM(ClusteringProtocol):
             run: rounds, checkpoints and history.
         """
         # Section 3.1: the similarity model, without any client
-        model = run.once(
-            "estimator",
-            lambda: self._estimator(net),
-            TrainedSimilarityModel,
-        )
+        model = run.once("estimator", lambda: self._estimator(net), TrainedSimilarityModel)
         state = NSIMState(
             labels=list(net.clients),  # each client a cluster of its own
             outbox=PendingUpdates.start(len(net.clients), fresh=self.mask != "none"),
@@ -169,11 +165,7 @@ class NSIM(ClusteringProtocol):
             self._train_alone(net, state.outbox, net.clients)
             if t == self._local:
                 self._cluster(net, state, model)
-                run.note(
-                    clustered=members(state.labels),
-                    eps=state.eps,
-                    **model.scores,
-                )
+                run.note(clustered=members(state.labels), eps=state.eps, **model.scores)
         flush(net, run, state)
         return state
 
@@ -183,10 +175,7 @@ class NSIM(ClusteringProtocol):
         return min(self.local_rounds, self.rounds)
 
     def _train_alone(
-        self,
-        net: ServerChannel,
-        outbox: PendingUpdates,
-        clients: Sequence[int],
+        self, net: ServerChannel, outbox: PendingUpdates, clients: Sequence[int]
     ) -> None:
         """Let clients train their own models for a round."""
         query = outbox.message_for(clients)
@@ -201,17 +190,9 @@ class NSIM(ClusteringProtocol):
             return unlearned(int(config["layer_size"]), draws)
         users = self._synthesis(config["shape"], config["noise"])
         architecture = self._network(
-            config["shape"],
-            config["classes"],
-            config["seed"],
-            objective(config["objective"]),
+            config["shape"], config["classes"], config["seed"], objective(config["objective"])
         )
-        return users.learned(
-            architecture,
-            self.training(config),
-            config,
-            draws,
-        )
+        return users.learned(architecture, self.training(config), config, draws)
 
     def _synthesis(self, shape: Sequence[int], noise: float = 0.0) -> SyntheticUsersConfig:
         """Return the configuration of synthetic users.
@@ -243,12 +224,7 @@ class NSIM(ClusteringProtocol):
             noise=float(noise) if self.per_client else 0.0,
         )
 
-    def _cluster(
-        self,
-        net: ServerChannel,
-        state: NSIMState,
-        model: TrainedSimilarityModel,
-    ) -> None:
+    def _cluster(self, net: ServerChannel, state: NSIMState, model: TrainedSimilarityModel) -> None:
         """Cluster the users by their layers, and average their models (Section 3.2).
 
         Args:
@@ -256,12 +232,7 @@ class NSIM(ClusteringProtocol):
             state: its labels, layers and averages are updated.
             model: the similarity model.
         """
-        replies = net.gather(
-            NSIMClient.send_model,
-            Empty(),
-            to=net.clients,
-            tries=TRIES,
-        )
+        replies = net.gather(NSIMClient.send_model, Empty(), to=net.clients, tries=TRIES)
         if len(replies) < 2:
             return  # all clients go on alone
         state.ids = list(replies.ids)
@@ -282,10 +253,7 @@ class NSIM(ClusteringProtocol):
         average_layers(net, state)
 
     def assign_newcomers(
-        self,
-        net: ServerChannel,
-        state: NSIMState,
-        to: Sequence[int],
+        self, net: ServerChannel, state: NSIMState, to: Sequence[int]
     ) -> list[int]:
         """Return the clusters to whose members newcomers are most similar (not in the paper).
 
@@ -308,12 +276,7 @@ class NSIM(ClusteringProtocol):
             )
         for _ in range(self._local):
             self._train_alone(net, PendingUpdates.start(0, fresh=False), to)
-        replies = net.gather(
-            NSIMClient.send_model,
-            Empty(),
-            to=to,
-            tries=TRIES,
-        )
+        replies = net.gather(NSIMClient.send_model, Empty(), to=to, tries=TRIES)
         check_newcomers(to, replies.ids)
         layers = replies.rows.layer.values.cpu()
         similarity = predict(state.known.fitted.estimator, layers, state.layers)
@@ -328,10 +291,7 @@ class NSIM(ClusteringProtocol):
         return True
 
     def make_client(
-        self,
-        cohort: LocalTrainer,
-        pipeline: Pipeline,
-        config: Mapping[str, Any],
+        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
     ) -> NSIMClient:
         """Return the clients, with the layer that they send and their initial weights.
 
@@ -341,14 +301,7 @@ class NSIM(ClusteringProtocol):
             config: the run's configuration.
         """
         layer = find_layer(cohort.model, self.layer)
-        return NSIMClient(
-            cohort,
-            self.training(config),
-            pipeline,
-            self.weighted,
-            layer,
-            self.init,
-        )
+        return NSIMClient(cohort, self.training(config), pipeline, self.weighted, layer, self.init)
 
     def shared_facts(self, federation: Federation) -> dict[str, Any]:
         """Return the declared format, and the numbers of the layer that clients send.
@@ -405,11 +358,7 @@ class NSIM(ClusteringProtocol):
         return Disclosures(server=views)
 
     def observe(
-        self,
-        federation: Federation,
-        client: Any,
-        state: Any,
-        scores: NDArray[np.float64],
+        self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
     ) -> Line:
         """Return a history line; after the clustering, add the accuracy of NSIM on clients' data.
 

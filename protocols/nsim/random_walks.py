@@ -106,12 +106,7 @@ class RandomWalk:
     stay: int = 18
     memory: tuple[float, float] = (0.5, 0.99)
 
-    def __call__(
-        self,
-        form: Format,
-        users: int,
-        draw: np.random.Generator,
-    ) -> list[Array]:
+    def __call__(self, form: Format, users: int, draw: np.random.Generator) -> list[Array]:
         """Return the positions of each user, (n_i, k), with n_i log-uniform in the format's range.
 
         Args:
@@ -125,14 +120,7 @@ class RandomWalk:
         travels = draw.random(users) < self.between
         # all strolls are drawn at once, with as many positions as the longest sequence
         strollers = int((~travels).sum())
-        strolls = iter(
-            self._strolls(
-                strollers,
-                int(sizes.max(initial=0)),
-                form,
-                draw,
-            )
-        )
+        strolls = iter(self._strolls(strollers, int(sizes.max(initial=0)), form, draw))
         paths = []
         for size, is_traveller in zip(sizes.tolist(), travels, strict=True):
             if is_traveller:
@@ -141,24 +129,13 @@ class RandomWalk:
                 paths.append(next(strolls)[:size])
         return paths
 
-    def _pace(
-        self,
-        form: Format,
-        users: int,
-        draw: np.random.Generator,
-    ) -> Array:
+    def _pace(self, form: Format, users: int, draw: np.random.Generator) -> Array:
         """Draw the users' mean steps, (users,), log-uniform in units of the area."""
         slowest, fastest = self.pace
         logarithms = draw.uniform(math.log(slowest), math.log(fastest), users)
         return np.asarray(form.step * np.exp(logarithms))
 
-    def _strolls(
-        self,
-        users: int,
-        steps: int,
-        form: Format,
-        draw: np.random.Generator,
-    ) -> Array:
+    def _strolls(self, users: int, steps: int, form: Format, draw: np.random.Generator) -> Array:
         """Draw Gauss-Markov walks that are reflected at the border.
 
         Args:
@@ -191,12 +168,7 @@ class RandomWalk:
             position = _reflected(target)
         return path
 
-    def _trips(
-        self,
-        size: int,
-        form: Format,
-        draw: np.random.Generator,
-    ) -> Array:
+    def _trips(self, size: int, form: Format, draw: np.random.Generator) -> Array:
         """Draw a user's trips between its own places, and its stays there.
 
         Args:
@@ -241,12 +213,7 @@ class RandomWalk:
         return np.concatenate([home[None], others])[:, None]
 
     def _trip(
-        self,
-        start: Array,
-        end: Array,
-        pace: float,
-        longest: float,
-        draw: np.random.Generator,
+        self, start: Array, end: Array, pace: float, longest: float, draw: np.random.Generator
     ) -> Array:
         """Draw a bent path between two places at an uneven pace.
 
@@ -316,10 +283,7 @@ def _resampled(path: Array, longest: float) -> Array:
 
 
 def generated(
-    generator: Generator,
-    form: Format,
-    users: int,
-    draw: np.random.Generator,
+    generator: Generator, form: Format, users: int, draw: np.random.Generator
 ) -> list[Samples]:
     """Return the training samples of generated users.
 

@@ -39,12 +39,7 @@ def cka(layers: Any) -> Array:
     grams = x @ x.transpose(0, 2, 1)
     flat = grams.reshape(len(x), -1)
     norms = np.linalg.norm(flat, axis=1, keepdims=True)
-    unit = np.divide(
-        flat,
-        norms,
-        out=np.zeros_like(flat),
-        where=norms > 0,
-    )
+    unit = np.divide(flat, norms, out=np.zeros_like(flat), where=norms > 0)
     return _with_itself(unit @ unit.T)
 
 

@@ -177,11 +177,7 @@ def fit(
     return _evaluated(SimilarityModel(mean, scale, members), trials, users)
 
 
-def predict(
-    estimator: SimilarityModel,
-    a: torch.Tensor,
-    b: torch.Tensor,
-) -> torch.Tensor:
+def predict(estimator: SimilarityModel, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the predicted similarities of all pairs of rows.
 
     Args:
@@ -210,11 +206,7 @@ def predict(
 
 
 def _member(
-    users: _Users,
-    fold: int,
-    plan: PairNetworkConfig,
-    randomness: Randomness,
-    number: int,
+    users: _Users, fold: int, plan: PairNetworkConfig, randomness: Randomness, number: int
 ) -> tuple[PairNetwork, float]:
     """Train one network.
 
@@ -248,11 +240,7 @@ def _member(
     return trained(initial, pairs, plan, seed, score)
 
 
-def _evaluated(
-    estimator: SimilarityModel,
-    grid: list[Trial],
-    users: _Users,
-) -> Fitted:
+def _evaluated(estimator: SimilarityModel, grid: list[Trial], users: _Users) -> Fitted:
     """Evaluate a model on unseen users and on held-out pairs.
 
     Args:
@@ -285,11 +273,7 @@ def _evaluated(
     )
 
 
-def _split(
-    users: int,
-    networks: int,
-    randomness: Randomness,
-) -> _Split:
+def _split(users: int, networks: int, randomness: Randomness) -> _Split:
     """Draw the unseen users, and each network's validation users.
 
     Args:
@@ -317,11 +301,7 @@ def _held_pairs(users: int, randomness: Randomness) -> torch.Tensor:
     return torch.as_tensor(held | held.T)
 
 
-def _standard(
-    rows: torch.Tensor,
-    mean: torch.Tensor,
-    scale: torch.Tensor,
-) -> torch.Tensor:
+def _standard(rows: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Return rows (n, q) standardised by mean and scale (q,), and clipped."""
     return ((rows - mean) / scale).clamp(-CLIP, CLIP)
 
@@ -339,10 +319,7 @@ def _among(square: torch.Tensor, users: torch.Tensor) -> torch.Tensor:
 
 
 def _check(
-    rows: torch.Tensor,
-    similarity: torch.Tensor,
-    grid: Sequence[PairNetworkConfig],
-    networks: int,
+    rows: torch.Tensor, similarity: torch.Tensor, grid: Sequence[PairNetworkConfig], networks: int
 ) -> None:
     """Check the arguments of `fit`.
 

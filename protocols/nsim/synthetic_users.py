@@ -112,11 +112,7 @@ class SyntheticUsersConfig:
             )
 
     def learned(
-        self,
-        flat: FlatModel,
-        plan: LocalTraining,
-        agreed: Mapping[str, Any],
-        draws: Randomness,
+        self, flat: FlatModel, plan: LocalTraining, agreed: Mapping[str, Any], draws: Randomness
     ) -> TrainedSimilarityModel:
         """Generate synthetic users, train their models M_synth, and train the similarity model.
 
@@ -129,21 +125,9 @@ class SyntheticUsersConfig:
         Raises:
             UpdateError: a model is not finite.
         """
-        users = generated(
-            self.walks,
-            self.form,
-            self.users,
-            draws.generator("walks"),
-        )
+        users = generated(self.walks, self.form, self.users, draws.generator("walks"))
         seed = draws.integer("training")
-        models = self.trained(
-            users,
-            flat,
-            plan,
-            agreed["classes"],
-            agreed["dtype"],
-            seed,
-        )
+        models = self.trained(users, flat, plan, agreed["classes"], agreed["dtype"], seed)
         targets = [y for _, y in users]
         true = true_similarity(targets, self.radius, self.stride)
 
@@ -199,11 +183,7 @@ class SyntheticUsersConfig:
             training_data[name] = (x, y)
             no_test_data[name] = (x[:0], y[:0])
         federation = Federation.from_arrays(
-            training_data,
-            test=no_test_data,
-            objective=flat.objective,
-            classes=classes,
-            seed=seed,
+            training_data, test=no_test_data, objective=flat.objective, classes=classes, seed=seed
         )
         if self.shape and federation.shape != self.shape:
             raise UsageError(
@@ -241,10 +221,7 @@ class SyntheticUsersConfig:
         return torch.stack(models)
 
     def _released(
-        self,
-        rows: torch.Tensor,
-        initial: torch.Tensor,
-        draws: Randomness,
+        self, rows: torch.Tensor, initial: torch.Tensor, draws: Randomness
     ) -> torch.Tensor:
         """Return layers as real users send them: their change clipped, and with noise.
 
@@ -266,21 +243,13 @@ class SyntheticUsersConfig:
         return initial + clipped + self.noise * self.clip * normal
 
 
-def _check_word(
-    name: str,
-    word: str,
-    words: Sequence[str],
-) -> None:
+def _check_word(name: str, word: str, words: Sequence[str]) -> None:
     """Raise UsageError for an option that is not one of some words."""
     if word not in words:
         raise unknown(name, word, words)
 
 
-def _check_count(
-    name: str,
-    value: object,
-    minimum: int,
-) -> None:
+def _check_count(name: str, value: object, minimum: int) -> None:
     """Raise UsageError for an option that is no whole number from a minimum."""
     if not (isinstance(value, Integral) and int(value) >= minimum):
         raise UsageError(f"{name} = {value!r} is not possible: it is a whole number from {minimum}")
@@ -301,11 +270,7 @@ def check_walks(walks: Any, objective: Objective) -> None:
         )
 
 
-def true_similarity(
-    targets: Sequence[Any],
-    radius: float,
-    stride: int = 1,
-) -> NDArray[np.float64]:
+def true_similarity(targets: Sequence[Any], radius: float, stride: int = 1) -> NDArray[np.float64]:
     """Return the LCSS of all pairs of users.
 
     Args:
@@ -354,9 +319,7 @@ def correlations(
 
 
 def some_pairs(
-    predicted: NDArray[np.float64],
-    true: NDArray[np.float64],
-    maximum: int = 500,
+    predicted: NDArray[np.float64], true: NDArray[np.float64], maximum: int = 500
 ) -> list[list[float]]:
     """Return true and predicted similarity of some pairs of users, for a plot.
 
@@ -372,11 +335,7 @@ def some_pairs(
     pairs = len(first)
     chosen = first
     if pairs:
-        even = np.linspace(
-            0,
-            pairs - 1,
-            min(maximum, pairs),
-        )
+        even = np.linspace(0, pairs - 1, min(maximum, pairs))
         chosen = np.unique(even.astype(int))
     both_values = np.stack([true, predicted], axis=-1)
     values = both_values[first[chosen], second[chosen]]

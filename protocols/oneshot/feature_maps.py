@@ -108,11 +108,7 @@ class Features:
         return self
 
 
-def check(
-    features: Any,
-    public: str | None = None,
-    dimension: int | None = None,
-) -> None:
+def check(features: Any, public: str | None = None, dimension: int | None = None) -> None:
     """Check options that are invalid for any data; torch is not imported.
 
     Args:
@@ -223,13 +219,7 @@ def build(
     elif features == "identity":
         function, description = (lambda x: x.flatten(1)), "identity"
     elif features == "pca":
-        function, description = _pca(
-            tuple(shape),
-            randomness.seed,
-            str(public),
-            components,
-            PUBLIC,
-        )
+        function, description = _pca(tuple(shape), randomness.seed, str(public), components, PUBLIC)
     elif features == "dct":
         function, description = _dct(tuple(shape), components)
     elif features == "conv":
@@ -241,24 +231,13 @@ def build(
     if description is None:
         # a callable has no weights to describe, so its values on the trial samples stand for it
         description = {"callable": _qualified_name(features), "probe": _print(trial)}
-    return Features(
-        name,
-        tuple(shape),
-        trial.shape[1],
-        function,
-        description,
-        batch,
-    )
+    return Features(name, tuple(shape), trial.shape[1], function, description, batch)
 
 
 # a run builds its map several times: for the server's facts, its clients, newcomers
 @lru_cache(maxsize=4)
 def _pca(
-    shape: tuple[int, ...],
-    seed: int,
-    public: str,
-    dimension: int,
-    count: int,
+    shape: tuple[int, ...], seed: int, public: str, dimension: int, count: int
 ) -> tuple[Map, Any]:
     """Return the projection on the leading principal components of public samples.
 
@@ -342,10 +321,7 @@ def _dct(shape: tuple[int, ...], dimension: int) -> tuple[Map, Any]:
         u, v, _ = index
         return (u / height) ** 2 + (v / width) ** 2, index
 
-    order = sorted(
-        np.ndindex(height, width, channels),
-        key=by_frequency,
-    )[:dimension]
+    order = sorted(np.ndindex(height, width, channels), key=by_frequency)[:dimension]
     spectra = np.zeros((dimension, *shape))
     for k, (u, v, channel) in enumerate(order):
         spectra[k, channel, u, v] = 1
@@ -358,11 +334,7 @@ def _dct(shape: tuple[int, ...], dimension: int) -> tuple[Map, Any]:
     return function, {"dct": dimension}
 
 
-def _conv(
-    shape: tuple[int, ...],
-    randomness: Randomness,
-    dimension: int,
-) -> tuple[Map, Any]:
+def _conv(shape: tuple[int, ...], randomness: Randomness, dimension: int) -> tuple[Map, Any]:
     """Return an untrained network of two convolutions (not in the paper).
 
     They are 3×3 convolutions with random weights, ReLU and pooling, averaged over the four quarters
@@ -395,31 +367,16 @@ def _conv(
         ops = torch.nn.functional
         (weight1, bias1), (weight2, bias2) = layers
         device = x.device
-        hidden = ops.conv2d(
-            x - 0.5,
-            weight1.to(device),
-            bias1.to(device),
-            padding=1,
-        )
+        hidden = ops.conv2d(x - 0.5, weight1.to(device), bias1.to(device), padding=1)
         hidden = ops.max_pool2d(hidden.relu(), 2)
-        output = ops.conv2d(
-            hidden,
-            weight2.to(device),
-            bias2.to(device),
-            padding=1,
-        )
+        output = ops.conv2d(hidden, weight2.to(device), bias2.to(device), padding=1)
         quarters: Tensor = ops.adaptive_avg_pool2d(output.relu(), 2).flatten(1)
         return quarters[:, :dimension]
 
     return function, {"conv": list(widths), "dimension": dimension}
 
 
-def _layer(
-    randomness: Randomness,
-    number: int,
-    inputs: int,
-    outputs: int,
-) -> tuple[Tensor, Tensor]:
+def _layer(randomness: Randomness, number: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
     """Return the weights of a convolution, uniform in ± 1/√fan-in.
 
     Args:
@@ -433,11 +390,7 @@ def _layer(
     """
     generator = randomness.generator("features", "conv", number)
     bound = (9 * inputs) ** -0.5
-    weight = generator.uniform(
-        -bound,
-        bound,
-        (outputs, inputs, 3, 3),
-    )
+    weight = generator.uniform(-bound, bound, (outputs, inputs, 3, 3))
     bias = generator.uniform(-bound, bound, outputs)
     return torch.from_numpy(weight).float(), torch.from_numpy(bias).float()
 
@@ -465,11 +418,7 @@ def _own(features: Map | nn.Module) -> tuple[Map, Any]:
     return (lambda x: module.to(x.device)(x.clone())), describe(module)
 
 
-def _tried(
-    name: str,
-    function: Map,
-    shape: tuple[int, ...],
-) -> Tensor:
+def _tried(name: str, function: Map, shape: tuple[int, ...]) -> Tensor:
     """Return the features of three random samples, which are always the same ones.
 
     Args:
@@ -484,21 +433,11 @@ def _tried(
         UsageError: the map draws random numbers, has a state, or mixes samples.
     """
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand(
-        3,
-        *shape,
-        generator=generator,
-        dtype=torch.float32,
-    )
+    x = torch.rand(3, *shape, generator=generator, dtype=torch.float32)
     features = _checked(name, function, x)
     _check_finite(name, features)
     again = _checked(name, function, x, features.shape[1])
-    single = _checked(
-        name,
-        function,
-        x[:1],
-        features.shape[1],
-    )
+    single = _checked(name, function, x[:1], features.shape[1])
     # products of other sizes may be rounded differently
     tolerance = 1e-3 * float(features.abs().max())
     if not torch.allclose(features, again, rtol=0, atol=tolerance):
@@ -506,12 +445,7 @@ def _tried(
             f"the features {name} differ from call to call: let them draw no random numbers and "
             "keep no state"
         )
-    if not torch.allclose(
-        features[:1],
-        single,
-        rtol=0,
-        atol=tolerance,
-    ):
+    if not torch.allclose(features[:1], single, rtol=0, atol=tolerance):
         raise UsageError(
             f"the features {name} of a sample depend on the others of its batch: map each sample "
             "on its own"
@@ -519,12 +453,7 @@ def _tried(
     return features
 
 
-def _checked(
-    name: str,
-    function: Map,
-    x: Tensor,
-    dimension: int | None = None,
-) -> Tensor:
+def _checked(name: str, function: Map, x: Tensor, dimension: int | None = None) -> Tensor:
     """Apply a map, and check the shape and type of its result.
 
     Args:

@@ -60,11 +60,7 @@ class GPS:
         deltas = query.deltas.table
         samples = size.sum(0)
         # a round without any reply has no samples, and zero deltas
-        share = size / torch.where(
-            samples > 0,
-            samples,
-            torch.ones_like(samples),
-        )
+        share = size / torch.where(samples > 0, samples, torch.ones_like(samples))
         weighted = share[..., None].to(deltas) * deltas
         mean = weighted.sum(0)
         same_for_all = (0,) * len(deltas)
@@ -92,12 +88,7 @@ class HierarchicalState(AveragingState):
 
 
 def average_in_layers(
-    net: ServerChannel,
-    state: HierarchicalState,
-    gps: GPS,
-    share: float,
-    t: int,
-    mix: bool,
+    net: ServerChannel, state: HierarchicalState, gps: GPS, share: float, t: int, mix: bool
 ) -> None:
     """Make round t of FedAvg at each LPS, and average the common layers at the GPS if asked to.
 
@@ -206,11 +197,7 @@ def common_layers(model: FlatModel, names: str) -> int:
     return count
 
 
-def _first_layers(
-    layers: Sequence[str],
-    shared: Sequence[str],
-    names: str,
-) -> set[str]:
+def _first_layers(layers: Sequence[str], shared: Sequence[str], names: str) -> set[str]:
     """Return the layers that are shared, if they are the model's first ones.
 
     Args:

@@ -36,11 +36,7 @@ def check(options: Any) -> None:
         )
 
 
-def price(
-    z: float,
-    p: int,
-    delta: float,
-) -> str:
+def price(z: float, p: int, delta: float) -> str:
     """Return a sentence on the price of the mechanism, which is not the run's.
 
     Args:

@@ -138,11 +138,7 @@ class OneShot(EigenvectorProtocol):
             run: rounds, checkpoints and history.
         """
         # line 2: Algorithm 2
-        result = run.once(
-            "cluster",
-            lambda: self._cluster(net),
-            ClusteringResult,
-        )
+        result = run.once("cluster", lambda: self._cluster(net), ClusteringResult)
         net.divide(result.labels)  # from here on, the LPS of its cluster asks each client
         state = OneShotState(
             labels=result.labels,
@@ -157,10 +153,7 @@ class OneShot(EigenvectorProtocol):
             if t == 1:
                 run.note(clustered=clusters_of(result.labels))
                 if state.linkage is not None:
-                    run.note(
-                        height=result.linkage.threshold,
-                        merges=result.linkage.merges.tolist(),
-                    )
+                    run.note(height=result.linkage.threshold, merges=result.linkage.merges.tolist())
         flush(net, run, state)
         return state
 
@@ -174,32 +167,18 @@ class OneShot(EigenvectorProtocol):
         """
         landmarks = sample_landmarks(net, net.clients, self.landmarks)
         # lines 2–5: clients share eigenvectors
-        shared = net.gather(
-            OneShotClient.eigen,
-            Empty(),
-            to=landmarks,
-            tries=TRIES,
-        )
+        shared = net.gather(OneShotClient.eigen, Empty(), to=landmarks, tries=TRIES)
         if len(shared) < 2:
             raise UpdateError(
                 f"{len(shared)} client(s) sent eigenvectors, and clustering needs two or more: run "
                 "it anew, with another seed"
             )
         vectors = shared.rows.vectors.values.cpu()
-        query = eigenvectors_of_others(
-            shared.ids,
-            vectors,
-            shared.step,
-            to=shared.ids,
-        )
+        query = eigenvectors_of_others(shared.ids, vectors, shared.step, to=shared.ids)
 
         # lines 6–19: clients compute relevance, and R is clustered
         pairs = net.pairs(
-            OneShotClient.relevance,
-            query,
-            to=shared.ids,
-            then="cluster_tasks",
-            tries=TRIES,
+            OneShotClient.relevance, query, to=shared.ids, then="cluster_tasks", tries=TRIES
         )
         clusters = pairs.value
         label_of = dict(zip(pairs.ids, clusters.labels, strict=True))
@@ -211,11 +190,7 @@ class OneShot(EigenvectorProtocol):
         others = sorted(set(net.clients) - set(landmarks))
         if others:
             query = eigenvectors_of_others(
-                pairs.ids,
-                compared_vectors,
-                shared.step,
-                to=others,
-                labels=clusters.labels,
+                pairs.ids, compared_vectors, shared.step, to=others, labels=clusters.labels
             )
             label_of |= self._choices(net, query, others, clusters.labels)
         return ClusteringResult(
@@ -227,11 +202,7 @@ class OneShot(EigenvectorProtocol):
         )
 
     def _choices(
-        self,
-        net: ServerChannel,
-        query: OtherEigenvectors,
-        to: Sequence[int],
-        labels: Sequence[int],
+        self, net: ServerChannel, query: OtherEigenvectors, to: Sequence[int], labels: Sequence[int]
     ) -> dict[int, int]:
         """Return the clusters that clients choose by the landmarks' eigenvectors.
 
@@ -244,22 +215,14 @@ class OneShot(EigenvectorProtocol):
         Returns:
             The cluster of each client that replied.
         """
-        replies = net.gather(
-            OneShotClient.choose,
-            query,
-            to=to,
-            tries=TRIES,
-        )
+        replies = net.gather(OneShotClient.choose, query, to=to, tries=TRIES)
         if not replies.ids:
             return {}
         choices = replies.rows.cluster.values.tolist()
         return dict(check_offered(replies.ids, choices, labels))
 
     def assign_newcomers(
-        self,
-        net: ServerChannel,
-        state: OneShotState,
-        to: Sequence[int],
+        self, net: ServerChannel, state: OneShotState, to: Sequence[int]
     ) -> list[int]:
         """Send newcomers all eigenvectors, and return the clusters they choose (not in the paper).
 
@@ -278,19 +241,8 @@ class OneShot(EigenvectorProtocol):
         assert result is not None
         ids = result.linkage.ids
         labels = [result.labels[i] for i in ids]
-        query = eigenvectors_of_others(
-            ids,
-            result.vectors,
-            result.step,
-            to,
-            labels,
-        )
-        replies = net.gather(
-            OneShotClient.choose,
-            query,
-            to=to,
-            tries=TRIES,
-        )
+        query = eigenvectors_of_others(ids, result.vectors, result.step, to, labels)
+        replies = net.gather(OneShotClient.choose, query, to=to, tries=TRIES)
         check_newcomers(to, replies.ids)
         choices = replies.rows.cluster.values.tolist()
         cluster_of = check_offered(replies.ids, choices, result.labels)
@@ -379,11 +331,7 @@ class OneShot(EigenvectorProtocol):
     def _phi(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
         """Return the feature map of samples of a shape, in a run of a seed."""
         return feature_maps.build(
-            self.features,
-            tuple(shape),
-            Randomness(seed),
-            self.public,
-            self.components,
+            self.features, tuple(shape), Randomness(seed), self.public, self.components
         )
 
     def check(self, clients: int) -> None:
@@ -416,9 +364,4 @@ class OneShot(EigenvectorProtocol):
         clients = list(VIEWS["client"])
         if self.landmarks is not None:
             clients.append("clients that are no landmarks: the landmarks' clusters, too")
-        return Disclosures(
-            server=VIEWS["gps"],
-            lps=lps,
-            clients=clients,
-            not_covered=not_covered,
-        )
+        return Disclosures(server=VIEWS["gps"], lps=lps, clients=clients, not_covered=not_covered)

@@ -83,11 +83,7 @@ def weights(models: Any) -> Mapping[str, Tensor]:
     url = models.ResNet18_Weights.IMAGENET1K_V1.url
     try:
         state: Mapping[str, Tensor] = torch.hub.load_state_dict_from_url(
-            url,
-            map_location="cpu",
-            progress=False,
-            check_hash=True,
-            weights_only=True,
+            url, map_location="cpu", progress=False, check_hash=True, weights_only=True
         )
     except Exception as error:
         # errors of a server, a file system and an unpickler have no common base class
@@ -170,10 +166,7 @@ def _map(module: nn.Module) -> Callable[[Tensor], Tensor]:
         mean = torch.tensor(MEAN, device=x.device).view(1, 3, 1, 1)
         deviation = torch.tensor(DEVIATION, device=x.device).view(1, 3, 1, 1)
         resized = torch.nn.functional.interpolate(
-            x.expand(-1, 3, -1, -1),
-            size=(SIDE, SIDE),
-            mode="bilinear",
-            antialias=True,
+            x.expand(-1, 3, -1, -1), size=(SIDE, SIDE), mode="bilinear", antialias=True
         )
         features: Tensor = network((resized - mean) / deviation)
         return features

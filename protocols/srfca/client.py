@@ -19,10 +19,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Between, Exactly, Real, Upto, Whole
 from securecluster.messaging.messages import Ack, Empty, Picks, Rows, Shared
-from securecluster.privacy.dp.loss_mechanism import (
-    LARGEST,
-    WORST,
-)
+from securecluster.privacy.dp.loss_mechanism import LARGEST, WORST
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.client_tensors import ClientTensor
@@ -245,14 +242,7 @@ class SRFCAClient(SumClient):
         d = self.cohort.model.dimension
         template = self._start.new_empty(self._pipeline.room(d))
         owner = int(query.owner.table[row])
-        opened = seal.open(
-            table[row][None],
-            [owner],
-            query.step,
-            "send_model",
-            "delta",
-            template,
-        )
+        opened = seal.open(table[row][None], [owner], query.step, "send_model", "delta", template)
         return self._start + opened[0, :d]
 
     # not fixed: losses of models that others have sent, summed anew over each round's clusters
@@ -513,13 +503,7 @@ class SRFCAClient(SumClient):
         self._cluster_losses = dict(zip(positions, rows, strict=False))
 
 
-def server_view(
-    distance: str,
-    sealed: bool,
-    trims: bool,
-    noisy: bool,
-    weighted: bool,
-) -> list[str]:
+def server_view(distance: str, sealed: bool, trims: bool, noisy: bool, weighted: bool) -> list[str]:
     """Return what the server sees of clients under every mask, one phrase each.
 
     Args:

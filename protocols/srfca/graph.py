@@ -22,10 +22,7 @@ UNASSIGNED = -1  # the label of clients without a cluster
 
 
 def components(
-    distance: Array,
-    threshold: float,
-    minimum: int,
-    sizes: Sequence[int] | None = None,
+    distance: Array, threshold: float, minimum: int, sizes: Sequence[int] | None = None
 ) -> list[int]:
     """Return the connected components of a threshold graph.
 
@@ -127,11 +124,7 @@ def spanning_tree_edges(distance: Array) -> Array:
     return heights
 
 
-def choose_threshold(
-    distance: Array,
-    threshold: float | None,
-    quantile: float | None,
-) -> float:
+def choose_threshold(distance: Array, threshold: float | None, quantile: float | None) -> float:
     """Return λ as the user specified it.
 
     Args:
@@ -150,12 +143,7 @@ def choose_threshold(
     return float(np.quantile(distances, quantile))
 
 
-def check_clustering(
-    size: object,
-    clients: int,
-    threshold: object,
-    quantile: object,
-) -> None:
+def check_clustering(size: object, clients: int, threshold: object, quantile: object) -> None:
     """Check the options of ONE_SHOT(λ, t).
 
     Args:
@@ -190,9 +178,7 @@ def check_clustering(
 
 
 def trimmed_mean(
-    rows: torch.Tensor,
-    trim: float,
-    positions: Sequence[int] | None = None,
+    rows: torch.Tensor, trim: float, positions: Sequence[int] | None = None
 ) -> torch.Tensor:
     """Return the coordinate-wise trimmed mean TrMean_β of Algorithm 3.
 

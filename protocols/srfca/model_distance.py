@@ -199,10 +199,7 @@ class CrossClusterLoss:
         self._evaluated: set[int] = set()  # clients that have evaluated the clusters' models
 
     def _mean_losses(
-        self,
-        ids: Sequence[int],
-        evaluators: Sequence[int],
-        old: Sequence[int],
+        self, ids: Sequence[int], evaluators: Sequence[int], old: Sequence[int]
     ) -> Array:
         """Return mean_{j∈c} f_j(w_i), (m, K); NaN where it is unknown."""
         row_of = {label: row for row, label in enumerate(self._models.kept)}
@@ -232,20 +229,11 @@ class CrossClusterLoss:
         chosen: dict[int, int] = {}
         # both calls under one number, so that later calls draw the same batches
         step = None
-        for method, recipients in (
-            (SRFCAClient.choose_again, again),
-            (SRFCAClient.choose, first),
-        ):
+        for method, recipients in ((SRFCAClient.choose_again, again), (SRFCAClient.choose, first)):
             if not recipients:
                 continue
             query = self._query(recipients, candidates)
-            replies = self._net.gather(
-                method,
-                query,
-                to=recipients,
-                step=step,
-                tries=TRIES,
-            )
+            replies = self._net.gather(method, query, to=recipients, step=step, tries=TRIES)
             step = replies.step
             if replies.ids:
                 choices = replies.rows.model.values.tolist()
@@ -323,11 +311,7 @@ class CrossClusterLoss:
 
 
 def _sums(
-    net: ServerChannel,
-    method: Any,
-    cluster_of: Mapping[int, int],
-    clusters: int,
-    width: int,
+    net: ServerChannel, method: Any, cluster_of: Mapping[int, int], clusters: int, width: int
 ) -> tuple[Array, tuple[int, ...]]:
     """Return sums of clients' losses over clusters.
 
@@ -355,11 +339,7 @@ def _sums(
         if not open_clients:
             break
         sums = net.sum(
-            method,
-            Empty(),
-            to=list(open_clients),
-            by=list(open_clients.values()),
-            groups=clusters,
+            method, Empty(), to=list(open_clients), by=list(open_clients.values()), groups=clusters
         )
         for c, count in enumerate(sums.counts):
             if count < MINIMUM:

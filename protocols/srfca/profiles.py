@@ -64,11 +64,7 @@ class OffsetFit:
     offsets: Array
 
 
-def cluster_without_threshold(
-    distance: Array,
-    minimum: int,
-    squared: bool,
-) -> ProfileClustering:
+def cluster_without_threshold(distance: Array, minimum: int, squared: bool) -> ProfileClustering:
     """Return the clusters of models that best explain their distances.
 
     Candidates are the cuts of average linkage over `profile_distances`. A candidate is admitted if

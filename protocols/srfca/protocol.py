@@ -134,8 +134,7 @@ class SRFCA(ClusteringProtocol):
         """
         clients = len(net.clients)
         state = SRFCAState(
-            clusters=[UNASSIGNED] * clients,
-            outbox=PendingUpdates.start(clients, fresh=False),
+            clusters=[UNASSIGNED] * clients, outbox=PendingUpdates.start(clients, fresh=False)
         )
         for t in run.rounds("train", state, self.total_rounds):
             # ONE_SHOT: every client trains alone from w_0, then models are compared
@@ -149,16 +148,8 @@ class SRFCA(ClusteringProtocol):
             refinement, step = self._refinement_of(t)
             if refinement < self.refine and step == self.rounds - 1:
                 # members post the models with this round's average, so it is checkpointed first
-                run.commit(
-                    state,
-                    partial(self._average, net, state, t),
-                )
-                self._refine(
-                    net,
-                    run,
-                    state,
-                    last=refinement == self.refine - 1,
-                )
+                run.commit(state, partial(self._average, net, state, t))
+                self._refine(net, run, state, last=refinement == self.refine - 1)
             else:
                 self._average(net, state, t)
 
@@ -183,31 +174,15 @@ class SRFCA(ClusteringProtocol):
         query = state.outbox.message_for(net.clients)
         net.gather(SumClient.train_locally, query, to=net.clients)
 
-    def _average(
-        self,
-        net: ServerChannel,
-        state: SRFCAState,
-        t: int,
-    ) -> None:
+    def _average(self, net: ServerChannel, state: SRFCAState, t: int) -> None:
         """Make round t of averaging (Algorithm 3); each refinement starts from w_0."""
         refinement, step = self._refinement_of(t)
         # RECLUSTER compares models after as many rounds from one start.
         if refinement < self.refine and step == 0:
             state.restart(self._fresh)
-        server.average_trimmed(
-            net,
-            state,
-            self.participation,
-            self.trim,
-            t,
-        )
+        server.average_trimmed(net, state, self.participation, self.trim, t)
 
-    def _one_shot(
-        self,
-        net: ServerChannel,
-        run: Run,
-        state: SRFCAState,
-    ) -> None:
+    def _one_shot(self, net: ServerChannel, run: Run, state: SRFCAState) -> None:
         """Run ONE_SHOT(λ, t) of Algorithm 1.
 
         Without a component of t clients, all clients are one cluster (not in the paper).
@@ -216,21 +191,11 @@ class SRFCA(ClusteringProtocol):
         senders = landmarks
         if self.distance == "l2":
             senders = list(net.clients)  # RECLUSTER compares the model of every client
-        replies = net.gather(
-            SRFCAClient.send_model,
-            Empty(),
-            to=senders,
-            tries=TRIES,
-        )
+        replies = net.gather(SRFCAClient.send_model, Empty(), to=senders, tries=TRIES)
         # under DP-SGD every round of training alone has added noise to the models
         noisy_trainings = self.local_rounds if self.per_example else 1
         distance = server.one_shot_distances(
-            net,
-            state,
-            replies,
-            self.distance,
-            noisy_trainings,
-            landmarks,
+            net, state, replies, self.distance, noisy_trainings, landmarks
         )
         # The graph is told in the history, for λ cannot be judged without it.
         edges = first_clusters(state, distance, self._graphing)
@@ -241,13 +206,7 @@ class SRFCA(ClusteringProtocol):
         }
         run.note(**line)
 
-    def _refine(
-        self,
-        net: ServerChannel,
-        run: Run,
-        state: SRFCAState,
-        last: bool,
-    ) -> None:
+    def _refine(self, net: ServerChannel, run: Run, state: SRFCAState, last: bool) -> None:
         """Run RECLUSTER and MERGE (Algorithms 2 and 4).
 
         If no member of any cluster replies, clusters and models are unchanged (not in the paper).
@@ -281,10 +240,7 @@ class SRFCA(ClusteringProtocol):
             state.rows = empty_tensor()  # no later step compares one-shot models
 
     def assign_newcomers(
-        self,
-        net: ServerChannel,
-        state: SRFCAState,
-        to: Sequence[int],
+        self, net: ServerChannel, state: SRFCAState, to: Sequence[int]
     ) -> list[int]:
         """Return the cluster of each newcomer, as the newcomer chooses it (not in the paper).
 
@@ -311,21 +267,11 @@ class SRFCA(ClusteringProtocol):
                 # Newcomers missed no round: they train from w_0, as the clients did.
                 nothing_pending = PendingUpdates.start(0, fresh=False).message_for(to)
                 net.gather(SumClient.train_locally, nothing_pending, to=to)
-            joined = net.gather(
-                SRFCAClient.join,
-                offer,
-                to=to,
-                tries=TRIES,
-            )
+            joined = net.gather(SRFCAClient.join, offer, to=to, tries=TRIES)
             check_newcomers(to, joined.ids)
             rows = joined.rows.nearest.values.tolist()
         else:
-            chosen = net.gather(
-                SRFCAClient.choose,
-                offer,
-                to=to,
-                tries=TRIES,
-            )
+            chosen = net.gather(SRFCAClient.choose, offer, to=to, tries=TRIES)
             check_newcomers(to, chosen.ids)
             # The newcomer names a row and nothing of its losses.
             rows = chosen.rows.model.values.tolist()
@@ -339,12 +285,7 @@ class SRFCA(ClusteringProtocol):
     @property
     def _graphing(self) -> GraphOptions:
         """Return the options of ONE_SHOT(λ, t)."""
-        return GraphOptions(
-            self.distance,
-            self.size,
-            self.threshold,
-            self.quantile,
-        )
+        return GraphOptions(self.distance, self.size, self.threshold, self.quantile)
 
     @property
     def weighted(self) -> bool:
@@ -404,10 +345,7 @@ class SRFCA(ClusteringProtocol):
         return plans
 
     def make_client(
-        self,
-        cohort: LocalTrainer,
-        pipeline: Pipeline,
-        config: Mapping[str, Any],
+        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
     ) -> TrainingClient:
         """Return the clients, with their two kinds of training.
 
@@ -417,18 +355,8 @@ class SRFCA(ClusteringProtocol):
             config: the run's configuration.
         """
         plans = self.trainings(self.training(config), config)
-        refining = OneShotTraining(
-            plan=plans["refine"],
-            trims=self.trim > 0,
-            radius=self.radius,
-        )
-        return SRFCAClient(
-            cohort,
-            plans["usual"],
-            pipeline,
-            self.weighted,
-            refining,
-        )
+        refining = OneShotTraining(plan=plans["refine"], trims=self.trim > 0, radius=self.radius)
+        return SRFCAClient(cohort, plans["usual"], pipeline, self.weighted, refining)
 
     def models_after_round(self, client: Any, state: Any) -> Rows:
         """Return all clients' models after the averages that they have yet to receive.
@@ -457,12 +385,7 @@ class SRFCA(ClusteringProtocol):
             UsageError: a hyper-parameter is out of range, or two of them contradict each other.
         """
         super().check(clients)
-        check_clustering(
-            self.size,
-            clients,
-            self.threshold,
-            self.quantile,
-        )
+        check_clustering(self.size, clients, self.threshold, self.quantile)
         check_choice(
             self,
             distance=("loss", "l2"),
@@ -542,11 +465,7 @@ class SRFCA(ClusteringProtocol):
     def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask, and what clients see of others' models."""
         to_server = server_view(
-            self.distance,
-            self.sealed,
-            self.trim > 0,
-            self.noisy,
-            self.weighted,
+            self.distance, self.sealed, self.trim > 0, self.noisy, self.weighted
         )
         to_clients = client_view(self.distance)
         return Disclosures(server=to_server, clients=to_clients)

@@ -183,11 +183,7 @@ class GraphOptions:
         return f"quantile = {self.quantile}"
 
 
-def first_clusters(
-    state: SRFCAState,
-    distance: Array,
-    graphing: GraphOptions,
-) -> Array:
+def first_clusters(state: SRFCAState, distance: Array, graphing: GraphOptions) -> Array:
     """Cluster the one-shot models by their distances; other clients stay unassigned.
 
     Without a component of `size` clients, all clients are one cluster (not in the paper). Where λ
@@ -232,10 +228,7 @@ def first_clusters(
 
 
 def _warn_of_one_cluster(
-    labels: Sequence[int],
-    edges: Array,
-    threshold: float,
-    graphing: GraphOptions,
+    labels: Sequence[int], edges: Array, threshold: float, graphing: GraphOptions
 ) -> None:
     """Warn where a specified λ separates no clusters.
 
@@ -270,11 +263,7 @@ def _warn_of_one_cluster(
 
 
 def average_trimmed(
-    net: ServerChannel,
-    state: SRFCAState,
-    share: float,
-    trim: float,
-    t: int,
+    net: ServerChannel, state: SRFCAState, share: float, trim: float, t: int
 ) -> None:
     """Make one step of Algorithm 3 (TRIMMED_MEAN_GD) in every cluster.
 
@@ -325,10 +314,7 @@ def average_trimmed(
 
 
 def _trimmed_means(
-    replies: Replies[Update],
-    labels: Sequence[int],
-    clusters: int,
-    trim: float,
+    replies: Replies[Update], labels: Sequence[int], clusters: int, trim: float
 ) -> torch.Tensor:
     """Return each cluster's trimmed mean.
 
@@ -344,12 +330,7 @@ def _trimmed_means(
     if not replies.ids:
         return empty_tensor()
     rows = replies.rows.delta.values
-    means = torch.zeros(
-        clusters,
-        rows.shape[1],
-        dtype=rows.dtype,
-        device=rows.device,
-    )
+    means = torch.zeros(clusters, rows.shape[1], dtype=rows.dtype, device=rows.device)
     for c in range(clusters):
         positions = [k for k, i in enumerate(replies.ids) if labels[i] == c]
         if positions:
@@ -358,10 +339,7 @@ def _trimmed_means(
 
 
 def _add_noise_of_means(
-    net: ServerChannel,
-    state: SRFCAState,
-    replies: Sequence[int],
-    summed: bool,
+    net: ServerChannel, state: SRFCAState, replies: Sequence[int], summed: bool
 ) -> None:
     """Add the expected squared norm of the noise in the new means to that of the models.
 
@@ -382,10 +360,7 @@ def _add_noise_of_means(
 
 
 def cross_losses(
-    net: ServerChannel,
-    ids: Sequence[int],
-    rows: torch.Tensor,
-    step: int,
+    net: ServerChannel, ids: Sequence[int], rows: torch.Tensor, step: int
 ) -> tuple[tuple[int, ...], Array]:
     """Return the cross-losses ½(f_j(w_i) + f_i(w_j)) of one-shot models.
 
@@ -418,20 +393,11 @@ def cross_losses(
         clients=len(net.clients),
         step=step,
     )
-    losses: Pairs[torch.Tensor] = net.pairs(
-        SRFCAClient.losses,
-        query,
-        to=ids,
-        tries=TRIES,
-    )
+    losses: Pairs[torch.Tensor] = net.pairs(SRFCAClient.losses, query, to=ids, tries=TRIES)
     return losses.ids, losses.value.numpy()
 
 
-def cluster_models(
-    net: ServerChannel,
-    state: SRFCAState,
-    step: int | None,
-) -> ClusterModels:
+def cluster_models(net: ServerChannel, state: SRFCAState, step: int | None) -> ClusterModels:
     """Return ω_c of every cluster whose model is available.
 
     Where the server cannot add up the averages, a member applies those that it lacks and posts its
@@ -464,12 +430,7 @@ def cluster_models(
         if step is None:
             replies = net.post(SRFCAClient.post, message, to=recipients)
         else:
-            replies = net.gather(
-                SRFCAClient.post,
-                message,
-                to=recipients,
-                step=step,
-            )
+            replies = net.gather(SRFCAClient.post, message, to=recipients, step=step)
         step = replies.step
         outbox.acknowledge(replies.ids)
         for k, i in enumerate(replies.ids):
@@ -492,25 +453,15 @@ def offer_to_newcomers(models: ClusterModels, clients: int) -> OfferedClusters:
     """
     k = len(models.table)
     # no other client has evaluated a newcomer's model
-    unknown = torch.full(
-        (clients, k),
-        math.nan,
-        dtype=torch.float64,
-    )
+    unknown = torch.full((clients, k), math.nan, dtype=torch.float64)
     all_models = tuple(range(k))
     return OfferedClusters(
-        models=Picks(models.table, (all_models,) * clients),
-        step=models.step,
-        others=Rows(unknown),
+        models=Picks(models.table, (all_models,) * clients), step=models.step, others=Rows(unknown)
     )
 
 
 def model_distance(
-    net: ServerChannel,
-    state: SRFCAState,
-    models: ClusterModels,
-    distance: str,
-    scattered: bool,
+    net: ServerChannel, state: SRFCAState, models: ClusterModels, distance: str, scattered: bool
 ) -> ModelDistance:
     """Return the distance of models by its name, before clients are reassigned.
 
@@ -522,31 +473,14 @@ def model_distance(
         scattered: whether MERGE compares clusters as two of their clients would be compared.
     """
     if distance == "l2":
-        return WeightDistance(
-            state.ids,
-            state.rows,
-            models,
-            scattered,
-            state.noise_variance,
-        )
+        return WeightDistance(state.ids, state.rows, models, scattered, state.noise_variance)
     one_shot = None
     if scattered and state.graph is not None:
         one_shot = state.graph.distance.numpy()
-    return CrossClusterLoss(
-        net,
-        state.ids,
-        state.judges,
-        models,
-        state.clusters,
-        one_shot,
-    )
+    return CrossClusterLoss(net, state.ids, state.judges, models, state.clusters, one_shot)
 
 
-def recluster(
-    distance: ModelDistance,
-    before: Sequence[int],
-    clusters: int,
-) -> list[int]:
+def recluster(distance: ModelDistance, before: Sequence[int], clusters: int) -> list[int]:
     """Assign every client to the nearest cluster (Algorithm 2).
 
     Not in the paper: a client whose distances are unknown stays in its cluster, or joins the
@@ -612,12 +546,7 @@ def merge(
     clusters = sorted(set(labels))
     sizes = Counter(labels)
     between = distance.between(labels)[np.ix_(clusters, clusters)]
-    joined = components(
-        between,
-        threshold,
-        minimum,
-        [sizes[c] for c in clusters],
-    )
+    joined = components(between, threshold, minimum, [sizes[c] for c in clusters])
     if max(joined) == UNASSIGNED:
         joined = [0] * len(clusters)
     component_of = dict(zip(clusters, joined, strict=True))

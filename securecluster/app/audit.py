@@ -644,11 +644,7 @@ def _say_repeated(target: _Target, repeated: ClusteringProtocol) -> None:
 
 
 def _attacked(
-    attack: Attack,
-    target: _Target,
-    fitted: ClusteringProtocol,
-    taps: Sequence[Tap],
-    clock: _Clock,
+    attack: Attack, target: _Target, fitted: ClusteringProtocol, taps: Sequence[Tap], clock: _Clock
 ) -> Finding:
     """Return what one attack achieves; a mistake of the attack is a finding, too.
 

@@ -19,15 +19,7 @@ from securecluster.errors import SecureClusterError, UsageError
 
 FAILED = 1  # exit code where a check failed
 # hyper-parameters that checks set, one after the other
-SET_BY_CHECKS = (
-    "rounds",
-    "mask",
-    "clip",
-    "noise",
-    "placement",
-    "dp_unit",
-    "target_epsilon",
-)
+SET_BY_CHECKS = ("rounds", "mask", "clip", "noise", "placement", "dp_unit", "target_epsilon")
 
 
 @dataclass(frozen=True)
@@ -64,11 +56,7 @@ def check(argv: list[str]) -> int:
             console.print(as_typed(str(line)), markup=False)
 
     report = conformance.check(
-        kind,
-        masks=options.checks.masks,
-        only=options.checks.only,
-        report=show,
-        **params,
+        kind, masks=options.checks.masks, only=options.checks.only, report=show, **params
     )
     show(report.closing)
     if options.checks.json is not None:

@@ -172,9 +172,7 @@ def _run(argv: list[str]) -> int:
 
     with output():  # of --help
         options: Any = tyro.cli(
-            options_class(protocol_class(name)),
-            prog=f"securecluster run {name}",
-            args=arguments,
+            options_class(protocol_class(name)), prog=f"securecluster run {name}", args=arguments
         )
     plans, federation = execution.prepare([options.protocol], options)
     from securecluster.app import run_folder

@@ -247,11 +247,7 @@ def disclosures(fitted: ClusteringProtocol) -> list[Disclosure]:
 
 
 def _disclosure(
-    fitted: ClusteringProtocol,
-    pipeline: Pipeline,
-    event: Event,
-    name: str,
-    central: bool,
+    fitted: ClusteringProtocol, pipeline: Pipeline, event: Event, name: str, central: bool
 ) -> Disclosure:
     """Return one field of an event, with the protection that its method declares.
 

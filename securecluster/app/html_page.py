@@ -349,11 +349,7 @@ def _width_of(text: str) -> int:
 
 
 def _chart(
-    caption: str,
-    width: int,
-    height: int,
-    shapes: Iterable[str],
-    names: Sequence[str],
+    caption: str, width: int, height: int, shapes: Iterable[str], names: Sequence[str]
 ) -> str:
     """Return shapes as a figure, with a legend where several series have names."""
     text = escape(caption)

@@ -340,10 +340,7 @@ def noted(note: Callable[[str], None]) -> Iterator[None]:
             note(as_typed(str(warning.message)))
         else:
             warnings.warn_explicit(
-                warning.message,
-                warning.category,
-                warning.filename,
-                warning.lineno,
+                warning.message, warning.category, warning.filename, warning.lineno
             )
 
 

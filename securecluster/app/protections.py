@@ -8,15 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from securecluster.app.disclosures import CLIENT, Disclosure
-from securecluster.attacks.base import (
-    ENCRYPTION,
-    HIDDEN_PAIRS,
-    MASK,
-    NOISE,
-    SEALS,
-    SUMS,
-    Attack,
-)
+from securecluster.attacks.base import ENCRYPTION, HIDDEN_PAIRS, MASK, NOISE, SEALS, SUMS, Attack
 from securecluster.messaging.parties import Party
 from securecluster.runtime.endpoint import PAIRS
 

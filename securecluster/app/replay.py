@@ -73,10 +73,7 @@ def replay(plan: RunPlan, config: RunConfig, folder: Path) -> Replayed:
             f"{folder / CONFIG} differs from the configuration that clients and server agreed on"
         )
     transcript = Transcript.read(
-        settings.transcript,
-        folder / TRANSCRIPT,
-        plan.protocol.message_types,
-        config["clients"],
+        settings.transcript, folder / TRANSCRIPT, plan.protocol.message_types, config["clients"]
     )
     _check_index(folder / TRANSCRIPT, transcript)
     secrets = recorded.secrets()
@@ -227,11 +224,7 @@ def _check_ledger(path: Path, recorded: list[Event], replayed: list[Event]) -> i
 
 
 def _check_result(
-    path: Path,
-    result: Result,
-    fitted: ClusteringProtocol,
-    state: Any,
-    transcript: Transcript,
+    path: Path, result: Result, fitted: ClusteringProtocol, state: Any, transcript: Transcript
 ) -> None:
     """Check that the labels, bytes and privacy of result.json follow from the replay.
 

@@ -26,12 +26,7 @@ Entries = dict[str, Any]
 Line = dict[str, Any]
 
 
-def result(
-    plan: RunPlan,
-    federation: Federation,
-    fitted: ClusteringProtocol,
-    state: Any,
-) -> Result:
+def result(plan: RunPlan, federation: Federation, fitted: ClusteringProtocol, state: Any) -> Result:
     """Return the content of result.json.
 
     Args:
@@ -81,10 +76,7 @@ def result(
 
 
 def _metrics(
-    plan: RunPlan,
-    federation: Federation,
-    fitted: ClusteringProtocol,
-    labels: list[int],
+    plan: RunPlan, federation: Federation, fitted: ClusteringProtocol, labels: list[int]
 ) -> Entries:
     """Return agreement with the true clusters, and the metric on test samples.
 

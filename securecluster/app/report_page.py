@@ -129,8 +129,7 @@ def threat_model(run: FinishedRun) -> str:
     simulated = f"{SIMULATED} {keys}"
     sentences = [SERVER_IS, CLIENTS_ARE, WIRE_IS, *_protections(privacy), simulated]
     return html.section(
-        "Who is trusted with what",
-        *(html.paragraph(sentence) for sentence in sentences),
+        "Who is trusted with what", *(html.paragraph(sentence) for sentence in sentences)
     )
 
 

@@ -155,9 +155,7 @@ def start(argv: Sequence[str]) -> int:
 
     with output():  # of --help
         options: Any = tyro.cli(
-            _options_class(names),
-            prog=f"securecluster sweep {' '.join(labels)}",
-            args=arguments,
+            _options_class(names), prog=f"securecluster sweep {' '.join(labels)}", args=arguments
         )
     variants = sweep_plan.variants_of(labels, options.protocols, options.simulation.clusters)
     plan = _planned(variants, options.sweep, options.simulation, options.settings)
@@ -721,10 +719,7 @@ def _completed(
 
 
 def _rows(
-    plan: Plan,
-    recorded: Sequence[Row],
-    parallel: Parallel,
-    say: Callable[[Row, float | None], Row],
+    plan: Plan, recorded: Sequence[Row], parallel: Parallel, say: Callable[[Row, float | None], Row]
 ) -> Iterator[Row]:
     """Yield the rows of all runs, after carrying out those that are not recorded.
 

@@ -20,13 +20,7 @@ LINKAGES = ("single", "complete", "average", "centroid", "ward")
 EUCLIDEAN = ("centroid", "ward")  # linkages that need points, not just distances
 POINTS = ("l2", "chord")  # metrics that are distances of points
 # ratio of consecutive heights from which they are a gap between clusters; found by trial
-GAPS = {
-    "single": 1.15,
-    "complete": 1.2,
-    "average": 1.2,
-    "centroid": 1.2,
-    "ward": 1.4,
-}
+GAPS = {"single": 1.15, "complete": 1.2, "average": 1.2, "centroid": 1.2, "ward": 1.4}
 ANGLE = 0.26  # smallest gap between clusters of `tasks_of`, in radians; found by trial, as GAPS
 # where R has noise, or so many times the range of all angles below it; found by trial
 # (`benchmarks.papers.oneshot_noise`)
@@ -180,10 +174,7 @@ def into(tree: Array, count: int) -> list[int]:
 
 
 def linkage_clusters(
-    distance: Array,
-    linkage: str,
-    count: int | None = None,
-    height: float | None = None,
+    distance: Array, linkage: str, count: int | None = None, height: float | None = None
 ) -> list[int]:
     """Return the clusters of a distance matrix by agglomerative clustering.
 
@@ -283,9 +274,7 @@ def tasks_of(tree: Array, noisy: bool = False) -> float:
 
 
 def representatives(
-    rows: torch.Tensor,
-    labels: Sequence[int],
-    linkage: str,
+    rows: torch.Tensor, labels: Sequence[int], linkage: str
 ) -> tuple[torch.Tensor, list[int], list[int]]:
     """Return the rows that a later client must be compared with.
 
@@ -310,10 +299,7 @@ def representatives(
 
 
 def nearest(
-    distance: Array,
-    labels: Sequence[int],
-    linkage: str,
-    sizes: Sequence[int] | None = None,
+    distance: Array, labels: Sequence[int], linkage: str, sizes: Sequence[int] | None = None
 ) -> list[int]:
     """Return the cluster that each new client would be merged with first (not in the paper).
 

@@ -28,11 +28,7 @@ def dbscan(distance: Array, eps: float, min_samples: int) -> list[int]:
 
     # scikit-learn refuses eps = 0, at which equal points are still neighbours.
     positive_eps = max(eps, np.finfo(float).tiny)
-    estimator = DBSCAN(
-        eps=positive_eps,
-        min_samples=min_samples,
-        metric="precomputed",
-    )
+    estimator = DBSCAN(eps=positive_eps, min_samples=min_samples, metric="precomputed")
     labels: list[int] = estimator.fit_predict(distance).tolist()
     return labels
 

@@ -17,11 +17,7 @@ WIDE = 1 << 18
 CLOSE = 1e-6
 
 
-def distances(
-    rows: torch.Tensor,
-    metric: str,
-    noise: float | torch.Tensor = 0.0,
-) -> torch.Tensor:
+def distances(rows: torch.Tensor, metric: str, noise: float | torch.Tensor = 0.0) -> torch.Tensor:
     """Return the distances of all pairs of rows.
 
     Args:
@@ -131,12 +127,7 @@ def to_others(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     Returns:
         (m, k) float64, on the device of `rows`.
     """
-    squares = torch.zeros(
-        len(rows),
-        len(others),
-        dtype=torch.float64,
-        device=rows.device,
-    )
+    squares = torch.zeros(len(rows), len(others), dtype=torch.float64, device=rows.device)
     width = max(1, WIDE // max(len(rows), 1))
     row_blocks = torch.split(rows, width, dim=1)
     other_blocks = torch.split(others.to(rows.device), width, dim=1)

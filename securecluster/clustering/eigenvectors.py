@@ -77,11 +77,7 @@ def leading(matrix: torch.Tensor, p: int) -> Pairs:
 
 
 def arpack(
-    product: Operator,
-    side: int,
-    k: int,
-    prototype: torch.Tensor,
-    which: str = "LM",
+    product: Operator, side: int, k: int, prototype: torch.Tensor, which: str = "LM"
 ) -> Pairs | None:
     """Return the largest eigenvalues of a symmetric operator by scipy's `eigsh`, on the CPU.
 
@@ -294,9 +290,7 @@ def _gram(features: torch.Tensor) -> torch.Tensor:
 
 
 def _image(
-    features: torch.Tensor,
-    vectors: torch.Tensor,
-    gram: torch.Tensor | None,
+    features: torch.Tensor, vectors: torch.Tensor, gram: torch.Tensor | None
 ) -> torch.Tensor:
     """Return v G of each vector v.
 
@@ -320,10 +314,7 @@ def _image(
 
 
 def _counted(
-    values: torch.Tensor,
-    projected: torch.Tensor,
-    floor: float,
-    shared: torch.Tensor | None,
+    values: torch.Tensor, projected: torch.Tensor, floor: float, shared: torch.Tensor | None
 ) -> torch.Tensor:
     """Return the mask (j, p) of pairs of eigenvalue and vector that count.
 

@@ -30,11 +30,7 @@ def kmeans(inner: Array, k: int, seed: int) -> list[int]:
     from sklearn.exceptions import ConvergenceWarning
 
     points = _embedding(inner)
-    estimator = KMeans(
-        min(k, len(points)),
-        n_init=STARTS,
-        random_state=seed % SEEDS,
-    )
+    estimator = KMeans(min(k, len(points)), n_init=STARTS, random_state=seed % SEEDS)
     with warnings.catch_warnings():
         # Points that coincide give fewer clusters than k, which scikit-learn warns of.
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -102,9 +102,7 @@ def sketch_clusters(
 
 
 def extended_halves(
-    rows: torch.Tensor,
-    compared: Sequence[int],
-    halves: Bipartition,
+    rows: torch.Tensor, compared: Sequence[int], halves: Bipartition
 ) -> tuple[list[int], list[int]]:
     """Extend a bipartition of some rows to all rows (Sattler et al. 2019, Algorithm 4, 6–12).
 

@@ -47,12 +47,7 @@ class SplitEvidence(NamedTuple):
     p_value: float
 
 
-def partition(
-    similarity: Array,
-    clusterer: str,
-    k: int | None = None,
-    seed: int = 0,
-) -> list[int]:
+def partition(similarity: Array, clusterer: str, k: int | None = None, seed: int = 0) -> list[int]:
     """Cluster points, given only their similarities.
 
     "average" merges by average linkage of 1 − similarity. "kmeans" is k-means of points with these
@@ -295,12 +290,7 @@ def tested_together(clusterer: str) -> int:
     return TESTED if clusterer == "paper" else TESTED_BY_MEANS
 
 
-def default_threshold(
-    tree: Array,
-    gap: float,
-    alpha: Array,
-    seed: int,
-) -> float:
+def default_threshold(tree: Array, gap: float, alpha: Array, seed: int) -> float:
     """Return where to cut merges without a given height (not in the paper).
 
     The cut is at the largest gap of heights, if it is large or the clusters are significant.

@@ -15,9 +15,7 @@ FLOOR = 0.5  # share of the median norm: under noise no row counts as shorter
 
 
 def gram(
-    rows: torch.Tensor,
-    positions: Sequence[int] | None = None,
-    noise: float | torch.Tensor = 0.0,
+    rows: torch.Tensor, positions: Sequence[int] | None = None, noise: float | torch.Tensor = 0.0
 ) -> torch.Tensor:
     """Return the inner products of rows, without a second copy of them in memory.
 
@@ -75,9 +73,7 @@ def cross_cosine(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 
 
 def mean_row(
-    rows: torch.Tensor,
-    positions: Sequence[int] | None = None,
-    weight: torch.Tensor | None = None,
+    rows: torch.Tensor, positions: Sequence[int] | None = None, weight: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the mean of rows, without a second copy of them in memory.
 
@@ -100,9 +96,7 @@ def mean_row(
 
 
 def blocks(
-    rows: torch.Tensor,
-    positions: Sequence[int] | None = None,
-    size: int | None = None,
+    rows: torch.Tensor, positions: Sequence[int] | None = None, size: int | None = None
 ) -> Iterator[torch.Tensor]:
     """Yield consecutive column blocks of rows, so that work on them needs little memory.
 
@@ -137,9 +131,7 @@ def gram_norms(inner: torch.Tensor) -> torch.Tensor:
 
 
 def row_norms(
-    rows: torch.Tensor,
-    positions: Sequence[int] | None = None,
-    noise: float = 0.0,
+    rows: torch.Tensor, positions: Sequence[int] | None = None, noise: float = 0.0
 ) -> torch.Tensor:
     """Return the norms of rows without their Gram matrix.
 
@@ -188,12 +180,7 @@ def cosine(inner: torch.Tensor, floor: float = 0.0) -> torch.Tensor:
     return alpha.clamp(-1, 1).fill_diagonal_(1.0)
 
 
-def mean_norm(
-    mean: torch.Tensor,
-    norms: torch.Tensor,
-    members: int,
-    noise: float = 0.0,
-) -> float:
+def mean_norm(mean: torch.Tensor, norms: torch.Tensor, members: int, noise: float = 0.0) -> float:
     """Estimate ‖mean‖ over all members from a sample of them (not in the paper).
 
     The mean of s of m rows scatters around the mean of all by (1/s − 1/m)·variance, which is

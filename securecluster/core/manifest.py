@@ -178,10 +178,7 @@ class Log:
     """
 
     def __init__(
-        self,
-        path: Path,
-        mode: int = atomic_files.EVERYONE,
-        durable: bool = False,
+        self, path: Path, mode: int = atomic_files.EVERYONE, durable: bool = False
     ) -> None:
         self.path = path
         self._mode = mode
@@ -238,10 +235,7 @@ class Log:
         return self._read(mark, decode, keep_later_lines=True)
 
     def _read(
-        self,
-        mark: Mark,
-        decode: Callable[[str], T],
-        keep_later_lines: bool,
+        self, mark: Mark, decode: Callable[[str], T], keep_later_lines: bool
     ) -> tuple[list[T], list[T]]:
         """Return the items before and after a mark, and truncate the file after the last item."""
         exists = self.path.is_file()

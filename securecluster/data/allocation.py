@@ -221,10 +221,7 @@ def held_out(
 
 
 def hand_out(
-    supply: SampleSupply,
-    target: Wanted,
-    samples: int,
-    randomness: Randomness,
+    supply: SampleSupply, target: Wanted, samples: int, randomness: Randomness
 ) -> list[Labels]:
     """Return the rows allocated to each client, in random order.
 

@@ -45,10 +45,7 @@ class ImageSet:
     test: bool = True
 
 
-DIGITS = (
-    Task("0-4", (0, 1, 2, 3, 4)),
-    Task("5-9", (5, 6, 7, 8, 9)),
-)
+DIGITS = (Task("0-4", (0, 1, 2, 3, 4)), Task("5-9", (5, 6, 7, 8, 9)))
 # The paper has five, three and two users, and "significantly" fewer samples from task to task. The
 # sizes 12 : 10 : 5 are not in the paper: they divide the 36,000, 18,000 and 6,000 images of the
 # three tasks among their users.
@@ -57,10 +54,7 @@ FASHION = (
     Task("shoes", (5, 7, 9), 3, 10),
     Task("bag", (8,), 2, 5),
 )
-CIFAR10 = (
-    Task("vehicles", (0, 1, 8, 9)),
-    Task("animals", (2, 3, 4, 5, 6, 7)),
-)
+CIFAR10 = (Task("vehicles", (0, 1, 8, 9)), Task("animals", (2, 3, 4, 5, 6, 7)))
 # fine labels of the coarse classes "vehicles 1" and "vehicles 2"
 VEHICLES = (8, 13, 41, 48, 58, 69, 81, 85, 89, 90)
 OTHERS = tuple(k for k in range(100) if k not in VEHICLES)
@@ -76,12 +70,7 @@ IMAGE_SETS = {
     "fashion_mnist": ImageSet("zalando-datasets/fashion_mnist", 10, (1, 28, 28), FASHION),
     "cifar10": ImageSet("uoft-cs/cifar10", 10, (3, 32, 32), CIFAR10, image="img"),
     "cifar100": ImageSet(
-        "uoft-cs/cifar100",
-        100,
-        (3, 32, 32),
-        CIFAR100,
-        image="img",
-        label="fine_label",
+        "uoft-cs/cifar100", 100, (3, 32, 32), CIFAR100, image="img", label="fine_label"
     ),
     "femnist": ImageSet(
         "flwrlabs/femnist",

@@ -24,14 +24,7 @@ from securecluster.data.pools import Labels, Pool
 from securecluster.data.scenario_base import Partition, Transform, numbered, spread
 from securecluster.data.scenarios import Iid, LabelSwap, Natural, Scenario, Topics, arrange
 from securecluster.data.scenarios import scenario as scenario_named
-from securecluster.data.user_arrays import (
-    Pair,
-    by_name,
-    outputs,
-    own_samples,
-    read_pair,
-    stream,
-)
+from securecluster.data.user_arrays import Pair, by_name, outputs, own_samples, read_pair, stream
 from securecluster.data.user_parquet import read_clients
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.models.objectives import CLASSIFICATION, Classification, Objective
@@ -294,12 +287,7 @@ class Federation:
             UsageError: a file, column or value that cannot be used, or a client with a single row.
         """
         table = read_clients(
-            Path(path),
-            client_column,
-            label_column,
-            truth_column,
-            feature_columns,
-            drop_columns,
+            Path(path), client_column, label_column, truth_column, feature_columns, drop_columns
         )
         arrays = _UserArrays(
             table.clients,
@@ -453,9 +441,7 @@ def _from_user_arrays(arrays: _UserArrays, seed: int) -> tuple[Federation, list[
     return federation, doubts
 
 
-def _by_client_name(
-    arrays: _UserArrays,
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _by_client_name(arrays: _UserArrays) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return training samples, held-out samples and true clusters by the clients' names.
 
     Raises:
@@ -478,9 +464,7 @@ def _by_client_name(
 
 
 def _check_same_clients(
-    argument: str,
-    other: Mapping[str, Any],
-    clients: Mapping[str, Any],
+    argument: str, other: Mapping[str, Any], clients: Mapping[str, Any]
 ) -> None:
     """Raise UsageError if a mapping has other clients than the training samples.
 
@@ -498,8 +482,7 @@ def _check_same_clients(
 
 
 def _count_outputs(
-    arrays: _UserArrays,
-    splits: Sequence[tuple[Pair, Pair]],
+    arrays: _UserArrays, splits: Sequence[tuple[Pair, Pair]]
 ) -> tuple[int, list[str]]:
     """Return the number of outputs, and doubts about it.
 
@@ -651,10 +634,7 @@ def _cluster(name: str, cluster: Any) -> int:
 
 
 def _check(
-    names: Sequence[str],
-    shards: Sequence[Shard],
-    classes: int,
-    objective: Objective,
+    names: Sequence[str], shards: Sequence[Shard], classes: int, objective: Objective
 ) -> None:
     """Raise UsageError, with the client's name, for samples that cannot be trained on."""
     is_integer = isinstance(classes, Integral) and not isinstance(classes, bool)
@@ -688,11 +668,7 @@ def _check_finite(name: str, samples: NDArray[Any]) -> None:
 
 
 def _check_shape(
-    name: str,
-    samples_name: str,
-    samples: NDArray[Any],
-    first_name: str,
-    first: NDArray[Any],
+    name: str, samples_name: str, samples: NDArray[Any], first_name: str, first: NDArray[Any]
 ) -> None:
     """Raise UsageError if a client's samples have another shape than the first client's.
 

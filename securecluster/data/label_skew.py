@@ -33,10 +33,7 @@ class ByLabel(Partitioner):
 
     @abstractmethod
     def wanted(
-        self,
-        source: Source,
-        clients: int,
-        randomness: Randomness,
+        self, source: Source, clients: int, randomness: Randomness
     ) -> tuple[Labels, Shares, Shares]:
         """Return the target distribution of each client.
 
@@ -51,11 +48,7 @@ class ByLabel(Partitioner):
         ...
 
     def deal(
-        self,
-        source: Source,
-        clients: int,
-        samples: int | None,
-        randomness: Randomness,
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> Partition:
         """Assign each client training and test samples with the same shares of the labels."""
         truth, shares, sizes = self.wanted(source, clients, randomness)
@@ -112,11 +105,7 @@ class Pathological(Partitioner):
             )
 
     def deal(
-        self,
-        source: Source,
-        clients: int,
-        samples: int | None,
-        randomness: Randomness,
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> Partition:
         """Assign each client shards, or samples of its cluster's labels."""
         if self.clusters is None:
@@ -144,11 +133,7 @@ class Pathological(Partitioner):
         return partitioner.deal(source, clients, samples, randomness)
 
     def _shards(
-        self,
-        source: Source,
-        clients: int,
-        samples: int | None,
-        randomness: Randomness,
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> Partition:
         """Assign each client `labels` shards, each of which has few labels."""
         train, test = halves(source, randomness)
@@ -199,11 +184,7 @@ class Pathological(Partitioner):
         return shard_size
 
     def _draw_shards(
-        self,
-        supply: SampleSupply,
-        clients: int,
-        shard_size: int,
-        randomness: Randomness,
+        self, supply: SampleSupply, clients: int, shard_size: int, randomness: Randomness
     ) -> list[Labels]:
         """Return the rows of each client: `labels` random shards of samples sorted by label."""
         draw = randomness.generator("scenario", "shards")
@@ -244,10 +225,7 @@ class Dirichlet(ByLabel):
             raise UsageError(f"scenario 'dirichlet' needs an alpha above 0, not {self.alpha}")
 
     def wanted(
-        self,
-        source: Source,
-        clients: int,
-        randomness: Randomness,
+        self, source: Source, clients: int, randomness: Randomness
     ) -> tuple[Labels, Shares, Shares]:
         """Return shares of the labels that are drawn for each cluster."""
         if self.clusters is None:
@@ -278,10 +256,7 @@ class _Windows(ByLabel):
     overlap: bool
 
     def wanted(
-        self,
-        source: Source,
-        clients: int,
-        randomness: Randomness,
+        self, source: Source, clients: int, randomness: Randomness
     ) -> tuple[Labels, Shares, Shares]:
         """Return the shares of its cluster's window for each client."""
         truth = even_clusters(clients, len(self.windows), randomness)
@@ -326,11 +301,7 @@ class LabelSplit(Partitioner):
             )
 
     def deal(
-        self,
-        source: Source,
-        clients: int,
-        samples: int | None,
-        randomness: Randomness,
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> Partition:
         """Assign each client samples of its cluster's window of labels."""
         width = self._width(source)
@@ -397,10 +368,7 @@ class Tasks(ByLabel):
             )
 
     def wanted(
-        self,
-        source: Source,
-        clients: int,
-        randomness: Randomness,
+        self, source: Source, clients: int, randomness: Randomness
     ) -> tuple[Labels, Shares, Shares]:
         """Return the shares and the size of its task for each client."""
         weights = [task.clients for task in source.tasks]

@@ -71,11 +71,7 @@ def the_file(data_folder: Path, inside: str, hub: str | None = None) -> Path:
 
 
 def hub_rows(
-    name: str,
-    hub: str,
-    split: str,
-    columns: Sequence[str],
-    files: str | None = None,
+    name: str, hub: str, split: str, columns: Sequence[str], files: str | None = None
 ) -> Any:
     """Return one split of a set on the hub as a `datasets.Dataset`.
 

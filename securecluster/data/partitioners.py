@@ -43,11 +43,7 @@ class Iid(Partitioner):
             )
 
     def deal(
-        self,
-        source: Source,
-        clients: int,
-        samples: int | None,
-        randomness: Randomness,
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> Partition:
         """Partition the samples into random subsets of equal size."""
         if self.overlap:
@@ -60,11 +56,7 @@ class Iid(Partitioner):
         return Partition(train, test, np.zeros(clients, np.int64))
 
     def _deal_one_pool(
-        self,
-        source: Source,
-        clients: int,
-        samples: int | None,
-        randomness: Randomness,
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> tuple[list[Labels], list[Labels]]:
         """Return disjoint training and test rows of each client, from a source with one pool."""
         pool_size = len(source.train.y)
@@ -92,11 +84,7 @@ class Iid(Partitioner):
         return train, test
 
     def _deal_two_pools(
-        self,
-        source: Source,
-        clients: int,
-        samples: int | None,
-        randomness: Randomness,
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> tuple[list[Labels], list[Labels]]:
         """Return disjoint rows of the train pool, and of the test pool, of each client."""
         train, test = halves(source, randomness)
@@ -116,11 +104,7 @@ class Iid(Partitioner):
         return train_rows, test_rows
 
     def _deal_shared(
-        self,
-        source: Source,
-        clients: int,
-        samples: int | None,
-        randomness: Randomness,
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> tuple[list[Labels], list[Labels]]:
         """Return rows of each client, which other clients may have as well."""
         train, test = halves(source, randomness)
@@ -166,11 +150,7 @@ class Natural(Partitioner):
             )
 
     def deal(
-        self,
-        source: Source,
-        clients: int,
-        samples: int | None,
-        randomness: Randomness,
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> Partition:
         """Assign each drawn client its own samples."""
         owned = OwnedSamples.of(source)
@@ -203,9 +183,7 @@ class OwnedSamples:
         pool = source.train
         assert pool.owners is not None
         names, first_rows, owner_of_row = np.unique(
-            pool.owners,
-            return_index=True,
-            return_inverse=True,
+            pool.owners, return_index=True, return_inverse=True
         )
         groups = None
         if pool.groups is not None:
@@ -241,10 +219,7 @@ class OwnedSamples:
         return Partition(train, test, clusters, names)
 
     def _split_rows(
-        self,
-        owner: int,
-        samples: int | None,
-        randomness: Randomness,
+        self, owner: int, samples: int | None, randomness: Randomness
     ) -> tuple[Labels, Labels]:
         """Return an owner's rows to train on, and its rows to test on."""
         rows = np.flatnonzero(self.owner_of_row == owner)
@@ -274,10 +249,7 @@ def _quarter(samples: int) -> int:
 
 
 def _disjoint(
-    supply: SampleSupply,
-    clients: int,
-    size: int,
-    randomness: Randomness,
+    supply: SampleSupply, clients: int, size: int, randomness: Randomness
 ) -> list[Labels]:
     """Return random subsets of `size` rows without a common row, one per client."""
     draw = randomness.generator("scenario", "deal", supply.split)
@@ -288,10 +260,7 @@ def _disjoint(
 
 
 def _overlapping(
-    supply: SampleSupply,
-    clients: int,
-    size: int,
-    randomness: Randomness,
+    supply: SampleSupply, clients: int, size: int, randomness: Randomness
 ) -> list[Labels]:
     """Return random subsets of `size` rows, drawn independently for each client."""
     rows_of_clients = []
@@ -304,11 +273,7 @@ def _overlapping(
 
 
 def too_many(
-    source: Source,
-    pool_size: int,
-    clients: int,
-    maximum: int,
-    samples: int | None,
+    source: Source, pool_size: int, clients: int, maximum: int, samples: int | None
 ) -> UsageError:
     """Return the error for a request of more samples than are available.
 

@@ -121,9 +121,7 @@ def _subject(column_names: Sequence[str], columns: Sequence[int]) -> str:
 
 
 def _scale_doubts(
-    samples: Sequence[Array],
-    column_names: Sequence[str],
-    ids: set[int],
+    samples: Sequence[Array], column_names: Sequence[str], ids: set[int]
 ) -> list[str]:
     """Return doubts about the scale of the columns of a table.
 

@@ -383,9 +383,7 @@ def opened(location: str, blob: bytes | None) -> Any:
 
 
 def decode(
-    blobs: Iterable[tuple[str, bytes | None]],
-    count: int,
-    shape: tuple[int, int, int],
+    blobs: Iterable[tuple[str, bytes | None]], count: int, shape: tuple[int, int, int]
 ) -> Pixels:
     """Return encoded images as pixels (count, height, width, channels).
 

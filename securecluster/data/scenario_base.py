@@ -113,11 +113,7 @@ class Partitioner(Part):
 
     @abstractmethod
     def deal(
-        self,
-        source: Source,
-        clients: int,
-        samples: int | None,
-        randomness: Randomness,
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> Partition:
         """Assign rows to each client.
 
@@ -154,12 +150,7 @@ class Transform(Part):
 
     @abstractmethod
     def transform(
-        self,
-        cluster: int,
-        x: Features,
-        y: Labels,
-        classes: int,
-        randomness: Randomness,
+        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
     ) -> tuple[Features, Labels]:
         """Return the transformed samples and labels of a client.
 
@@ -224,10 +215,7 @@ def numbered(columns: Sequence[Labels]) -> Labels:
 
 
 def arrange(
-    scenario: Scenario,
-    default: Partitioner,
-    source: Source,
-    clients: int,
+    scenario: Scenario, default: Partitioner, source: Source, clients: int
 ) -> tuple[Partitioner, list[Transform]]:
     """Return the partitioner and the transforms of a scenario, checked against a data set.
 

@@ -118,9 +118,7 @@ def _roles(data_folder: Path | None) -> dict[str, list[str]]:
 
 
 def _join_windows(
-    names: Sequence[str],
-    xs: Sequence[str],
-    ys: Sequence[str],
+    names: Sequence[str], xs: Sequence[str], ys: Sequence[str]
 ) -> dict[str, list[str]]:
     """Return each role's pieces of text, as `joined` does, after checking their lengths.
 
@@ -222,17 +220,7 @@ def _articles(data_folder: Path | None, split: str) -> list[list[str]]:
 _MARKUP = re.compile(r"&lt;.*?&gt;|<[^>\n]*>")
 _APOSTROPHE = re.compile(r"#39;(?=(?:s|t|d|m|re|ve|ll)\b)")  # elsewhere it is a quotation mark
 _ENTITY = re.compile(r"#\d+;")
-_REMAINS = (
-    "quot;",
-    "amp;",
-    "lt;",
-    "gt;",
-    "nbsp;",
-    "hellip;",
-    "mdash;",
-    "ndash;",
-    "\\",
-)
+_REMAINS = ("quot;", "amp;", "lt;", "gt;", "nbsp;", "hellip;", "mdash;", "ndash;", "\\")
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*|[0-9]+|\n")
 
 

@@ -59,11 +59,7 @@ class Topics(Partitioner):
             )
 
     def deal(
-        self,
-        source: Source,
-        clients: int,
-        samples: int | None,
-        randomness: Randomness,
+        self, source: Source, clients: int, samples: int | None, randomness: Randomness
     ) -> Partition:
         """Assign each client samples of its group."""
         truth = even_clusters(clients, self.clusters, randomness)
@@ -80,9 +76,7 @@ class Topics(Partitioner):
         return Partition(train_rows, test_rows, truth)
 
     def _supplies(
-        self,
-        source: Source,
-        randomness: Randomness,
+        self, source: Source, randomness: Randomness
     ) -> tuple[SampleSupply, SampleSupply]:
         """Return the samples of the largest groups available for training, and for testing.
 
@@ -106,11 +100,7 @@ class Topics(Partitioner):
         return train, test
 
     def _deal_owned(
-        self,
-        source: Source,
-        truth: Labels,
-        samples: int | None,
-        randomness: Randomness,
+        self, source: Source, truth: Labels, samples: int | None, randomness: Randomness
     ) -> Partition:
         """Assign each client the own samples of an owner that is drawn from its group.
 

@@ -76,8 +76,7 @@ def _mobility(data_folder: Path) -> Source:
 
 
 def windows(
-    positions: NDArray[np.float32],
-    runs: Labels,
+    positions: NDArray[np.float32], runs: Labels
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], Labels]:
     """Return all windows of successive positions within one run, in order.
 

@@ -41,12 +41,7 @@ class LabelSwap(Transform):
             )
 
     def transform(
-        self,
-        cluster: int,
-        x: Features,
-        y: Labels,
-        classes: int,
-        randomness: Randomness,
+        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
     ) -> tuple[Features, Labels]:
         """Swap the cluster's pair of labels."""
         order = randomness.generator("scenario", "swap").permutation(classes)
@@ -86,12 +81,7 @@ class LabelPermutation(Transform):
             )
 
     def transform(
-        self,
-        cluster: int,
-        x: Features,
-        y: Labels,
-        classes: int,
-        randomness: Randomness,
+        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
     ) -> tuple[Features, Labels]:
         """Permute the labels."""
         new_label = self.permutation(cluster, classes, randomness)
@@ -145,12 +135,7 @@ class Rotation(Transform):
             )
 
     def transform(
-        self,
-        cluster: int,
-        x: Features,
-        y: Labels,
-        classes: int,
-        randomness: Randomness,
+        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
     ) -> tuple[Features, Labels]:
         """Rotate the images (n, channels, side, side), without interpolation."""
         quarter_turns = TURNS[self.clusters][cluster]
@@ -185,12 +170,7 @@ class Inversion(Transform):
             )
 
     def transform(
-        self,
-        cluster: int,
-        x: Features,
-        y: Labels,
-        classes: int,
-        randomness: Randomness,
+        self, cluster: int, x: Features, y: Labels, classes: int, randomness: Randomness
     ) -> tuple[Features, Labels]:
         """Invert the second cluster's images."""
         if cluster:

@@ -246,9 +246,7 @@ def _truth(
 
 
 def _features(
-    files: Sequence[Path],
-    excluded: set[str],
-    selected: Sequence[str] | None,
+    files: Sequence[Path], excluded: set[str], selected: Sequence[str] | None
 ) -> tuple[NDArray[Any], tuple[str, ...]]:
     """Return samples (n, …) of all rows, and the columns that they are made of.
 
@@ -327,10 +325,7 @@ def _holds_lists(column_type: Any) -> bool:
 
 
 def _only_feature(
-    file: Path,
-    content: str,
-    names: Sequence[str],
-    selected: Sequence[str] | None,
+    file: Path, content: str, names: Sequence[str], selected: Sequence[str] | None
 ) -> str:
     """Return the one column of images or lists, which cannot be combined with other features.
 

@@ -27,10 +27,7 @@ WHOLE = "int64 numbers"
 OCTETS = "bytes"
 RING = {32: "int32 numbers of a ring", 64: "int64 numbers of a ring"}
 # largest norms of rows of float32 and of float64: sums of squares of thousands of these are finite
-LONGEST = (
-    1e17,
-    1e150,
-)
+LONGEST = (1e17, 1e150)
 Size = int | str  # a number, or the name of one in `Limits.sizes`
 
 
@@ -329,10 +326,7 @@ def axes_of(message: Any) -> Bindings:
 
 
 def check(
-    message: Any,
-    limits: Limits,
-    through: Mapping[str, bool] | None = None,
-    finite: bool = True,
+    message: Any, limits: Limits, through: Mapping[str, bool] | None = None, finite: bool = True
 ) -> None:
     """Raise FrameError unless every field of a message is within its class's bounds.
 
@@ -358,12 +352,7 @@ def check(
             _check_number(label, bound, value, limits)
 
 
-def _check_number(
-    label: str,
-    bound: Between | Exactly,
-    value: int,
-    limits: Limits,
-) -> None:
+def _check_number(label: str, bound: Between | Exactly, value: int, limits: Limits) -> None:
     """Raise FrameError for an integer out of its bound.
 
     Args:
@@ -382,12 +371,7 @@ def _check_number(
         raise out_of_range(label, value, bound.low, maximum)
 
 
-def out_of_range(
-    label: str,
-    value: int,
-    low: int,
-    maximum: int | None,
-) -> FrameError:
+def out_of_range(label: str, value: int, low: int, maximum: int | None) -> FrameError:
     """Return the error for a number that the configuration does not allow.
 
     Args:
@@ -414,11 +398,7 @@ def _maximum(bound: Between | Whole | Octets, limits: Limits) -> int | None:
 
 
 def _row_form(
-    name: str,
-    bound: Tensorial,
-    value: Tensors,
-    limits: Limits,
-    through: Mapping[str, bool],
+    name: str, bound: Tensorial, value: Tensors, limits: Limits, through: Mapping[str, bool]
 ) -> RowForm:
     """Return the kind and the axes of one row of a field.
 
@@ -512,12 +492,7 @@ def _tensor(value: Tensors) -> torch.Tensor:
 
 
 def _check_shape(
-    label: str,
-    bound: Tensorial,
-    value: Tensors,
-    row: RowForm,
-    limits: Limits,
-    bindings: Bindings,
+    label: str, bound: Tensorial, value: Tensors, row: RowForm, limits: Limits, bindings: Bindings
 ) -> None:
     """Raise FrameError for a tensor of another type or shape.
 
@@ -565,11 +540,7 @@ def _dtypes(tensor_kind: str) -> tuple[torch.dtype, ...]:
 
 
 def _check_axis(
-    label: str,
-    axis: Axis,
-    lengths: Lengths,
-    limits: Limits,
-    bindings: Bindings,
+    label: str, axis: Axis, lengths: Lengths, limits: Limits, bindings: Bindings
 ) -> None:
     """Raise FrameError for an axis of another length.
 
@@ -600,11 +571,7 @@ def _fixed_length(axis: Axis, limits: Limits) -> int | None:
 
 
 def _check_free_axis(
-    label: str,
-    axis: Upto,
-    lengths: Lengths,
-    limits: Limits,
-    bindings: Bindings,
+    label: str, axis: Upto, lengths: Lengths, limits: Limits, bindings: Bindings
 ) -> None:
     """Raise FrameError for a free axis out of its range, or unlike the same axis of other fields.
 
@@ -630,11 +597,7 @@ def _check_free_axis(
 
 
 def _check_values(
-    label: str,
-    bound: Tensorial,
-    value: Tensors,
-    limits: Limits,
-    finite: bool,
+    label: str, bound: Tensorial, value: Tensors, limits: Limits, finite: bool
 ) -> None:
     """Raise FrameError for a number that is out of range or not finite.
 
@@ -663,12 +626,7 @@ def _check_values(
         raise out_of_range(label, largest, 0, maximum)
 
 
-def _check_reals(
-    label: str,
-    bound: Real,
-    table: torch.Tensor,
-    finite: bool,
-) -> None:
+def _check_reals(label: str, bound: Real, table: torch.Tensor, finite: bool) -> None:
     """Raise FrameError for a floating-point number that is out of range or not finite."""
     must_be_finite = finite and bound.finite
     if must_be_finite and not _all_finite(table):

@@ -503,11 +503,7 @@ def reply_header(request: Header) -> Header:
     Args:
         request: header of the request.
     """
-    return dataclasses.replace(
-        request,
-        sender=request.recipient,
-        recipient=request.sender,
-    )
+    return dataclasses.replace(request, sender=request.recipient, recipient=request.sender)
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,12 +90,7 @@ def check_finite(call: Call, answer: Response) -> None:
                 )
 
 
-def _check_finite_rows(
-    call: Call,
-    name: str,
-    rows: Rows,
-    ids: Sequence[int],
-) -> None:
+def _check_finite_rows(call: Call, name: str, rows: Rows, ids: Sequence[int]) -> None:
     """Raise UpdateError for a field with rows that are not finite."""
     finite = _finite(rows.table)
     if bool(finite.all()):

@@ -207,11 +207,7 @@ class Transcript:
 
     @classmethod
     def read(
-        cls,
-        mode: str,
-        folder: Path,
-        messages: MessageTypes,
-        names: Sequence[str] = (),
+        cls, mode: str, folder: Path, messages: MessageTypes, names: Sequence[str] = ()
     ) -> Transcript:
         """Return the transcript in a folder, for reading; `open` finds out the arguments.
 
@@ -342,10 +338,7 @@ class Transcript:
         return data
 
     def seen_by(
-        self,
-        parties: Parties,
-        anonymous: bool = False,
-        seed: int = 0,
+        self, parties: Parties, anonymous: bool = False, seed: int = 0
     ) -> Iterator[ObservedMessage]:
         """Return the frames that a set of colluding parties observed, in order.
 
@@ -438,9 +431,7 @@ class Transcript:
             yield from self._frames_of_call(position, observers)
 
     def _frames_of_call(
-        self,
-        position: int,
-        observers: frozenset[Party],
+        self, position: int, observers: frozenset[Party]
     ) -> Iterator[ObservedMessage]:
         """Yield what some parties observed of one call."""
         entry = self.entries[position]
@@ -642,9 +633,7 @@ def _entry(line: str) -> Entry:
 
 
 def _renamed(
-    frame: ObservedMessage,
-    label_of: Mapping[Party, Party],
-    observers: Collection[Party],
+    frame: ObservedMessage, label_of: Mapping[Party, Party], observers: Collection[Party]
 ) -> ObservedMessage:
     """Return a frame with a label in place of its client, unless the client observes itself.
 

@@ -240,11 +240,7 @@ def _tensor_table(shapes: tuple[tuple[str, TensorForm], ...]) -> tuple[int, int]
         dtype_name, _ = dtypes[dtype]
         numbers = math.prod(shape)
         end = start + numbers * dtype.itemsize
-        entry = {
-            "dtype": dtype_name,
-            "shape": list(shape),
-            "data_offsets": [start, end],
-        }
+        entry = {"dtype": dtype_name, "shape": list(shape), "data_offsets": [start, end]}
         text = json.dumps({name: entry}, separators=COMPACT, ensure_ascii=False)
         # without the braces around it, and with the comma before it
         entry_bytes += len(text.encode()) - 1
@@ -427,12 +423,7 @@ def _check_receipts(message: type, receipts: Receipts) -> None:
             )
 
 
-def _wrap(
-    message: type,
-    name: str,
-    field_kind: type,
-    value: Any,
-) -> Any:
+def _wrap(message: type, name: str, field_kind: type, value: Any) -> Any:
     """Return a decoded value as a field of a batch of one.
 
     Args:

@@ -34,10 +34,7 @@ def mlp(shape: Shape, classes: int, hidden: int = 64) -> nn.Module:
         hidden: width of the hidden layer.
     """
     return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(_features(shape), hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, classes),
+        nn.Flatten(), nn.Linear(_features(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
     )
 
 
@@ -48,10 +45,7 @@ def linear(shape: Shape, classes: int) -> nn.Module:
         shape: shape of a sample, which is flattened.
         classes: number of outputs.
     """
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(_features(shape), classes),
-    )
+    return nn.Sequential(nn.Flatten(), nn.Linear(_features(shape), classes))
 
 
 def cnn_briggs(shape: Shape, classes: int) -> nn.Module:
@@ -172,10 +166,7 @@ IMAGES: dict[str, Make] = {
 DENSE = ("mlp", "mlp-32", "mlp-200", "linear")  # networks whose first layer sees a whole image
 NETWORKS: dict[str, dict[str, Make]] = {  # by kind of objective, the default first
     "classification": IMAGES,
-    "trajectory": {
-        "lstm-trajectory": lstm_trajectory,
-        **{name: IMAGES[name] for name in DENSE},
-    },
+    "trajectory": {"lstm-trajectory": lstm_trajectory, **{name: IMAGES[name] for name in DENSE}},
     "language": {
         "lstm-words": lstm_words,
         "lstm-chars": lstm_chars,
@@ -249,11 +240,7 @@ def network(name: str, objective: Objective, classes: int) -> Make:
 
 
 def rate(
-    name: str | nn.Module,
-    objective: Objective,
-    classes: int,
-    optimizer: str,
-    bright: bool = False,
+    name: str | nn.Module, objective: Objective, classes: int, optimizer: str, bright: bool = False
 ) -> float:
     """Return the default learning rate of a network (not in the paper).
 
@@ -299,11 +286,7 @@ def _after_lenet(side: int) -> int:
 
 def _conv_block(channels: int, filters: int, padding: int = 0) -> list[nn.Module]:
     """Return a 5×5 convolution, ReLU and 2×2 max-pooling."""
-    return [
-        nn.Conv2d(channels, filters, 5, padding=padding),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-    ]
+    return [nn.Conv2d(channels, filters, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
 
 
 def _norm_block(channels: int, filters: int, pool: bool = False) -> nn.Sequential:

@@ -108,11 +108,7 @@ class DeferredSteps:
         self._gradients = x.new_zeros(*x.shape[:2], weights.shape[1])
 
     def step(
-        self,
-        rows: slice,
-        y: torch.Tensor,
-        weight: torch.Tensor,
-        optimizer: Optimizer,
+        self, rows: slice, y: torch.Tensor, weight: torch.Tensor, optimizer: Optimizer
     ) -> None:
         """Make one step of the first clients.
 

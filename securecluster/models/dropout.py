@@ -67,12 +67,7 @@ class SeededDropout(nn.Module):
 
 
 # kinds of dropout layers, and if they drop whole channels
-_KINDS = {
-    nn.Dropout: False,
-    nn.Dropout1d: True,
-    nn.Dropout2d: True,
-    nn.Dropout3d: True,
-}
+_KINDS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
 
 
 def with_seeded_dropout(module: nn.Module) -> nn.Module:

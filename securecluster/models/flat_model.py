@@ -99,12 +99,7 @@ class FlatModel:
             views[name] = piece.view((*leading_axes, *shapes[name]))
         return views
 
-    def call(
-        self,
-        views: Params,
-        x: torch.Tensor,
-        key: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def call(self, views: Params, x: torch.Tensor, key: torch.Tensor | None = None) -> torch.Tensor:
         """Return the module's outputs with given parameters.
 
         Args:
@@ -124,10 +119,7 @@ class FlatModel:
                 # torch's own tie_weights leaves a module that is used twice with another
                 # parameter's tensor.
                 outputs: torch.Tensor = torch.func.functional_call(
-                    self.module,
-                    named,
-                    (x,),
-                    tie_weights=False,
+                    self.module, named, (x,), tie_weights=False
                 )
         except Exception as error:  # a user's own forward pass may raise anything
             name = type(self.module).__name__
@@ -137,10 +129,7 @@ class FlatModel:
         return outputs
 
     def stacked(
-        self,
-        views: Params,
-        x: torch.Tensor,
-        keys: torch.Tensor | None = None,
+        self, views: Params, x: torch.Tensor, keys: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the outputs of b models, each on its own samples.
 
@@ -197,9 +186,7 @@ class FlatModel:
             # One backward pass of the sum gives each model its own gradient, since models share no
             # parameter.
             gradients = torch.autograd.grad(
-                weighted.sum(),
-                list(leaves.values()),
-                materialize_grads=True,
+                weighted.sum(), list(leaves.values()), materialize_grads=True
             )
         return dict(zip(leaves, gradients, strict=True))
 

@@ -101,11 +101,7 @@ class Dense:
         return grad_input
 
     def examples(
-        self,
-        params: Params,
-        grad_output: torch.Tensor,
-        saved: Any,
-        needed: bool,
+        self, params: Params, grad_output: torch.Tensor, saved: Any, needed: bool
     ) -> tuple[torch.Tensor, Parts]:
         """Return the gradient at the input, and those of each example at the weights.
 
@@ -155,13 +151,7 @@ class Conv:
         if self.bias is not None:
             bias = params[self.bias][0]
         out = torch.conv2d(
-            flat,
-            self._kernel(params),
-            bias,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
+            flat, self._kernel(params), bias, self.stride, self.padding, self.dilation, self.groups
         )
         return out[None], flat
 
@@ -178,11 +168,7 @@ class Conv:
         has_bias = self.bias is not None
         kernel = self._kernel(params)
         grad_input, grad_kernel, grad_bias = self._aten_backward(
-            grad_output,
-            saved,
-            kernel,
-            bias_sizes=[len(kernel)],
-            mask=[needed, True, has_bias],
+            grad_output, saved, kernel, bias_sizes=[len(kernel)], mask=[needed, True, has_bias]
         )
         optimizer.value(self.weight, grad_kernel[None])
         if self.bias is not None:
@@ -193,11 +179,7 @@ class Conv:
         return result
 
     def examples(
-        self,
-        params: Params,
-        grad_output: torch.Tensor,
-        saved: Any,
-        needed: bool,
+        self, params: Params, grad_output: torch.Tensor, saved: Any, needed: bool
     ) -> tuple[torch.Tensor, Parts]:
         """Return the gradient at the input, and those of each example at the weights.
 
@@ -211,11 +193,7 @@ class Conv:
         grad_input = grad_output
         if needed:
             flat_grad_input, _, _ = self._aten_backward(
-                grad_output,
-                saved,
-                kernel,
-                bias_sizes=None,
-                mask=[True, False, False],
+                grad_output, saved, kernel, bias_sizes=None, mask=[True, False, False]
             )
             grad_input = flat_grad_input[None]
         gradients: Parts = {self.weight: self._kernel_gradients(grad_output, saved, kernel)}
@@ -228,18 +206,11 @@ class Conv:
         return params[self.weight][0].contiguous(memory_format=torch.channels_last)
 
     def _kernel_gradients(
-        self,
-        grad_output: torch.Tensor,
-        x: torch.Tensor,
-        kernel: torch.Tensor,
+        self, grad_output: torch.Tensor, x: torch.Tensor, kernel: torch.Tensor
     ) -> Each:
         """Return each example's gradient at the kernel, a product with the windows of its input."""
         windows = torch.nn.functional.unfold(
-            x,
-            kernel.shape[2:],
-            self.dilation,
-            self.padding,
-            self.stride,
+            x, kernel.shape[2:], self.dilation, self.padding, self.stride
         )
         n, _, positions = windows.shape
         # Groups are independent convolutions: each is a product of its own.
@@ -286,12 +257,7 @@ class Pooling:
         """Return the largest value of each window, and the input and their positions."""
         flat = _channels_last(x.flatten(0, 1))
         out, positions = aten.max_pool2d_with_indices(
-            flat,
-            self.size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil,
+            flat, self.size, self.stride, self.padding, self.dilation, self.ceil
         )
         return out[None], (flat, positions)
 
@@ -307,14 +273,7 @@ class Pooling:
         x, positions = saved
         flat = grad_output[0].contiguous(memory_format=torch.channels_last)
         grad_input: torch.Tensor = aten.max_pool2d_with_indices_backward(
-            flat,
-            x,
-            self.size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.ceil,
-            positions,
+            flat, x, self.size, self.stride, self.padding, self.dilation, self.ceil, positions
         )
         return grad_input[None]
 

@@ -229,9 +229,7 @@ class Language(Objective):
             y: next tokens, (n, L).
         """
         token_losses = torch.nn.functional.cross_entropy(
-            outputs.flatten(0, 1),
-            y.flatten(),
-            reduction="none",
+            outputs.flatten(0, 1), y.flatten(), reduction="none"
         )
         # Windows have equally many tokens, so the mean over samples is the mean over tokens.
         return token_losses.view(y.shape).mean(1)

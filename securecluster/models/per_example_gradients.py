@@ -100,10 +100,7 @@ class Each:
         ordered.add_(sums.view(ordered.shape))
 
     def deal_to(
-        self,
-        gradient_sum: torch.Tensor,
-        factors: torch.Tensor,
-        owners: torch.Tensor,
+        self, gradient_sum: torch.Tensor, factors: torch.Tensor, owners: torch.Tensor
     ) -> None:
         """Add factors[n] rows_n to the sums of several owners.
 
@@ -138,9 +135,7 @@ Part = TypeVar("Part", Each, Outer, Each | Outer)
 
 
 def clipped(
-    gradients: Mapping[str, Part],
-    weight: torch.Tensor,
-    clip: float,
+    gradients: Mapping[str, Part], weight: torch.Tensor, clip: float
 ) -> tuple[Mapping[str, Part], torch.Tensor]:
     """Return gradients g and the factors min(1, C/‖g‖)·weight that clip them.
 

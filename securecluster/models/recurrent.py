@@ -82,11 +82,7 @@ class LSTM(nn.Module):
 
 
 def lstm(
-    x: torch.Tensor,
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor,
-    b_hh: torch.Tensor,
+    x: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor
 ) -> torch.Tensor:
     """Return the outputs (b, n, T, H) of b layers, each on its own input.
 
@@ -168,9 +164,7 @@ class _Vmap(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        *arguments: torch.Tensor,
+        info: Any, in_dims: tuple[int | None, ...], *arguments: torch.Tensor
     ) -> tuple[torch.Tensor, int]:
         size = info.batch_size
         merged = []
@@ -194,11 +188,7 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        w_ih: torch.Tensor,
-        w_hh: torch.Tensor,
-        bias: torch.Tensor,
+        ctx: Any, x: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor, bias: torch.Tensor
     ) -> torch.Tensor:
         """Return the outputs (b, n, T, H) on x (b, n, T, in); bias is (b, 4H)."""
         b, n, steps, _ = x.shape
@@ -274,10 +264,7 @@ def _forward(projected: torch.Tensor, w_hh: torch.Tensor, bias: torch.Tensor) ->
 
 
 def _backward(
-    grad_out: torch.Tensor,
-    w_hh: torch.Tensor,
-    gates: torch.Tensor,
-    cells: torch.Tensor,
+    grad_out: torch.Tensor, w_hh: torch.Tensor, gates: torch.Tensor, cells: torch.Tensor
 ) -> torch.Tensor:
     """Return the gradient at the gates' inputs, (b, T, n, 4H).
 
@@ -328,21 +315,13 @@ def _backward(
 
 def _sigmoid_backward(gradient: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Multiply a gradient by σ′ at the value of σ, in place."""
-    result: torch.Tensor = aten.sigmoid_backward.grad_input(
-        gradient,
-        value,
-        grad_input=gradient,
-    )
+    result: torch.Tensor = aten.sigmoid_backward.grad_input(gradient, value, grad_input=gradient)
     return result
 
 
 def _tanh_backward(gradient: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Multiply a gradient by tanh′ at the value of tanh, in place."""
-    result: torch.Tensor = aten.tanh_backward.grad_input(
-        gradient,
-        value,
-        grad_input=gradient,
-    )
+    result: torch.Tensor = aten.tanh_backward.grad_input(gradient, value, grad_input=gradient)
     return result
 
 

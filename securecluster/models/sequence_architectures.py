@@ -73,12 +73,7 @@ class TrajectoryLSTM(nn.Module):
     """
 
     def __init__(
-        self,
-        coordinates: int,
-        outputs: int,
-        cells: int = 4,
-        width: int = 20,
-        dropout: float = 0.2,
+        self, coordinates: int, outputs: int, cells: int = 4, width: int = 20, dropout: float = 0.2
     ) -> None:
         super().__init__()
         # The order of layers is that in which their weights are drawn.

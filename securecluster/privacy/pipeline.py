@@ -101,11 +101,7 @@ class Personal(Protocol):
         ...
 
     def forward_for(
-        self,
-        rows: torch.Tensor,
-        step: int,
-        ids: Sequence[int],
-        field: str,
+        self, rows: torch.Tensor, step: int, ids: Sequence[int], field: str
     ) -> torch.Tensor:
         """Return the rows that leave some clients.
 

@@ -164,13 +164,7 @@ def chunk_size(reply: Any) -> int:
     return max(smallest, min(MAX_CHUNK, affordable))
 
 
-def _add(
-    sums: Any,
-    reply: Any,
-    reply_groups: list[int],
-    groups: int,
-    wide: bool,
-) -> Any:
+def _add(sums: Any, reply: Any, reply_groups: list[int], groups: int, wide: bool) -> Any:
     """Add the replies of a chunk to the sums, in place, and return the sums.
 
     Args:

@@ -29,11 +29,7 @@ from securecluster.runtime.encrypted_sums import (
 )
 from securecluster.runtime.key_exchange import Ask
 from securecluster.runtime.pad_client import PairRange, columns_of
-from securecluster.runtime.pair_aggregators import (
-    PairFunctions,
-    PairTotal,
-    check_replies,
-)
+from securecluster.runtime.pair_aggregators import PairFunctions, PairTotal, check_replies
 from securecluster.runtime.pair_release import from_grid, own_pairs, pair_layout, rounding
 from securecluster.runtime.secure_sum_client import members_of
 
@@ -153,10 +149,7 @@ class EncryptedPairs:
         return self._channel.parameters.scheme
 
     def connect(
-        self,
-        ask: Ask,
-        ask_authority: AskAuthority,
-        record: Callable[[], KeyRecord],
+        self, ask: Ask, ask_authority: AskAuthority, record: Callable[[], KeyRecord]
     ) -> None:
         """Take the channel's functions, as `EncryptedSums.connect` does."""
         self._channel.connect(ask, ask_authority, record)
@@ -177,13 +170,7 @@ class EncryptedPairs:
         """
         return self._channel.ready(clients)
 
-    def run(
-        self,
-        exchange: Exchange,
-        call: Call,
-        columns: Sequence[int],
-        then: str,
-    ) -> PairTotal:
+    def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
         """Add encrypted rows, and return what the key authority tells of R.
 
         Args:
@@ -232,21 +219,11 @@ class EncryptedPairs:
         relevance = from_grid(numbers, survivors, shape.name, pair_range)
         return PairTotal(tuple(ids), self._functions.apply(then, relevance), relevance)
 
-    def _told(
-        self,
-        total: GroupSum,
-        call: Call,
-        group: str,
-        then: str,
-    ) -> torch.Tensor:
+    def _told(self, total: GroupSum, call: Call, group: str, then: str) -> torch.Tensor:
         """Return what the key authority tells, (n,) int64."""
         query = EncryptedPairTotal(then=then, **vars(total.sealed(call, group)))
         reply = self._channel.ask_authority(
-            "authority_pairs",
-            query,
-            call,
-            group,
-            len(total.survivors),
+            "authority_pairs", query, call, group, len(total.survivors)
         )
         numbers: torch.Tensor = reply.numbers.row(0)
         return numbers

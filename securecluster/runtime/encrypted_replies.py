@@ -173,10 +173,7 @@ def _encrypted(reply: Any, bits: Mapping[str, int]) -> type:
         ("box_signature", Annotated[Rows, Octets((SIGNATURE,))]),  # (b, 64) uint8
     ]
     encrypted = dataclasses.make_dataclass(
-        f"Encrypted{reply.__name__}",
-        members,
-        frozen=True,
-        eq=False,
+        f"Encrypted{reply.__name__}", members, frozen=True, eq=False
     )
     encrypted.__module__ = __name__
     encrypted.__doc__ = f"{reply.__name__} as it leaves its client in an encrypted sum."

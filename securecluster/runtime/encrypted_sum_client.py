@@ -171,11 +171,7 @@ class EncryptionService:
         self._public_cipher()
 
     def _closed(
-        self,
-        call: Call,
-        layout: Layout,
-        rows: Sequence[EncodedRow],
-        encrypted: type,
+        self, call: Call, layout: Layout, rows: Sequence[EncodedRow], encrypted: type
     ) -> Any:
         """Return encoded rows as a message with one envelope per recipient.
 
@@ -197,13 +193,7 @@ class EncryptionService:
             box_signature=Rows(as_table([row.box_signature for row in sealed], SIGNATURE)),
         )
 
-    def _sealed(
-        self,
-        call: Call,
-        position: int,
-        layout: Layout,
-        row: EncodedRow,
-    ) -> SealedRow:
+    def _sealed(self, call: Call, position: int, layout: Layout, row: EncodedRow) -> SealedRow:
         """Return one client's ciphertexts for the server, and their tags for the authority."""
         cipher = self._public_cipher()
         encryption = self._keys.secrets.encryption
@@ -344,13 +334,7 @@ class EncryptedSumService(EncryptionService):
             rows.append(self._encoded(reply, layout, k, len(members)))
         return self._closed(call, layout, rows, encrypted)
 
-    def _encoded(
-        self,
-        reply: Any,
-        layout: Layout,
-        position: int,
-        members: int,
-    ) -> EncodedRow:
+    def _encoded(self, reply: Any, layout: Layout, position: int, members: int) -> EncodedRow:
         """Return one client's rows as integers."""
         rows = {}
         largest = {}

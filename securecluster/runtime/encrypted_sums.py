@@ -69,12 +69,7 @@ class AskAuthority(Protocol):
     """Interface of the function that sends a message to the key authority."""
 
     def __call__(
-        self,
-        method: str,
-        query: Any,
-        call: Call | None = None,
-        group: str = "",
-        members: int = 1,
+        self, method: str, query: Any, call: Call | None = None, group: str = "", members: int = 1
     ) -> Response:
         """Send a message to the key authority, and return its reply.
 
@@ -121,10 +116,7 @@ class EncryptedSums:
         self._channel = EncryptedChannel(run, parameters, private, roster)
 
     def connect(
-        self,
-        ask: Ask,
-        ask_authority: AskAuthority,
-        record: Callable[[], KeyRecord],
+        self, ask: Ask, ask_authority: AskAuthority, record: Callable[[], KeyRecord]
     ) -> None:
         """Take the channel's functions for messages of the aggregator itself.
 
@@ -303,11 +295,7 @@ class EncryptedChannel:
     """
 
     def __init__(
-        self,
-        run: str,
-        parameters: Parameters,
-        private: bytes,
-        roster: Roster | None,
+        self, run: str, parameters: Parameters, private: bytes, roster: Roster | None
     ) -> None:
         self.run = run
         self.parameters = parameters
@@ -319,10 +307,7 @@ class EncryptedChannel:
         self._record: Callable[[], KeyRecord] = KeyRecord
 
     def connect(
-        self,
-        ask: Ask,
-        ask_authority: AskAuthority,
-        record: Callable[[], KeyRecord],
+        self, ask: Ask, ask_authority: AskAuthority, record: Callable[[], KeyRecord]
     ) -> None:
         """Take the channel's functions, as `EncryptedSums.connect` does."""
         self._ask = ask
@@ -344,12 +329,7 @@ class EncryptedChannel:
         return self._record().exchange
 
     def ask_authority(
-        self,
-        method: str,
-        query: Any,
-        call: Call | None = None,
-        group: str = "",
-        members: int = 1,
+        self, method: str, query: Any, call: Call | None = None, group: str = "", members: int = 1
     ) -> Any:
         """Return the key authority's reply to a message, as `AskAuthority` declares.
 
@@ -409,13 +389,7 @@ class GroupSum:
         self.layout = Layout(())
         self.survivors: tuple[int, ...] = ()
 
-    def add(
-        self,
-        call: Call,
-        client: int,
-        reply: Any,
-        position: int,
-    ) -> None:
+    def add(self, call: Call, client: int, reply: Any, position: int) -> None:
         """Add a client's ciphertexts, out of its envelope.
 
         Args:
@@ -493,11 +467,7 @@ class GroupSum:
         """
         query = self.sealed(call, group)
         reply = self._channel.ask_authority(
-            "authority_sum",
-            query,
-            call,
-            group,
-            len(self.survivors),
+            "authority_sum", query, call, group, len(self.survivors)
         )
         # Fields of one width lie one after the other, in the order of the layout.
         remaining = {32: reply.narrow.row(0), 64: reply.wide.row(0)}

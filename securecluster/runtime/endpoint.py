@@ -19,11 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_type_hints
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import (
-    FrameError,
-    PolicyError,
-    UsageError,
-)
+from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging import refusals, wire
 from securecluster.messaging.bounds import Limits, check, out_of_range, undeclared
 from securecluster.messaging.messages import (
@@ -155,9 +151,7 @@ def answers(*via: str, **declared: Any) -> Callable[[F], F]:
 
 
 def _declared(
-    method: Callable[..., Any],
-    via: tuple[str, ...],
-    declared: Mapping[str, Any],
+    method: Callable[..., Any], via: tuple[str, ...], declared: Mapping[str, Any]
 ) -> ReleasePolicy:
     """Return what a method declares, after checks of the declaration and of its signature."""
     name = method.__qualname__
@@ -480,11 +474,7 @@ def _check_relays(method: Callable[..., Any], query: type) -> None:
 
 
 def check_reply(
-    method: Callable[..., Any],
-    release: ReleasePolicy,
-    reply: Any,
-    expected: type,
-    clients: int,
+    method: Callable[..., Any], release: ReleasePolicy, reply: Any, expected: type, clients: int
 ) -> None:
     """Check that a reply matches its method's declaration, before any of it is masked.
 
@@ -537,12 +527,7 @@ def check_reply(
         _refuse_undeclared(name, release, field, value)
 
 
-def _check_row_count(
-    name: str,
-    field: str,
-    rows: int,
-    clients: int,
-) -> None:
+def _check_row_count(name: str, field: str, rows: int, clients: int) -> None:
     """Raise UsageError for a field that does not have one row per client."""
     if rows != clients:
         raise UsageError(
@@ -551,12 +536,7 @@ def _check_row_count(
         )
 
 
-def _refuse_undeclared(
-    name: str,
-    release: ReleasePolicy,
-    field: str,
-    value: Any,
-) -> None:
+def _refuse_undeclared(name: str, release: ReleasePolicy, field: str, value: Any) -> None:
     """Raise PolicyError for content that would leave unmasked, or unpriced, without a declaration.
 
     Security rule: numbers leave unmasked only by name, and a reply that is said not to be private
@@ -874,10 +854,7 @@ class Endpoint(Generic[C]):
         self._sums.check(call)
 
     def _check_rows(
-        self,
-        call: Call,
-        release: ReleasePolicy,
-        pads: PadService | EncryptedPairService,
+        self, call: Call, release: ReleasePolicy, pads: PadService | EncryptedPairService
     ) -> None:
         """Raise an error, before anything is computed, for a row of pairs that is not to be padded.
 
@@ -909,11 +886,7 @@ class Endpoint(Generic[C]):
             )
 
     def _protected(
-        self,
-        call: Call,
-        release: ReleasePolicy,
-        name: str,
-        rows: torch.Tensor,
+        self, call: Call, release: ReleasePolicy, name: str, rows: torch.Tensor
     ) -> tuple[torch.Tensor, dict[int, float]]:
         """Return a field's rows as they leave: after the pipeline, and sealed where declared.
 
@@ -959,10 +932,7 @@ class Endpoint(Generic[C]):
         return self.noise.draws.logged()
 
     def _refuse_shares_outside_sums(
-        self,
-        call: Call,
-        release: ReleasePolicy,
-        pipeline: Pipeline,
+        self, call: Call, release: ReleasePolicy, pipeline: Pipeline
     ) -> None:
         """Raise PolicyError for a clipped row that would leave without the noise of secure sums.
 

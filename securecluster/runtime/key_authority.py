@@ -30,13 +30,7 @@ from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging import wire
 from securecluster.messaging.bounds import Limits, check
-from securecluster.messaging.messages import (
-    AUTHORITY_CALL,
-    Header,
-    Rows,
-    parse_ids,
-    reply_header,
-)
+from securecluster.messaging.messages import AUTHORITY_CALL, Header, Rows, parse_ids, reply_header
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import AUTHORITY as PARTY
 from securecluster.messaging.refusals import log, reraise
@@ -62,12 +56,7 @@ from securecluster.runtime.encrypted_replies import (
     ReleasedPairs,
     ReleasedTotal,
 )
-from securecluster.runtime.encrypted_sum_client import (
-    AUTHORITY,
-    SERVER,
-    from_blocks,
-    key_statement,
-)
+from securecluster.runtime.encrypted_sum_client import AUTHORITY, SERVER, from_blocks, key_statement
 from securecluster.runtime.key_exchange import as_bytes, as_table
 from securecluster.runtime.masked_replies import SumRanges
 from securecluster.runtime.pair_release import PairRelease
@@ -390,11 +379,7 @@ class KeyAuthority:
         return max(0, min(clients, self._clients))
 
     def _check_members(
-        self,
-        header: Header,
-        query: Total,
-        group: Sequence[int],
-        survivors: Sequence[int],
+        self, header: Header, query: Total, group: Sequence[int], survivors: Sequence[int]
     ) -> None:
         """Raise PolicyError for a sum over too few clients, or one that shows another's difference.
 
@@ -436,11 +421,7 @@ class KeyAuthority:
             )
 
     def _record(
-        self,
-        header: Header,
-        query: Total,
-        survivors: Sequence[int],
-        ciphertexts: Sequence[bytes],
+        self, header: Header, query: Total, survivors: Sequence[int], ciphertexts: Sequence[bytes]
     ) -> None:
         """Record a sum, unless one of its ciphertexts was in another one.
 

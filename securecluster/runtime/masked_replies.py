@@ -73,11 +73,7 @@ class SumRanges:
         return self.saturate or name in self.clamped
 
     def fixed_point(
-        self,
-        name: str,
-        bits: int,
-        members: int,
-        most: int | None = None,
+        self, name: str, bits: int, members: int, most: int | None = None
     ) -> FixedPoint:
         """Return the encoding of a field in sums over some clients.
 
@@ -100,13 +96,7 @@ class SumRanges:
 
 
 @lru_cache(maxsize=1024)
-def _fixed_point(
-    bound: float,
-    members: int,
-    bits: int,
-    name: str,
-    most: int | None,
-) -> FixedPoint:
+def _fixed_point(bound: float, members: int, bits: int, name: str, most: int | None) -> FixedPoint:
     return FixedPoint(bound, members, bits, name, "sum_bound", most)
 
 

@@ -112,12 +112,7 @@ class PadService:
     methods = PAD_METHODS
 
     def __init__(
-        self,
-        run: str,
-        keys: KeyRing,
-        ranges: Mapping[str, PairRange],
-        saturate: bool,
-        minimum: int,
+        self, run: str, keys: KeyRing, ranges: Mapping[str, PairRange], saturate: bool, minimum: int
     ) -> None:
         self._run = run.encode()
         self._keys = keys
@@ -218,12 +213,7 @@ class PadService:
         return PairGuard(client, state)
 
 
-def columns_of(
-    query: Any,
-    name: str,
-    position: int,
-    client: int,
-) -> tuple[int, ...]:
+def columns_of(query: Any, name: str, position: int, client: int) -> tuple[int, ...]:
     """Return the clients that one recipient's row has numbers of, itself included, in their order.
 
     Args:
@@ -284,10 +274,7 @@ def padded_class(reply: Any, bits: int) -> type:
     assert isinstance(bound, Real)
     hint: Any = Annotated[Rows, Ring(bound.axes, bits)]
     padded = dataclasses.make_dataclass(
-        f"Padded{reply.__name__}",
-        [(name, hint)],
-        frozen=True,
-        eq=False,
+        f"Padded{reply.__name__}", [(name, hint)], frozen=True, eq=False
     )
     padded.__module__ = __name__
     padded.__doc__ = f"{reply.__name__} as it leaves its client in padded pairs."

@@ -69,13 +69,7 @@ class PaddedPairs:
         assert self._relay is not None
         return self._relay.ready(clients)
 
-    def run(
-        self,
-        exchange: Exchange,
-        call: Call,
-        columns: Sequence[int],
-        then: str,
-    ) -> PairTotal:
+    def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
         """Read padded rows, add those of each pair, and compute a function of R.
 
         Args:

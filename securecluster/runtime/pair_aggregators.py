@@ -124,13 +124,7 @@ class PairAggregator(Protocol):
         """
         ...
 
-    def run(
-        self,
-        exchange: Exchange,
-        call: Call,
-        columns: Sequence[int],
-        then: str,
-    ) -> PairTotal:
+    def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
         """Call every client for its row, and compute a function of R.
 
         Args:
@@ -176,13 +170,7 @@ class PlainPairs:
         """
         return list(clients)
 
-    def run(
-        self,
-        exchange: Exchange,
-        call: Call,
-        columns: Sequence[int],
-        then: str,
-    ) -> PairTotal:
+    def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
         """Read the rows, and compute a function of R.
 
         Args:

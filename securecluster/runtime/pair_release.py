@@ -75,11 +75,7 @@ class PairRelease:
         return layout
 
     def relevance(
-        self,
-        name: str,
-        sums: NDArray[np.int64],
-        group: Sequence[int],
-        survivors: Sequence[int],
+        self, name: str, sums: NDArray[np.int64], group: Sequence[int], survivors: Sequence[int]
     ) -> torch.Tensor:
         """Return R of the pairs i < j, (r, r) in float64; its other entries are zero.
 
@@ -176,10 +172,7 @@ def own_pairs(row: NDArray[Any], own: int) -> NDArray[Any]:
 
 
 def from_grid(
-    numbers: torch.Tensor,
-    clients: int,
-    name: str,
-    pair_range: PairRange,
+    numbers: torch.Tensor, clients: int, name: str, pair_range: PairRange
 ) -> torch.Tensor:
     """Return R (r, r) in float64, of sums of integers of the pairs i < j.
 
@@ -206,9 +199,7 @@ def from_grid(
 
 
 def _among(
-    sums: NDArray[np.int64],
-    group: Sequence[int],
-    survivors: Sequence[int],
+    sums: NDArray[np.int64], group: Sequence[int], survivors: Sequence[int]
 ) -> NDArray[np.int64]:
     """Return the sums of pairs of survivors, (r, r), above the diagonal."""
     size = len(group)

@@ -60,11 +60,7 @@ class ReleaseAccounting:
         return pipeline.noise(d) + curator_noise + training_noise
 
     def read(
-        self,
-        release: ReleasePolicy,
-        reply: A,
-        step: int,
-        counts: Sequence[int] | None = None,
+        self, release: ReleasePolicy, reply: A, step: int, counts: Sequence[int] | None = None
     ) -> A:
         """Return a reply as the protocol sees it: decoded, and with a trusted server's noise.
 
@@ -248,9 +244,7 @@ class ReleaseAccounting:
         plan = noise.plan(d, members)
         released = plan.release(survivors)
         return replace(
-            event,
-            sensitivities=(released.norm, released.magnitudes),
-            variance=released.variance,
+            event, sensitivities=(released.norm, released.magnitudes), variance=released.variance
         )
 
     def _sum_noise(self, name: str) -> SkellamMechanism | None:

@@ -22,12 +22,7 @@ from securecluster.privacy.secure_sum.double_mask import ClientMasks, SumContext
 from securecluster.privacy.secure_sum.graph import Graph, build_graph
 from securecluster.privacy.secure_sum.pads import KEY, transcript
 from securecluster.privacy.secure_sum.shamir import VALUE
-from securecluster.runtime.key_exchange import (
-    EXCHANGE_METHODS,
-    KeyExchange,
-    as_bytes,
-    as_table,
-)
+from securecluster.runtime.key_exchange import EXCHANGE_METHODS, KeyExchange, as_bytes, as_table
 from securecluster.runtime.masked_replies import BOX, BOXES, SumRanges, bits_of, masked_class
 from securecluster.runtime.services import MessageTypes, refuse_other_verbs
 
@@ -343,10 +338,7 @@ class SecureSumService:
         return SeedShares(Picks(as_table(shares, VALUE), tuple(picks)))
 
     def _context(
-        self,
-        call: Call,
-        purpose: str,
-        members: tuple[int, ...],
+        self, call: Call, purpose: str, members: tuple[int, ...]
     ) -> tuple[SumContext, Graph]:
         """Return the attempt that a frame belongs to, and the graph of its members."""
         self._exchange.check_members(call.to[0], members)
@@ -446,10 +438,7 @@ def same_rows(purpose: str, fixed: Collection[str]) -> str:
 
 
 def sum_graph(
-    run: bytes,
-    members: Sequence[int],
-    public: Mapping[int, bytes],
-    minimum: int,
+    run: bytes, members: Sequence[int], public: Mapping[int, bytes], minimum: int
 ) -> Graph:
     """Return the graph of a sum, the same at clients and server.
 

@@ -231,13 +231,7 @@ class SecureSums:
             group_sum.leave_out_parts()
         return masked
 
-    def _total(
-        self,
-        masked: type,
-        call: Call,
-        sums: Mapping[int, _GroupSum],
-        groups: int,
-    ) -> Total:
+    def _total(self, masked: type, call: Call, sums: Mapping[int, _GroupSum], groups: int) -> Total:
         """Return the sums without masks; zeros for groups that failed."""
         released = {
             group: group_sum for group, group_sum in sums.items() if group_sum.seeds is not None
@@ -256,11 +250,7 @@ class SecureSums:
         return Total(summed_class(masked)(**tables), tuple(counts), ids)
 
     def _decoded(
-        self,
-        name: str,
-        bits: int,
-        released: Mapping[int, _GroupSum],
-        groups: int,
+        self, name: str, bits: int, released: Mapping[int, _GroupSum], groups: int
     ) -> Rows | None:
         """Return one field's sums (groups, …); None for a field that the replies do not have."""
         table: torch.Tensor | None = None
@@ -378,11 +368,7 @@ class _GroupSum:
         if not self.sums:
             for name, values in row.fields.items():
                 self.sums[name] = MaskedSum(
-                    self.context,
-                    self.graph,
-                    name,
-                    values.shape,
-                    values.dtype,
+                    self.context, self.graph, name, values.shape, values.dtype
                 )
         if set(row.fields) != set(self.sums):
             raise FrameError("masked rows of a secure sum differ in their fields")
@@ -526,10 +512,7 @@ class _Rounds:
         for group, group_sum in sums.items():
             if group_sum.can_finish:
                 open_groups[group] = Unmasking(
-                    group_sum.context,
-                    group_sum.graph,
-                    group_sum.survivors,
-                    group_sum.commitments,
+                    group_sum.context, group_sum.graph, group_sum.survivors, group_sum.commitments
                 )
         replied: set[int] = set()
         for _ in range(TRIES):
@@ -581,11 +564,7 @@ class _Rounds:
         return response.ids
 
     def _send(
-        self,
-        method: str,
-        clients: Sequence[int],
-        groups: Sequence[int],
-        query: Any,
+        self, method: str, clients: Sequence[int], groups: Sequence[int], query: Any
     ) -> Response:
         texts = [self._texts[group] for group in groups]
         counts = dict(zip(self._call.to, self._call.members, strict=True))

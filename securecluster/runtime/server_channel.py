@@ -41,13 +41,7 @@ from securecluster.privacy.dp.ledger import CHOICE, Event, Ledger, PaidOnce
 from securecluster.privacy.masking.key_agreement import Peers, SealedSeed
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.secure_sum.cohorts import Cohort, Cohorts, RowSpace
-from securecluster.runtime.aggregators import (
-    Aggregator,
-    Exchange,
-    Plain,
-    Total,
-    members_by_group,
-)
+from securecluster.runtime.aggregators import Aggregator, Exchange, Plain, Total, members_by_group
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.encrypted_pairs import EncryptedPairs
 from securecluster.runtime.encrypted_sums import EncryptedSums, KeyRecord
@@ -229,13 +223,7 @@ class ServerChannel:
         ready, step = self._open(method, query, to, step, tries)
         members = [1] * len(ready)  # each reply is read on its own
         call = self._call(
-            method=method,
-            verb=GATHER,
-            query=query,
-            to=to,
-            ready=ready,
-            step=step,
-            members=members,
+            method=method, verb=GATHER, query=query, to=to, ready=ready, step=step, members=members
         )
         response = self._exchange_with_retries(method, call, tries)
         release = release_of(method)
@@ -251,12 +239,7 @@ class ServerChannel:
         check_squares(self.round, response.ids, reply)
         self._observe(method, GATHER, step, [(client,) for client in response.ids], reply)
         lost = self._note_lost(to, response.ids)
-        return Replies(
-            ids=response.ids,
-            rows=cast(A, reply),
-            lost=lost,
-            step=step,
-        )
+        return Replies(ids=response.ids, rows=cast(A, reply), lost=lost, step=step)
 
     def post(self, method: ClientMethod[C, Q, A], query: Q, to: Sequence[int]) -> Replies[A]:
         """Gather under a call number, and so a mask, that no other call's batches depend on.
@@ -318,13 +301,7 @@ class ServerChannel:
         group_sizes = Counter(ready_groups)
         members = [group_sizes[group] for group in ready_groups]
         call = self._call(
-            method=method,
-            verb=SUM,
-            query=query,
-            to=to,
-            ready=ready,
-            step=step,
-            members=members,
+            method=method, verb=SUM, query=query, to=to, ready=ready, step=step, members=members
         )
         exchange: Exchange = partial(self._exchange, method)
         if self._secure_sums is not None:
@@ -342,13 +319,7 @@ class ServerChannel:
         members_of = members_by_group(sums.ids, [group_of[i] for i in sums.ids], groups)
         self._observe(method, SUM, step, members_of, rows)
         lost = self._note_lost(to, sums.ids)
-        return Sums(
-            ids=sums.ids,
-            rows=cast(A, rows),
-            counts=sums.counts,
-            lost=lost,
-            step=step,
-        )
+        return Sums(ids=sums.ids, rows=cast(A, rows), counts=sums.counts, lost=lost, step=step)
 
     @property
     def _sum_tries(self) -> int:
@@ -357,10 +328,7 @@ class ServerChannel:
         return TRIES if self.cohorts is not None else 1
 
     def _in_cohorts(
-        self,
-        ready: list[int],
-        group_of: Mapping[int, int],
-        rosters: Sequence[Sequence[int]] | None,
+        self, ready: list[int], group_of: Mapping[int, int], rosters: Sequence[Sequence[int]] | None
     ) -> tuple[list[int], list[Cohort]]:
         """Return the clients of cohorts that can answer as a whole, and these cohorts.
 
@@ -423,13 +391,7 @@ class ServerChannel:
         ready = self.pair_aggregator.ready(ready)
         members = [2] * len(ready)  # a pair combines the rows of two clients
         call = self._call(
-            method=method,
-            verb=PAIRS,
-            query=query,
-            to=to,
-            ready=ready,
-            step=step,
-            members=members,
+            method=method, verb=PAIRS, query=query, to=to, ready=ready, step=step, members=members
         )
         exchange: Exchange = partial(self._exchange_with_retries, method, tries=tries)
         pairs = self.pair_aggregator.run(exchange, call, tuple(to), then)
@@ -438,12 +400,7 @@ class ServerChannel:
         return Pairs(pairs.ids, pairs.value, step)
 
     def _observe(
-        self,
-        method: Method,
-        verb: str,
-        step: int,
-        groups: Sequence[Sequence[int]],
-        content: Any,
+        self, method: Method, verb: str, step: int, groups: Sequence[Sequence[int]], content: Any
     ) -> None:
         """Report what a verb gives each of its readers, if anyone wants to know.
 
@@ -521,12 +478,7 @@ class ServerChannel:
         return self._costs.noise(field, dimension, trains)
 
     def _open(
-        self,
-        method: Method,
-        query: Any,
-        to: Sequence[int],
-        step: int | None = None,
-        tries: int = 1,
+        self, method: Method, query: Any, to: Sequence[int], step: int | None = None, tries: int = 1
     ) -> tuple[list[int], int]:
         """Prepare a call: check its query, agree on the mask's key and number the call.
 
@@ -753,12 +705,7 @@ class ServerChannel:
         return self.state.encryption.setdefault(scheme, KeyRecord())
 
     def _ask_authority(
-        self,
-        method: str,
-        query: Any,
-        call: Call | None = None,
-        group: str = "",
-        members: int = 1,
+        self, method: str, query: Any, call: Call | None = None, group: str = "", members: int = 1
     ) -> Response:
         """Send a message to the key authority, as `AskAuthority` declares."""
         step = 0

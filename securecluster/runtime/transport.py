@@ -9,13 +9,7 @@ from typing import Any, Protocol
 from securecluster.core.randomness import Part, Randomness
 from securecluster.errors import FrameError, RefusedError, ReplayError, SecureClusterWarning
 from securecluster.messaging import wire
-from securecluster.messaging.messages import (
-    AUTHORITY_CALL,
-    Call,
-    Response,
-    reply_header,
-    stack,
-)
+from securecluster.messaging.messages import AUTHORITY_CALL, Call, Response, reply_header, stack
 from securecluster.messaging.receipts import Receipts
 from securecluster.messaging.refusals import BUDGET, refused
 from securecluster.messaging.transcript import Transcript
@@ -98,13 +92,7 @@ def random_dropouts(rate: float, randomness: Randomness) -> Callable[[Call], set
         if step != call.step:
             repetitions = 0
         last_requests[key] = (call.step, repetitions + 1)
-        path: list[Part] = [
-            "client",
-            client,
-            "dropout",
-            call.method,
-            call.step,
-        ]
+        path: list[Part] = ["client", client, "dropout", call.method, call.step]
         if repetitions:  # a first request has no count, so that its draw depends on the call alone
             path.append(repetitions)
         uniform = randomness.generator(*path).random()
@@ -128,9 +116,7 @@ class Framed:
     """
 
     def __init__(
-        self,
-        clients: Mapping[int, Callable[[bytes], bytes]],
-        replies: Callable[[str], type],
+        self, clients: Mapping[int, Callable[[bytes], bytes]], replies: Callable[[str], type]
     ) -> None:
         self._clients = clients
         self._replies = replies
@@ -198,10 +184,7 @@ class WithAuthority:
     """
 
     def __init__(
-        self,
-        inner: Transport,
-        authority: Callable[[bytes], bytes],
-        replies: Callable[[str], type],
+        self, inner: Transport, authority: Callable[[bytes], bytes], replies: Callable[[str], type]
     ) -> None:
         self._inner = inner
         # The authority is one recipient, reached by real frames as clients are.
@@ -337,13 +320,7 @@ def _same_requests(call: Call, recorded: Call) -> bool:
     )
 
 
-def _same_frame(
-    call: Call,
-    message: Any,
-    other_call: Call,
-    other: Any,
-    position: int,
-) -> bool:
+def _same_frame(call: Call, message: Any, other_call: Call, other: Any, position: int) -> bool:
     """Return True if the frames of one position of two batches are equal byte for byte.
 
     Args:

@@ -66,12 +66,7 @@ class Minibatches:
         keys = self.keys
         if keys is not None:
             keys = keys[one]
-        return Minibatches(
-            x=self.x[one],
-            y=self.y[one],
-            weight=self.weight[one],
-            keys=keys,
-        )
+        return Minibatches(x=self.x[one], y=self.y[one], weight=self.weight[one], keys=keys)
 
 
 def packed(

@@ -101,9 +101,7 @@ def _clients_by_model(models: Rows) -> list[list[int]]:
 
 
 def _above_frequent_label(
-    cohort: LocalTrainer,
-    members: Sequence[int],
-    scores: NDArray[np.float64],
+    cohort: LocalTrainer, members: Sequence[int], scores: NDArray[np.float64]
 ) -> bool:
     """Return True if a model's accuracy exceeds the share of the most frequent label.
 

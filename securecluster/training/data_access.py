@@ -79,11 +79,7 @@ class DataAccess:
 
     @contextmanager
     def during(
-        self,
-        method: str,
-        may_read: bool,
-        may_train: bool,
-        clients: Collection[int] | None = None,
+        self, method: str, may_read: bool, may_train: bool, clients: Collection[int] | None = None
     ) -> Iterator[Reads]:
         """Allow a method what its declaration covers, and yield what it reads.
 

@@ -231,13 +231,7 @@ def _plain_number(value: object) -> object:
 
 
 @torch.no_grad()
-def _by_hand(
-    stack: Stack,
-    params: Params,
-    batch: Minibatches,
-    clip: float,
-    sums: Params,
-) -> None:
+def _by_hand(stack: Stack, params: Params, batch: Minibatches, clip: float, sums: Params) -> None:
     """Add the clipped and weighted gradients of a stack to sums.
 
     Args:
@@ -264,12 +258,7 @@ def _by_hand(
 
 
 def _one_by_one(
-    model: FlatModel,
-    params: Params,
-    batch: Minibatches,
-    clip: float,
-    sums: Params,
-    block: int,
+    model: FlatModel, params: Params, batch: Minibatches, clip: float, sums: Params, block: int
 ) -> None:
     """Add the clipped and weighted gradients of any module to sums.
 
@@ -333,11 +322,7 @@ def _add_block(
         keys = batch.keys[entries]
     # a client axis of n examples with one sample each; losses get their weights after the clip
     gradients = model.gradients(
-        _weights_of(params, owner),
-        x[:, None],
-        y[:, None],
-        weight.new_ones(len(owner), 1),
-        keys,
+        _weights_of(params, owner), x[:, None], y[:, None], weight.new_ones(len(owner), 1), keys
     )
     examples = {name: Each.of(gradient) for name, gradient in gradients.items()}
     by_name, factors = clipped(examples, weight[None], clip)

@@ -149,11 +149,7 @@ class Samples:
         return np.arange(first, end)
 
     def _scores(
-        self,
-        score: Score,
-        model: FlatModel,
-        flat: torch.Tensor,
-        rows: IntArray,
+        self, score: Score, model: FlatModel, flat: torch.Tensor, rows: IntArray
     ) -> FloatArray:
         """Return each sample's score under one model, without dropout.
 

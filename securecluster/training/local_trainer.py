@@ -476,11 +476,7 @@ class LocalTrainer:
                 deferred.finish()
 
     def _private(
-        self,
-        clients: Sequence[int],
-        task: _Task,
-        weights: torch.Tensor,
-        means: torch.Tensor | None,
+        self, clients: Sequence[int], task: _Task, weights: torch.Tensor, means: torch.Tensor | None
     ) -> DPSGDState | None:
         """Return the state of DP-SGD from initial weights (b, d); None for plain training."""
         if not task.plan.private or self.secret is None:
@@ -580,11 +576,7 @@ class LocalTrainer:
             epoch += 1
 
     def _schedule(
-        self,
-        clients: Sequence[int],
-        plan: LocalTraining,
-        step: int,
-        private: DPSGDState | None,
+        self, clients: Sequence[int], plan: LocalTraining, step: int, private: DPSGDState | None
     ) -> Chunk:
         """Return the mini-batches of all steps of a chunk, with dropout keys.
 
@@ -710,10 +702,7 @@ class LocalTrainer:
         return objective.judged(means)
 
     def validation_loss(
-        self,
-        models: Rows,
-        clients: Sequence[int],
-        bound: float | None = None,
+        self, models: Rows, clients: Sequence[int], bound: float | None = None
     ) -> FloatArray:
         """Return the mean loss on each client's validation samples under its model.
 
@@ -746,10 +735,7 @@ class LocalTrainer:
         return self._train_on.mean(losses, self.model, models, clients, bound)
 
     def losses(
-        self,
-        models: torch.Tensor,
-        clients: Sequence[int],
-        bound: float | None = None,
+        self, models: torch.Tensor, clients: Sequence[int], bound: float | None = None
     ) -> FloatArray:
         """Return the mean losses on each client's training samples under each of several models.
 
@@ -802,12 +788,7 @@ def _with_means(digests: Sequence[bytes], means: torch.Tensor, strength: float) 
     return extended
 
 
-def sgd_step(
-    model: FlatModel,
-    params: Params,
-    batch: Minibatches,
-    optimizer: Optimizer,
-) -> None:
+def sgd_step(model: FlatModel, params: Params, batch: Minibatches, optimizer: Optimizer) -> None:
     """Make one step of each client, with the backward pass by hand if the model has one.
 
     Args:
@@ -839,11 +820,7 @@ def first_clients(params: Params, number: int) -> Params:
 
 
 def selected(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    chunk: Chunk,
-    step: int,
-    active: int,
+    x: torch.Tensor, y: torch.Tensor, chunk: Chunk, step: int, active: int
 ) -> tuple[Minibatches, torch.Tensor]:
     """Return the mini-batches of the clients that still train, and their rows (k, n).
 
@@ -892,9 +869,7 @@ def _split(order: list[int], size: int, threads: int) -> list[list[int]]:
 
 
 def _each_in_a_thread(
-    work: Callable[[_Worker], None],
-    workers: list[_Worker],
-    jobs: deque[Any],
+    work: Callable[[_Worker], None], workers: list[_Worker], jobs: deque[Any]
 ) -> None:
     """Run each worker in its own thread, in which torch uses one thread.
 

@@ -91,8 +91,7 @@ def test_the_closing_table_says_the_target_and_whose_model_a_cluster_has(
         r"\s+", " ", plain
     )
     report.show(
-        _content(leaves=[3, 4], fallback={"nodes": [3, 1], "losses": [{}, {}]}),
-        Path("here"),
+        _content(leaves=[3, 4], fallback={"nodes": [3, 1], "losses": [{}, {}]}), Path("here")
     )
     assert re.search(
         r"│ 0 +│ a b +│ 0 +│ 0.700 +│ its own +│\n│ 1 +│ c d +│ 1 +│ 0.800 +│ node 1",

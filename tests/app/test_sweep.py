@@ -24,12 +24,7 @@ from securecluster.app import run_folder, sweep, sweep_plan, sweep_tables, worke
 from securecluster.app.cli import main
 from securecluster.app.plots import sweep as plots
 from securecluster.app.sweep import Parallel, _Clock
-from securecluster.errors import (
-    RunFolderError,
-    SecureClusterWarning,
-    UpdateError,
-    UsageError,
-)
+from securecluster.errors import RunFolderError, SecureClusterWarning, UpdateError, UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Settings
 from securecluster.protocols.common.averaging import AveragingState

@@ -54,11 +54,7 @@ def bounds(made: Any, federation: Federation) -> tuple[float, Score, Score]:
 
 @pytest.mark.parametrize(
     ("canaries", "guesses", "correct", "delta", "epsilon"),
-    [
-        (100, 100, 100, 0.0, 3.4930),
-        (1000, 1000, 900, 1e-5, 2.0206),
-        (1000, 100, 95, 1e-5, 2.1652),
-    ],
+    [(100, 100, 100, 0.0, 3.4930), (1000, 1000, 900, 1e-5, 2.0206), (1000, 100, 95, 1e-5, 2.1652)],
 )
 def test_one_run_has_the_known_answers(
     canaries: int, guesses: int, correct: int, delta: float, epsilon: float

@@ -48,10 +48,7 @@ def smooth_network() -> torch.nn.Module:
     """The network of one hidden layer of sigmoids, with the weights of a fixed generator."""
     generator = torch.Generator().manual_seed(0)
     network = torch.nn.Sequential(
-        torch.nn.Flatten(),
-        torch.nn.Linear(64, 32),
-        torch.nn.Sigmoid(),
-        torch.nn.Linear(32, 10),
+        torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.Sigmoid(), torch.nn.Linear(32, 10)
     )
     with torch.no_grad():
         for parameter in network.parameters():

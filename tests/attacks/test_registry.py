@@ -15,15 +15,7 @@ import pytest
 from securecluster.attacks import registry
 from securecluster.attacks.base import Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.registry import ATTACKS, attack_named, attack_names
-from securecluster.attacks.scoring import (
-    BETTER,
-    CHANCE,
-    UNDECIDED,
-    Interval,
-    Score,
-    Scorer,
-    score,
-)
+from securecluster.attacks.scoring import BETTER, CHANCE, UNDECIDED, Interval, Score, Scorer, score
 from securecluster.errors import UsageError
 
 

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 
 from securecluster import Dirichlet, Federation, Pathological
-from securecluster.attacks.relevance_oracle import (
-    EnergyError,
-    RelevanceOracle,
-    energies_of,
-)
+from securecluster.attacks.relevance_oracle import EnergyError, RelevanceOracle, energies_of
 from securecluster.attacks.scoring import Score, evaluate, score
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.errors import SecureClusterError

@@ -11,11 +11,7 @@ import pytest
 from securecluster import Federation
 from securecluster.attacks import secure_sum_conformance
 from securecluster.attacks.scoring import Score, evaluate
-from securecluster.attacks.secure_sum_conformance import (
-    RULES,
-    SecureSumConformance,
-    honest_plan,
-)
+from securecluster.attacks.secure_sum_conformance import RULES, SecureSumConformance, honest_plan
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.errors import SecureClusterError
 from securecluster.privacy.masking.key_agreement import KeyRing

@@ -13,11 +13,7 @@ import numpy as np
 import pytest
 
 from securecluster import Federation, LabelSwap
-from securecluster.benchmarks.papers import (
-    flhc_iid,
-    flhc_runs,
-    flhc_tables,
-)
+from securecluster.benchmarks.papers import flhc_iid, flhc_runs, flhc_tables
 from securecluster.benchmarks.papers.sheet import numbers
 from securecluster.protocols import FLHC, FedAvg, Settings
 

@@ -37,9 +37,7 @@ def test_a_training_holds_hyper_parameters_of_every_protocol_that_gets_it(name: 
 
 
 def test_a_tiny_setting_is_measured_and_reported_beside_an_earlier_version(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(SETTINGS, "tiny", TINY)

@@ -121,9 +121,7 @@ def test_clients_are_those_of_the_setting(name: str, offline: None) -> None:
 
 @pytest.mark.parametrize("name", [name for name, setting in SETTINGS.items() if setting.foreign])
 def test_a_mixture_swaps_samples_across_clusters(
-    name: str,
-    offline: None,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, offline: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting, mixed = SETTINGS[name], robust.federation(name, 1)
     pure = Setting(
@@ -226,9 +224,7 @@ def test_a_table_has_scores_and_the_clusters_agreement() -> None:
     ],
 )
 def test_wrong_options_are_named(
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         robust.chosen(arguments)

@@ -122,15 +122,7 @@ def test_no_cell_starts_once_the_budget_is_spent(
 ) -> None:
     def seconds() -> Iterator[float]:
         # the budget's start; two cells of 50 and 60 s; then two looks past 120 s
-        yield from (
-            0,
-            0,
-            50,
-            50,
-            110,
-            130,
-            130,
-        )
+        yield from (0, 0, 50, 50, 110, 130, 130)
 
     ticks, first = seconds(), Measure()
     Sheet("s", tmp_path).fill(CELLS, first, minutes=2, clock=lambda: next(ticks))

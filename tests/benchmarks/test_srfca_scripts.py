@@ -136,8 +136,7 @@ def test_the_cells_of_femnist() -> None:
 
 @pytest.mark.exhaustive
 def test_writers_without_true_clusters_are_measured(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("securecluster.data.federation.source", writers)

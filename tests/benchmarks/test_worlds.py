@@ -90,10 +90,7 @@ AUDITED: list[tuple[Callable[[Any, str], Finding], Any, Any, str]] = [
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("audit", "honest", "half", "unit"), AUDITED)
 def test_a_claim_holds_and_half_of_the_noise_is_refuted(
-    audit: Callable[[Any, str], Finding],
-    honest: Any,
-    half: Any,
-    unit: str,
+    audit: Callable[[Any, str], Finding], honest: Any, half: Any, unit: str
 ) -> None:
     found = audit(honest, unit)
     refuted = audit(half, unit)

@@ -335,9 +335,7 @@ def test_under_noise_a_gap_counts_beside_the_range_below_it(
     ],
 )
 def test_under_noise_the_lowest_clear_gap_is_where_to_cut(
-    angles: list[float],
-    clean: int,
-    noisy: int,
+    angles: list[float], clean: int, noisy: int
 ) -> None:
     high = np.sin(np.array(angles) / 2) ** 2
     first = [[0, 1], [10, 2], [3, 4], [5, 6], [13, 7], [8, 9], [11, 12], [14, 15], [16, 17]]

@@ -34,10 +34,7 @@ def exact(rows: torch.Tensor, metric: str) -> np.ndarray:
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 60), st.sampled_from(METRICS))
 def test_distances_are_scipys(seed: int, m: int, d: int, metric: str) -> None:
     # float32 rows are compared as the float64 numbers they are
-    for dtype in (
-        torch.float64,
-        torch.float32,
-    ):
+    for dtype in (torch.float64, torch.float32):
         rows = rows_of(seed, m, d, dtype)
         found = distances(rows, metric)
         assert found.dtype == torch.float64 and found.shape == (m, m)

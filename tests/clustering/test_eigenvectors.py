@@ -211,10 +211,7 @@ def test_clients_of_one_distribution_are_relevant_to_each_other() -> None:
 
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 4), st.floats(0, 0.5))
 def test_relevance_of_spans_is_the_ratio_of_their_energies(
-    seed: int,
-    p: int,
-    j: int,
-    floor: float,
+    seed: int, p: int, j: int, floor: float
 ) -> None:
     draw = np.random.default_rng(seed)
     x = draw.normal(size=(20, 7)) * 0.7 ** np.arange(7)

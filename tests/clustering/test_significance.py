@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from securecluster.clustering.significance import (
-    DRAWN_TOGETHER,
-    Null,
-    _batch_sizes,
-    p_value,
-)
+from securecluster.clustering.significance import DRAWN_TOGETHER, Null, _batch_sizes, p_value
 
 Array = NDArray[np.float64]
 

@@ -326,8 +326,7 @@ def test_a_run_elsewhere_equals_that_on_the_cpu_and_replays(
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    ("protocol", "mask", "params"),
-    [*COVERED, *(cases.exhaustive(*run) for run in OTHERS)],
+    ("protocol", "mask", "params"), [*COVERED, *(cases.exhaustive(*run) for run in OTHERS)]
 )
 def test_a_run_elsewhere_resumes(
     protocol: Protocol,

@@ -92,10 +92,7 @@ def test_roles_are_cut_into_windows_whose_every_place_predicts_the_next(folder: 
         if len(cut) >= 5:
             expected[role] = cut
     # the clown lacks one character for his fifth window
-    assert set(expected) == {
-        "HAMLET_HAM",
-        "HAMLET_GHOST",
-    }
+    assert set(expected) == {"HAMLET_HAM", "HAMLET_GHOST"}
     for role, cut in expected.items():
         own = found.train.owners == role
         assert [

@@ -106,10 +106,7 @@ def test_windows_of_a_track_lie_within_a_leg(folder: Path) -> None:
         )
     assert found.train.groups is not None and set(
         zip(found.train.owners, found.train.groups, strict=True)
-    ) == {
-        ("a", "1to1"),
-        ("b", "3to1"),
-    }
+    ) == {("a", "1to1"), ("b", "3to1")}
 
 
 def test_no_position_lies_on_both_sides_of_the_gap(folder: Path) -> None:

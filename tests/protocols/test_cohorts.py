@@ -105,10 +105,7 @@ def test_a_cohort_that_lost_a_member_waits_and_the_others_go_on(federation: Fede
 
     plain = serve(make(aggregation="plain", rounds=2), federation, others)
     torch.testing.assert_close(
-        served.endpoint.client.models.values,
-        plain.endpoint.client.models.values,
-        rtol=0,
-        atol=1e-6,
+        served.endpoint.client.models.values, plain.endpoint.client.models.values, rtol=0, atol=1e-6
     )
 
 

@@ -112,18 +112,7 @@ def test_one_masked_round_equals_a_plain_one(
 
 
 # FedAvg and RandomClusters do what FineTune does; for IFCA, CLoVE and RDPCFL see their own
-AT_NODES = (
-    CFL,
-    FLHC,
-    FineTune,
-    LocalKMeans,
-    MRMTL,
-    NSIM,
-    OneShot,
-    PACFL,
-    SRFCA,
-    Signature,
-)
+AT_NODES = (CFL, FLHC, FineTune, LocalKMeans, MRMTL, NSIM, OneShot, PACFL, SRFCA, Signature)
 
 
 @pytest.mark.few(2)

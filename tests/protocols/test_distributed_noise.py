@@ -301,9 +301,7 @@ def test_nodes_behind_real_frames_add_the_same_noise(federation: Federation) -> 
     check_nodes(partial(make, mask="permutation"), federation)
 
 
-def test_the_report_says_who_adds_the_noise_and_what_the_server_sees(
-    rotated: Example,
-) -> None:
+def test_the_report_says_who_adds_the_noise_and_what_the_server_sees(rotated: Example) -> None:
     section = privacy_report.section(rotated.fitted)
     placement = section["placement"]
     for words in ("share of the noise", "noised sums only", "no single reply is private"):

@@ -508,10 +508,7 @@ CHANGES: list[tuple[dict[str, Any], type[SecureClusterError], str]] = [
 
 @pytest.mark.parametrize(("changes", "error", "words"), CHANGES)
 def test_the_authority_refuses_other_sums(
-    changes: dict[str, Any],
-    error: type[SecureClusterError],
-    words: str,
-    asked: tuple[Run, Call],
+    changes: dict[str, Any], error: type[SecureClusterError], words: str, asked: tuple[Run, Call]
 ) -> None:
     run, call = asked
     again = ask(run, call)  # the same sum is released again

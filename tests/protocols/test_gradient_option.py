@@ -29,12 +29,7 @@ from securecluster.protocols.authoring import (
 )
 from securecluster.protocols.common.signature_collection import comparable
 
-GRADIENT: dict[str, Any] = {
-    "signature": "gradient",
-    "rounds": 3,
-    "epochs": 1,
-    "model": "linear",
-}
+GRADIENT: dict[str, Any] = {"signature": "gradient", "rounds": 3, "epochs": 1, "model": "linear"}
 KINDS: tuple[dict[str, Any], ...] = ({"signature_blocks": "plain"}, {"signature_blocks": "blocks"})
 PLAIN = KINDS[0]
 SEEDS = range(3)

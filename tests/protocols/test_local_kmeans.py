@@ -110,12 +110,7 @@ def test_who_never_hands_in_goes_on_alone(mask: str, three: Federation) -> None:
     cohort, theta = endpoint.client.cohort, endpoint.client.cohort.start
     # the calls to hand in count as one; each later round has one to train alone and one to train
     # together
-    for step in (
-        1,
-        2,
-        4,
-        6,
-    ):
+    for step in (1, 2, 4, 6):
         theta = theta + cohort.train(Rows(theta[None]), [4], made.training({"lr": 0.2}), step)[0]
     torch.testing.assert_close(
         made.final_models(endpoint.client, state).row(4), theta, rtol=0, atol=1e-9

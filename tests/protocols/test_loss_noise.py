@@ -253,25 +253,11 @@ def normals(*shape: int) -> torch.Tensor:
 
 
 def ask(
-    endpoint: Any,
-    name: str,
-    query: Any,
-    to: tuple[int, ...],
-    step: int,
-    verb: str = "gather",
+    endpoint: Any, name: str, query: Any, to: tuple[int, ...], step: int, verb: str = "gather"
 ) -> Any:
     """What clients answer when they are asked directly."""
     members = {"gather": 1, "sum": len(to), "pairs": 2}[verb]
-    call = Call(
-        endpoint._config,
-        name,
-        verb,
-        1,
-        step,
-        to,
-        query,
-        (members,) * len(to),
-    )
+    call = Call(endpoint._config, name, verb, 1, step, to, query, (members,) * len(to))
     return endpoint.answer(call).reply
 
 
@@ -474,10 +460,7 @@ def test_newcomers_go_to_the_nearest_centre_whose_noise_is_known(small: Federati
     assert blur == pytest.approx(0.7**2 * d, rel=3e-3)
     centres = torch.zeros(2, d)
     # of one member and of five, at 2 and 3 without noise
-    centres[0, 0], centres[1, 1] = (
-        math.sqrt(blur / 1 + 4),
-        math.sqrt(blur / 5 + 9),
-    )
+    centres[0, 0], centres[1, 1] = (math.sqrt(blur / 1 + 4), math.sqrt(blur / 5 + 9))
     labels = [0, 1, 1, 1, 1, 1]
     state = LocalKMeansState(labels, PendingUpdates.start(6, fresh=False), 1, centres)
     rows = Update(Rows(torch.zeros(1, d)), None)

@@ -148,12 +148,7 @@ LASTING = [
     for name in KEPT
 ]
 # variants of methods that are tried without a mask
-MASKED_ONLY = (
-    "cfl gradient",
-    "cfl compress",
-    "flhc 4bit",
-    "nsim apart",
-)
+MASKED_ONLY = ("cfl gradient", "cfl compress", "flhc 4bit", "nsim apart")
 PLAIN = [(name, "none") for name in CASES if name not in MASKED_ONLY]
 EVERY = [*PLAIN, *((name, "permutation") for name in CASES if name != "local")]
 TURNED = [("cfl sketch", "rotation"), ("srfca l2", "rotation")]
@@ -163,16 +158,7 @@ ALL = [*EVERY, *TURNED, *((name, "permutation") for name in NOISY)]
 # "flhc 4bit" do)
 MAIN = [
     (name, "permutation")
-    for name in (
-        "fedavg",
-        "cfl sketch",
-        "flhc",
-        "ifca",
-        "local-kmeans",
-        "nsim",
-        "oneshot",
-        "srfca",
-    )
+    for name in ("fedavg", "cfl sketch", "flhc", "ifca", "local-kmeans", "nsim", "oneshot", "srfca")
 ]
 REBORN = [
     *MAIN,

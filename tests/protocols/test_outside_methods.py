@@ -193,9 +193,7 @@ def test_each_node_keeps_its_own_row() -> None:
     torch.testing.assert_close(rows, together.moved.values, rtol=0, atol=1e-9)
 
 
-def test_a_run_that_is_stopped_before_a_choice_ends_as_if_it_never_had_been(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_is_stopped_before_a_choice_ends_as_if_it_never_had_been(tmp_path: Path) -> None:
     whole = made(FeSEM).fit(RUN)
     with pytest.raises(KeyboardInterrupt):
         made(FeSEM).fit(RUN, folder=tmp_path, report=interrupt_after(2))

@@ -21,14 +21,7 @@ from cases import DOUBLE, FULL, NOISE, WAYS
 from securecluster import Federation
 from securecluster.errors import UpdateError, UsageError
 from securecluster.messaging.messages import Rows
-from securecluster.protocols import (
-    CFL,
-    ClusteringProtocol,
-    FedAvg,
-    Local,
-    Settings,
-    conformance,
-)
+from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, Local, Settings, conformance
 
 NAMES = (
     "cfl",
@@ -379,10 +372,7 @@ def test_two_runs_under_one_seed_share_no_noise(way: str, small: Federation) -> 
     taken = torch.nn.functional.cosine_similarity(2 * low - high, exact, dim=1)
     assert float(taken.abs().max()) < 0.3
     # another configuration in anything at all
-    for changed in (
-        {"delta": 1e-6},
-        {"participation": 0.99},
-    ):
+    for changed in ({"delta": 1e-6}, {"participation": 0.99}):
         noise, other = low - exact, run(5.0, **changed) - exact
         assert float(torch.nn.functional.cosine_similarity(noise, other, dim=1).abs().max()) < 0.2
     assert torch.equal(run(5.0), low)

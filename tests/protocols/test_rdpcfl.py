@@ -118,9 +118,7 @@ def test_models_of_the_first_round_are_means_of_first_updates(swapped: Federatio
         torch.testing.assert_close(fitted.client_models_.row(i) - start, mean, rtol=0, atol=1e-9)
 
 
-def test_the_price_is_that_of_one_full_step_of_batches_and_of_choices(
-    swapped: Federation,
-) -> None:
+def test_the_price_is_that_of_one_full_step_of_batches_and_of_choices(swapped: Federation) -> None:
     params: dict[str, Any] = {
         "k": 2,
         "rounds": 10,

@@ -11,16 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import (
-    DOUBLE,
-    FULL,
-    Served,
-    node_each,
-    serve,
-    stub_pair_network,
-    two_clusters,
-    variant,
-)
+from cases import DOUBLE, FULL, Served, node_each, serve, stub_pair_network, two_clusters, variant
 
 from securecluster import Federation
 from securecluster.app import privacy_report
@@ -170,10 +161,7 @@ def test_dropouts_of_rows_cost_no_more_than_under_plain_sums(name: str) -> None:
     assert secure.net.state.lost == plain.net.state.lost
     assert any(plain.net.state.lost.values())
     torch.testing.assert_close(
-        secure.endpoint.client.models.values,
-        plain.endpoint.client.models.values,
-        rtol=0,
-        atol=1e-6,
+        secure.endpoint.client.models.values, plain.endpoint.client.models.values, rtol=0, atol=1e-6
     )
     pads = [e for e in secure.transcript.entries if e.method == "reveal_pads"]
     shares = [e for e in secure.transcript.entries if e.method == "reveal_shares"]
@@ -214,10 +202,7 @@ def test_a_client_that_is_lost_after_its_row_arrived_is_taken_out_of_the_sum() -
     plain = serve(make("fedavg", rounds=1, aggregation="plain"), many, early)
     assert secure.net.state.lost == plain.net.state.lost == {0: [1], 1: [1]}
     torch.testing.assert_close(
-        secure.state.outbox.posts[0].table,
-        plain.state.outbox.posts[0].table,
-        rtol=0,
-        atol=1e-6,
+        secure.state.outbox.posts[0].table, plain.state.outbox.posts[0].table, rtol=0, atol=1e-6
     )
 
 

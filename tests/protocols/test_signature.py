@@ -57,9 +57,7 @@ def made(**params: Any) -> Signature:
         {**PLAIN, "signature_noise": Z, "dp_unit": "client"},
     ],
 )
-def test_every_kind_of_signature_finds_swapped_labels(
-    params: dict[str, Any],
-) -> None:
+def test_every_kind_of_signature_finds_swapped_labels(params: dict[str, Any]) -> None:
     federation = Federation.simulate(
         "digits", scenario=LabelSwap(clusters=2), clients=6, samples=200, seed=0
     )
@@ -194,10 +192,7 @@ def test_a_restarted_client_remembers_which_directions_it_answered(clients: Fede
 
 @pytest.mark.parametrize(
     ("params", "method"),
-    [
-        (PLAIN, SignatureClient.send_class_sums),
-        (BLOCKS, SignatureClient.send_signature),
-    ],
+    [(PLAIN, SignatureClient.send_class_sums), (BLOCKS, SignatureClient.send_signature)],
 )
 def test_clients_send_no_signature_of_the_other_kind(
     params: dict[str, Any], method: Any, clients: Federation

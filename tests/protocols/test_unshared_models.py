@@ -131,11 +131,7 @@ LAGGING: dict[str, tuple[Protocol, dict[str, Any], str]] = {
     "nsim": (NSIM, {"min_samples": 2, "local_rounds": 2}, "pool"),
     "local k-means": (LocalKMeans, {"k": 1, "local_rounds": 2}, "send_model"),
     "local k-means, silent": (LocalKMeans, {"k": 1, "local_rounds": 2}, "train_locally"),
-    "sr-fca": (
-        SRFCA,
-        {"distance": "l2", "threshold": 1e9, "rounds": 2},
-        "send_model",
-    ),
+    "sr-fca": (SRFCA, {"distance": "l2", "threshold": 1e9, "rounds": 2}, "send_model"),
 }
 
 

@@ -58,10 +58,7 @@ def test_the_first_field_that_follows_from_a_release_pays_for_it() -> None:
 
 def test_a_field_that_follows_from_two_releases_pays_for_both() -> None:
     receipts = (Receipt(GAUSSIAN, ("size",), 3.0), Receipt(GAUSSIAN, ("delta", "size"), 4.0))
-    assert charged(*receipts) == [
-        ("gaussian", ("delta",), 4.0),
-        ("gaussian", ("size",), 3.0),
-    ]
+    assert charged(*receipts) == [("gaussian", ("delta",), 4.0), ("gaussian", ("size",), 3.0)]
 
 
 def test_what_is_public_or_follows_from_earlier_releases_costs_nothing() -> None:

@@ -204,11 +204,7 @@ def test_an_update_follows_from_training_with_noise(federation: Federation) -> N
 
 def test_every_training_of_a_call_is_priced_as_it_was(federation: Federation) -> None:
     fitted = fit(means("trained_twice"), federation, dp_unit="example")
-    assert of_means(fitted) == [
-        ("dp-sgd", Z, ()),
-        ("dp-sgd", 2 * Z, ()),
-        ("free", None, ("mean",)),
-    ]
+    assert of_means(fitted) == [("dp-sgd", Z, ()), ("dp-sgd", 2 * Z, ()), ("free", None, ("mean",))]
 
 
 @pytest.mark.parametrize("unit", ["client", "example"])
@@ -217,9 +213,7 @@ def test_an_update_of_a_training_without_noise_is_exact(unit: str, federation: F
     assert of_means(fitted) == [("exact", None, ("mean",))]
 
 
-def test_nothing_follows_from_training_where_data_were_read_as_well(
-    federation: Federation,
-) -> None:
+def test_nothing_follows_from_training_where_data_were_read_as_well(federation: Federation) -> None:
     fitted = fit(means("trained_and_read"), federation, dp_unit="example")
     assert of_means(fitted) == [("dp-sgd", Z, ()), ("exact", None, ("mean",))]
 

@@ -23,14 +23,7 @@ from securecluster.training import evaluation, local_trainer
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining, check_training
 
 # below the batch of 10, equal to it, one more, not divisible, a single sample, divisible
-SIZES = (
-    3,
-    10,
-    11,
-    25,
-    1,
-    20,
-)
+SIZES = (3, 10, 11, 25, 1, 20)
 EVERYONE = range(len(SIZES))
 PLANS = {
     "sgd": LocalTraining(0.3, 2, 10),

@@ -114,9 +114,7 @@ def test_fedavg_is_that_of_one_optimizer_a_client(share: float, small: Federatio
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [FedAvg, CFL, FLHC])
 def test_a_stopped_run_goes_on_with_the_momentum_it_had(
-    kind: type[Any],
-    small: Federation,
-    tmp_path: Path,
+    kind: type[Any], small: Federation, tmp_path: Path
 ) -> None:
     settings = Settings(dropout=0.2)
     options = {"rounds": 5, "model": "linear", **OPTIONS}

@@ -123,9 +123,7 @@ def test_windows_make_the_steps_of_a_plain_loop(
         assert windows == [18, 18, 18, 6]
 
 
-def test_clients_that_start_from_one_model_train_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_clients_that_start_from_one_model_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
     windows: list[tuple[int, bool]] = []
     begin = deferred_steps.DeferredSteps.__init__
 

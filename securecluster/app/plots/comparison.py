@@ -346,11 +346,7 @@ def _style(name: str, names: list[str]) -> dict[str, Any]:
 
 
 def _learning(
-    title: str,
-    curves: dict[str, list[Point]],
-    given_up: dict[str, int],
-    metric: str,
-    unit: str,
+    title: str, curves: dict[str, list[Point]], given_up: dict[str, int], metric: str, unit: str
 ) -> Any:
     """Return a figure of the metric over the rounds of each protocol.
 
@@ -518,14 +514,7 @@ def _draw_leader(axes: Any, spot: tuple[float, float], offset: tuple[float, floa
         spot: the point, in data coordinates.
         offset: of the text from the point, in typographic points.
     """
-    axes.annotate(
-        "",
-        spot,
-        xytext=offset,
-        textcoords="offset points",
-        arrowprops=LEADER,
-        zorder=1,
-    )
+    axes.annotate("", spot, xytext=offset, textcoords="offset points", arrowprops=LEADER, zorder=1)
 
 
 def _offsets() -> Iterator[tuple[float, float, str]]:

@@ -243,11 +243,7 @@ def _draw_true_gaps(axes: Any, history: History) -> None:
     if not rounds:
         return
     axes.plot(
-        rounds,
-        gaps,
-        color="black",
-        marker=".",
-        label="true clusters (all clients, one model)",
+        rounds, gaps, color="black", marker=".", label="true clusters (all clients, one model)"
     )
 
 

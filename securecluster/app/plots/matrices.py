@@ -93,11 +93,7 @@ def _draw_edges(axes: Any, edges: Matrix, threshold: float) -> None:
     _draw_edge_points(axes, edges, joined, "C0", "joined")
     _draw_edge_points(axes, edges, ~joined, "C3", "left apart")
     axes.axhline(
-        threshold,
-        color="black",
-        linestyle="--",
-        linewidth=1,
-        label=f"λ = {threshold:.4g}",
+        threshold, color="black", linestyle="--", linewidth=1, label=f"λ = {threshold:.4g}"
     )
     axes.set(
         title="edges of the minimum spanning tree",

@@ -65,11 +65,7 @@ def _draw_edges(axes: Any, boxes: Sequence[Box], number: int, node: PlottedNode)
 
 
 def _draw_box(
-    axes: Any,
-    boxes: Sequence[Box],
-    number: int,
-    node: PlottedNode,
-    content: Result,
+    axes: Any, boxes: Sequence[Box], number: int, node: PlottedNode, content: Result
 ) -> None:
     x, depth = boxes[number]
     axes.text(

@@ -81,19 +81,7 @@ ORDERS = [
     1024,
 ]
 # orders for a quick bound: a minimum over fewer orders is a bound as well
-FEW = [
-    1.06,
-    1.12,
-    1.25,
-    1.5,
-    2,
-    3,
-    5,
-    9,
-    17,
-    33,
-    63,
-]
+FEW = [1.06, 1.12, 1.25, 1.5, 2, 3, 5, 9, 17, 33, 63]
 # Orders whose divergences take hardly any time: those of fractional orders are long series.
 WHOLE = [order for order in ORDERS if float(order).is_integer()]
 # largest grid of the PRV accountant, in points: about 0.2 GB
@@ -228,9 +216,7 @@ def skellam_divergence(release: SkellamRelease, order: int) -> float:
 
 
 def skellam_epsilon(
-    history: Iterable[Step],
-    releases: Iterable[tuple[SkellamRelease, int]],
-    delta: float,
+    history: Iterable[Step], releases: Iterable[tuple[SkellamRelease, int]], delta: float
 ) -> Cost:
     """Return an upper bound of ε for a history with Skellam noise, by Rényi divergences.
 
@@ -251,9 +237,7 @@ def skellam_epsilon(
 
 @lru_cache(1024)
 def _skellam_epsilon(
-    history: History,
-    releases: tuple[tuple[SkellamRelease, int], ...],
-    delta: float,
+    history: History, releases: tuple[tuple[SkellamRelease, int], ...], delta: float
 ) -> Cost:
     """Return the cost of a merged history together with Skellam noise."""
     if _has_exact_step(history):
@@ -417,11 +401,7 @@ def dearest(
     return largest
 
 
-def find_noise(
-    history: Callable[[float], Iterable[Step]],
-    target: float,
-    delta: float,
-) -> float:
+def find_noise(history: Callable[[float], Iterable[Step]], target: float, delta: float) -> float:
     """Return the smallest z that costs at most a target ε, to a relative 1e-3 and rounded up.
 
     Args:
@@ -447,9 +427,7 @@ def find_noise(
 
 
 def find_noise_for_all(
-    histories: Sequence[Callable[[float], Iterable[Step]]],
-    target: float,
-    delta: float,
+    histories: Sequence[Callable[[float], Iterable[Step]]], target: float, delta: float
 ) -> float:
     """Return the smallest z at which each of several histories costs at most a target ε.
 
@@ -511,11 +489,7 @@ def _bracket(fits: Callable[[float], bool], target: float) -> float:
     return z
 
 
-def _narrow(
-    cost: Callable[[float], float],
-    target: float,
-    high: float,
-) -> float:
+def _narrow(cost: Callable[[float], float], target: float, high: float) -> float:
     """Return the smallest z that costs at most the target, to a relative `TOLERANCE`.
 
     log ε is nearly linear in log z between two z, so most steps are secants.
@@ -598,10 +572,7 @@ def _has_exact_step(history: Sequence[Step]) -> bool:
 
 
 def _bound(
-    history: History,
-    delta: float,
-    orders: Sequence[float] = ORDERS,
-    replaced: bool = False,
+    history: History, delta: float, orders: Sequence[float] = ORDERS, replaced: bool = False
 ) -> float:
     """Return an upper bound of ε that takes little time.
 
@@ -617,10 +588,7 @@ def _bound(
 
 
 def _rdp(
-    history: Sequence[Step],
-    delta: float,
-    orders: Sequence[float] = ORDERS,
-    replaced: bool = False,
+    history: Sequence[Step], delta: float, orders: Sequence[float] = ORDERS, replaced: bool = False
 ) -> float:
     """Return the bound of ε by Rényi divergences.
 

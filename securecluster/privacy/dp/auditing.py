@@ -123,9 +123,7 @@ class Audit:
         return max(0.0, float(log_ratio(hits, alarms)))
 
     def _best_rates(
-        self,
-        level: float,
-        gain: Callable[[Array, Array], Array],
+        self, level: float, gain: Callable[[Array, Array], Array]
     ) -> tuple[Array, Array]:
         """Return bounds of hits and false alarms at the best threshold.
 
@@ -145,12 +143,7 @@ class Audit:
         return _rates(tested_present, tested_absent, thresholds[best], level)
 
 
-def _rates(
-    present: Array,
-    absent: Array,
-    thresholds: Array,
-    level: float,
-) -> tuple[Array, Array]:
+def _rates(present: Array, absent: Array, thresholds: Array, level: float) -> tuple[Array, Array]:
     """Return a lower bound of hits and an upper bound of false alarms (Clopper & Pearson).
 
     The test calls what is above a threshold present.
@@ -189,9 +182,7 @@ def _count_above(statistics: Array, thresholds: Array) -> NDArray[np.int64]:
 
 
 def lower_bound(
-    present: Sequence[float] | Array,
-    absent: Sequence[float] | Array,
-    confidence: float = 0.99,
+    present: Sequence[float] | Array, absent: Sequence[float] | Array, confidence: float = 0.99
 ) -> Audit:
     """Return the audit of a release by its statistics with and without the canary.
 
@@ -293,9 +284,7 @@ def summed(
 
 
 def grams(
-    matrix: Callable[[torch.Tensor, int], torch.Tensor],
-    canaries: torch.Tensor,
-    rows: torch.Tensor,
+    matrix: Callable[[torch.Tensor, int], torch.Tensor], canaries: torch.Tensor, rows: torch.Tensor
 ) -> tuple[Array, Array]:
     """Return statistics uᵀÃu of clients' noisy Gram matrices Ã.
 

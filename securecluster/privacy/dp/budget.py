@@ -50,11 +50,7 @@ class Budget:
     """
 
     def __init__(
-        self,
-        path: Path | str,
-        epsilon: float,
-        delta: float = DELTA,
-        unit: str = "client",
+        self, path: Path | str, epsilon: float, delta: float = DELTA, unit: str = "client"
     ) -> None:
         numeric = isinstance(epsilon, Real) and isinstance(delta, Real)
         if not numeric or not epsilon > 0 or not 0 < delta < 1:
@@ -101,12 +97,7 @@ class Budget:
             of_run = [event for event in self._ledger.events if event.ids == (number,)]
         return PaidOnce(of_run).due(number, receipts, method, step)
 
-    def reserve(
-        self,
-        run: str,
-        events: Sequence[Event],
-        samples: int | None = None,
-    ) -> None:
+    def reserve(self, run: str, events: Sequence[Event], samples: int | None = None) -> None:
         """Write releases to the file, or refuse.
 
         Args:

@@ -151,11 +151,7 @@ class Noise:
         return d
 
     def forward_for(
-        self,
-        rows: torch.Tensor,
-        step: int,
-        ids: Sequence[int],
-        field: str,
+        self, rows: torch.Tensor, step: int, ids: Sequence[int], field: str
     ) -> torch.Tensor:
         """Add noise to clients' rows in place.
 
@@ -173,14 +169,7 @@ class Noise:
                 "these clients have no keys to draw noise from: set them first with Pipeline.arm"
             )
         for row, client in zip(rows, ids, strict=True):
-            noisy = self._draws.noised(
-                client,
-                field,
-                step,
-                row,
-                self._share_multiplier,
-                self.norm,
-            )
+            noisy = self._draws.noised(client, field, step, row, self._share_multiplier, self.norm)
             row.copy_(noisy)
         return rows
 
@@ -230,11 +219,7 @@ class TrustedCurator:
         return sigma**2 * d
 
     def add(
-        self,
-        rows: torch.Tensor,
-        step: int,
-        field: str,
-        counts: Sequence[int] | None = None,
+        self, rows: torch.Tensor, step: int, field: str, counts: Sequence[int] | None = None
     ) -> torch.Tensor:
         """Return rows (r, n) with noise N(0, σ²) in every number, in new memory.
 
@@ -253,12 +238,7 @@ class TrustedCurator:
         for n, row in enumerate(noisy):
             if counts is None or counts[n]:
                 released = self._draws.noised(
-                    self.SERVER,
-                    f"{field} {n}",
-                    step,
-                    row,
-                    self.multiplier,
-                    self.norm,
+                    self.SERVER, f"{field} {n}", step, row, self.multiplier, self.norm
                 )
                 row.copy_(released)
         return noisy

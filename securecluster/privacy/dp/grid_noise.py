@@ -100,12 +100,7 @@ class GridNoise:
     def __repr__(self) -> str:
         return f"GridNoise({len(self._streams)} streams, seeds hidden)"
 
-    def add_to(
-        self,
-        rows: torch.Tensor,
-        grid: Sequence[float],
-        sigma: Sequence[float],
-    ) -> None:
+    def add_to(self, rows: torch.Tensor, grid: Sequence[float], sigma: Sequence[float]) -> None:
         """Round rows to their grids and add noise, in place.
 
         The noise is the next d integers of each of the first k streams.
@@ -130,12 +125,7 @@ class GridNoise:
                 released.mul_(spacings)
                 block.copy_(released)
 
-    def _integers(
-        self,
-        first: int,
-        rows: torch.Tensor,
-        steps: Sequence[float],
-    ) -> torch.Tensor:
+    def _integers(self, first: int, rows: torch.Tensor, steps: Sequence[float]) -> torch.Tensor:
         """Return rounded Gaussians in the shape of `rows`, float64.
 
         Args:
@@ -176,12 +166,7 @@ class GridNoise:
             self._drawn[stream] += 1
         return integers[:, :width]
 
-    def _buffer(
-        self,
-        name: str,
-        shape: Sequence[int],
-        device: torch.device,
-    ) -> torch.Tensor:
+    def _buffer(self, name: str, shape: Sequence[int], device: torch.device) -> torch.Tensor:
         """Return uninitialised float64 memory that is used again.
 
         Fresh pages would cost as much time as the numbers.
@@ -284,9 +269,7 @@ def _tails(u: torch.Tensor) -> torch.Tensor | None:
 
 
 def _unsure(
-    remainders: torch.Tensor,
-    scale: torch.Tensor,
-    inaccurate: torch.Tensor | None,
+    remainders: torch.Tensor, scale: torch.Tensor, inaccurate: torch.Tensor | None
 ) -> torch.Tensor | None:
     """Return the mask (c, 2·half) of numbers that float64 may have rounded to a wrong integer.
 
@@ -311,13 +294,7 @@ def _unsure(
     return unsure
 
 
-def rounded(
-    radius_word: int,
-    angle_word: int,
-    scale: float,
-    sine: bool,
-    key: bytes,
-) -> float:
+def rounded(radius_word: int, angle_word: int, scale: float, sine: bool, key: bytes) -> float:
     """Return ⌊scale · n⌉ for one of the two Gaussians of a pair of words, without error.
 
     Args:
@@ -347,13 +324,7 @@ def rounded(
     raise AssertionError("unreachable")
 
 
-def _integer_range(
-    u: int,
-    turn: int,
-    bits: int,
-    scale: float,
-    sine: bool,
-) -> tuple[int, int]:
+def _integer_range(u: int, turn: int, bits: int, scale: float, sine: bool) -> tuple[int, int]:
     """Return the smallest and largest integer that scale · n may round to.
 
     Args:

@@ -69,10 +69,7 @@ class NoiseStreams:
         """
         name = f"{self._run} {purpose} {step} "
         digest = hashlib.blake2b(
-            name.encode() + about,
-            digest_size=32,
-            key=self._key(client),
-            person=b"securecluster dp",
+            name.encode() + about, digest_size=32, key=self._key(client), person=b"securecluster dp"
         )
         return digest.digest()
 

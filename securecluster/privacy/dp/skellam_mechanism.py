@@ -97,11 +97,7 @@ class SkellamMechanism:
     """
 
     def __init__(
-        self,
-        norm: float,
-        multiplier: float,
-        minimum: int,
-        draws: NoiseStreams | None = None,
+        self, norm: float, multiplier: float, minimum: int, draws: NoiseStreams | None = None
     ) -> None:
         self.norm = float(norm)
         self.multiplier = float(multiplier)
@@ -129,12 +125,7 @@ class SkellamMechanism:
         return _plan(self.norm, self.multiplier, d, members, self.shares(members))
 
     def encode(
-        self,
-        row: torch.Tensor,
-        plan: SumPlan,
-        client: int,
-        purpose: str,
-        step: int,
+        self, row: torch.Tensor, plan: SumPlan, client: int, purpose: str, step: int
     ) -> torch.Tensor:
         """Return a row on the grid, with a client's share of the noise, modulo 2^32.
 
@@ -158,22 +149,13 @@ class SkellamMechanism:
             raise UsageError("this side of a sum has no keys to draw noise from: give it streams")
         steps = rounded(row, plan)
         noise = self._draws.skellam(
-            client,
-            purpose,
-            step,
-            steps,
-            plan.exponent,
-            plan.draw_variance,
-            plan.draws,
+            client, purpose, step, steps, plan.exponent, plan.draw_variance, plan.draws
         )
         wrapped = (steps + noise).astype(np.int32)  # modulo 2^32
         return torch.from_numpy(wrapped).view(row.shape)
 
     def decode(
-        self,
-        total: torch.Tensor,
-        plan: SumPlan,
-        dtype: torch.dtype | None = None,
+        self, total: torch.Tensor, plan: SumPlan, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """Return the numbers that a sum stands for.
 
@@ -228,13 +210,7 @@ def least_release(multiplier: float) -> SkellamRelease:
 
 
 @lru_cache(maxsize=1024)
-def _plan(
-    norm: float,
-    multiplier: float,
-    d: int,
-    members: int,
-    shares: int,
-) -> SumPlan:
+def _plan(norm: float, multiplier: float, d: int, members: int, shares: int) -> SumPlan:
     """Return the plan of a sum; the arguments are those of `SkellamMechanism`."""
     width = max(d, 1)
     # the smallest power of two that is not below

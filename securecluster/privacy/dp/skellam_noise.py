@@ -131,12 +131,7 @@ def _weights(variance: int) -> list[int]:
     return weights
 
 
-def draw(
-    words: Words,
-    variance: int,
-    draws: int,
-    key: bytes,
-) -> Integers:
+def draw(words: Words, variance: int, draws: int, key: bytes) -> Integers:
     """Return Skellam numbers, each the sum of some draws of one table.
 
     Args:
@@ -159,12 +154,7 @@ def draw(
     return sums
 
 
-def _inverted(
-    words: Words,
-    law: Table,
-    start: int,
-    key: bytes,
-) -> Integers:
+def _inverted(words: Words, law: Table, start: int, key: bytes) -> Integers:
     """Return a draw for each word.
 
     Args:

@@ -367,9 +367,7 @@ def _new_context(parameters: Parameters) -> Any:
     }
     if parameters.scheme == BFV:
         return module.context(
-            module.SCHEME_TYPE.BFV,
-            plain_modulus=parameters.plain_modulus,
-            **options,
+            module.SCHEME_TYPE.BFV, plain_modulus=parameters.plain_modulus, **options
         )
     context = module.context(module.SCHEME_TYPE.CKKS, **options)
     context.global_scale = 2.0**parameters.scale_bits

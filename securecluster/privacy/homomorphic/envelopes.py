@@ -105,10 +105,7 @@ def unpadded(data: bytes) -> bytes:
 
 
 def seal(
-    ciphertexts: Sequence[bytes],
-    own: KeyPair,
-    receiver_public: bytes,
-    context: EnvelopeContext,
+    ciphertexts: Sequence[bytes], own: KeyPair, receiver_public: bytes, context: EnvelopeContext
 ) -> bytes:
     """Return ciphertexts in an envelope, padded to whole blocks.
 
@@ -125,10 +122,7 @@ def seal(
 
 
 def seal_bytes(
-    payload: bytes,
-    own: KeyPair,
-    receiver_public: bytes,
-    context: EnvelopeContext,
+    payload: bytes, own: KeyPair, receiver_public: bytes, context: EnvelopeContext
 ) -> bytes:
     """Return bytes sealed to their receiver, 16 bytes longer.
 
@@ -175,10 +169,7 @@ def open_envelope(
 
 
 def open_bytes(
-    sealed: bytes,
-    own: KeyPair,
-    sender_public: bytes,
-    context: EnvelopeContext,
+    sealed: bytes, own: KeyPair, sender_public: bytes, context: EnvelopeContext
 ) -> bytes:
     """Return sealed bytes; inverse of `seal_bytes`.
 
@@ -223,11 +214,7 @@ def _ciphertexts(payload: bytes, count: int) -> list[bytes]:
 
 
 def _key(
-    own: KeyPair,
-    peer: bytes,
-    sender: bytes,
-    receiver: bytes,
-    context: EnvelopeContext,
+    own: KeyPair, peer: bytes, sender: bytes, receiver: bytes, context: EnvelopeContext
 ) -> bytes:
     """Return the key of one envelope, the same at both ends."""
     from cryptography.hazmat.primitives import hashes

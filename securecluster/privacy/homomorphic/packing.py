@@ -24,12 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.errors import FrameError
-from securecluster.privacy.homomorphic.parameters import (
-    BFV,
-    LIMB_BITS,
-    Parameters,
-    check_members,
-)
+from securecluster.privacy.homomorphic.parameters import BFV, LIMB_BITS, Parameters, check_members
 
 LIMBS = 4
 LIMB_MASK = (1 << LIMB_BITS) - 1

@@ -242,12 +242,7 @@ def _is_prime(number: int) -> bool:
     return all(number == base or _passes(number, base, odd, twos) for base in bases)
 
 
-def _passes(
-    number: int,
-    base: int,
-    odd: int,
-    twos: int,
-) -> bool:
+def _passes(number: int, base: int, odd: int, twos: int) -> bool:
     """Return whether a base finds no proof that the number is composite."""
     power = pow(base, odd, number)
     if power in (1, number - 1):

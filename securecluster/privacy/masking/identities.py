@@ -183,12 +183,7 @@ def _check_entry(client: object, key: object) -> None:
         )
 
 
-def check_roster(
-    roster: Roster,
-    identity: Identity,
-    ids: tuple[int, ...],
-    clients: int,
-) -> None:
+def check_roster(roster: Roster, identity: Identity, ids: tuple[int, ...], clients: int) -> None:
     """Raise UsageError for a roster that does not fit a run.
 
     It must have a key of every client of the run, and this identity's key for its own clients.

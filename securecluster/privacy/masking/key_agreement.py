@@ -254,9 +254,7 @@ class KeyRing:
         seeds = self.secrets.seed
         seeded = torch.tensor([client in seeds for client in clients], dtype=torch.uint8)
         return PublicKey(
-            key=Rows(_table(keys)),
-            seeded=Rows(seeded),
-            signature=Rows(_table(signatures)),
+            key=Rows(_table(keys)), seeded=Rows(seeded), signature=Rows(_table(signatures))
         )
 
     def seal(self, leader: int, peers: Peers) -> SealedSeeds:
@@ -307,12 +305,7 @@ class KeyRing:
         seed = self.secret(leader, "mask")
         return self.secrets.drawn.setdefault(leader, seed)
 
-    def open(
-        self,
-        clients: tuple[int, ...],
-        box: SealedSeed,
-        step: int,
-    ) -> Ack:
+    def open(self, clients: tuple[int, ...], box: SealedSeed, step: int) -> Ack:
         """Store the seed in each client's box.
 
         Args:
@@ -389,21 +382,10 @@ class KeyRing:
             client: id of the client.
             key: public key, 32 bytes.
         """
-        fields = [
-            b"securecluster key offer v1",
-            self._config,
-            b"%d" % client,
-            key.hex().encode(),
-        ]
+        fields = [b"securecluster key offer v1", self._config, b"%d" % client, key.hex().encode()]
         return b"|".join(fields)
 
-    def _context(
-        self,
-        leader: int,
-        peer: int,
-        leader_key: bytes,
-        peer_key: bytes,
-    ) -> bytes:
+    def _context(self, leader: int, peer: int, leader_key: bytes, peer_key: bytes) -> bytes:
         """Return the context of a box, from which its key is derived.
 
         It names the run and both ends, so that a box of one peer is not that of another.
@@ -439,11 +421,7 @@ def _sealed(context: bytes, box: bytes) -> bytes:
         context: context of the box.
         box: sealed seed, 48 bytes.
     """
-    fields = [
-        b"securecluster sealed seed v1",
-        context,
-        box.hex().encode(),
-    ]
+    fields = [b"securecluster sealed seed v1", context, box.hex().encode()]
     return b"|".join(fields)
 
 

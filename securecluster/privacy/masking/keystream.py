@@ -28,12 +28,7 @@ MANY_NUMBERS = 1 << 20
 ORDER, SIGNS, LAYERS, GAUSSIANS = range(4)
 
 
-def words(
-    seed: bytes,
-    step: int,
-    count: int,
-    purpose: int = ORDER,
-) -> NDArray[np.uint64]:
+def words(seed: bytes, step: int, count: int, purpose: int = ORDER) -> NDArray[np.uint64]:
     """Return the first 64-bit words of the stream of (seed, step, purpose), (count,).
 
     The stream is ChaCha20 (RFC 8439) with the seed as key.
@@ -99,12 +94,7 @@ def _runs(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     return np.split(numbers, starts)
 
 
-def signs(
-    seed: bytes,
-    step: int,
-    count: int,
-    purpose: int,
-) -> NDArray[np.float32]:
+def signs(seed: bytes, step: int, count: int, purpose: int) -> NDArray[np.float32]:
     """Return fair signs ±1 (count,), one for each bit of the stream, lowest bit first.
 
     Args:
@@ -212,9 +202,7 @@ def blocks(rows: torch.Tensor, numbers: int = 1 << 18) -> Sequence[torch.Tensor]
 
 
 def gather(
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    factors: torch.Tensor | None = None,
+    rows: torch.Tensor, positions: torch.Tensor, factors: torch.Tensor | None = None
 ) -> None:
     """Replace y_j by x_π(j), times a factor, in every row, in place.
 

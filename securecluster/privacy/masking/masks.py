@@ -46,11 +46,7 @@ _SEED = (
 
 # Correlation of recovered label shares with the true ones, for Dirichlet(0.3) and for two labels a
 # client, as measured by benchmarks.label_attack.
-LABELS = {
-    "permutation": (0.88, 0.99),
-    "signed-permutation": (0.86, 0.97),
-    "rotation": (0.64, 0.71),
-}
+LABELS = {"permutation": (0.88, 0.99), "signed-permutation": (0.86, 0.97), "rotation": (0.64, 0.71)}
 
 
 def _label_leakage(name: str, hidden: str) -> str:
@@ -243,12 +239,7 @@ _MAKERS: dict[str, MakeStage] = {
 }
 
 
-def register(
-    name: str,
-    make: MakeStage,
-    info: MaskInfo,
-    entrywise: bool = False,
-) -> None:
+def register(name: str, make: MakeStage, info: MaskInfo, entrywise: bool = False) -> None:
     """Add a mask, so that the option `mask` takes its name in this process.
 
     Args:

@@ -115,9 +115,7 @@ class RotationMask(Keyed["tuple[torch.Tensor, ...]"]):
         return rows
 
     def _layers(
-        self,
-        rows: torch.Tensor,
-        step: int,
+        self, rows: torch.Tensor, step: int
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """Return D_0, the list of D_1/√n and D_2/√n, and the Kronecker factors of √n·H.
 

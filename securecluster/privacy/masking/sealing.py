@@ -55,12 +55,7 @@ class Seal:
         self._siv = AESSIV(derivation.derive(seed))
 
     def close(
-        self,
-        rows: torch.Tensor,
-        ids: Sequence[int],
-        step: int,
-        method: str,
-        field: str,
+        self, rows: torch.Tensor, ids: Sequence[int], step: int, method: str, field: str
     ) -> torch.Tensor:
         """Return sealed rows (b, n) uint8, where n is a row's bytes and OVERHEAD.
 
@@ -111,11 +106,7 @@ class Seal:
         return torch.stack(rows)
 
     def _row(
-        self,
-        box: torch.Tensor,
-        client: int,
-        context: list[bytes],
-        template: torch.Tensor,
+        self, box: torch.Tensor, client: int, context: list[bytes], template: torch.Tensor
     ) -> torch.Tensor:
         from cryptography.exceptions import InvalidTag
 
@@ -145,13 +136,7 @@ class Seal:
             )
         return self._siv
 
-    def _context(
-        self,
-        client: int,
-        step: int,
-        method: str,
-        field: str,
-    ) -> list[bytes]:
+    def _context(self, client: int, step: int, method: str, field: str) -> list[bytes]:
         """Return the associated data of a row.
 
         A server can neither replay a row in another run or call, nor move it to another field or
@@ -163,10 +148,4 @@ class Seal:
             method: client method that was called.
             field: field of the reply.
         """
-        return [
-            self._run,
-            method.encode(),
-            field.encode(),
-            b"%d" % client,
-            b"%d" % step,
-        ]
+        return [self._run, method.encode(), field.encode(), b"%d" % client, b"%d" % step]

@@ -170,11 +170,7 @@ class ClientMasks:
     def __repr__(self) -> str:
         return f"ClientMasks(client={self.client}, keys hidden)"
 
-    def mask(
-        self,
-        rows: torch.Tensor,
-        field: str,
-    ) -> None:
+    def mask(self, rows: torch.Tensor, field: str) -> None:
         """Add the client's self mask and pads to an encoded row, in place.
 
         Args:
@@ -212,11 +208,7 @@ class ClientMasks:
         """
         return {peer: self._call_keys[peer] for peer in lost}
 
-    def shares(
-        self,
-        owners: Iterable[int],
-        boxes: Mapping[int, bytes],
-    ) -> dict[int, int]:
+    def shares(self, owners: Iterable[int], boxes: Mapping[int, bytes]) -> dict[int, int]:
         """Return the client's shares of the seeds of survivors, by their owners.
 
         Args:
@@ -260,10 +252,7 @@ class ClientMasks:
         keys = {}
         for peer, pair_key in self._pair_keys.items():
             keys[peer] = pads.call_key(
-                pair_key,
-                context.call,
-                context.attempt,
-                context.members_hash,
+                pair_key, context.call, context.attempt, context.members_hash
             )
         return keys
 
@@ -305,11 +294,7 @@ class MaskedSum:
         """Return the clients whose rows are in the sum, ascending."""
         return tuple(sorted(self._added))
 
-    def add(
-        self,
-        client: int,
-        row: torch.Tensor,
-    ) -> None:
+    def add(self, client: int, row: torch.Tensor) -> None:
         """Add a client's masked row, in the ring.
 
         Args:
@@ -328,11 +313,7 @@ class MaskedSum:
         self._total.add_(row)
         self._added.add(client)
 
-    def discard(
-        self,
-        client: int,
-        row: torch.Tensor,
-    ) -> None:
+    def discard(self, client: int, row: torch.Tensor) -> None:
         """Take the row of a client that was lost later out of the sum.
 
         Args:
@@ -350,9 +331,7 @@ class MaskedSum:
         self._added.remove(client)
 
     def unmask(
-        self,
-        seeds: Mapping[int, bytes],
-        pad_keys: Mapping[tuple[int, int], bytes],
+        self, seeds: Mapping[int, bytes], pad_keys: Mapping[tuple[int, int], bytes]
     ) -> torch.Tensor:
         """Return the sum without masks.
 
@@ -464,11 +443,7 @@ class Unmasking:
         holds = set(self._graph.holders(holder))
         return tuple(owner for owner in self._survivors if owner in holds)
 
-    def add_shares(
-        self,
-        holder: int,
-        values: Mapping[int, int],
-    ) -> None:
+    def add_shares(self, holder: int, values: Mapping[int, int]) -> None:
         """Store the shares that a survivor revealed.
 
         Args:
@@ -602,11 +577,7 @@ class UnmaskingGuard:
     """
 
     def __init__(
-        self,
-        client: int,
-        minimum: int,
-        survivors: int = 0,
-        active_server: bool = True,
+        self, client: int, minimum: int, survivors: int = 0, active_server: bool = True
     ) -> None:
         if minimum < 1:
             raise UsageError(f"a secure sum has a minimum of at least 1 client, not {minimum}")
@@ -618,11 +589,7 @@ class UnmaskingGuard:
         self.state = GuardState()
 
     def take_part(
-        self,
-        context: SumContext,
-        graph: Graph,
-        digest: bytes = b"",
-        least: int = 0,
+        self, context: SumContext, graph: Graph, digest: bytes = b"", least: int = 0
     ) -> None:
         """Record that the client sends a masked row, or refuse.
 
@@ -658,11 +625,7 @@ class UnmaskingGuard:
         self._check_same_rows(context, set(self._earlier(context, ())) <= set(context.members))
         attempts[context.attempt] = record
 
-    def reveal_pads(
-        self,
-        context: SumContext,
-        lost: Sequence[int],
-    ) -> tuple[int, ...]:
+    def reveal_pads(self, context: SumContext, lost: Sequence[int]) -> tuple[int, ...]:
         """Return the lost neighbours with which the client may reveal its pair keys, ascending.
 
         It may be asked again with more lost clients, until it reveals shares.
@@ -689,11 +652,7 @@ class UnmaskingGuard:
         self._store(context, replace(record, lost=gone))
         return tuple(peer for peer in record.holders if peer in gone)
 
-    def reveal_shares(
-        self,
-        context: SumContext,
-        survivors: Sequence[int],
-    ) -> tuple[int, ...]:
+    def reveal_shares(self, context: SumContext, survivors: Sequence[int]) -> tuple[int, ...]:
         """Return the survivors whose shares the client may reveal, itself included, ascending.
 
         Args:
@@ -768,10 +727,7 @@ class UnmaskingGuard:
             )
 
     def _check_earlier_attempts(
-        self,
-        context: SumContext,
-        record: Attempt,
-        attempts: Mapping[int, Attempt],
+        self, context: SumContext, record: Attempt, attempts: Mapping[int, Attempt]
     ) -> None:
         """Raise PolicyError unless a new attempt at a call may replace the earlier ones."""
         for number, earlier in attempts.items():
@@ -790,10 +746,7 @@ class UnmaskingGuard:
                 )
 
     def _check_survivors(
-        self,
-        context: SumContext,
-        record: Attempt,
-        survivors: Sequence[int],
+        self, context: SumContext, record: Attempt, survivors: Sequence[int]
     ) -> None:
         """Raise PolicyError for survivors that are too few, or that lack the client itself."""
         if self._client not in survivors:

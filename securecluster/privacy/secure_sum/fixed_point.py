@@ -140,10 +140,7 @@ class FixedPoint:
         return encoded
 
     def decode(
-        self,
-        total: torch.Tensor,
-        count: int,
-        dtype: torch.dtype | None = None,
+        self, total: torch.Tensor, count: int, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """Return the numbers that a sum of encoded rows stands for.
 
@@ -322,8 +319,7 @@ def _at_most(bound: float, dtype: torch.dtype) -> float:
 
 
 def _blocks(
-    source: torch.Tensor,
-    target: torch.Tensor,
+    source: torch.Tensor, target: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the same blocks of two tensors of one shape, as views of at most BLOCK numbers.
 

@@ -51,10 +51,7 @@ class Graph:
     _place: dict[int, int] = field(init=False, repr=False, compare=False)
     # neighbours of the members that were asked for
     _found: dict[int, tuple[int, ...]] = field(
-        init=False,
-        repr=False,
-        compare=False,
-        default_factory=dict,
+        init=False, repr=False, compare=False, default_factory=dict
     )
 
     def __post_init__(self) -> None:
@@ -129,11 +126,7 @@ def complete_graph(members: Sequence[int], threshold: int) -> Graph:
 
 
 def build_graph(
-    members: Sequence[int],
-    seed: bytes,
-    minimum: int,
-    dropouts: float = 0.1,
-    colluding: float = 0.1,
+    members: Sequence[int], seed: bytes, minimum: int, dropouts: float = 0.1, colluding: float = 0.1
 ) -> Graph:
     """Return the graph of a sum, the same for everyone who knows its members and the seed.
 
@@ -162,10 +155,7 @@ def build_graph(
 
 
 def least_survivors(
-    members: int,
-    minimum: int,
-    dropouts: float = 0.1,
-    colluding: float = 0.1,
+    members: int, minimum: int, dropouts: float = 0.1, colluding: float = 0.1
 ) -> int:
     """Return the smallest number of survivors of which a sum is unmasked.
 
@@ -221,10 +211,7 @@ def all_pairs_threshold(members: int, minimum: int, colluding: float = 0.0) -> i
 
 @lru_cache(maxsize=256)
 def degree_and_threshold(
-    members: int,
-    minimum: int,
-    dropouts: float,
-    colluding: float,
+    members: int, minimum: int, dropouts: float, colluding: float
 ) -> tuple[int, int]:
     """Return the smallest even k, and a threshold for it, that fail rarely enough.
 
@@ -263,12 +250,7 @@ def degree_and_threshold(
 
 
 def failure_probability(
-    members: int,
-    degree: int,
-    threshold: int,
-    minimum: int,
-    dropouts: float,
-    colluding: float,
+    members: int, degree: int, threshold: int, minimum: int, dropouts: float, colluding: float
 ) -> float:
     """Return a bound on the probability that a random graph of a sum fails.
 
@@ -301,12 +283,7 @@ def failure_probability(
     return float(probability[0])
 
 
-def _disconnected(
-    members: int,
-    degree: int,
-    dropouts: float,
-    colluding: float,
-) -> float:
+def _disconnected(members: int, degree: int, dropouts: float, colluding: float) -> float:
     """Return the bound on the probability of event 1 of `failure_probability`."""
     from scipy.stats import hypergeom
 
@@ -319,11 +296,7 @@ def _disconnected(
 
 
 def _leaks(
-    members: int,
-    degree: int,
-    thresholds: NDArray[np.int64],
-    minimum: int,
-    colluding: float,
+    members: int, degree: int, thresholds: NDArray[np.int64], minimum: int, colluding: float
 ) -> NDArray[np.float64]:
     """Return the bounds on the probability of event 2 for each threshold (t,)."""
     colluders = _part(colluding, members)
@@ -333,10 +306,7 @@ def _leaks(
 
 
 def _too_few(
-    members: int,
-    degree: int,
-    thresholds: NDArray[np.int64],
-    dropouts: float,
+    members: int, degree: int, thresholds: NDArray[np.int64], dropouts: float
 ) -> NDArray[np.float64]:
     """Return the bounds on the probability of event 3 for each threshold (t,)."""
     lost = _part(dropouts, members)
@@ -346,10 +316,7 @@ def _too_few(
 
 
 def _tail(
-    counts: NDArray[np.int64],
-    population: int,
-    marked: int,
-    draws: int,
+    counts: NDArray[np.int64], population: int, marked: int, draws: int
 ) -> NDArray[np.float64]:
     """Return the hypergeometric P[X >= count] of each count (t,).
 

@@ -116,14 +116,7 @@ class KeyPair:
             )
         return secret
 
-    def pair_key(
-        self,
-        own: int,
-        peer: int,
-        peer_public: bytes,
-        run: bytes,
-        purpose: str,
-    ) -> bytes:
+    def pair_key(self, own: int, peer: int, peer_public: bytes, run: bytes, purpose: str) -> bytes:
         """Return the key that two clients share for a run, 32 bytes, the same at both ends.
 
         It costs a scalar multiplication: derive it once for each pair and run.
@@ -194,12 +187,7 @@ def _point(public: bytes) -> int:
     return number % FIELD_PRIME
 
 
-def call_key(
-    pair_key: bytes,
-    call: int,
-    attempt: int,
-    members: bytes,
-) -> bytes:
+def call_key(pair_key: bytes, call: int, attempt: int, members: bytes) -> bytes:
     """Return the key of one call's pads between two clients, 32 bytes.
 
     Args:

@@ -72,12 +72,7 @@ class PairContext:
         return hashlib.sha256(text).digest()
 
 
-def pair_pad(
-    pair_key: bytes,
-    context: PairContext,
-    field_name: str,
-    bits: int,
-) -> int:
+def pair_pad(pair_key: bytes, context: PairContext, field_name: str, bits: int) -> int:
     """Return the pad of a pair, the same at both ends.
 
     Args:

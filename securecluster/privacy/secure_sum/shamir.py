@@ -45,11 +45,7 @@ class Share:
 
 
 def share(
-    secret: bytes,
-    holders: Sequence[int],
-    threshold: int,
-    source: ByteSource,
-    label: bytes = b"",
+    secret: bytes, holders: Sequence[int], threshold: int, source: ByteSource, label: bytes = b""
 ) -> list[Share]:
     """Return one share of a secret for each holder (n,), in their order.
 
@@ -153,8 +149,7 @@ def _check_shares(shares: Sequence[Share]) -> None:
 
 
 def _check_coordinates(
-    coordinates: Sequence[int],
-    error: type[UsageError] | type[FrameError],
+    coordinates: Sequence[int], error: type[UsageError] | type[FrameError]
 ) -> None:
     """Raise an error for x-coordinates that are zero, out of range or not unique.
 

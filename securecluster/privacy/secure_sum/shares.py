@@ -47,13 +47,7 @@ class ShareSeal:
     def __repr__(self) -> str:
         return "ShareSeal(key hidden)"
 
-    def close(
-        self,
-        values: Sequence[int],
-        block: bytes,
-        sender: int,
-        receiver: int,
-    ) -> bytes:
+    def close(self, values: Sequence[int], block: bytes, sender: int, receiver: int) -> bytes:
         """Return a box of shares, `box_size(n)` bytes.
 
         Args:
@@ -67,12 +61,7 @@ class ShareSeal:
         return self._siv.encrypt(plain, context)
 
     def open(
-        self,
-        box: bytes,
-        count: int,
-        block: bytes,
-        sender: int,
-        receiver: int,
+        self, box: bytes, count: int, block: bytes, sender: int, receiver: int
     ) -> tuple[int, ...]:
         """Return the values (n,) of the shares in a box.
 

@@ -211,10 +211,7 @@ def test_opposite_rows_are_the_worst_pair_of_a_replaced_example() -> None:
 def test_unsampled_releases_compose_into_one() -> None:
     assert merged(
         [(3, 1, 4), (4, 1, 1), (2, 0.1, 5), (2, 0.1, 7), (math.inf, 1, 9), (1, 0.3, 0)]
-    ) == (
-        (pytest.approx((4 / 9 + 1 / 16) ** -0.5), 1, 1),
-        (2, 0.1, 12),
-    )
+    ) == ((pytest.approx((4 / 9 + 1 / 16) ** -0.5), 1, 1), (2, 0.1, 12))
     assert epsilon([(20, 1, 25)], DELTA).epsilon == pytest.approx(
         epsilon([(4, 1, 1)], DELTA).epsilon, rel=1e-8
     )

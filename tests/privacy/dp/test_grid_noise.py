@@ -167,11 +167,7 @@ def test_they_have_the_probabilities_of_a_rounded_gaussian() -> None:
     assert np.abs(across - np.eye(8)).max() < 6 / np.sqrt(half)
 
 
-@given(
-    st.floats(1e-6, 1e4),
-    st.floats(1e-12, 1e9),
-    st.integers(1, 10**7),
-)
+@given(st.floats(1e-6, 1e4), st.floats(1e-12, 1e9), st.integers(1, 10**7))
 def test_the_grid_is_fine_and_its_rounding_is_paid_for(z: float, reach: float, d: int) -> None:
     grid, sigma = spacing(z, reach, d), deviation(z, reach, d)
     assert math.frexp(grid)[0] == 0.5

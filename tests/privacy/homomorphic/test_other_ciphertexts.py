@@ -20,12 +20,7 @@ from securecluster.privacy.homomorphic.ciphers import (
     tenseal,
 )
 from securecluster.privacy.homomorphic.packing import FieldShape, Layout, pack, unpack
-from securecluster.privacy.homomorphic.parameters import (
-    BFV,
-    CKKS,
-    Parameters,
-    default_parameters,
-)
+from securecluster.privacy.homomorphic.parameters import BFV, CKKS, Parameters, default_parameters
 
 LAYOUT = Layout((FieldShape("delta", 32, (2000,)),))
 LARGEST = {"delta": 1 << 20}

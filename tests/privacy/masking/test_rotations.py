@@ -60,12 +60,7 @@ def test_powers_of_two_are_sylvesters_and_unknown_orders_are_refused() -> None:
     for k in range(8):
         assert np.array_equal(hadamard.matrix(1 << k), sylvester(1 << k))
     # Hadamard matrices of orders 52 and 92 exist, by other constructions
-    for order in (
-        3,
-        6,
-        52,
-        92,
-    ):
+    for order in (3, 6, 52, 92):
         with pytest.raises(ValueError, match="no Hadamard matrix"):
             hadamard.matrix(order)
 

@@ -168,10 +168,7 @@ def test_leaves_are_the_models_handed_out_and_ensembles_average_a_path(
     ],
 )
 def test_newcomers_find_their_cluster_masked_as_well_as_plain(
-    mask: str,
-    average: str,
-    halves: tuple[Federation, Federation],
-    fitted: Callable[[str], CFL],
+    mask: str, average: str, halves: tuple[Federation, Federation], fitted: Callable[[str], CFL]
 ) -> None:
     old, new = halves
     weighted = CFL(mask=mask, average="weighted", **BRIEF)

@@ -214,27 +214,13 @@ def test_the_separation_gap_by_hand() -> None:
     assert gap_of(three, [0, 1, 2]) == pytest.approx(0.8)
     assert separation_gap(np.ones((1, 1)), [0]) is None
     # distributions {0, 1}, {2}, {3}: the closest other pair does not count, the best cut does
-    four = (
-        0.9,
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-        -0.5,
-    )
+    four = (0.9, 0.0, 0.0, 0.0, 0.0, -0.5)
     assert gap_of(four, [0, 0, 1, 2]) == pytest.approx(0.9)
 
 
 def test_a_correct_bipartition_does_not_need_a_positive_gap() -> None:
     # 0–1–2 hold together by links, 0 and 2 are less alike than the best cut
-    chain = (
-        0.9,
-        0.1,
-        0.3,
-        0.9,
-        0.3,
-        0.3,
-    )
+    chain = (0.9, 0.1, 0.3, 0.9, 0.3, 0.3)
     halves = bipartition(symmetric(chain))
     assert gap_of(chain, [0, 0, 0, 1]) == pytest.approx(-0.2)
     assert is_correct(halves.first, halves.second, [0, 0, 0, 1])

@@ -119,8 +119,7 @@ def of_newcomers(fitted: ClusteringProtocol) -> list[Any]:
 # "longer" trains more often, and has every call that the shorter one has
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    "name",
-    [cases.exhaustive(name) if name == "local-kmeans" else name for name in METHODS],
+    "name", [cases.exhaustive(name) if name == "local-kmeans" else name for name in METHODS]
 )
 def test_no_newcomer_costs_more_than_the_target(name: str) -> None:
     kind, params = METHODS[name]

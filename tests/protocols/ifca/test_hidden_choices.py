@@ -370,9 +370,7 @@ def test_a_client_reveals_nothing_where_too_many_are_called_lost(
             few = dataclasses.replace(
                 call.query,
                 lost=dataclasses.replace(
-                    call.query.lost,
-                    table=torch.tensor([0, 1]),
-                    picks=((0, 1),) * len(call.to),
+                    call.query.lost, table=torch.tensor([0, 1]), picks=((0, 1),) * len(call.to)
                 ),
             )
             call = dataclasses.replace(call, query=few).select(
@@ -498,9 +496,7 @@ def test_newcomers_choose_without_saying_what(
     assert "join_unseen" in methods and "join" not in methods
 
 
-def test_only_counts_of_choices_and_sums_of_blocks_reach_the_server(
-    federation: Federation,
-) -> None:
+def test_only_counts_of_choices_and_sums_of_blocks_reach_the_server(federation: Federation) -> None:
     hidden = make().fit(federation, FULL)
     plain = make(aggregation="plain").fit(federation)
     uplink = hidden.bytes_["by_message"]["contribute_blocks"]["up"]

@@ -44,10 +44,7 @@ def tiny() -> Federation:
 
 
 def served(
-    made: Any,
-    federation: Federation,
-    dtype: str = "float64",
-    lost: cases.Lost = cases.no_client,
+    made: Any, federation: Federation, dtype: str = "float64", lost: cases.Lost = cases.no_client
 ) -> tuple[IFCAState, torch.Tensor, Endpoint[Any], ServerChannel, Transcript]:
     """The server's final state, each client's last model, both ends, and what went between them."""
     state, endpoint, net, transcript = cases.serve(made, federation, lost, Settings(dtype=dtype))
@@ -169,12 +166,7 @@ def test_of_equal_models_the_first_is_taken(
 
 def test_one_model_is_fedavg() -> None:
     # batches hold all samples, so that their order does not matter
-    whole = {
-        **TINY,
-        "batch_size": 20,
-        "mask": "none",
-        "rounds": 6,
-    }
+    whole = {**TINY, "batch_size": 20, "mask": "none", "rounds": 6}
     _, models, *_ = served(IFCA(k=1, starts=1, **whole), tiny())
     expected = FedAvg(**whole).fit(tiny(), Settings(dtype="float64")).client_models_.values
     torch.testing.assert_close(models, expected, rtol=0, atol=1e-9)

@@ -449,8 +449,7 @@ def asked(endpoint: Endpoint[Any], method: str) -> torch.Tensor:
         ).row.values
         return row
     cluster: torch.Tensor = endpoint.client.choose(
-        context,
-        eigenvectors_of_others([0, 1], table, 1, [2], [0, 1]),
+        context, eigenvectors_of_others([0, 1], table, 1, [2], [0, 1])
     ).cluster.values
     return cluster
 
@@ -461,10 +460,7 @@ METHODS = ("eigen", "relevance", "choose")  # a newcomer's first is the last
 @pytest.mark.parametrize("first", METHODS)
 @pytest.mark.parametrize("later", METHODS)
 def test_a_matrix_that_a_restart_rounds_otherwise_is_refused_and_the_same_one_is_not(
-    first: str,
-    later: str,
-    tasks: Federation,
-    monkeypatch: pytest.MonkeyPatch,
+    first: str, later: str, tasks: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = OneShot(rounds=1, tasks=2, mask="none", sealed=False, gram_noise=0.5, model="linear")
     old = made.build_client(tasks, Settings())
@@ -494,8 +490,7 @@ def test_a_matrix_that_a_restart_rounds_otherwise_is_refused_and_the_same_one_is
 
 @pytest.mark.parametrize("noise", [{}, {"gram_noise": 0.5, "gram_mechanism": "naive"}])
 def test_nothing_is_remembered_where_there_is_no_noisy_matrix(
-    noise: dict[str, Any],
-    tasks: Federation,
+    noise: dict[str, Any], tasks: Federation
 ) -> None:
     made = OneShot(rounds=1, tasks=2, mask="none", sealed=False, model="linear", **noise)
     old = made.build_client(tasks, Settings())

@@ -68,10 +68,7 @@ def test_tree_edges_are_those_of_the_minimum_spanning_tree(seed: int) -> None:
     )
     assert len(spanning_tree_edges(np.zeros((1, 1)))) == 0
     # of clients with equal models, which a sparse graph would take for no edge
-    assert spanning_tree_edges(np.zeros((3, 3))).tolist() == [
-        0,
-        0,
-    ]
+    assert spanning_tree_edges(np.zeros((3, 3))).tolist() == [0, 0]
 
 
 def test_the_reach_is_the_threshold_or_a_quantile_of_all_pairs() -> None:

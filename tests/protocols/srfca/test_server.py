@@ -250,10 +250,7 @@ def test_who_says_nothing_stays_or_joins_the_largest() -> None:
     away = [[0, 9]] * 3 + [[9, 0]] * 2 + [[9, 0]]
     assert recluster(Told(away, None, silent=(4, 5)), [0, 0, 0, 1, 1, -1], 2) == [0, 0, 0, 1, 1, 0]
     # two clusters of one: one remains
-    assert recluster(Told([[0, 9], [9, 0]], None), [0, 1], 2) == [
-        0,
-        0,
-    ]
+    assert recluster(Told([[0, 9], [9, 0]], None), [0, 1], 2) == [0, 0]
     assert recluster(Told([[0], [0]], None, silent=(0, 1)), [-1, -1], 1) == [0, 0]
 
 
