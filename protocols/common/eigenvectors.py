@@ -360,14 +360,12 @@ class EigenvectorProtocol(ClusteringProtocol):
             return None
         return GramNoise(config["gram_noise"], self.mechanism, config["dp_unit"] == "client")
 
-    def exact_fields(self, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return the eigenvectors where Gram matrices have no noise.
-
-        Args:
-            config: what clients and server agreed on.
-        """
-        own = frozenset() if config["gram_noise"] else frozenset(["vectors"])
-        return own | super().exact_fields(config)
+    @property
+    def fields_with_own_noise(self) -> frozenset[str]:
+        """Return the eigenvectors, where Gram matrices have noise."""
+        if self.target_epsilon is None and not self.gram_noise:
+            return super().fields_with_own_noise
+        return super().fields_with_own_noise | {"vectors"}
 
     def adds_noise(self, config: Mapping[str, Any]) -> bool:
         """Return whether Gram matrices have noise, or anything else has.

@@ -205,15 +205,12 @@ class GradientSignatureProtocol(ClusteringProtocol):
             return float(noise)
         return float(self.signature_noise)
 
-    def exact_fields(self, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return the fields of signatures without noise.
-
-        Args:
-            config: what clients and server agreed on.
-        """
-        if not self.by_gradients or config["signature_noise"]:
-            return super().exact_fields(config)
-        return super().exact_fields(config) | {"signature", "projections"}
+    @property
+    def fields_with_own_noise(self) -> frozenset[str]:
+        """Return the fields of gradient signatures, where these have noise."""
+        if not self.by_gradients or not self._signature_multiplier(1.0):
+            return super().fields_with_own_noise
+        return super().fields_with_own_noise | {"signature", "projections"}
 
     def adds_noise(self, config: Mapping[str, Any]) -> bool:
         """Return whether signatures have noise, or anything else has.

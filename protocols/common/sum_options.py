@@ -294,42 +294,37 @@ class SumOptions(DPOptions):
                 "with placement distributed clients add their noise in the ring of secure sums, "
                 "which ciphertexts do not have: take aggregation secagg, or placement local"
             )
+        noised = self.fields_with_own_noise
+        for method, release in sorted(releases_of(self.client).items()):
+            if release.via == (SUM,) or not release.private or release.derived:
+                continue
+            if method in self.refused_methods:
+                continue
+            names = [name for name in release.through if name not in noised]
+            if names:
+                raise UsageError(
+                    f"clients of {self.name} also send {names[0]} by itself ({method}), and with "
+                    "placement distributed only sums have enough noise: take placement local, or "
+                    "fedavg"
+                )
 
     def check_sum_noise(self, config: Mapping[str, Any], pipeline: Pipeline) -> None:
-        """Check that sums have room for their noise, and that no other reply is to have it.
+        """Check that sums over all clients have room for their noise.
 
         Args:
             config: what clients and server agreed on.
             pipeline: stages of clients' replies.
 
         Raises:
-            UsageError: they do not fit the ring of secure sums, or a reply leaves in no sum and has
-                no other noise.
+            UsageError: they do not fit the ring of secure sums.
         """
         noise = self.sum_noise(config)
-        if noise is None:
-            return
-        noise.plan(pipeline.width(config["dimension"]), config["clients"])
-        for method, release in sorted(releases_of(self.client).items()):
-            if release.via == (SUM,) or not release.private or release.derived:
-                continue
-            if method in self.refused_methods:
-                continue
-            exact = self.exact_fields(config)
-            for name in release.through:
-                if pipeline.of(name).clips or name in exact:
-                    raise UsageError(
-                        f"clients of {self.name} also send {name} by itself ({method}), and with "
-                        "placement distributed only sums have enough noise: take placement local, "
-                        "or fedavg"
-                    )
+        if noise is not None:
+            noise.plan(pipeline.width(config["dimension"]), config["clients"])
 
-    def exact_fields(self, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return the fields that clients would add noise to by themselves, and in this run do not.
-
-        Args:
-            config: what clients and server agreed on.
-        """
+    @property
+    def fields_with_own_noise(self) -> frozenset[str]:
+        """Return the fields that clients add noise to before they pass the pipeline."""
         return frozenset()
 
     @property
