@@ -148,7 +148,7 @@ def _loss_canaries(
     Raises:
         UsageError: samples have no labels.
     """
-    if protocol.dp_unit == "client":
+    if protocol.privacy.dp_unit == "client":
         return _labelled_canaries(protocol, federation, coins, None, several=True)
     if not protocol.validation_share:
         return _labelled_canaries(protocol, federation, coins, None, several=False)
@@ -406,7 +406,7 @@ def planted_samples(
     Raises:
         UsageError: no DP-SGD, samples have no labels, or clients send no updates by themselves.
     """
-    if not protocol.per_example:
+    if not protocol.privacy.per_example:
         raise UsageError("no noise is in the training: dp_unit is client")
     opened = _opened(protocol).set_params(rounds=1)
     # the same run without noise gives the direction in which the two worlds differ

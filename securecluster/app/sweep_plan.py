@@ -364,7 +364,7 @@ def mechanism(protocol: Any) -> str:
         protocol: with its hyper-parameters.
     """
     phrases = []
-    if protocol.clip is not None and protocol.per_example:
+    if protocol.clip is not None and protocol.privacy.per_example:
         phrases.append("dp-sgd")
     elif protocol.clip is not None:
         phrases.append(protocol.placement)

@@ -13,10 +13,12 @@ import torch
 
 from securecluster.benchmarks import worlds
 from securecluster.benchmarks.worlds import Finding
+from securecluster.core.option_groups import group, grouped
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import CFL, SRFCA, RandomClusters
+from securecluster.protocols.common.privacy_options import Privacy
 from securecluster.runtime.release_accounting import ReleaseAccounting
 
 CLIENTS, CONFIDENCE = 120, 0.99
@@ -39,23 +41,26 @@ class HalvedStreams(NoiseStreams):
             yield log
 
 
-class Half:
+@dataclass(kw_only=True)
+class Half(Privacy):
     """Clients that add half of the noise that their receipts, and so the ledger, tell of."""
 
-    def client_noise(self, config: Mapping[str, Any], draws: NoiseStreams) -> ClientNoise:
-        own: Any = super()
-        found: ClientNoise = own.client_noise(config, HalvedStreams(draws))
-        return found
+    def client_noise(self, config: Mapping[str, Any], draws: Any) -> ClientNoise:
+        return super().client_noise(config, HalvedStreams(draws))
 
 
-@dataclass
-class HalfSRFCA(Half, SRFCA):
+@grouped
+class HalfSRFCA(SRFCA):
     """SR-FCA with half of the noise on losses."""
 
+    privacy: Privacy = group(Half)
 
-@dataclass
-class HalfCFL(Half, CFL):
+
+@grouped
+class HalfCFL(CFL):
     """CFL with half of the noise on losses."""
+
+    privacy: Privacy = group(Half)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.messages import Call, Picks, format_ids
 from securecluster.privacy.secure_sum.cohorts import RowSpace
 from securecluster.protocols import IFCA, FedAvg, Hidden, Settings
+from securecluster.protocols.common.deployment import Deployment
 from securecluster.runtime.endpoint import SUM
 from securecluster.runtime.secure_sum_client import LostMembers
 from securecluster.runtime.transport import Framed
@@ -262,7 +263,7 @@ def test_the_authority_refuses_survivors_with_a_part_of_a_cohort(federation: Fed
         for k, entry in enumerate(fitted.transcript_.entries)
         if entry.method == "authority_sum"
     ]
-    authority = made.build_authority(config)
+    authority = Deployment(made, config).authority()
     transport = Framed({0: authority.answer_frame}, lambda name: made.message_types(name)[1])
 
     def ask(survivors: list[int]) -> None:

@@ -8,8 +8,8 @@ methods' papers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from securecluster.core.validation import check_choice, check_noise, check_number, check_whole
 from securecluster.data import Federation
@@ -17,7 +17,6 @@ from securecluster.errors import UsageError
 from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
-from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.gradient_signatures import (
     AXES,
@@ -28,8 +27,12 @@ from securecluster.protocols.common.gradient_signatures import (
     plan_of,
     resolved_signature,
 )
+from securecluster.protocols.common.option_group import OptionGroup
+from securecluster.protocols.common.privacy_options import Privacy
 from securecluster.runtime.endpoint import releases_of
-from securecluster.training.local_trainer import LocalTrainer
+
+if TYPE_CHECKING:
+    from securecluster.protocols.common.hooks import ProtocolHooks
 
 UPDATE = "update"
 GRADIENT = "gradient"
@@ -46,7 +49,7 @@ SIGNATURE_OPTIONS = frozenset(
 
 
 @dataclass(kw_only=True)
-class GradientSignatureProtocol(ClusteringProtocol):
+class GradientSignatures(OptionGroup):
     """Options of gradient signatures; without them a run is as if there were none."""
 
     signature: str = UPDATE
@@ -69,8 +72,10 @@ class GradientSignatureProtocol(ClusteringProtocol):
     signature_centre: float = 0.13
     """public constant that gradient signatures subtract from each number of a sample"""
 
-    signature_choices: ClassVar[tuple[str, ...]] = (UPDATE, GRADIENT)
+    choices: ClassVar[tuple[str, ...]] = (UPDATE, GRADIENT)
     """Values of `signature`."""
+    offers_blocks: ClassVar[bool] = True
+    """Whether signatures can be class blocks."""
 
     @property
     def by_gradients(self) -> bool:
@@ -78,104 +83,123 @@ class GradientSignatureProtocol(ClusteringProtocol):
         return self.signature == GRADIENT
 
     @property
-    def offers_blocks(self) -> bool:
-        """Return whether signatures can be class blocks."""
-        return True
-
-    @property
-    def unused_options(self) -> frozenset[str]:
+    def unused(self) -> frozenset[str]:
         """Return the options of signatures in a run without any."""
-        if self.by_gradients:
-            return super().unused_options
-        return super().unused_options | SIGNATURE_OPTIONS
+        return frozenset() if self.by_gradients else SIGNATURE_OPTIONS
 
     @property
     def refused_methods(self) -> frozenset[str]:
         """Return the client methods of signatures, which clients refuse in a run without any."""
         if self.by_gradients:
-            return super().refused_methods
+            return frozenset()
         # what a client could be asked in addition would not be in the price of the run
-        of_signatures = set(releases_of(SignatureSender)) - set(releases_of(TrainingClient))
-        return super().refused_methods | of_signatures
+        return frozenset(releases_of(SignatureSender)) - frozenset(releases_of(TrainingClient))
 
-    def _check_no_landmarks(self) -> None:
-        """Raise UsageError for landmarks, where signatures are compared."""
-        if self.by_gradients and getattr(self, "landmarks", None) is not None:
-            raise UsageError(
-                "landmarks are for the comparison of updates, and gradient signatures are all "
-                "compared: leave landmarks out, or take signature update"
-            )
-
-    def config(self, federation: Federation, dtype: str) -> dict[str, Any]:
-        """Return what client and server must agree on.
+    def fields_with_own_noise(self, method: ProtocolHooks) -> frozenset[str]:
+        """Return the fields of gradient signatures, where these have noise.
 
         Args:
-            federation: the clients and their data.
-            dtype: of the models, float32 or float64.
+            method: whose options they are.
         """
-        config = super().config(federation, dtype)
-        # Noise follows the configuration: that of a run without signatures is as it was before
-        # there were any.
-        if not self.by_gradients:
-            for name in ("signature", *self.unused_options):
-                del config[name]
-        elif len(self.signature_choices) == 1:
-            del config["signature"]
-        return config
+        if not self.by_gradients or not self._multiplier(method, 1.0):
+            return frozenset()
+        return frozenset({"signature", "projections"})
 
-    def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
-        """Add the kind, the size and the noise of signatures.
+    def adds_noise(self, config: Mapping[str, Any]) -> bool:
+        """Return whether signatures have noise.
 
         Args:
-            federation: the clients and their data.
+            config: what clients and server agreed on.
         """
-        resolved = super().resolve_defaults(federation)
+        return bool(config.get("signature_noise"))
+
+    def _multiplier(self, method: ProtocolHooks, noise: float) -> float:
+        """Return z of signatures; with a `target_epsilon` it is that of all other noise.
+
+        Args:
+            method: whose options they are.
+            noise: Z.
+        """
+        if method.privacy.target_epsilon is not None:
+            return float(noise)
+        return float(self.signature_noise)
+
+    def resolved(
+        self, method: ProtocolHooks, federation: Federation, known: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the kind, the size and the noise of signatures.
+
+        Args:
+            method: whose options they are.
+            federation: the clients and their data.
+            known: what is resolved already.
+        """
         if not self.by_gradients:
-            return resolved
-        noise = self._signature_multiplier(resolved["noise"])
-        return resolved | resolved_signature(self, federation, noise)
+            return {}
+        return resolved_signature(method, federation, self._multiplier(method, known["noise"]))
+
+    def agreed(
+        self, method: ProtocolHooks, federation: Federation, config: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the configuration, without options that have no effect.
+
+        Noise follows the configuration: that of a run without signatures is as it was before there
+        were any.
+
+        Args:
+            method: whose options they are.
+            federation: the clients and their data.
+            config: the configuration, with defaults resolved.
+        """
+        left_out: set[str] = set()
+        if not self.by_gradients:
+            left_out = {"signature", *self.unused}
+        elif len(self.choices) == 1:
+            left_out = {"signature"}
+        return {name: value for name, value in config.items() if name not in left_out}
 
     def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
-        """Add the numbers of a signature, of classes and of directions.
+        """Return the numbers of a signature, of classes and of directions.
 
         Args:
-            config: the run's configuration.
+            config: what clients and server agreed on.
         """
         return {
-            **super().frame_sizes(config),
             "signature_size": int(config.get("signature_size") or 1),
             "classes": int(config["classes"]),
             "axes": AXES,
         }
 
-    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
-        """Return the stages of updates and of signatures, which have noise before they get here.
+    def pipeline(
+        self, method: ProtocolHooks, config: Mapping[str, Any], pipeline: Pipeline
+    ) -> Pipeline:
+        """Return the pipeline with the masks of signatures, which have noise before they get here.
 
         Args:
-            config: the run's configuration.
+            method: whose options they are.
+            config: what clients and server agreed on.
+            pipeline: the stages of clients' replies.
         """
-        updates = super().pipeline(config)
         if not self.by_gradients:
-            return updates
+            return pipeline
         size = config["signature_size"]
-        signatures = Pipeline(build(self.mask, size))
-        blocks = Pipeline(build(self.mask, size))
-        fields = {**updates.fields, "signature": signatures, "projections": blocks}
-        return Pipeline(updates.stages, updates.seal, fields, updates.common)
+        signatures = Pipeline(build(method.mask, size))
+        blocks = Pipeline(build(method.mask, size))
+        fields = {**pipeline.fields, "signature": signatures, "projections": blocks}
+        return Pipeline(pipeline.stages, pipeline.seal, fields, pipeline.common)
 
-    def make_client(
-        self, cohort: LocalTrainer, pipeline: Pipeline, config: Mapping[str, Any]
-    ) -> TrainingClient:
-        """Return the clients, with the options of their signatures.
+    def equip(
+        self, method: ProtocolHooks, config: Mapping[str, Any], client: TrainingClient
+    ) -> None:
+        """Give clients the options of their signatures.
 
         Args:
-            cohort: the clients' data and local training.
-            pipeline: the stages between a client's reply and the wire.
-            config: the run's configuration.
+            method: whose options they are.
+            config: what clients and server agreed on.
+            client: the clients' object.
         """
-        client = super().make_client(cohort, pipeline, config)
         if not self.by_gradients:
-            return client
+            return
         assert isinstance(client, SignatureSender)
         plan = plan_of(config)
         client.use_signatures(
@@ -184,43 +208,12 @@ class GradientSignatureProtocol(ClusteringProtocol):
                 plan.releases,
                 plan.multiplier,
                 plan.per_client,
-                with_sizes=not plan.noise and self._shows_sizes,
+                with_sizes=not plan.noise and _shows_sizes(method),
             )
         )
-        return client
 
     @property
-    def _shows_sizes(self) -> bool:
-        """Return whether the server reads each client's number of samples beside its updates."""
-        sends = self.weighted or issubclass(self.client, SumClient)
-        return sends and not self.per_client and not self.sums_securely
-
-    def _signature_multiplier(self, noise: float) -> float:
-        """Return z of signatures; with a `target_epsilon` it is that of all other noise.
-
-        Args:
-            noise: Z.
-        """
-        if self.target_epsilon is not None:
-            return float(noise)
-        return float(self.signature_noise)
-
-    @property
-    def fields_with_own_noise(self) -> frozenset[str]:
-        """Return the fields of gradient signatures, where these have noise."""
-        if not self.by_gradients or not self._signature_multiplier(1.0):
-            return super().fields_with_own_noise
-        return super().fields_with_own_noise | {"signature", "projections"}
-
-    def adds_noise(self, config: Mapping[str, Any]) -> bool:
-        """Return whether signatures have noise, or anything else has.
-
-        Args:
-            config: what clients and server agreed on.
-        """
-        return bool(config.get("signature_noise")) or super().adds_noise(config)
-
-    def signature_views(self) -> list[str]:
+    def views(self) -> list[str]:
         """Return what the server sees of all signatures together; nothing without any.
 
         They are read one by one, also where sums are secure.
@@ -235,25 +228,28 @@ class GradientSignatureProtocol(ClusteringProtocol):
             )
         return views
 
-    def signature_assumptions(self) -> list[str]:
-        """Return what ε leaves out of signatures."""
-        noisy = self.signature_noise > 0 or self.target_epsilon is not None
-        noisy = noisy and self.by_gradients
-        if noisy and self.dp_unit == "example":
+    def assumptions(self, privacy: Privacy) -> list[str]:
+        """Return what ε leaves out of signatures.
+
+        Args:
+            privacy: options of the run.
+        """
+        noisy = self.signature_noise > 0 or privacy.target_epsilon is not None
+        if noisy and self.by_gradients and privacy.dp_unit == "example":
             return ["each client's number of samples, by which signatures are divided"]
         return []
 
-    def check(self, clients: int) -> None:
-        """Check the options of signatures, too.
+    def check(self, method: ProtocolHooks, clients: int) -> None:
+        """Check the options of signatures.
 
         Args:
+            method: whose options they are.
             clients: m.
 
         Raises:
             UsageError: an option is out of range or has no effect, or the noise is given twice.
         """
-        super().check(clients)
-        check_choice(self, signature=self.signature_choices)
+        check_choice(self, signature=self.choices)
         if not self.by_gradients:
             self._check_unused()
             return
@@ -264,17 +260,29 @@ class GradientSignatureProtocol(ClusteringProtocol):
         check_number(self, "signature_centre", -1e6, 1e6, high_in=True)
         if self.signature_size is not None:
             check_whole(self, signature_size=1)
-        if self.signature_noise and self.target_epsilon is not None:
+        if self.signature_noise and method.privacy.target_epsilon is not None:
             raise UsageError(
                 "signature_noise and target_epsilon both say how much noise there is: give one of "
                 "them"
             )
+        if getattr(method, "landmarks", None) is not None:
+            raise UsageError(
+                "landmarks are for the comparison of updates, and gradient signatures are all "
+                "compared: leave landmarks out, or take signature update"
+            )
 
     def _check_unused(self) -> None:
         """Raise UsageError for options of signatures in a run without any."""
-        for name in sorted(SIGNATURE_OPTIONS):
-            if getattr(self, name) != getattr(GradientSignatureProtocol, name):
+        for option in sorted(fields(self), key=lambda one: one.name):
+            changed = getattr(self, option.name) != option.default
+            if option.name in SIGNATURE_OPTIONS and changed:
                 raise UsageError(
-                    f"{name} is of gradient signatures, and clients send none: take signature "
-                    "gradient, or leave it out"
+                    f"{option.name} is of gradient signatures, and clients send none: take "
+                    "signature gradient, or leave it out"
                 )
+
+
+def _shows_sizes(method: ProtocolHooks) -> bool:
+    """Return whether the server reads each client's number of samples beside its updates."""
+    sends = method.weighted or issubclass(method.client, SumClient)
+    return sends and not method.privacy.per_client and not method.sums.hide_replies
