@@ -22,7 +22,7 @@ from securecluster.core import manifest
 from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.devices import choose_device, cpu_threads, reproducible
 from securecluster.core.lazy_torch import torch
-from securecluster.core.option_groups import group
+from securecluster.core.option_groups import group, is_group
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.core.validation import check_number, check_whole
@@ -142,7 +142,7 @@ class ClusteringProtocol(ProtocolHooks):
         """
         if "__dataclass_fields__" not in vars(cls):
             declared = vars(cls).get("__annotations__", {})
-            names = [name for name in values if name in declared]
+            names = [name for name in declared if name in values or is_group(vars(cls).get(name))]
             if names:
                 raise UsageError(
                     f"{cls.__name__} declares {names[0]} and lacks @protocol: decorate the class"
@@ -181,8 +181,8 @@ class ClusteringProtocol(ProtocolHooks):
     signed-permutation, rotation or haar
     """
     privacy: Privacy = group(Privacy)
-    sums: Sums = group(Sums)
     pairs: Pairs = group(Pairs)
+    sums: Sums = group(Sums)
 
     if TYPE_CHECKING:
 
@@ -197,8 +197,7 @@ class ClusteringProtocol(ProtocolHooks):
         Raises:
             UsageError: hyper-parameters or a federation that this method cannot work with.
         """
-        # the narrower options first, whose sentences name the nearer way out
-        for options in reversed(self.option_groups):
+        for options in self.option_groups:
             options.check(self, clients)
         # Values that depend on the data are not resolved yet: valid ones stand in for them.
         privacy = self.privacy
@@ -617,8 +616,7 @@ class ClusteringProtocol(ProtocolHooks):
         """
         self._fitted()
         protocol = copy.copy(self)
-        vars(protocol).update(self._made)
-        return protocol
+        return protocol.set_params(**self._made)
 
     def as_server(self) -> Self:
         """Return a new object with the same hyper-parameters, on which the server's half runs.

@@ -18,7 +18,7 @@ another description, by a field of that name.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard, TypeVar, get_type_hints
 
 C = TypeVar("C", bound="type[Grouped]")
 G = TypeVar("G")
@@ -38,6 +38,11 @@ def group(kind: type[G]) -> G:
         kind: a dataclass all of whose fields have defaults.
     """
     return _Declared(kind)  # type: ignore[return-value]
+
+
+def is_group(value: Any) -> TypeGuard[_Declared]:
+    """Return whether a value in the body of a class declares a group that is none yet."""
+    return isinstance(value, _Declared)
 
 
 class Grouped:
@@ -115,8 +120,8 @@ def _flatten(declared: type) -> dict[str, type]:
     groups: dict[str, type] = {}
     annotations: dict[str, Any] = {}
     for name, annotation in vars(declared).get("__annotations__", {}).items():
-        value = vars(declared).get(name)
-        if not isinstance(value, _Declared):
+        value: Any = vars(declared).get(name)
+        if not is_group(value):
             annotations[name] = annotation
             continue
         delattr(declared, name)

@@ -18,6 +18,7 @@ from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import CFL, SRFCA, RandomClusters
+from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.common.privacy_options import Privacy
 from securecluster.runtime.release_accounting import ReleaseAccounting
 
@@ -63,12 +64,20 @@ class HalfCFL(CFL):
     privacy: Privacy = group(Half)
 
 
-@dataclass
+class HalfNoise(Deployment):
+    """Halves of a run whose trusted server takes the clip norm for half of what it is."""
+
+    def costs(self, pipeline: Any, draws: Any) -> ReleaseAccounting:
+        halved = {**self.config, "clip": self.config["clip"] / 2}
+        return Deployment(self.method, halved).costs(pipeline, draws)
+
+
+@grouped
 class HalfCentral(RandomClusters):
     """Clusters of a trusted server that takes the clip norm for half of what it is."""
 
-    def costs(self, pipeline: Any, config: Mapping[str, Any], draws: Any) -> ReleaseAccounting:
-        return super().costs(pipeline, {**config, "clip": config["clip"] / 2}, draws)
+    def build_network(self, transport: Any, config: Any, *others: Any, **named: Any) -> Any:
+        return HalfNoise(self, config).network(transport, *others, **named)
 
 
 def srfca(kind: Any, unit: str) -> Finding:

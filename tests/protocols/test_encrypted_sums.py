@@ -594,7 +594,7 @@ def test_more_clients_than_a_sum_can_hold_are_refused_before_anything_is_sent() 
     config = made.config(two_clusters(6, 30), "float64")
     call = Call("", "contribute", SUM, 1, 1, everyone, None, (5000,) * 5000)
     with pytest.raises(UsageError, match=r"1 to 4096 clients, not 5000.*secagg"):
-        made.aggregator(config).run(sent.append, call, [0] * 5000, 1)
+        Deployment(made, config).aggregator().run(sent.append, call, [0] * 5000, 1)
     with pytest.raises(UsageError, match=r"1 to 4096 clients, not 5000.*pads"):
         Deployment(made, config).pair_aggregator().run(sent.append, call, everyone, "cluster")
     assert sent == []
