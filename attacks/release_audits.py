@@ -59,6 +59,7 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.gradient_signatures import SignatureSender
 from securecluster.protocols.common.messages import ModelDelta
 from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.common.signature_options import by_gradients
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
 from securecluster.protocols.srfca.server import cross_losses
@@ -332,7 +333,7 @@ def planted_signatures(
     Raises:
         UsageError: no such signatures, or clients keep samples aside.
     """
-    if not getattr(protocol, "by_gradients", False):
+    if not by_gradients(protocol):
         raise UsageError("no gradient signatures leave clients in this run")
     if protocol.validation_share:
         raise UsageError("a canary sample may be kept aside, and such samples are in no signature")

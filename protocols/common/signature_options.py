@@ -282,6 +282,12 @@ class GradientSignatures(OptionGroup):
                 )
 
 
+def by_gradients(method: ProtocolHooks) -> bool:
+    """Return whether the clients of a method, of any kind, are clustered by gradient signatures."""
+    options = getattr(method, "signatures", None)
+    return options is not None and bool(options.by_gradients)
+
+
 def _shows_sizes(method: ProtocolHooks) -> bool:
     """Return whether the server reads each client's number of samples beside its updates."""
     sends = method.weighted or issubclass(method.client, SumClient)
