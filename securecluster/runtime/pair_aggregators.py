@@ -58,7 +58,7 @@ class PairFunctions:
         if name != IDENTITY and name not in self._functions:
             names = ", ".join(self._functions) or "none"
             raise UsageError(
-                f"pairs knows no function {name!r} of R: declare it in pair_functions (declared: "
+                f"pairs knows no function {name!r} of R: declare it in the functions of its PairOptions (declared: "
                 f"{names})"
             )
 
