@@ -601,7 +601,8 @@ def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProt
     run = target.run
     in_folder = column == RUN and _holds_the_view(target)
     if in_folder:
-        restored = type(run.protocol)(**run.protocol.get_params()).restore_from(run.folder)
+        restored = type(run.protocol)(**run.protocol.get_params())
+        restored.result_ = restored.fitted_class.of_folder(restored, run.folder)
         # only some attacks are compared with replies before protection
         if run.result["seconds"] > clock.left / 2:
             target.say("Attacks on masks have no score: repeating the run takes too long.")
