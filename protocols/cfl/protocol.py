@@ -147,7 +147,7 @@ class FittedCFL(FittedRun):
         """
         displacement = self.tree_.nodes[node].model
         theta = opened(self.method, self.kept_, displacement)
-        return self._flat.state_dict(theta)
+        return self.network_.state_dict(theta)
 
     def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
         """Return the mean prediction of the models on a cluster's path, root to leaf (V-C).
@@ -159,7 +159,7 @@ class FittedCFL(FittedRun):
         Returns:
             Probabilities of the classes, (n, classes).
         """
-        flat = self._flat
+        flat = self.network_
         predictions = []
         leaf = self.tree_.leaf(cluster)
         for v in self.tree_.path(leaf):

@@ -18,10 +18,12 @@ import numpy as np
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group, is_group
 from securecluster.core.randomness import Randomness
+from securecluster.core.serialization import pack
 from securecluster.core.validation import check_number, check_whole
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging import wire
+from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.budget import Budget
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.masks import build
@@ -30,7 +32,7 @@ from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.config import check_kind, known, numbers
 from securecluster.protocols.common.declaration import hyper_parameters
 from securecluster.protocols.common.deployment import Deployment
-from securecluster.protocols.common.execution import KeySource, build_client, carry_out
+from securecluster.protocols.common.execution import KeySource, build_client, carry_out, replayed
 from securecluster.protocols.common.experiment import experiment_of
 from securecluster.protocols.common.fitted import FittedRun
 from securecluster.protocols.common.hooks import ProtocolHooks
@@ -291,6 +293,31 @@ class ClusteringProtocol(ProtocolHooks, _Result):
         protocol = saved_protocol(cls, Path(folder), model, objects)
         protocol.result_ = cls.fitted_class.of_folder(protocol, Path(folder))
         return protocol
+
+    def replay(
+        self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto"
+    ) -> bytes:
+        """Run the server alone against a recorded transcript, and return its final state, packed.
+
+        The state must equal the recorded one. What the server draws in secret follows from the
+        secret of the run that this protocol was fitted in, or was loaded from; a protocol that is
+        not fitted derives it from the seed, as runs with `keys_from_seed` do.
+
+        Args:
+            transcript: the recorded frames.
+            config: what clients and server agreed on.
+            threads: those of the run's settings, since sums round differently with another number.
+            device: that of the run's settings, since sums round differently on another device.
+
+        Raises:
+            ReplayError: a request differs from the recorded one by a bit, so the server used
+                information that it received from no verb.
+            UsageError: the server asks for an attribute that a new object does not have.
+        """
+        secrets = None
+        if "result_" in vars(self):
+            secrets = self.result_.kept_.secrets()
+        return pack(replayed(self, transcript, config, threads, device, secrets=secrets)[0])
 
     # Type checkers see the members of a result by `_Result`.
     if not TYPE_CHECKING:
