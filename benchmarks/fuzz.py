@@ -450,7 +450,6 @@ def record(case: str) -> Recorded:
     """Run a case over real frames, and record them."""
     method = method_of(case)
     data = federation(CLIENTS, seed=0)
-    method._flat = method.flat_model(data)  # which newcomers train, too
     config = method.config(data, "float32")
     recorded = Recorded(method, data, config, [], {})
     doors = {i: _recording(recorded, i) for i in EVERYONE}
