@@ -66,6 +66,7 @@ from securecluster.protocols.common.serialization import (
     save,
 )
 from securecluster.protocols.common.sum_options import PLAIN, SumOptions, simulated_server_keys
+from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import (
     Endpoint,
     config_hash,
@@ -73,7 +74,7 @@ from securecluster.runtime.endpoint import (
     message_types,
 )
 from securecluster.runtime.run import Line, Run
-from securecluster.runtime.server_channel import ChannelState, ServerChannel
+from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings, check_settings
 from securecluster.runtime.transport import Replay, Transport
 from securecluster.training.chance_level import Chance

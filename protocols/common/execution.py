@@ -45,6 +45,7 @@ from securecluster.protocols.common.newcomers import (
 )
 from securecluster.protocols.common.serialization import SCHEMA, SHARED, FittedState, FittedSummary
 from securecluster.runtime import run_secret
+from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.key_authority import AuthorityState, KeyAuthority
 from securecluster.runtime.release_accounting import ReleaseAccounting
@@ -52,7 +53,7 @@ from securecluster.runtime.release_budget import ReleaseBudget
 from securecluster.runtime.release_guard import ReleaseGuard
 from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.run import Appended, CheckpointPart, Line, Run, checkpoints
-from securecluster.runtime.server_channel import ChannelState, ServerChannel
+from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import (
     InProcess,

@@ -20,17 +20,11 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.runtime.aggregators import Exchange
 from securecluster.runtime.encrypted_replies import EncryptedPairTotal, encrypted_pairs_class
 from securecluster.runtime.encrypted_sum_client import EncodedRow, EncryptionService
-from securecluster.runtime.encrypted_sums import (
-    CHUNK,
-    AskAuthority,
-    EncryptedChannel,
-    GroupSum,
-    KeyRecord,
-)
-from securecluster.runtime.key_exchange import Ask
+from securecluster.runtime.encrypted_sums import CHUNK, EncryptionKeyRelay, GroupSum
 from securecluster.runtime.pad_client import PairRange, columns_of
 from securecluster.runtime.pair_aggregators import PairFunctions, PairTotal, check_replies
 from securecluster.runtime.pair_release import from_grid, own_pairs, pair_layout, rounding
+from securecluster.runtime.port import Connected
 from securecluster.runtime.secure_sum_client import members_of
 
 LabelledValue = Callable[[list[int]], Any]
@@ -111,7 +105,7 @@ class EncryptedPairService(EncryptionService):
         return self._closed(call, layout, rows, encrypted_pairs_class(expected, pair_range.bits))
 
 
-class EncryptedPairs:
+class EncryptedPairs(Connected):
     """Aggregator for pairs whose server reads no row, and of R what the key authority releases.
 
     Args:
@@ -127,6 +121,7 @@ class EncryptedPairs:
 
     name = "ckks"
     server_reads_rows = False
+    needs_seed = True  # clients tag their ciphertexts under it
 
     def __init__(
         self,
@@ -141,18 +136,7 @@ class EncryptedPairs:
         self._ranges = ranges
         self._functions = functions
         self._labelled = dict(labelled)
-        self._channel = EncryptedChannel(run, parameters, private, roster)
-
-    @property
-    def scheme(self) -> str:
-        """Return the name of the encryption scheme."""
-        return self._channel.parameters.scheme
-
-    def connect(
-        self, ask: Ask, ask_authority: AskAuthority, record: Callable[[], KeyRecord]
-    ) -> None:
-        """Take the channel's functions, as `EncryptedSums.connect` does."""
-        self._channel.connect(ask, ask_authority, record)
+        self.keys: EncryptionKeyRelay = EncryptionKeyRelay(run, parameters, private, roster)
 
     def check(self, then: str) -> None:
         """Raise UsageError for a function of R that is not declared.
@@ -161,14 +145,6 @@ class EncryptedPairs:
             then: name of the function of R.
         """
         self._functions.check(then)
-
-    def ready(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients that have the public key, after an exchange where needed.
-
-        Args:
-            clients: ids of the clients of the next call.
-        """
-        return self._channel.ready(clients)
 
     def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
         """Add encrypted rows, and return what the key authority tells of R.
@@ -193,7 +169,7 @@ class EncryptedPairs:
         text = format_ids(columns)
         count = len(call.to)
         call = replace(call, members=(len(columns),) * count, group=(text,) * count)
-        group_sum = GroupSum(self._channel)
+        group_sum = GroupSum(self.keys)
         ids: list[int] = []
         # Rows are added as they arrive: memory holds a chunk of them, and one sum.
         for first in range(0, count, CHUNK):
@@ -222,8 +198,6 @@ class EncryptedPairs:
     def _told(self, total: GroupSum, call: Call, group: str, then: str) -> torch.Tensor:
         """Return what the key authority tells, (n,) int64."""
         query = EncryptedPairTotal(then=then, **vars(total.sealed(call, group)))
-        reply = self._channel.ask_authority(
-            "authority_pairs", query, call, group, len(total.survivors)
-        )
+        reply = self.keys.ask_authority("authority_pairs", query, call, group, len(total.survivors))
         numbers: torch.Tensor = reply.numbers.row(0)
         return numbers

@@ -8,15 +8,15 @@ sum of a run, the server asks the authority for its public key, and relays it to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
-from securecluster.messaging.messages import Call, Response, Rows, Shared, format_ids
+from securecluster.messaging.messages import Call, Rows, Shared, format_ids
 from securecluster.privacy.homomorphic.ciphers import CiphertextSum, PublicCipher
 from securecluster.privacy.homomorphic.envelopes import (
     TAG,
@@ -33,6 +33,7 @@ from securecluster.privacy.masking.identities import SIGNATURE, Roster
 from securecluster.privacy.secure_sum.cohorts import Cohort
 from securecluster.privacy.secure_sum.pads import KEY, KeyPair
 from securecluster.runtime.aggregators import Exchange, Total, members_by_group
+from securecluster.runtime.channel_state import KeyRecord
 from securecluster.runtime.encrypted_replies import (
     AuthorityRequest,
     EncryptedTotal,
@@ -41,49 +42,15 @@ from securecluster.runtime.encrypted_replies import (
     encrypted_bits,
 )
 from securecluster.runtime.encrypted_sum_client import AUTHORITY, SERVER, as_blocks, from_blocks
-from securecluster.runtime.key_exchange import TRIES, Ask, as_bytes, as_table
+from securecluster.runtime.key_exchange import TRIES, as_bytes, as_table
 from securecluster.runtime.masked_replies import SumRanges
+from securecluster.runtime.port import Connected, Port
 
 # clients whose ciphertexts are in memory at once
 CHUNK = 16
 
 
-@dataclass
-class KeyRecord:
-    """Public keys of the key authority, and the clients that have received them.
-
-    Attributes:
-        public: public key of the encryption; empty before the first exchange.
-        exchange: public key for envelopes.
-        signature: of both.
-        told: ids of the clients.
-    """
-
-    public: bytes = b""
-    exchange: bytes = b""
-    signature: bytes = b""
-    told: list[int] = field(default_factory=list)
-
-
-class AskAuthority(Protocol):
-    """Interface of the function that sends a message to the key authority."""
-
-    def __call__(
-        self, method: str, query: Any, call: Call | None = None, group: str = "", members: int = 1
-    ) -> Response:
-        """Send a message to the key authority, and return its reply.
-
-        Args:
-            method: name of the method.
-            query: message of one frame.
-            call: the call whose sum it belongs to; None for its keys.
-            group: members of the sum, as text.
-            members: number of clients whose replies are in the sum.
-        """
-        ...
-
-
-class EncryptedSums:
+class EncryptedSums(Connected):
     """Aggregator of ciphertexts.
 
     Args:
@@ -97,6 +64,8 @@ class EncryptedSums:
     """
 
     server_reads_replies = False
+    hides_replies = True
+    needs_seed = True  # clients tag their ciphertexts under it
 
     def __init__(
         self,
@@ -113,27 +82,7 @@ class EncryptedSums:
         self._ranges = ranges
         self._dtype = dtype
         self._minimum = minimum
-        self._channel = EncryptedChannel(run, parameters, private, roster)
-
-    def connect(
-        self, ask: Ask, ask_authority: AskAuthority, record: Callable[[], KeyRecord]
-    ) -> None:
-        """Take the channel's functions for messages of the aggregator itself.
-
-        Args:
-            ask: sends a message to clients.
-            ask_authority: sends a message to the key authority.
-            record: returns the record of keys, which is part of the channel's state.
-        """
-        self._channel.connect(ask, ask_authority, record)
-
-    def ready(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients that have the public key, after an exchange where needed.
-
-        Args:
-            clients: ids of the clients of the next sums.
-        """
-        return self._channel.ready(clients)
+        self.keys: EncryptionKeyRelay = EncryptionKeyRelay(run, parameters, private, roster)
 
     def run(
         self,
@@ -161,7 +110,7 @@ class EncryptedSums:
                 check_members(len(members))
                 texts[group] = format_ids(members)
         call = replace(call, group=tuple(texts.get(group, "") for group in by))
-        sums = {group: GroupSum(self._channel) for group in texts}
+        sums = {group: GroupSum(self.keys) for group in texts}
         encrypted = self._collect(exchange, call, by, sums, cohorts)
         counts = [0] * groups
         survivors: set[int] = set()
@@ -226,7 +175,7 @@ class EncryptedSums:
     ) -> None:
         """Write the numbers of one group's sums into the tables (groups, …)."""
         for shape in group_sum.layout.fields:
-            most = self._channel.parameters.largest_integer(shape.bits, members)
+            most = self.keys.parameters.largest_integer(shape.bits, members)
             codec = self._ranges.fixed_point(shape.name, shape.bits, members, most)
             # Numbers beside updates are few, and are decoded in full.
             dtype = self._dtype if shape.bits == 32 else torch.float64
@@ -284,7 +233,7 @@ class _WaitingCohorts:
             self._sums[self._group_of[client]].add(*row)
 
 
-class EncryptedChannel:
+class EncryptionKeyRelay:
     """The server's keys, and its exchanges with clients and the key authority.
 
     Args:
@@ -302,22 +251,24 @@ class EncryptedChannel:
         self.pair = KeyPair(private)
         self.roster = roster
         self._cipher: PublicCipher | None = None
-        self._ask: Ask | None = None
-        self._ask_authority: AskAuthority | None = None
-        self._record: Callable[[], KeyRecord] = KeyRecord
 
-    def connect(
-        self, ask: Ask, ask_authority: AskAuthority, record: Callable[[], KeyRecord]
-    ) -> None:
-        """Take the channel's functions, as `EncryptedSums.connect` does."""
-        self._ask = ask
-        self._ask_authority = ask_authority
-        self._record = record
+    def connect(self, port: Port) -> None:
+        """Take the channel's port.
+
+        Args:
+            port: its state has the record of the keys.
+        """
+        self._port = port
+
+    @property
+    def _record(self) -> KeyRecord:
+        """Return the record of the key authority's keys."""
+        return self._port.state().encryption.setdefault(self.parameters.scheme, KeyRecord())
 
     @property
     def cipher(self) -> PublicCipher:
         """Return the public key, also in a new process."""
-        public = self._record().public
+        public = self._record.public
         # A resumed run brings the record: keys are parsed again only where they are others.
         if self._cipher is None or self._cipher.public != public:
             self._cipher = PublicCipher(self.parameters, public)
@@ -326,19 +277,28 @@ class EncryptedChannel:
     @property
     def exchange(self) -> bytes:
         """Return the key authority's public key for envelopes."""
-        return self._record().exchange
+        return self._record.exchange
 
     def ask_authority(
         self, method: str, query: Any, call: Call | None = None, group: str = "", members: int = 1
     ) -> Any:
-        """Return the key authority's reply to a message, as `AskAuthority` declares.
+        """Return the key authority's reply to a message.
+
+        Args:
+            method: name of the method.
+            query: message of one frame.
+            call: the call whose sum it belongs to; None for the authority's keys.
+            group: members of the sum, as text.
+            members: number of clients whose replies are in the sum.
 
         Raises:
             FrameError: it does not reply.
         """
-        assert self._ask_authority is not None
+        groups = (group,) if group else ()
         for _ in range(TRIES):
-            response = self._ask_authority(method, query, call, group, members)
+            response = self._port.to_authority(
+                method, (0,), query, call=call, group=groups, members=(members,)
+            )
             if response.reply is not None:
                 return response.reply
         raise FrameError("the key authority does not reply: start it, and resume the run")
@@ -349,14 +309,14 @@ class EncryptedChannel:
         Args:
             clients: ids of the clients.
         """
-        record = self._record()
+        record = self._record
         if not record.public:
             reply = self.ask_authority("authority_key", AuthorityRequest(self.parameters.scheme))
             # Kept as sent: clients check the authority's signature of these very bytes.
             record.public = unpadded(as_bytes(reply.public.row(0)))
             record.exchange = as_bytes(reply.exchange.row(0))
             record.signature = as_bytes(reply.signature.row(0))
-        assert self._ask is not None
+        state = self._port.state()
         for _ in range(TRIES):
             silent = [client for client in clients if client not in record.told]
             if not silent:
@@ -368,7 +328,8 @@ class EncryptedChannel:
                 signature=_shared(record.signature),
                 server=_shared(self.pair.public),
             )
-            response = self._ask("encryption_key", silent, query)
+            state.sum_step += 1
+            response = self._port.to_clients("encryption_key", silent, query, step=state.sum_step)
             # Who did not reply may not have it: it is told again, and not asked for a row before.
             record.told = sorted({*record.told, *response.ids})
         return [client for client in clients if client in record.told]
@@ -378,11 +339,11 @@ class GroupSum:
     """The sum of one group's ciphertexts.
 
     Args:
-        channel: the server's keys.
+        relay: the server's keys.
     """
 
-    def __init__(self, channel: EncryptedChannel) -> None:
-        self._channel = channel
+    def __init__(self, relay: EncryptionKeyRelay) -> None:
+        self._relay = relay
         self._sum: CiphertextSum | None = None
         # what each client sent for the authority: its key, its box of tags, its signature
         self._boxes: dict[int, tuple[bytes, bytes, bytes]] = {}
@@ -403,14 +364,14 @@ class GroupSum:
                 sender; fields other than those of the other clients; or ciphertexts that cannot be
                 added to theirs.
         """
-        channel = self._channel
+        relay = self._relay
         layout = Layout.parse(reply.layout, encrypted_bits(type(reply)))
         # Sums of other fields would decrypt to numbers that mean nothing.
         if self._sum is not None and layout != self.layout:
             raise FrameError("encrypted rows of a sum differ in their fields")
         context = EnvelopeContext(
-            fingerprint=channel.cipher.fingerprint,
-            run=channel.run,
+            fingerprint=relay.cipher.fingerprint,
+            run=relay.run,
             purpose=call.method,
             call=call.step,
             attempt=call.attempt,
@@ -422,20 +383,20 @@ class GroupSum:
         # The signature covers the sealed bytes, so it is checked before anything is opened.
         envelope = from_blocks(reply.envelope, position)
         key = as_bytes(reply.key.row(position))
-        if channel.roster is not None:
+        if relay.roster is not None:
             signature = as_bytes(reply.signature.row(position))
-            channel.roster.check(client, context.signed(envelope), signature)
+            relay.roster.check(client, context.signed(envelope), signature)
         ciphertexts = open_envelope(
             envelope,
-            channel.pair,
+            relay.pair,
             key,
             context,
-            layout.ciphertexts(channel.parameters),
-            channel.parameters,
+            layout.ciphertexts(relay.parameters),
+            relay.parameters,
         )
         # The server cannot open a box, but boxes of a sum are relayed as one table.
         box = as_bytes(reply.box.row(position))
-        tags = text_bytes(layout.ciphertexts(channel.parameters), channel.parameters)
+        tags = text_bytes(layout.ciphertexts(relay.parameters), relay.parameters)
         if len(box) != tags + TAG:
             raise FrameError(
                 f"the box of client {client} for the key authority has {len(box)} bytes, not "
@@ -443,7 +404,7 @@ class GroupSum:
             )
         total = self._sum
         if total is None:
-            total = CiphertextSum(channel.cipher)
+            total = CiphertextSum(relay.cipher)
         try:
             total.add(ciphertexts)
         # The sentence names the client: its envelope is valid, and what it holds is not.
@@ -466,9 +427,7 @@ class GroupSum:
             FrameError: the authority's reply has other numbers than the sum.
         """
         query = self.sealed(call, group)
-        reply = self._channel.ask_authority(
-            "authority_sum", query, call, group, len(self.survivors)
-        )
+        reply = self._relay.ask_authority("authority_sum", query, call, group, len(self.survivors))
         # Fields of one width lie one after the other, in the order of the layout.
         remaining = {32: reply.narrow.row(0), 64: reply.wide.row(0)}
         totals = {}
@@ -490,11 +449,11 @@ class GroupSum:
             group: members of the sum, as text.
         """
         assert self._sum is not None
-        channel = self._channel
+        relay = self._relay
         survivors = format_ids(self.survivors)
         context = EnvelopeContext(
-            fingerprint=channel.cipher.fingerprint,
-            run=channel.run,
+            fingerprint=relay.cipher.fingerprint,
+            run=relay.run,
             purpose=call.method,
             call=call.step,
             attempt=call.attempt,
@@ -504,14 +463,14 @@ class GroupSum:
             group=f"{group}/{survivors}",
             layout=str(self.layout),
         )
-        envelope = seal(self._sum.serialized(), channel.pair, channel.exchange, context)
+        envelope = seal(self._sum.serialized(), relay.pair, relay.exchange, context)
         keys, boxes, signatures = zip(*(self._boxes[k] for k in self.survivors), strict=True)
         return EncryptedTotal(
-            scheme=channel.parameters.scheme,
+            scheme=relay.parameters.scheme,
             purpose=call.method,
             layout=str(self.layout),
             survivors=survivors,
-            server=_shared(channel.pair.public),
+            server=_shared(relay.pair.public),
             envelope=as_blocks([envelope]),
             keys=Shared(as_table(list(keys), KEY)),
             boxes=Shared(as_table(list(boxes), len(boxes[0]))),

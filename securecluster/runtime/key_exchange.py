@@ -7,9 +7,9 @@ follow from them are apart by purpose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from securecluster.messaging.messages import Ack, Call, Empty, Picks, Response, 
 from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.privacy.masking.key_agreement import MOST_CLIENTS, KeyRing
 from securecluster.privacy.secure_sum.pads import KEY, KeyPair, check_public_keys, transcript
+from securecluster.runtime.channel_state import KeyDirectory, SumOffer
+from securecluster.runtime.port import Port
 from securecluster.runtime.services import MessageTypes
 
 # calls of a client that does not reply
@@ -183,69 +185,27 @@ def offer_statement(run: bytes, client: int, public: bytes) -> bytes:
     return transcript("securecluster secure sum offer v1", run, client, public)
 
 
-@dataclass
-class SumOffer:
-    """Public key of a client, as the server relays it."""
-
-    client: int
-    key: bytes
-    signature: bytes
-
-
-@dataclass
-class KeyDirectory:
-    """Public keys that clients offered, and which of them each client has received.
-
-    Args:
-        offers: offers in the order in which they came.
-        told: number of the first offers that a client has received, by its id.
-    """
-
-    offers: list[SumOffer] = field(default_factory=list)
-    told: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def keys(self) -> dict[int, bytes]:
-        """Return the public keys by client id."""
-        return {offer.client: offer.key for offer in self.offers}
-
-
-class Ask(Protocol):
-    """Interface of the function that sends a message of the aggregator itself."""
-
-    def __call__(
-        self,
-        method: str,
-        to: Sequence[int],
-        query: Any,
-        call: Call | None = None,
-        group: Sequence[str] = (),
-        members: Sequence[int] = (),
-    ) -> Response:
-        """Send a message to some clients, and return their replies.
-
-        Args:
-            method: name of the method.
-            to: ids of the clients.
-            query: message with one frame per client.
-            call: the call whose sum it belongs to; None for the exchange of keys.
-            group: members of each client's sum, as text.
-            members: their numbers.
-        """
-        ...
-
-
 class KeyRelay:
     """The server's half of the exchange.
 
-    Args:
-        ask: sends a message to clients.
-        directory: returns the keys, which are part of the channel's state.
+    Attributes:
+        port: the channel's, whose state has the keys.
     """
 
-    def __init__(self, ask: Ask, directory: Callable[[], KeyDirectory]) -> None:
-        self._ask = ask
-        self._directory = directory
+    port: Port
+
+    def connect(self, port: Port) -> None:
+        """Take the channel's port.
+
+        Args:
+            port: sends the messages of the exchange.
+        """
+        self.port = port
+
+    @property
+    def directory(self) -> KeyDirectory:
+        """Return the keys that clients offered."""
+        return self.port.state().sum_keys
 
     def ready(self, clients: Sequence[int]) -> list[int]:
         """Return the clients that have the keys of each other, after an exchange where needed.
@@ -253,7 +213,7 @@ class KeyRelay:
         Args:
             clients: ids of the clients of the next sums.
         """
-        directory = self._directory()
+        directory = self.directory
         for _ in range(TRIES):
             offered = directory.keys
             silent = [client for client in clients if client not in offered]
@@ -269,33 +229,39 @@ class KeyRelay:
         return [client for client in clients if directory.told.get(client) == last]
 
     def _collect_offers(self, clients: Sequence[int]) -> None:
-        response = self._ask("sum_offer", clients, Empty())
+        response = self._send("sum_offer", clients, Empty())
         if response.reply is None:
             return
         keys = response.reply.key.values
         signatures = response.reply.signature.values
         for client, key, signature in zip(response.ids, keys, signatures, strict=True):
             offer = SumOffer(client, as_bytes(key), as_bytes(signature))
-            self._directory().offers.append(offer)
+            self.directory.offers.append(offer)
 
     def _behind(self, clients: Sequence[int]) -> list[int]:
         """Return the clients that offered a key and lack one of another client."""
-        directory = self._directory()
+        directory = self.directory
         offered = directory.keys
         last = len(directory.offers)
         return [c for c in clients if c in offered and directory.told.get(c, 0) < last]
 
     def _relay_offers(self, clients: Sequence[int]) -> None:
-        directory = self._directory()
+        directory = self.directory
         last = len(directory.offers)
         picks = tuple(tuple(range(directory.told.get(c, 0), last)) for c in clients)
         ids = torch.tensor([offer.client for offer in directory.offers])
         keys = as_table([offer.key for offer in directory.offers], KEY)
         signatures = as_table([offer.signature for offer in directory.offers], SIGNATURE)
         query = SumKeys(Picks(ids, picks), Picks(keys, picks), Picks(signatures, picks))
-        response = self._ask("sum_keys", clients, query)
+        response = self._send("sum_keys", clients, query)
         for client in response.ids:
             directory.told[client] = last
+
+    def _send(self, method: str, to: Sequence[int], query: Any) -> Response:
+        """Send a message of the exchange."""
+        state = self.port.state()
+        state.sum_step += 1
+        return self.port.to_clients(method, to, query, step=state.sum_step)
 
 
 def as_table(rows: Sequence[bytes], width: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ each. A client that is lost costs nothing but its own row and column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from securecluster.core.lazy_torch import torch
@@ -14,7 +14,7 @@ from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.messages import Call, format_ids
 from securecluster.privacy.secure_sum.pair_pads import PAIR
 from securecluster.runtime.aggregators import Exchange
-from securecluster.runtime.key_exchange import TRIES, Ask, KeyDirectory, KeyRelay
+from securecluster.runtime.key_exchange import TRIES, KeyRelay
 from securecluster.runtime.pad_client import PairRange, PairsRequest
 from securecluster.runtime.pair_aggregators import (
     PairFunctions,
@@ -23,9 +23,10 @@ from securecluster.runtime.pair_aggregators import (
     check_rows,
     positions,
 )
+from securecluster.runtime.port import Connected
 
 
-class PaddedPairs:
+class PaddedPairs(Connected):
     """Aggregator for pairs whose server reads sums of pairs.
 
     Args:
@@ -39,18 +40,7 @@ class PaddedPairs:
     def __init__(self, ranges: Mapping[str, PairRange], functions: PairFunctions) -> None:
         self._ranges = ranges
         self._functions = functions
-        self._ask: Ask | None = None
-        self._relay: KeyRelay | None = None
-
-    def connect(self, ask: Ask, directory: Callable[[], KeyDirectory]) -> None:
-        """Take the channel's function for messages of the aggregator itself.
-
-        Args:
-            ask: sends a message to clients.
-            directory: returns the keys, which are part of the channel's state.
-        """
-        self._ask = ask
-        self._relay = KeyRelay(ask, directory)
+        self.keys: KeyRelay = KeyRelay()
 
     def check(self, then: str) -> None:
         """Raise UsageError for a function of R that is not declared.
@@ -59,15 +49,6 @@ class PaddedPairs:
             then: name of the function of R.
         """
         self._functions.check(then)
-
-    def ready(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients that have the keys of each other, after an exchange where needed.
-
-        Args:
-            clients: ids of the clients of the next call.
-        """
-        assert self._relay is not None
-        return self._relay.ready(clients)
 
     def run(self, exchange: Exchange, call: Call, columns: Sequence[int], then: str) -> PairTotal:
         """Read padded rows, add those of each pair, and compute a function of R.
@@ -94,20 +75,19 @@ class PaddedPairs:
 
     def _attempt(self, call: Call, columns: Sequence[int]) -> Call:
         """Return the call in an attempt that its clients can take part in, without silent ones."""
-        assert self._ask is not None
         text = format_ids(columns)
         attempts: dict[int, int] = {}
         for _ in range(TRIES):
             silent = [client for client in call.to if client not in attempts]
             if not silent:
                 break
-            response = self._ask(
+            response = self.keys.port.to_clients(
                 "pair_attempt",
                 silent,
                 PairsRequest(call.method),
-                call,
-                [text] * len(silent),
-                [len(columns)] * len(silent),
+                call=call,
+                group=[text] * len(silent),
+                members=[len(columns)] * len(silent),
             )
             if response.reply is not None:
                 attempt_numbers = response.reply.attempt.values.tolist()

@@ -10,7 +10,7 @@ member is left out of the sum as a whole (`privacy.secure_sum.cohorts`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,15 +27,9 @@ from securecluster.privacy.secure_sum.double_mask import (
 )
 from securecluster.privacy.secure_sum.graph import Graph
 from securecluster.runtime.aggregators import Exchange, Total, chunk_size, members_by_group
-from securecluster.runtime.key_exchange import (
-    TRIES,
-    Ask,
-    KeyDirectory,
-    KeyRelay,
-    as_bytes,
-    as_table,
-)
+from securecluster.runtime.key_exchange import TRIES, KeyRelay, as_bytes, as_table
 from securecluster.runtime.masked_replies import BOX, SumRanges, bits_of, summed_class
+from securecluster.runtime.port import Connected, Send
 from securecluster.runtime.secure_sum_client import (
     FollowingSum,
     LostMembers,
@@ -50,7 +44,7 @@ KEPT_BYTES = 1 << 30
 FIRST_CHUNK = 32
 
 
-class SecureSums:
+class SecureSums(Connected):
     """Aggregator of masked rows.
 
     Args:
@@ -64,6 +58,7 @@ class SecureSums:
 
     name = "secagg"
     server_reads_replies = False
+    hides_replies = True
 
     def __init__(
         self,
@@ -80,29 +75,7 @@ class SecureSums:
         self._fixed = fixed
         # by method with fixed rows: lists of survivors that clients were asked to open
         self._asked: dict[str, list[tuple[int, ...]]] = {}
-        self._ask: Ask | None = None
-        self._directory: Callable[[], KeyDirectory] = KeyDirectory
-        self._relay: KeyRelay | None = None
-
-    def connect(self, ask: Ask, directory: Callable[[], KeyDirectory]) -> None:
-        """Take the channel's function for messages of the aggregator itself.
-
-        Args:
-            ask: sends a message to clients.
-            directory: returns the keys, which are part of the channel's state.
-        """
-        self._ask = ask
-        self._directory = directory
-        self._relay = KeyRelay(ask, directory)
-
-    def ready(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients that have the keys of each other, after an exchange where needed.
-
-        Args:
-            clients: ids of the clients of the next sums.
-        """
-        assert self._relay is not None
-        return self._relay.ready(clients)
+        self.keys: KeyRelay = KeyRelay()
 
     def run(
         self,
@@ -157,7 +130,7 @@ class SecureSums:
             return None
         for group_sum in sums.values():
             group_sum.hold_to(self._asked.get(group_sum.context.values, []))
-        unmasking = _Rounds(self._ask, call, texts)
+        unmasking = _Rounds(self.keys.port.to_clients, call, texts)
         unmasking.reveal_pads(sums)
         opened = [group_sum for group_sum in sums.values() if group_sum.can_finish]
         if not opened:
@@ -170,7 +143,7 @@ class SecureSums:
 
     def _group_sums(self, call: Call, by: Sequence[int], groups: int) -> dict[int, _GroupSum]:
         """Return the sums of the groups that are large enough, by group."""
-        public = self._directory().keys
+        public = self.keys.directory.keys
         minimum = 0
         if isinstance(call.query, FollowingSum):
             minimum = call.query.least
@@ -448,14 +421,13 @@ class _Rounds:
     """The exchanges that unmask the sums of one call, for all of its groups at once.
 
     Args:
-        ask: sends a message to clients.
+        send: sends a message to clients.
         call: the call for the rows.
         texts: members of each group, as text.
     """
 
-    def __init__(self, ask: Ask | None, call: Call, texts: Mapping[int, str]) -> None:
-        assert ask is not None
-        self._ask = ask
+    def __init__(self, send: Send, call: Call, texts: Mapping[int, str]) -> None:
+        self._to_clients = send
         self._call = call
         self._texts = texts
 
@@ -569,7 +541,9 @@ class _Rounds:
         texts = [self._texts[group] for group in groups]
         counts = dict(zip(self._call.to, self._call.members, strict=True))
         members = [counts[client] for client in clients]
-        return self._ask(method, clients, query, self._call, texts, members)
+        return self._to_clients(
+            method, clients, query, call=self._call, group=texts, members=members
+        )
 
 
 def _lost(sums: Sequence[_GroupSum]) -> Picks:

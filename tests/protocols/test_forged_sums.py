@@ -72,7 +72,7 @@ class Server:
 
     @property
     def cipher(self) -> PublicCipher:
-        return self.run.served.net.aggregator._channel.cipher
+        return self.run.served.net.aggregator.keys.cipher
 
     @property
     def secret(self) -> SecretCipher:
@@ -83,7 +83,7 @@ class Server:
     def sum_of(self, round_index: int, clients: Sequence[int]) -> GroupSum:
         """A sum of some replies to a call, with the boxes that came with them."""
         call, reply = self.calls[round_index]
-        total = GroupSum(self.run.served.net.aggregator._channel)
+        total = GroupSum(self.run.served.net.aggregator.keys)
         for client in clients:
             total.add(call, client, reply, client)
         return total
@@ -391,7 +391,7 @@ def test_clients_without_a_common_seed_encrypt_nothing(federation: Federation) -
         server.again[0]()
     keys.restore(dataclasses.replace(keys.secrets, seed={k: bytes([k]) * 32 for k in range(6)}))
     other = server.again[0]()
-    total = GroupSum(server.run.served.net.aggregator._channel)
+    total = GroupSum(server.run.served.net.aggregator.keys)
     for client in range(CLIENTS):
         total.add(call, client, other, client)
     fresh(server)
@@ -419,7 +419,7 @@ def test_pairs_are_bound_as_sums_are(federation: Federation) -> None:
     (call,) = [content(k)[0] for k, e in enumerate(entries) if e.method == "authority_pairs"]
     (rows,) = [content(k) for k, e in enumerate(entries) if e.method == "relevance"]
     assert ask(run, call).ids == (0,)
-    channel = run.served.net.pair_aggregator._channel
+    channel = run.served.net.pair_aggregator.keys
     total = GroupSum(channel)
     for client in range(CLIENTS):
         total.add(rows[0], client, rows[1].reply, client)
@@ -457,7 +457,7 @@ def canceled(server: Server, key: bytes, seed: bytes, identity: Any) -> Call:
     pair = KeyPair(key)
     context = EnvelopeContext(
         cipher.fingerprint,
-        server.run.served.net.aggregator._channel.run,
+        server.run.served.net.aggregator.keys.run,
         call.method,
         call.step,
         call.attempt,
@@ -469,7 +469,7 @@ def canceled(server: Server, key: bytes, seed: bytes, identity: Any) -> Call:
     tags_key = tag_key(seed, context.run, cipher.fingerprint)
     tags = LinearTags(cipher.parameters, tags_key)
     text = as_text(tags_key, [tags.of(cipher.coefficients(data)) for data in row])
-    exchange = server.run.served.net.aggregator._channel.exchange
+    exchange = server.run.served.net.aggregator.keys.exchange
     box = seal_bytes(text, pair, exchange, context)
     assert total._sum is not None
     own = total._sum.serialized()

@@ -32,10 +32,11 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.restarts import Restart
+from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.release_guard import ReleaseGuard
 from securecluster.runtime.run import CheckpointPart, Run
-from securecluster.runtime.server_channel import ChannelState, ServerChannel
+from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import Framed
 from securecluster.training.local_trainer import LocalTrainer
 

@@ -27,9 +27,10 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols import CFL, Settings
 from securecluster.runtime.aggregators import Plain
 from securecluster.runtime.call_context import CallContext
+from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import GATHER, PAIRS, SUM, Endpoint, answers, message_types
 from securecluster.runtime.run import Run
-from securecluster.runtime.server_channel import ChannelState, ServerChannel
+from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import Framed, InProcess
 
 CONFIG = "c" * 32
