@@ -745,10 +745,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         """
         if hasattr(self.gps, method):
             return message_types(self.gps, method)
-        ranges = self.pair_fields if self.hides_pairs else {}
-        return hidden_message_types(
-            self.client, method, self.sums_securely, ranges, self.encrypted_verbs
-        )
+        return hidden_message_types(self.client, method, self.hidden_replies)
 
     def flat_model(self, federation: Federation) -> FlatModel:
         """Return the network with its initial weights θ_0, as a flat vector."""

@@ -175,11 +175,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     # Checked here, where the clients' numbers are known.
     if key_source.roster is not None and key_source.identity is not None:
         check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
-    sums = protocol.secure_sum_service(config, keys, pipeline, noise_streams)
-    pads = protocol.pad_service(config, keys)
-    endpoint = Endpoint(
-        client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums, pads=pads
-    )
+    halves = protocol.client_halves(config, keys, pipeline, noise_streams)
+    endpoint = Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits, halves=halves)
     endpoint.noise = protocol.client_noise(config, noise_streams)
     endpoint.guard = _release_guard(protocol, config, client)
     if reads.data:  # what clients keep may follow from data before the first call

@@ -21,12 +21,18 @@ from securecluster.privacy.secure_sum.cohorts import Cohort, Cohorts
 from securecluster.privacy.secure_sum.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.dp_options import DISTRIBUTED, DPOptions
+from securecluster.runtime.client_half import ClientHalf, HiddenReplies
 from securecluster.runtime.encrypted_pairs import (
     EncryptedPairs,
     EncryptedPairService,
     LabelledValue,
 )
-from securecluster.runtime.encrypted_replies import encrypted_bits, is_encrypted
+from securecluster.runtime.encrypted_replies import (
+    EncryptedPairReplies,
+    EncryptedReplies,
+    encrypted_bits,
+    is_encrypted,
+)
 from securecluster.runtime.encrypted_sum_client import AUTHORITY_NUMBER, EncryptedSumService
 from securecluster.runtime.encrypted_sums import EncryptedSums
 from securecluster.runtime.endpoint import (
@@ -40,7 +46,7 @@ from securecluster.runtime.endpoint import (
 )
 from securecluster.runtime.key_authority import KeyAuthority
 from securecluster.runtime.masked_replies import SumRanges
-from securecluster.runtime.pad_client import PadService, PairRange
+from securecluster.runtime.pad_client import PaddedReplies, PadService, PairRange
 from securecluster.runtime.padded_pairs import PaddedPairs
 from securecluster.runtime.pair_aggregators import (
     PairAggregator,
@@ -49,7 +55,7 @@ from securecluster.runtime.pair_aggregators import (
     PlainPairs,
 )
 from securecluster.runtime.pair_release import LABELS, MATRIX, RELEASES, PairRelease
-from securecluster.runtime.secure_sum_client import SecureSumService
+from securecluster.runtime.secure_sum_client import MaskedReplies, SecureSumService
 from securecluster.runtime.secure_sums import SecureSums
 
 PLAIN = "plain"
@@ -156,6 +162,20 @@ class SumOptions(DPOptions):
         if self.encrypts_pairs:
             verbs.add(PAIRS)
         return frozenset(verbs)
+
+    @property
+    def hidden_replies(self) -> dict[str, HiddenReplies]:
+        """Return what hides replies, by the verb that they leave through."""
+        hidden: dict[str, HiddenReplies] = {}
+        if self.sums_encrypted:
+            hidden[SUM] = EncryptedReplies()
+        elif self.sums_securely:
+            hidden[SUM] = MaskedReplies()
+        if self.encrypts_pairs:
+            hidden[PAIRS] = EncryptedPairReplies(self.pair_fields)
+        elif self.pads_pairs:
+            hidden[PAIRS] = PaddedReplies(self.pair_fields)
+        return hidden
 
     @property
     def _schemes(self) -> list[Parameters]:
@@ -404,6 +424,26 @@ class SumOptions(DPOptions):
             noise=self.sum_noise(config, draws),
             noises=self.sum_noises(config, draws),
         )
+
+    def client_halves(
+        self, config: Mapping[str, Any], keys: KeyRing, pipeline: Pipeline, draws: NoiseStreams
+    ) -> dict[str, ClientHalf]:
+        """Return the clients' halves of the protections, by the verb whose replies they hide.
+
+        Args:
+            config: what clients and server agreed on.
+            keys: the clients' keys.
+            pipeline: stages of their replies.
+            draws: the streams of their noise.
+        """
+        halves: dict[str, ClientHalf] = {}
+        sums = self.secure_sum_service(config, keys, pipeline, draws)
+        if sums is not None:
+            halves[SUM] = sums
+        pairs = self.pad_service(config, keys)
+        if pairs is not None:
+            halves[PAIRS] = pairs
+        return halves
 
     def secure_sum_service(
         self, config: Mapping[str, Any], keys: KeyRing, pipeline: Pipeline, draws: NoiseStreams

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
@@ -21,11 +21,14 @@ from securecluster.runtime.aggregators import Exchange
 from securecluster.runtime.encrypted_replies import EncryptedPairTotal, encrypted_pairs_class
 from securecluster.runtime.encrypted_sum_client import EncodedRow, EncryptionService
 from securecluster.runtime.encrypted_sums import CHUNK, EncryptionKeyRelay, GroupSum
-from securecluster.runtime.pad_client import PairRange, columns_of
+from securecluster.runtime.pad_client import PairRange, check_pairs_alone, columns_of
 from securecluster.runtime.pair_aggregators import PairFunctions, PairTotal, check_replies
 from securecluster.runtime.pair_release import from_grid, own_pairs, pair_layout, rounding
 from securecluster.runtime.port import Connected
 from securecluster.runtime.secure_sum_client import members_of
+
+if TYPE_CHECKING:
+    from securecluster.runtime.endpoint import ReleasePolicy
 
 LabelledValue = Callable[[list[int]], Any]
 
@@ -54,33 +57,35 @@ class EncryptedPairService(EncryptionService):
         self._ranges = ranges
         self._saturate = saturate
 
-    def check(self, call: Call, columns: str) -> None:
+    def check(self, call: Call, release: ReleasePolicy) -> None:
         """Raise an error for a call that a client cannot or will not send a row in.
 
         Args:
             call: requests for rows of pairs.
-            columns: field of the query with the clients that a row has numbers of.
+            release: declaration of the called method.
 
         Raises:
             FrameError: the frame does not name the members, or asks about others than these.
-            PolicyError: too few members, or no public key yet.
+            PolicyError: replies that leave in other ways, too few members, or no public key yet.
         """
+        check_pairs_alone(call, release)
         # The order of the columns is part of R: another one would permute its rows.
         self._check_members(call)
         for k, (client, members) in enumerate(members_of(call)):
-            if columns_of(call.query, columns, k, client) != members:
+            if columns_of(call.query, release.columns, k, client) != members:
                 raise FrameError(
                     f"client {client} is asked about other clients than the members of its pairs: "
                     "the frame is refused"
                 )
 
-    def padded(self, call: Call, reply: Any, expected: type) -> Any:
+    def hidden(self, call: Call, reply: Any, expected: type, release: ReleasePolicy) -> Any:
         """Return a reply with encrypted rows.
 
         Args:
             call: the request.
             reply: the reply, with one row per recipient.
             expected: class of the reply.
+            release: declaration of the called method.
 
         Raises:
             UpdateError: a number beyond its range.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from securecluster.messaging.bounds import Octets, Ring, Upto
 from securecluster.messaging.messages import Ack, Picks, Rows, Shared, kinds
@@ -17,6 +17,9 @@ from securecluster.privacy.secure_sum.pads import KEY
 from securecluster.runtime.masked_replies import bits_of, masked_class
 from securecluster.runtime.pad_client import PairRange, padded_class, padded_reply
 from securecluster.runtime.services import MessageTypes
+
+if TYPE_CHECKING:
+    from securecluster.runtime.endpoint import ReleasePolicy
 
 # Lengths that a sender may choose: no more is allocated than it has sent, and the receivers check
 # envelopes and keys against the configuration's parameters.
@@ -211,3 +214,40 @@ def decrypted_class(encrypted: type) -> type:
     """
     reply: type = encrypted.__reply__  # type: ignore[attr-defined]
     return reply
+
+
+class EncryptedReplies:
+    """Messages of encrypted sums."""
+
+    methods: Mapping[str, MessageTypes] = {**ENCRYPTION_METHODS, **AUTHORITY_METHODS}
+
+    def reply_class(self, reply: type, release: ReleasePolicy) -> type:
+        """Return the class of a reply with encrypted rows.
+
+        Args:
+            reply: class of the reply.
+            release: declaration of its method.
+        """
+        return encrypted_class(reply, release.through)
+
+
+class EncryptedPairReplies:
+    """Messages of encrypted pairs.
+
+    Args:
+        ranges: range of each field of rows.
+    """
+
+    methods = EncryptedReplies.methods
+
+    def __init__(self, ranges: Mapping[str, PairRange]) -> None:
+        self._ranges = ranges
+
+    def reply_class(self, reply: type, release: ReleasePolicy) -> type:
+        """Return the class of a reply with an encrypted row of pairs.
+
+        Args:
+            reply: class of the reply.
+            release: declaration of its method.
+        """
+        return encrypted_pairs_reply(reply, self._ranges)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.privacy.masking.key_agreement import MOST_CLIENTS, KeyRing
 from securecluster.privacy.secure_sum.cohorts import Cohort
 from securecluster.privacy.secure_sum.pads import KEY, KeyPair, transcript
+from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.encrypted_replies import (
     ENCRYPTION_METHODS,
     EncryptionKey,
@@ -41,8 +42,16 @@ from securecluster.runtime.encrypted_replies import (
 )
 from securecluster.runtime.key_exchange import as_bytes, as_table
 from securecluster.runtime.masked_replies import SumRanges
-from securecluster.runtime.secure_sum_client import FollowingSum, check_cohorts, members_of
+from securecluster.runtime.secure_sum_client import (
+    FollowingSum,
+    check_cohorts,
+    check_sums_alone,
+    members_of,
+)
 from securecluster.runtime.services import refuse_other_verbs
+
+if TYPE_CHECKING:
+    from securecluster.runtime.endpoint import ReleasePolicy
 
 # number of the key authority on rosters of identities
 AUTHORITY_NUMBER = MOST_CLIENTS - 1
@@ -69,7 +78,7 @@ class SealedRow:
     box_signature: bytes
 
 
-class EncryptionService:
+class EncryptionService(ClientHalf):
     """The keys of one endpoint's clients, and the envelopes of their ciphertexts.
 
     Args:
@@ -272,8 +281,6 @@ class EncryptedSumService(EncryptionService):
             sum, the key authority checks.
     """
 
-    adds_noise = False  # shares of noise need the ring of secure sums
-
     def __init__(
         self,
         ranges: SumRanges,
@@ -288,25 +295,18 @@ class EncryptedSumService(EncryptionService):
         self._ranges = ranges
         self._cohorts = cohorts
 
-    def reply_class(self, reply: type, through: tuple[str, ...]) -> type:
-        """Return the class of a reply as it leaves its client.
-
-        Args:
-            reply: class of the reply.
-            through: fields that pass through the pipeline.
-        """
-        return encrypted_class(reply, through)
-
-    def check(self, call: Call) -> None:
+    def check(self, call: Call, release: ReleasePolicy) -> None:
         """Raise an error for a sum that a client cannot or will not take part in.
 
         Args:
             call: requests for rows of a sum.
+            release: declaration of the called method.
 
         Raises:
             FrameError: the frame does not name the members of the sum.
-            PolicyError: too few members, or no public key yet.
+            PolicyError: replies that leave in other ways, too few members, or no public key yet.
         """
+        check_sums_alone(call, release)
         # A second sum over the same clients could be compared with the first.
         if isinstance(call.query, FollowingSum):
             raise PolicyError(
@@ -317,17 +317,19 @@ class EncryptedSumService(EncryptionService):
         for client, members in members_of(call):
             check_cohorts(client, members, self._cohorts)
 
-    def masked(self, call: Call, reply: Any, encrypted: type) -> Any:
+    def hidden(self, call: Call, reply: Any, expected: type, release: ReleasePolicy) -> Any:
         """Return a reply as ciphertexts in envelopes for the server.
 
         Args:
             call: the request.
             reply: the reply after the pipeline, with one row per recipient in each field.
-            encrypted: class of the encrypted reply (`encrypted_class`).
+            expected: class of the reply.
+            release: declaration of the called method.
 
         Raises:
             UpdateError: a number beyond the range of its field.
         """
+        encrypted = encrypted_class(expected, release.through)
         layout = layout_of(reply, encrypted_bits(encrypted))
         rows = []
         for k, (_, members) in enumerate(members_of(call)):

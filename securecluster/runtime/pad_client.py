@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError, UsageError
@@ -27,9 +27,13 @@ from securecluster.privacy.secure_sum.pair_pads import (
     PairState,
     add_pair_pads,
 )
+from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.key_exchange import EXCHANGE_METHODS, KeyExchange
 from securecluster.runtime.secure_sum_client import members_of
-from securecluster.runtime.services import MessageTypes, refuse_other_verbs
+from securecluster.runtime.services import PAIRS, MessageTypes, refuse_other_verbs
+
+if TYPE_CHECKING:
+    from securecluster.runtime.endpoint import ReleasePolicy
 
 PURPOSE = "pads of pairs"  # of the keys of pairs
 # bits of the ring, by its size, that no sum of two needs: a pad that did not cancel shows in them
@@ -97,7 +101,29 @@ PAD_METHODS: Mapping[str, MessageTypes] = {
 }
 
 
-class PadService:
+class PaddedReplies:
+    """Messages of padded pairs.
+
+    Args:
+        ranges: range of each field of rows.
+    """
+
+    methods = PAD_METHODS
+
+    def __init__(self, ranges: Mapping[str, PairRange]) -> None:
+        self._ranges = ranges
+
+    def reply_class(self, reply: type, release: ReleasePolicy) -> type:
+        """Return the class of a reply with padded rows.
+
+        Args:
+            reply: class of the reply.
+            release: declaration of its method.
+        """
+        return padded_reply(reply, self._ranges)
+
+
+class PadService(ClientHalf):
     """The part of one endpoint's clients in padded pairs.
 
     Args:
@@ -140,19 +166,19 @@ class PadService:
             attempts.append(PairGuard(client, state).next_attempt(context))
         return NextAttempt(Rows(torch.tensor(attempts, dtype=torch.int64)))
 
-    def check(self, call: Call, columns: str) -> None:
+    def check(self, call: Call, release: ReleasePolicy) -> None:
         """Raise an error for a call that a client cannot or will not send a row in.
-
-        It comes before the client's method, so nothing is computed for such a call.
 
         Args:
             call: requests for rows of pairs.
-            columns: field of the query with the clients that a row has numbers of.
+            release: declaration of the called method.
 
         Raises:
             FrameError: the frame does not name the members, or asks about others than these.
-            PolicyError: too few members, or an attempt that the client refuses.
+            PolicyError: replies that leave in other ways, too few members, or an attempt that the
+                client refuses.
         """
+        check_pairs_alone(call, release)
         for k, (client, members) in enumerate(self._members(call)):
             if client not in members or len(members) < self._minimum:
                 raise PolicyError(
@@ -161,20 +187,21 @@ class PadService:
                 )
             # A number in another's place would be padded with the wrong key, and one in the
             # client's own place would be known: with either, a server could read single numbers.
-            if columns_of(call.query, columns, k, client) != members:
+            if columns_of(call.query, release.columns, k, client) != members:
                 raise FrameError(
                     f"client {client} is asked about other clients than the members of its pairs: "
                     "the frame is refused"
                 )
             self._guard(client).check(self._context(call, call.method, members))
 
-    def padded(self, call: Call, reply: Any, expected: type) -> Any:
+    def hidden(self, call: Call, reply: Any, expected: type, release: ReleasePolicy) -> Any:
         """Return a reply with padded rows.
 
         Args:
             call: the request.
             reply: the reply, with one row per recipient.
             expected: class of the reply.
+            release: declaration of the called method.
 
         Raises:
             UpdateError: a number beyond its range.
@@ -211,6 +238,23 @@ class PadService:
         """Return a client's guard, with what it has sent so far."""
         state = self._keys.secrets.sums.pairs.setdefault(client, PairState())
         return PairGuard(client, state)
+
+
+def check_pairs_alone(call: Call, release: ReleasePolicy) -> None:
+    """Raise PolicyError for a method whose rows may leave in other ways than padded pairs.
+
+    Security rule: with padded pairs no row leaves in another way, and none whose numbers are of
+    other clients than those that its pads are shared with.
+
+    Args:
+        call: requests for rows of pairs.
+        release: declaration of the called method.
+    """
+    if release.via != (PAIRS,) or not release.columns or release.through:
+        raise PolicyError(
+            f"{call.method} may also leave in other ways than padded pairs, or does not say whom "
+            "its rows are about: declare it with @answers(PAIRS, columns=...)"
+        )
 
 
 def columns_of(query: Any, name: str, position: int, client: int) -> tuple[int, ...]:

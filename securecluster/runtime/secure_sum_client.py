@@ -8,9 +8,9 @@ pad keys with the lost ones, and `reveal_shares` the shares of the survivors' se
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError, UsageError
@@ -22,9 +22,13 @@ from securecluster.privacy.secure_sum.double_mask import ClientMasks, SumContext
 from securecluster.privacy.secure_sum.graph import Graph, build_graph
 from securecluster.privacy.secure_sum.pads import KEY, transcript
 from securecluster.privacy.secure_sum.shamir import VALUE
+from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.key_exchange import EXCHANGE_METHODS, KeyExchange, as_bytes, as_table
 from securecluster.runtime.masked_replies import BOX, BOXES, SumRanges, bits_of, masked_class
-from securecluster.runtime.services import MessageTypes, refuse_other_verbs
+from securecluster.runtime.services import SUM, MessageTypes, refuse_other_verbs
+
+if TYPE_CHECKING:
+    from securecluster.runtime.endpoint import ReleasePolicy
 
 PURPOSE = "secure sums"  # of the keys of pairs
 LOST = Upto("lost", "clients")
@@ -86,7 +90,22 @@ SUM_METHODS: Mapping[str, MessageTypes] = {
 }
 
 
-class SecureSumService:
+class MaskedReplies:
+    """Messages of secure sums."""
+
+    methods = SUM_METHODS
+
+    def reply_class(self, reply: type, release: ReleasePolicy) -> type:
+        """Return the class of a reply with masked rows.
+
+        Args:
+            reply: class of the reply.
+            release: declaration of its method.
+        """
+        return masked_class(reply, release.through)
+
+
+class SecureSumService(ClientHalf):
     """The part of one endpoint's clients in secure sums.
 
     Args:
@@ -122,9 +141,14 @@ class SecureSumService:
         self._exchange = KeyExchange(self._run, keys, PURPOSE)
 
     @property
-    def adds_noise(self) -> bool:
-        """Return whether rows get their noise here, and not in the pipeline."""
-        return self._ranges.noise is not None
+    def least_survivors(self) -> Callable[[int], int] | None:
+        """Return the function to the smallest number of survivors whose sum has enough noise.
+
+        None where clients add all of their noise in the pipeline.
+        """
+        if self._ranges.noise is None:
+            return None
+        return self.least_members
 
     def answer(self, call: Call) -> Any:
         """Return the clients' reply in the exchange of keys, or what they reveal.
@@ -143,28 +167,19 @@ class SecureSumService:
             return self._reveal_pads(call)
         return self._reveal_shares(call)
 
-    def reply_class(self, reply: type, through: tuple[str, ...]) -> type:
-        """Return the class of a reply as it leaves its client.
-
-        Args:
-            reply: class of the reply.
-            through: fields that pass through the pipeline.
-        """
-        return masked_class(reply, through)
-
-    def check(self, call: Call) -> None:
+    def check(self, call: Call, release: ReleasePolicy) -> None:
         """Raise an error for a sum that a client cannot or will not take part in.
-
-        It comes before the client's method, so nothing is computed for such a call. The rules that
-        need the row follow in `masked`.
 
         Args:
             call: requests for rows of a sum.
+            release: declaration of the called method.
 
         Raises:
             FrameError: the frame does not name the members of the sum.
-            PolicyError: too few members, or a member whose key the client does not have.
+            PolicyError: replies that leave in other ways, too few members, or a member whose key
+                the client does not have.
         """
+        check_sums_alone(call, release)
         for client, members in members_of(call):
             if client not in members:
                 raise PolicyError(
@@ -195,18 +210,20 @@ class SecureSumService:
                 "clients"
             )
 
-    def masked(self, call: Call, reply: Any, masked: type) -> Any:
+    def hidden(self, call: Call, reply: Any, expected: type, release: ReleasePolicy) -> Any:
         """Return a reply with masked rows, commitments and boxes.
 
         Args:
             call: the request.
             reply: the reply after the pipeline, with one row per recipient in each field.
-            masked: class of the masked reply (`masked_class`).
+            expected: class of the reply.
+            release: declaration of the called method.
 
         Raises:
             UpdateError: a number beyond the range of its field.
             PolicyError: a client sent another row in this sum already.
         """
+        masked = masked_class(expected, release.through)
         groups = list(members_of(call))
         bits = bits_of(masked)
         minimum = 0
@@ -377,6 +394,22 @@ class SecureSumService:
         neighbours = graph.neighbours(client)
         pair_keys = {peer: self._exchange.pair_key(client, peer) for peer in neighbours}
         return ClientMasks(client, secrets.masks[client], pair_keys, context, graph)
+
+
+def check_sums_alone(call: Call, release: ReleasePolicy) -> None:
+    """Raise PolicyError for a method whose replies may leave in other ways than sums.
+
+    Security rule: under secure sums no reply leaves in a plain sum.
+
+    Args:
+        call: requests for rows of a sum.
+        release: declaration of the called method.
+    """
+    if release.via != (SUM,):
+        raise PolicyError(
+            f"{call.method} may also leave in other ways than sums, so a secure sum would hide "
+            "nothing: the request is refused"
+        )
 
 
 def check_cohorts(client: int, members: Collection[int], cohorts: Sequence[Cohort]) -> None:

@@ -18,8 +18,8 @@ from securecluster.attacks.views import knowledge_of, observed_updates, truth_of
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging.parties import AUTHORITY, SERVER, WIRE, client, lps
 from securecluster.messaging.transcript import NAMING_METHODS, Transcript
+from securecluster.protections.registry import SERVICE_METHODS
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, OneShot, Settings
-from securecluster.runtime.endpoint import SERVICE_METHODS
 
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
 

@@ -45,7 +45,7 @@ from securecluster.protocols.conformance import (
 )
 from securecluster.runtime import encrypted_sum_client
 from securecluster.runtime.encrypted_sum_client import EncryptedSumService
-from securecluster.runtime.endpoint import SUM
+from securecluster.runtime.endpoint import SUM, release_of
 from securecluster.runtime.key_authority import AuthorityState
 from securecluster.runtime.transport import Framed, InProcess, Transport, WithAuthority
 
@@ -117,14 +117,14 @@ def test_noise_is_added_before_rounding_and_costs_the_same(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noise: dict[str, Any] = {"clip": 1.0, "noise": 1.0}
-    masked = EncryptedSumService.masked
+    hidden = EncryptedSumService.hidden
     noised: list[torch.Tensor] = []
 
-    def tapped(service: EncryptedSumService, call: Call, reply: Any, encrypted: type) -> Any:
+    def tapped(service: EncryptedSumService, call: Call, reply: Any, *declared: Any) -> Any:
         noised.append(reply.delta.values.double())
-        return masked(service, call, reply, encrypted)
+        return hidden(service, call, reply, *declared)
 
-    monkeypatch.setattr(EncryptedSumService, "masked", tapped)
+    monkeypatch.setattr(EncryptedSumService, "hidden", tapped)
     run = run_with_authority(make("fedavg", aggregation="ckks", rounds=1, **noise), federation)
     # 2^22 integers for the bound 1.01 + 8 standard deviations: steps of 2^-18
     rows = torch.cat(noised).numpy()
@@ -595,10 +595,10 @@ def test_more_clients_than_a_sum_can_hold_are_refused_before_anything_is_sent() 
         made.pair_aggregator(config).run(sent.append, call, everyone, "cluster")
     assert sent == []
     # nor does a client answer a server that would send it
-    service = made.build_client(two_clusters(6, 30), DOUBLE)._sums
+    service = made.build_client(two_clusters(6, 30), DOUBLE).halves["sum"]
     named = dataclasses.replace(call, to=(0,), members=(5000,), group=("0-4999",))
     with pytest.raises(UsageError, match="1 to 4096 clients, not 5000"):
-        service.check(named)
+        service.check(named, release_of(made.client.contribute))
 
 
 def test_a_client_without_keys_encrypts_nothing_also_where_it_had_some_before(

@@ -122,15 +122,15 @@ def recorded(federation: Federation, scheme: str) -> Server:
         return packed(*args)
 
     replies: list[Any] = []
-    masked = EncryptedSumService.masked
+    hidden = EncryptedSumService.hidden
 
     def repeated(*args: Any) -> Any:
-        replies.append(partial(masked, *args))
-        return masked(*args)
+        replies.append(partial(hidden, *args))
+        return hidden(*args)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("securecluster.runtime.encrypted_sum_client.pack", tapped)
-        patch.setattr(EncryptedSumService, "masked", repeated)
+        patch.setattr(EncryptedSumService, "hidden", repeated)
         run = run_with_authority(fedavg(scheme, rounds=2), federation)
     entries = run.served.transcript.entries
     content = run.served.transcript.content

@@ -269,10 +269,9 @@ def endpoint_of(
     pipeline.arm(draws)
     cohort.secret = draws
     client, limits = made.make_client(cohort, pipeline, config), made.limits(config, pipeline)
-    sums = made.secure_sum_service(config, own, pipeline, draws)
-    pads = made.pad_service(config, own)
+    halves = made.client_halves(config, own, pipeline, draws)
     run = config_hash(config)
-    found = Endpoint(client, cohort.ids, run, pipeline, own, limits=limits, sums=sums, pads=pads)
+    found = Endpoint(client, cohort.ids, run, pipeline, own, limits=limits, halves=halves)
     found.noise = made.client_noise(config, draws)
     found.guard = guard_of(made, client, config)
     return found

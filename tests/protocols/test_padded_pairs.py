@@ -395,7 +395,7 @@ def test_a_node_without_pads_answers_no_padded_call(honest: Served, federation: 
     clients = Clients(honest, federation, "sum_offer")
     call = clients.calls["pair_attempt"].select([0])
     config = node._config
-    with pytest.raises(FrameError, match="not padded"):
+    with pytest.raises(FrameError, match="same protocol with the same protections"):
         node.answer(dataclasses.replace(call, config=config))
 
 
