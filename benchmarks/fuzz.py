@@ -60,6 +60,7 @@ from securecluster.protocols import (
     Signature,
 )
 from securecluster.protocols.common.client import ClientState
+from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.common.execution import build_client
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
@@ -404,7 +405,7 @@ class Recorded:
 
     def authority(self) -> KeyAuthority | None:
         """Return the key authority, as it is before a run; None where nothing is encrypted."""
-        authority: KeyAuthority | None = self.method.build_authority(self.config)
+        authority: KeyAuthority | None = Deployment(self.method, self.config).authority()
         return authority
 
     @property

@@ -253,9 +253,9 @@ class CLoVE(AssignEachRound):
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""
-        noise = "with noise, " if self.noisy else ""
+        noise = "with noise, " if self.privacy.noisy else ""
         update = "update (the plain sum reads all replies; a cluster of one shows one)"
-        if self.per_client:
+        if self.privacy.per_client:
             update = f"{noise}each client's clipped {update}"
         else:
             update = f"{noise}each client's number of samples and weighted {update}"

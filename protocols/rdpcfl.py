@@ -385,7 +385,7 @@ class RDPCFL(AssignEachRound):
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""
-        noise = "with noise, " if self.noisy else ""
+        noise = "with noise, " if self.privacy.noisy else ""
         return Disclosures(
             server=[
                 f"{noise}norms and inner products of the clients' first updates, and their values "

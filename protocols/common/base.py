@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hmac
 import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -23,29 +22,26 @@ from securecluster.core import manifest
 from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.devices import choose_device, cpu_threads, reproducible
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import group, is_group
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, unpack
 from securecluster.core.validation import check_number, check_whole
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging import wire
-from securecluster.messaging.bounds import Limits, free_axes, unknown_sizes
 from securecluster.messaging.messages import Call, Rows
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.transcript import INDEX, Transcript
 from securecluster.models.objectives import Objective, objective
 from securecluster.privacy.dp.budget import Budget
-from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import Secrets
 from securecluster.privacy.masking.masks import MaskInfo, build, describe
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.privacy.row_layout import layout
-from securecluster.privacy.secure_sum.pads import transcript as encoded
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.config import check_kind, known, numbers
 from securecluster.protocols.common.declaration import hyper_parameters
-from securecluster.protocols.common.dry_run import RunReleases, run_releases
+from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.common.execution import (
     Joined,
     KeySource,
@@ -56,6 +52,8 @@ from securecluster.protocols.common.execution import (
 )
 from securecluster.protocols.common.hooks import ProtocolHooks, without_clients
 from securecluster.protocols.common.newcomers import NewcomerRecord, warn_if_dear
+from securecluster.protocols.common.pair_options import Pairs
+from securecluster.protocols.common.privacy_options import Privacy
 from securecluster.protocols.common.program import program_digest
 from securecluster.protocols.common.serialization import (
     SHARED,
@@ -65,20 +63,15 @@ from securecluster.protocols.common.serialization import (
     read_kept,
     save,
 )
-from securecluster.protocols.common.sum_options import PLAIN, SumOptions, simulated_server_keys
+from securecluster.protocols.common.sum_options import Sums
 from securecluster.runtime.channel_state import ChannelState
-from securecluster.runtime.endpoint import (
-    Endpoint,
-    config_hash,
-    hidden_message_types,
-    message_types,
-)
+from securecluster.runtime.endpoint import Endpoint, hidden_message_types, message_types
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings, check_settings
 from securecluster.runtime.transport import Replay, Transport
 from securecluster.training.chance_level import Chance
-from securecluster.training.local_trainer import LocalTrainer, check_training
+from securecluster.training.local_trainer import LocalTrainer, LocalTraining, check_training
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
@@ -88,7 +81,7 @@ FEW_ROUNDS = 30  # below this number a warning about poor models suggests more r
 
 
 @hyper_parameters
-class ClusteringProtocol(SumOptions, ProtocolHooks):
+class ClusteringProtocol(ProtocolHooks):
     """Base class of all clustering protocols.
 
     The constructor stores hyper-parameters only, `fit` returns self, and attributes of the fitted
@@ -150,7 +143,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         """
         if "__dataclass_fields__" not in vars(cls):
             declared = vars(cls).get("__annotations__", {})
-            names = [name for name in values if name in declared]
+            names = [name for name in declared if name in values or is_group(vars(cls).get(name))]
             if names:
                 raise UsageError(
                     f"{cls.__name__} declares {names[0]} and lacks @protocol: decorate the class"
@@ -188,6 +181,13 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
+    privacy: Privacy = group(Privacy)
+    pairs: Pairs = group(Pairs)
+    sums: Sums = group(Sums)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Any) -> None: ...
 
     def check(self, clients: int) -> None:
         """Check the hyper-parameters.
@@ -198,14 +198,14 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         Raises:
             UsageError: hyper-parameters or a federation that this method cannot work with.
         """
-        self.check_private()
-        self.check_sums()
-        self.check_cohorts(clients)
+        for options in self.option_groups:
+            options.check(self, clients)
         # Values that depend on the data are not resolved yet: valid ones stand in for them.
+        privacy = self.privacy
         config = {
             "lr": 1.0 if self.lr is None else self.lr,
-            "clip": self.clip or 1.0,
-            "noise": self.noise,
+            "clip": privacy.clip or 1.0,
+            "noise": privacy.noise,
         }
         check_training(self.training(config))
         if self.keep_momentum and not self.one_model:
@@ -370,7 +370,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             suggested = float(f"{lr / 3:.1g}")
         direction = "a higher" if suggested > lr else "a lower"
         advice = [f"{direction} learning rate (--lr {suggested:g} in place of {lr:g})"]
-        if self.noisy:
+        if self.privacy.noisy:
             advice.append("less noise")
         if rounds < FEW_ROUNDS:
             advice.append("more rounds")
@@ -617,8 +617,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         """
         self._fitted()
         protocol = copy.copy(self)
-        vars(protocol).update(self._made)
-        return protocol
+        return protocol.set_params(**self._made)
 
     def as_server(self) -> Self:
         """Return a new object with the same hyper-parameters, on which the server's half runs.
@@ -639,18 +638,6 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             UsageError: a mask that does not work with the model's dimension.
         """
         dimension = self.flat_model(federation).dimension
-        params = {**self.shown_params(), **self.resolve_defaults(federation)}
-        if not self.sums_securely:
-            # Noise follows the configuration: that of plain sums is as it was before there were
-            # others.
-            del params["aggregation"]
-            del params["sum_bound"]
-            del params["cohort_size"]
-            params.pop("exact_weights", None)
-        if self.relevance == PLAIN:
-            del params["relevance"]
-        if not self.encrypts_pairs:
-            del params["relevance_release"]
         config = numbers(
             {
                 "schema": 2,
@@ -658,12 +645,14 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
                 "protocol": self.name,
                 "dtype": dtype,
                 "dimension": dimension,
-                **params,
-                **self.sum_facts(federation, params),
+                **self.shown_params(),
+                **self.resolve_defaults(federation),
                 **known(federation),
                 **self.shared_facts(federation),
             }
         )
+        for options in self.option_groups:
+            config = options.agreed(self, federation, config)
         # A mask that cannot work on this model is refused before anything is written.
         self.check_sum_noise(config, self.pipeline(config))
         return config
@@ -694,7 +683,9 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
         if lr is None:
             lr = rate(self.model, task, classes, self.optimizer, federation.bright)
         resolved["lr"] = float(lr)
-        return {**resolved, **self.resolve_noise(federation, self.validation_share)}
+        for options in self.option_groups:
+            resolved |= options.resolved(self, federation, resolved)
+        return resolved
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the stages between a client's update and the wire.
@@ -703,38 +694,26 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             config: what clients and server agreed on.
         """
         mask = build(self.mask, config["dimension"])
-        return Pipeline([*self.stages(config), *mask])
+        pipeline = Pipeline([*self.privacy.stages(config), *mask])
+        for options in self.option_groups:
+            pipeline = options.pipeline(self, config, pipeline)
+        return pipeline
 
-    def limits(self, config: Mapping[str, Any], pipeline: Pipeline) -> Limits:
-        """Return the limits of frames, which both sides enforce.
+    def training(self, config: Mapping[str, Any]) -> LocalTraining:
+        """Return the hyper-parameters of a client's training in a round.
 
         Args:
-            config: what clients and server agreed on.
-            pipeline: the stages of clients' replies.
+            config: what clients and server agreed on, with the resolved learning rate and noise.
         """
-        itemsize = 4
-        if config["dtype"] == "float64":
-            itemsize = 8
-        sizes = self.frame_sizes(config)
-        self._check_sizes(sizes)
-        return Limits(sizes, layout(pipeline, itemsize))
-
-    def _check_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Raise UsageError for a message of this method with a bound of an unknown name."""
-        messages: list[type] = []
-        for name in dir(self.client):
-            if hasattr(getattr(self.client, name), "__release__"):
-                messages += self.message_types(name)
-        names = set(sizes)
-        for message in messages:
-            names |= free_axes(message)
-        for message in messages:
-            unknown = unknown_sizes(message, names)
-            if unknown:
-                raise UsageError(
-                    f"{message.__name__} has a bound by {unknown[0]!r}, which is no size of this "
-                    f"protocol ({', '.join(sizes)}): name one of these, or add it to frame_sizes"
-                )
+        plan = LocalTraining(
+            config["lr"],
+            self.epochs,
+            self.batch_size,
+            self.optimizer,
+            self.momentum,
+            keep_momentum=bool(self.keep_momentum),
+        )
+        return self.privacy.training(plan, config)
 
     def message_types(self, method: str) -> tuple[type, type]:
         """Return the (query class, reply class) of a call.
@@ -830,40 +809,7 @@ class ClusteringProtocol(SumOptions, ProtocolHooks):
             secrets: secret random streams of a simulated run; None derives them from the seed,
                 which protects nothing.
         """
-        pipeline = self.pipeline(config)
-        randomness = Randomness(config["seed"])
-        run = config_hash(config)
-        if key is None:
-            secrets = secrets or randomness
-            noise_streams = NoiseStreams.derived(secrets, run)
-            private, roster = simulated_server_keys(secrets)
-        else:
-            noise_streams = NoiseStreams(lambda _: key, run)
-            statement = encoded("securecluster server envelopes v1", run)
-            private = hmac.digest(key, statement, "sha256")
-        return ServerChannel(
-            config["clients"],
-            transport,
-            run,
-            pipeline,
-            randomness,
-            aggregator=self.aggregator(config, private, roster),
-            agreed=config,
-            costs=self.costs(pipeline, config, noise_streams),
-            device=device,
-            limits=self.limits(config, pipeline),
-            pair_aggregator=self.pair_aggregator(config, private, roster),
-            cohorts=self.cohorts(config),
-        )
-
-    def run_releases(self, federation: Federation, clients: int | None = None) -> RunReleases:
-        """Return what a client releases in a whole run, by runs of stand-ins for clients.
-
-        Args:
-            federation: clients of the run, or newcomers, of which public facts count.
-            clients: number of the run's clients; that of the federation's by default.
-        """
-        return run_releases(self, federation, clients or len(federation))
+        return Deployment(self, config).network(transport, key, device, roster, secrets)
 
     def program(self) -> str:
         """Return the digest of this protocol's source, which every run records.

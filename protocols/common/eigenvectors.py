@@ -14,6 +14,7 @@ import numpy as np
 
 from securecluster.clustering.eigenvectors import top
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import grouped
 from securecluster.core.validation import check_noise, check_whole
 from securecluster.data import Federation
 from securecluster.errors import PolicyError, UsageError
@@ -258,7 +259,7 @@ def _joined(
     return values, vectors
 
 
-@dataclass(kw_only=True)
+@grouped
 class EigenvectorProtocol(ClusteringProtocol):
     """Options of the methods whose clients share eigenvectors, with noise in Gram matrices."""
 
@@ -363,7 +364,7 @@ class EigenvectorProtocol(ClusteringProtocol):
     @property
     def fields_with_own_noise(self) -> frozenset[str]:
         """Return the eigenvectors, where Gram matrices have noise."""
-        if self.target_epsilon is None and not self.gram_noise:
+        if self.privacy.target_epsilon is None and not self.gram_noise:
             return super().fields_with_own_noise
         return super().fields_with_own_noise | {"vectors"}
 
@@ -395,7 +396,7 @@ class EigenvectorProtocol(ClusteringProtocol):
         Args:
             noise: Z.
         """
-        if self.target_epsilon is not None:
+        if self.privacy.target_epsilon is not None:
             return float(noise)
         return float(self.gram_noise)
 
@@ -411,7 +412,7 @@ class EigenvectorProtocol(ClusteringProtocol):
         super().check(clients)
         check_whole(self, vectors=1)
         check_noise(self, "gram_noise")
-        if self.gram_noise and self.target_epsilon is not None:
+        if self.gram_noise and self.privacy.target_epsilon is not None:
             raise UsageError(
                 "gram_noise and target_epsilon both say how much noise there is: give one of them"
             )

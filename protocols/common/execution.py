@@ -33,6 +33,8 @@ from securecluster.privacy.masking.identities import Identity, Roster, check_ros
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import ClientState, TrainingClient
+from securecluster.protocols.common.deployment import Deployment
+from securecluster.protocols.common.dry_run import run_releases
 from securecluster.protocols.common.hooks import without_clients
 from securecluster.protocols.common.labels import checked_labels
 from securecluster.protocols.common.messages import ModelDelta
@@ -118,6 +120,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     budget: Budget | None = None,
     trainer: type[LocalTrainer] = LocalTrainer,
     streams: type[NoiseStreams] = NoiseStreams,
+    deployment_class: type[Deployment] = Deployment,
 ) -> Endpoint[TrainingClient]:
     """Return the endpoint of some clients of a federation.
 
@@ -134,6 +137,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         budget: of the one client, over all runs; None for none.
         trainer: class of the clients' local training.
         streams: class of their streams of noise.
+        deployment_class: makes their half of the run.
 
     Raises:
         UsageError: an identity, a roster or a budget that does not fit the clients.
@@ -149,7 +153,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         if numbers is None:
             first = int(config["clients"])
             numbers = range(first, first + len(federation))
-    pipeline = protocol.pipeline(config)
+    deployment = deployment_class(protocol, config)
+    pipeline = deployment.pipeline()
     keys = _keys(config, pipeline, key_source)
     run = config_hash(config)
     whole_clients = config["dp_unit"] == "client"
@@ -170,14 +175,14 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         noise_streams,
     )
     with cohort.access.during("make_client", may_read=True, may_train=True) as reads:
-        client = protocol.make_client(cohort, pipeline, config)
-    limits = protocol.limits(config, pipeline)
+        client = deployment.client(cohort, pipeline)
+    limits = deployment.limits(pipeline)
     # Checked here, where the clients' numbers are known.
     if key_source.roster is not None and key_source.identity is not None:
         check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
-    halves = protocol.client_halves(config, keys, pipeline, noise_streams)
+    halves = deployment.client_halves(keys, pipeline, noise_streams)
     endpoint = Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits, halves=halves)
-    endpoint.noise = protocol.client_noise(config, noise_streams)
+    endpoint.noise = deployment.client_noise(noise_streams)
     endpoint.guard = _release_guard(protocol, config, client)
     if reads.data:  # what clients keep may follow from data before the first call
         client.guard_informed[range(len(cohort.ids))] = True
@@ -185,7 +190,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         # Client and server are one user here, who reads the sentence as it is.
         endpoint.on_refusal = reraise
     # Newcomers' releases come on top of a run that is over: `predict` warns of them.
-    if joins is None and protocol.has_target():
+    if joins is None and protocol.privacy.holds_target:
         endpoint.reservations.append(_release_target(protocol, config, endpoint, federation))
     if budget is not None:
         endpoint.reservations.append(_release_budget(protocol, config, endpoint, budget))
@@ -209,7 +214,7 @@ def _release_guard(
         numbers = zip(cohort.ids, cohort.sizes, cohort.validation_sizes, strict=True)
         for number, training, validation in numbers:
             samples[number] = frozenset((float(training), float(validation)))
-    private = protocol.per_example and config["noise"] > 0
+    private = protocol.privacy.per_example and config["noise"] > 0
     return ReleaseGuard(client, cohort.access, samples, private)
 
 
@@ -227,7 +232,7 @@ def _release_target(
         endpoint: of the clients.
         federation: of all clients.
     """
-    samples = _samples(endpoint.client) if protocol.per_example else {}
+    samples = _samples(endpoint.client) if protocol.privacy.per_example else {}
     costs = _costs(protocol, config, endpoint)
     return ReleaseTarget(
         _target(protocol, config, samples, federation),
@@ -250,9 +255,11 @@ def _target(
         samples: that each client trains on; empty where no price depends on it.
         federation: of all clients.
     """
-    assert protocol.target_epsilon is not None
-    plan = partial(protocol.run_releases(federation).plan, float(config["noise"]))
-    return Target(float(protocol.target_epsilon), float(protocol.delta), plan, samples)
+    privacy = protocol.privacy
+    assert privacy.target_epsilon is not None
+    releases = run_releases(protocol, federation, len(federation))
+    plan = partial(releases.plan, float(config["noise"]))
+    return Target(float(privacy.target_epsilon), float(privacy.delta), plan, samples)
 
 
 def _costs(
@@ -267,7 +274,8 @@ def _costs(
     """
     # nothing is drawn: a server's noise only has a price here
     draws = NoiseStreams(endpoint.keys.noise, config_hash(config))
-    return protocol.costs(protocol.pipeline(config), config, draws)
+    deployment = Deployment(protocol, config)
+    return deployment.costs(deployment.pipeline(), draws)
 
 
 def _release_budget(
@@ -302,7 +310,7 @@ def _release_budget(
         )
     run = config_hash(config)
     costs = _costs(protocol, config, endpoint)
-    samples = endpoint.client.cohort.sizes[0] if protocol.per_example else None
+    samples = endpoint.client.cohort.sizes[0] if protocol.privacy.per_example else None
     key = partial(endpoint.keys.noise, endpoint.ids[0])
     return ReleaseBudget(budget, run, key, costs, samples, endpoint.least_survivors)
 
@@ -424,7 +432,7 @@ class _Simulation:
         inner: Transport = InProcess(endpoint.answer, dropouts)
         # Neither has met the clients' data.
         server = protocol.as_server()
-        authority = server.build_authority(config, secrets=secrets)
+        authority = Deployment(server, config).authority(secrets=secrets)
         if authority is not None:
             authority.observe = protocol.observe_authority
             inner = WithAuthority(
@@ -435,7 +443,7 @@ class _Simulation:
         net = server.build_network(transport, config, device=device, secrets=secrets)
         # The price of DP-SGD depends on numbers of samples. In other runs the ledger, which may be
         # published, does not contain them.
-        if protocol.per_example:
+        if protocol.privacy.per_example:
             net.state.ledger.samples = _samples(client)
         net.state.ledger.names = dict(enumerate(federation.names))
         return cls(
@@ -482,7 +490,7 @@ class _Simulation:
 
     def _restored_target(self) -> Target | None:
         """Return the target of the ledger, which a resumed run has in part; None without one."""
-        if not self.protocol.has_target():
+        if not self.protocol.privacy.holds_target:
             return None
         ledger = self.net.state.ledger
         target = _target(self.protocol, self.config, ledger.samples, self.federation)
@@ -707,7 +715,7 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     server = protocol.as_server()
     net = server.build_network(transport, config, device=device, secrets=secrets)
     guest_names = dict(zip(numbers, newcomers.names, strict=True))
-    guest_samples = _samples(guests.client) if protocol.per_example else {}
+    guest_samples = _samples(guests.client) if protocol.privacy.per_example else {}
     guest_ledger = Ledger(samples=guest_samples, names=guest_names)
     # A copy by value, so that the state of the run does not change.
     end_of_run = unpack(pack(learned.network), ChannelState)
@@ -748,7 +756,7 @@ def _newcomer_numbers(
     numbers = []
     for name, size in zip(names, sizes, strict=True):
         # Only the price of DP-SGD depends on the number of samples.
-        samples = size if protocol.per_example else None
+        samples = size if protocol.privacy.per_example else None
         numbers.append(number_of(planned, first, name, samples))
     return numbers
 

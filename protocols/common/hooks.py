@@ -11,17 +11,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.metrics import agreement, mean
+from securecluster.core.option_groups import Grouped
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Rows
+from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.labels import checked_labels
+from securecluster.protocols.common.option_group import OptionGroup
+from securecluster.protocols.common.pair_options import Pairs
+from securecluster.protocols.common.privacy_options import Privacy, RowNoise
+from securecluster.protocols.common.sum_options import Sums
+from securecluster.runtime.client_half import HiddenReplies
+from securecluster.runtime.encrypted_pairs import LabelledValue
+from securecluster.runtime.encrypted_replies import EncryptedPairReplies, EncryptedReplies
+from securecluster.runtime.endpoint import PAIRS, SUM, has_pairs
+from securecluster.runtime.pad_client import PaddedReplies, PairRange
+from securecluster.runtime.pair_aggregators import PairFunction
 from securecluster.runtime.run import Line, Run
+from securecluster.runtime.secure_sum_client import MaskedReplies
 from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.config import FULL_GRADIENT
+from securecluster.training.local_trainer import LocalTraining
 
 
-class ProtocolHooks(ABC):
+class ProtocolHooks(Grouped, ABC):
     """The server's loop, newcomers, reports, and the observer's measurements."""
 
     name: ClassVar[str]
@@ -37,7 +52,22 @@ class ProtocolHooks(ABC):
     dry: ClassVar[bool] = False
     """True in a run of stand-ins for clients (`dry_run`): work of the server alone can be left out
     there, if no release depends on it."""
+    sums_over_all: ClassVar[bool] = False
+    """Whether all secure sums are over all clients or a share of them, and none over clusters that
+    the server forms. Each client then knows the cohorts, and refuses other lists."""
+    pair_functions: ClassVar[Mapping[str, PairFunction]] = {}
+    """Functions of R that the server may ask for, by name. Their parameters are those of the
+    configuration, so that another party than the server can compute them."""
+    pair_fields: ClassVar[Mapping[str, PairRange]] = {}
+    """Ranges of the fields of rows of pairs."""
+    pair_labels: ClassVar[Mapping[str, LabelledValue]] = {}
+    """Makes the value of a function of R where labels are all that the server is told, by its
+    name."""
     rounds: int
+    mask: str
+    privacy: Privacy
+    sums: Sums
+    pairs: Pairs
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Check that a server's loop declares the class of its state.
@@ -143,9 +173,157 @@ class ProtocolHooks(ABC):
         )
 
     @property
+    def option_groups(self) -> list[OptionGroup]:
+        """Return the groups of options, such as `privacy`."""
+        return [vars(self)[name] for name in self.option_groups_]
+
+    @property
+    def encrypted_verbs(self) -> frozenset[str]:
+        """Return the verbs whose replies are encrypted."""
+        verbs = set()
+        if self.sums.by_authority:
+            verbs.add(SUM)
+        if self.pairs.by_authority:
+            verbs.add(PAIRS)
+        return frozenset(verbs)
+
+    @property
+    def hidden_replies(self) -> dict[str, HiddenReplies]:
+        """Return what hides replies, by the verb that they leave through."""
+        hidden: dict[str, HiddenReplies] = {}
+        if self.sums.by_authority:
+            hidden[SUM] = EncryptedReplies()
+        elif self.sums.hide_replies:
+            hidden[SUM] = MaskedReplies()
+        if self.pairs.by_authority:
+            hidden[PAIRS] = EncryptedPairReplies(self.pair_fields)
+        elif self.pairs.hide_rows:
+            hidden[PAIRS] = PaddedReplies(self.pair_fields)
+        return hidden
+
+    def dry_runs(self) -> Sequence[Mapping[str, Any]]:
+        """Return further hyper-parameters of runs that find how much a run may release.
+
+        A run of stand-ins with the hyper-parameters as they are is counted in any case. Where the
+        server's decisions depend on replies, it may release less than another run: then a method
+        returns those with which it releases the most.
+        """
+        return ()
+
+    def adds_noise(self, config: Mapping[str, Any]) -> bool:
+        """Return whether anything that clients release in a run has noise.
+
+        Then models that clients trained alone stay out of the results, since no noise covers them,
+        and no error of a client may depend on its data.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        return any(options.adds_noise(config) for options in self.option_groups)
+
+    def row_noises(self, config: Mapping[str, Any]) -> dict[str, RowNoise]:
+        """Return the clip norm and noise of fields whose rows are not updates, by field.
+
+        The party that adds the noise of updates adds this noise as well. It is empty in runs
+        without noise.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        return {}
+
+    def trainings(
+        self, usual: LocalTraining, config: Mapping[str, Any]
+    ) -> dict[str, LocalTraining]:
+        """Return the kinds of training by the name that client methods use (`Release.trains`).
+
+        Args:
+            usual: the training of a round.
+            config: what clients and server agreed on.
+        """
+        full = self.privacy.training(FULL_GRADIENT, config)
+        return {"usual": usual, "full": full}
+
+    @property
+    def weights_updates(self) -> bool:
+        """Return whether updates are multiplied by numbers of samples before they are summed."""
+        return not self.privacy.per_client
+
+    def sum_fields(self, config: Mapping[str, Any]) -> dict[str, float]:
+        """Return the largest magnitude of one client's number in each field that is summed.
+
+        A method whose sums have further fields adds them. Rows that pass through the pipeline have
+        32 bits in a secure sum, and other fields 64.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        samples = float(config.get("most_samples", 1))
+        weight = 1.0
+        if self.weights_updates:
+            weight = samples
+        return {"delta": float(config["sum_bound"]) * weight, "size": samples}
+
+    def check_sum_noise(self, config: Mapping[str, Any], pipeline: Pipeline) -> None:
+        """Check that sums over all clients have room for their noise.
+
+        Args:
+            config: what clients and server agreed on.
+            pipeline: stages of clients' replies.
+
+        Raises:
+            UsageError: they do not fit the ring of secure sums.
+        """
+        noise = self.privacy.sum_noise(config)
+        if noise is not None:
+            noise.plan(pipeline.width(config["dimension"]), config["clients"])
+
+    def secure_sums_refusal(self) -> str | None:
+        """Return why this method does not work with secure sums, and the nearest choice that does.
+
+        Returns:
+            One sentence; None where the method works.
+        """
+        return None
+
+    def pairs_refusal(self) -> str | None:
+        """Return why the server of this method forms no pairs, and the nearest choice that works.
+
+        A method that forms pairs with some of its options only adds a reason.
+
+        Returns:
+            One sentence; None where the method works.
+        """
+        if has_pairs(self.client):
+            return None
+        return (
+            f"no reply of {type(self).__name__} leaves in pairs, so there is no relevance to hide: "
+            "take relevance plain"
+        )
+
+    @property
+    def fields_with_own_noise(self) -> frozenset[str]:
+        """Return the fields that clients add noise to before they pass the pipeline."""
+        fields: set[str] = set()
+        for options in self.option_groups:
+            fields |= options.fields_with_own_noise(self)
+        return frozenset(fields)
+
+    @property
+    def refused_methods(self) -> frozenset[str]:
+        """Return the names of client methods that the clients of this run refuse to answer."""
+        refused: set[str] = set()
+        for options in self.option_groups:
+            refused |= options.refused_methods
+        return frozenset(refused)
+
+    @property
     def unused_options(self) -> frozenset[str]:
         """Return the names of hyper-parameters that have no effect beside the others' values."""
-        return frozenset()
+        unused: set[str] = set()
+        for options in self.option_groups:
+            unused |= options.unused
+        return frozenset(unused)
 
     @property
     def server_knows_labels(self) -> bool:
@@ -190,6 +368,9 @@ class ProtocolHooks(ABC):
         Args:
             config: what clients and server agreed on.
         """
+        sizes: dict[str, int] = {}
+        for options in self.option_groups:
+            sizes |= options.frame_sizes(config)
         clients = int(config["clients"])
         rounds = int(self.total_rounds)
         # More calls than any method makes, repetitions included.
@@ -202,6 +383,7 @@ class ProtocolHooks(ABC):
             "steps": FIRST_SEPARATE_STEP + calls,
             "averages": averages,
             "restarts": 0,
+            **sizes,
         }
 
     @property

@@ -40,9 +40,9 @@ from securecluster.protocols.common.blocks import BlockStage
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures, OfPlainSums, OfSecureSums
-from securecluster.protocols.common.dp_options import RowNoise
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.common.privacy_options import RowNoise
 from securecluster.protocols.common.sampling import TRIES, sample_clients
 from securecluster.protocols.common.sum_options import DEVIATIONS, ROUNDING, SECAGG
 from securecluster.protocols.hidden.class_means import ClassMeans
@@ -221,7 +221,7 @@ class Hidden(ClusteringProtocol):
             return 0.0
         deviation = noise.norm * noise.multiplier
         # each client adds the noise of a whole release, and variances add up
-        if self.placement == "local":
+        if self.privacy.placement == "local":
             deviation *= math.sqrt(sums.counts[0])
         return deviation
 
@@ -415,7 +415,7 @@ class Hidden(ClusteringProtocol):
         Sums of them by cluster tell how many samples of the sum's clients are in each: without
         noise, no exact number is sent that only tells clusters.
         """
-        return not self.per_client and (self.exact_weights or not self.sums_securely)
+        return not self.privacy.per_client and (self.exact_weights or not self.sums.hide_replies)
 
     def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
         """Refuse data without labels, and points that are longer than the class means.
@@ -455,7 +455,7 @@ class Hidden(ClusteringProtocol):
         check_range(self, "cluster_share", 0, 1, low_in=False)
         if self.signature_size is not None:
             check_whole(self, signature_size=max(1, self._subspace))
-        if self.per_example and self.noisy:
+        if self.privacy.per_example and self.privacy.noisy:
             raise UsageError(
                 "the sums of hidden protect whole clients, and not their single samples: take "
                 "dp_unit client"
@@ -463,7 +463,7 @@ class Hidden(ClusteringProtocol):
 
     def secure_sums_refusal(self) -> str | None:
         """Return that sums are encrypted, which hold no rows of blocks."""
-        if self.sums_encrypted:
+        if self.sums.by_authority:
             return "the rows of hidden are long for encrypted sums: take aggregation secagg"
         return None
 
@@ -484,7 +484,7 @@ class Hidden(ClusteringProtocol):
         Args:
             config: what clients and server agreed on.
         """
-        if not (self.per_client and config["noise"]):
+        if not (self.privacy.per_client and config["noise"]):
             return {}
         noise = float(config["noise"])
         return {name: RowNoise(1.0, noise * self.privacy_factor(name)) for name in CLUSTERING}
@@ -502,8 +502,8 @@ class Hidden(ClusteringProtocol):
         for name in CLUSTERING:
             stages: tuple[Stage, ...] = ()
             if name in noises:
-                stages = self.row_stages(noises[name], config)
-            elif self.per_client:
+                stages = self.privacy.row_stages(noises[name], config)
+            elif self.privacy.per_client:
                 stages = (Clip(1.0),)
             pipeline.fields[name] = Pipeline(stages)
         by_block: list[Stage] = []
@@ -520,7 +520,7 @@ class Hidden(ClusteringProtocol):
             config: what clients and server agreed on.
             pipeline: stages of clients' replies.
         """
-        noise = self.sum_noise(config)
+        noise = self.privacy.sum_noise(config)
         if noise is not None:
             width = pipeline.of("blocks").stages
             d = int(config["dimension"])
@@ -539,13 +539,13 @@ class Hidden(ClusteringProtocol):
         noises = self.row_noises(config)
         for name in CLUSTERING:
             fields[name] = ROUNDING
-            if name in noises and self.placement == "local":
+            if name in noises and self.privacy.placement == "local":
                 fields[name] += DEVIATIONS * noises[name].multiplier
         return {**fields, "blocks": fields["delta"], "weight": fields["size"]}
 
     def disclosures(self) -> Disclosures:
         """Return what the server sees of all clients together, under every mask."""
-        noisy = ", with noise" if self.noisy else ""
+        noisy = ", with noise" if self.privacy.noisy else ""
         server = [
             f"sums over all clients{noisy}: of their points, of these points' second moments, and "
             "of how many clients are in each cell of a public code book and near each centre",
@@ -565,7 +565,7 @@ class Hidden(ClusteringProtocol):
                     "many samples of the clients in a sum are in each cluster"
                 )
             )
-        if not self.noisy:
+        if not self.privacy.noisy:
             server.append(
                 "without noise, by the difference of two sums, what one client added that is in "
                 "one of them only: its cluster and its update; and a block over one client is its "

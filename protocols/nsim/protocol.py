@@ -220,8 +220,8 @@ class NSIM(ClusteringProtocol):
             grid=self.grid,
             networks=self.networks,
             shape=tuple(shape),
-            clip=float(self.clip or 0),
-            noise=float(noise) if self.per_client else 0.0,
+            clip=float(self.privacy.clip or 0),
+            noise=float(noise) if self.privacy.per_client else 0.0,
         )
 
     def _cluster(self, net: ServerChannel, state: NSIMState, model: TrainedSimilarityModel) -> None:
@@ -353,8 +353,8 @@ class NSIM(ClusteringProtocol):
 
     def disclosures(self) -> Disclosures:
         """Return what the server sees of the layers, and computes from them."""
-        unit = self.dp_unit if self.noisy else ""
-        views = server_view(self.layer, self.init, unit, not self.per_client)
+        unit = self.privacy.dp_unit if self.privacy.noisy else ""
+        views = server_view(self.layer, self.init, unit, not self.privacy.per_client)
         return Disclosures(server=views)
 
     def observe(

@@ -300,7 +300,7 @@ class OneShot(EigenvectorProtocol):
         # eigenvectors are sealed, or masked as features would be
         vector_stages = () if self.sealed else build(self.mask, config["width"])
         return Pipeline(
-            [*self.stages(config), *masks],
+            [*self.privacy.stages(config), *masks],
             Seal(config_hash(config)) if self.sealed else None,
             {"vectors": Pipeline(vector_stages)},
             width(self.mask, shared) if shared else 0,
@@ -351,15 +351,15 @@ class OneShot(EigenvectorProtocol):
     def disclosures(self) -> Disclosures:
         """Return what the servers and clients see, and what ε assumes of features."""
         lps = list(VIEWS["lps"])
-        if self.per_client:
+        if self.privacy.per_client:
             # clipped updates count the same, so clients do not send their numbers of samples
             lps = lps[1:]
         not_covered = []
-        if self.gram_noise or self.target_epsilon:
+        if self.gram_noise or self.privacy.target_epsilon:
             not_covered += feature_maps.assumptions(self.features, self.public)
         if self.gram_noise and self.gram_mechanism == "naive":
             not_covered.append(
-                naive_mechanism.price(self.gram_noise, int(self.vectors), self.delta)
+                naive_mechanism.price(self.gram_noise, int(self.vectors), self.privacy.delta)
             )
         clients = list(VIEWS["client"])
         if self.landmarks is not None:

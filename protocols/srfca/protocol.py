@@ -193,7 +193,7 @@ class SRFCA(ClusteringProtocol):
             senders = list(net.clients)  # RECLUSTER compares the model of every client
         replies = net.gather(SRFCAClient.send_model, Empty(), to=senders, tries=TRIES)
         # under DP-SGD every round of training alone has added noise to the models
-        noisy_trainings = self.local_rounds if self.per_example else 1
+        noisy_trainings = self.local_rounds if self.privacy.per_example else 1
         distance = server.one_shot_distances(
             net, state, replies, self.distance, noisy_trainings, landmarks
         )
@@ -291,7 +291,7 @@ class SRFCA(ClusteringProtocol):
     def weighted(self) -> bool:
         """Return whether averages are weighted, so that clients send |D_i|."""
         if self.average == "auto":
-            return not self.trim and self.clip is None
+            return not self.trim and self.privacy.clip is None
         return self.average == "weighted"
 
     @property
@@ -324,7 +324,7 @@ class SRFCA(ClusteringProtocol):
             config: the run's configuration.
         """
         mask = build(self.mask, config["dimension"])
-        stages = [*self.stages(config), *mask]
+        stages = [*self.privacy.stages(config), *mask]
         seal = Seal(config_hash(config)) if self.sealed else None
         return Pipeline(stages, seal)
 
@@ -420,7 +420,7 @@ class SRFCA(ClusteringProtocol):
                 "the distance l2 compares clients' own models, and no losses of pairs: take "
                 "distance loss, or relevance plain"
             )
-        if not self.sums_securely:
+        if not self.sums.hide_replies:
             return (
                 "clients' losses under each other's models leave again in sums, which show them "
                 "unless they are secure: take aggregation secagg, or relevance plain"
@@ -443,7 +443,7 @@ class SRFCA(ClusteringProtocol):
                 f"the mask {self.mask!r} mixes coordinates, and each is trimmed apart: use a "
                 "permutation, or trim 0"
             )
-        unweighted = self.trim or self.clip is not None
+        unweighted = self.trim or self.privacy.clip is not None
         if self.average == "weighted" and unweighted:
             raise UsageError(
                 "updates that are trimmed or clipped count the same: take average auto or uniform"
@@ -456,7 +456,7 @@ class SRFCA(ClusteringProtocol):
                 "the server compares weights for the distance l2, so it must read them: use "
                 "distance loss, or sealed=False"
             )
-        if self.sealed and self.noisy and self.placement == "central":
+        if self.sealed and self.privacy.noisy and self.privacy.placement == "central":
             raise UsageError(
                 "the server cannot add noise to models that are sealed: use placement local, or "
                 "sealed=False"
@@ -465,7 +465,7 @@ class SRFCA(ClusteringProtocol):
     def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask, and what clients see of others' models."""
         to_server = server_view(
-            self.distance, self.sealed, self.trim > 0, self.noisy, self.weighted
+            self.distance, self.sealed, self.trim > 0, self.privacy.noisy, self.weighted
         )
         to_clients = client_view(self.distance)
         return Disclosures(server=to_server, clients=to_clients)

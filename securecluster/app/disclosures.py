@@ -237,7 +237,7 @@ def disclosures(fitted: ClusteringProtocol) -> list[Disclosure]:
     config = fitted.kept_.learned.config
     protocol = fitted.with_fitted_params()
     pipeline = protocol.pipeline(config)
-    central = fitted.per_client and config["placement"] == "central"
+    central = fitted.privacy.per_client and config["placement"] == "central"
     disclosed: dict[Disclosure, None] = {}  # a set that keeps its order
     for event in fitted.ledger_.events:
         for name in event.fields:
@@ -277,8 +277,8 @@ def _disclosure(
         derived=release.derived,
         masked=masked,
         central=central and clipped and event.mechanism == "gaussian",
-        summed=protocol.sums_securely and event.verb == SUM,
-        paired=protocol.reads_pair_sums and event.verb == PAIRS,
+        summed=protocol.sums.hide_replies and event.verb == SUM,
+        paired=protocol.pairs.show_sums(protocol.pair_labels) and event.verb == PAIRS,
         encrypted=_released_by_authority(protocol, event.verb),
     )
 
@@ -289,7 +289,7 @@ def _released_by_authority(protocol: ClusteringProtocol, verb: str) -> str:
         return ""
     if verb == SUM:
         return SUMS
-    return MATRIX if protocol.reads_pair_sums else LABELS
+    return MATRIX if protocol.pairs.show_sums(protocol.pair_labels) else LABELS
 
 
 def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[str]:
@@ -614,7 +614,7 @@ def _transcript(fitted: ClusteringProtocol) -> list[str]:
     if mode == "sizes":
         return ["transcript/: who was asked and replied in which round, and how many bytes"]
     # frames are recorded as they arrive, before a trusted server adds its noise
-    if learned.config["placement"] == "central" and fitted.per_client:
+    if learned.config["placement"] == "central" and fitted.privacy.per_client:
         raw = "the clipped updates that a trusted server reads before it adds noise"
         return [f"transcript/: {raw}, so that no epsilon covers it; it is for its owner alone"]
     return [

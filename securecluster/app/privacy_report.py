@@ -204,7 +204,7 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
 
 def _over_rounds(fitted: ClusteringProtocol) -> Section:
     """Return what secure sums tell over all rounds; nothing where sums are plain."""
-    if not fitted.with_fitted_params().sums_securely:
+    if not fitted.with_fitted_params().sums.hide_replies:
         return {}
     return {"over_rounds": over_rounds(fitted)}
 
@@ -218,12 +218,12 @@ def _told(fitted: ClusteringProtocol, views: Sequence[str]) -> list[str]:
     """
     protocol = fitted.with_fitted_params()
     untrue_of_sums: type[str] = OfSecureSums
-    if protocol.sums_securely:
+    if protocol.sums.hide_replies:
         untrue_of_sums = OfPlainSums
     untrue: tuple[type[str], ...] = (untrue_of_sums,)
-    if protocol.hides_pairs:
+    if protocol.pairs.hide_rows:
         untrue = (*untrue, OfPlainPairs)
-    if not protocol.reads_pair_sums:
+    if not protocol.pairs.show_sums(protocol.pair_labels):
         untrue = (*untrue, OfPaddedPairs)
     return [view for view in views if not isinstance(view, untrue)]
 
@@ -315,7 +315,7 @@ def _limits_of_keys(fitted: ClusteringProtocol) -> list[str]:
     # of masks and seals
     if protocol.pipeline(fitted.kept_.learned.config).keyed:
         limits.append(KEYS)
-    if protocol.pads_pairs:
+    if protocol.pairs.hide_rows and not protocol.pairs.by_authority:
         limits.append(PADS)
     return limits
 
