@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from securecluster.protocols.common.base import ClusteringProtocol
 
 P = TypeVar("P", bound="ClusteringProtocol")
-SCHEMA = 7
+SCHEMA = 8
 LEARNED = "learned.safetensors"
 SERVER = "server.safetensors"
 CLIENTS = "clients.safetensors"

@@ -128,7 +128,7 @@ class EncryptionService(ClientHalf):
         public = unpadded(as_bytes(query.public.value))
         server = as_bytes(query.server.value)
         authority = as_bytes(query.exchange.value)
-        encryption = self._keys.secrets.encryption
+        encryption = self._keys.secrets.authority
         # The first keys stay: ciphertexts under another one would be for somebody else.
         same_public = encryption.public.get(query.scheme, public) == public
         same_server = encryption.server.get(query.scheme, server) == server
@@ -205,7 +205,7 @@ class EncryptionService(ClientHalf):
     def _sealed(self, call: Call, position: int, layout: Layout, row: EncodedRow) -> SealedRow:
         """Return one client's ciphertexts for the server, and their tags for the authority."""
         cipher = self._public_cipher()
-        encryption = self._keys.secrets.encryption
+        encryption = self._keys.secrets.authority
         scheme = self._parameters.scheme
         client = call.to[position]
         # One key pair a client and run: the server sees who sent an envelope anyway.
@@ -259,7 +259,7 @@ class EncryptionService(ClientHalf):
         Raises:
             PolicyError: no key came yet.
         """
-        public = self._keys.secrets.encryption.public.get(self._parameters.scheme)
+        public = self._keys.secrets.authority.public.get(self._parameters.scheme)
         if public is None:
             raise PolicyError(
                 "a client has no public key of the key authority, so it takes part in no encrypted "

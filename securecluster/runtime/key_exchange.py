@@ -73,7 +73,7 @@ class KeyExchange:
     @property
     def public(self) -> Mapping[int, bytes]:
         """Return the public keys that the server has relayed, by client id."""
-        return self._keys.secrets.sums.public
+        return self._keys.secrets.pairwise.public
 
     def answer(self, call: Call) -> Any:
         """Return the clients' reply to a call of the exchange.
@@ -139,7 +139,7 @@ class KeyExchange:
                 no honest server relays.
         """
         query: SumKeys = call.query
-        public_keys = self._keys.secrets.sums.public
+        public_keys = self._keys.secrets.pairwise.public
         for k, recipient in enumerate(call.to):
             picks = list(query.ids.picks[k])
             ids = query.ids.table[picks].tolist()
@@ -163,7 +163,7 @@ class KeyExchange:
 
     def _pair(self, client: int) -> KeyPair:
         """Return a client's X25519 keys, drawn once a run."""
-        private = self._keys.secrets.sums.private
+        private = self._keys.secrets.pairwise.private
         if client not in private:
             private[client] = self._keys.secret(client, "secure sum x25519")
         if client not in self._pairs:

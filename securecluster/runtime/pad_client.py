@@ -35,6 +35,7 @@ from securecluster.runtime.services import PAIRS, MessageTypes, refuse_other_ver
 if TYPE_CHECKING:
     from securecluster.runtime.endpoint import ReleasePolicy
 
+NAME = "pads"
 PURPOSE = "pads of pairs"  # of the keys of pairs
 # bits of the ring, by its size, that no sum of two needs: a pad that did not cancel shows in them
 SPARE_BITS = {32: 0, 64: 8}
@@ -162,8 +163,7 @@ class PadService(ClientHalf):
         attempts = []
         for client, members in self._members(call):
             context = self._context(call, call.query.purpose, members)
-            state = self._keys.secrets.sums.pairs.get(client, PairState())
-            attempts.append(PairGuard(client, state).next_attempt(context))
+            attempts.append(self._guard(client).next_attempt(context))
         return NextAttempt(Rows(torch.tensor(attempts, dtype=torch.int64)))
 
     def check(self, call: Call, release: ReleasePolicy) -> None:
@@ -236,8 +236,7 @@ class PadService(ClientHalf):
 
     def _guard(self, client: int) -> PairGuard:
         """Return a client's guard, with what it has sent so far."""
-        state = self._keys.secrets.sums.pairs.setdefault(client, PairState())
-        return PairGuard(client, state)
+        return PairGuard(client, self._keys.record(NAME, client, PairState))
 
 
 def check_pairs_alone(call: Call, release: ReleasePolicy) -> None:

@@ -22,6 +22,7 @@ from securecluster.privacy.secure_sum.double_mask import ClientMasks, SumContext
 from securecluster.privacy.secure_sum.graph import Graph, build_graph
 from securecluster.privacy.secure_sum.pads import KEY, transcript
 from securecluster.privacy.secure_sum.shamir import VALUE
+from securecluster.privacy.secure_sum.sum_record import SumRecord
 from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.key_exchange import EXCHANGE_METHODS, KeyExchange, as_bytes, as_table
 from securecluster.runtime.masked_replies import BOX, BOXES, SumRanges, bits_of, masked_class
@@ -30,6 +31,7 @@ from securecluster.runtime.services import SUM, MessageTypes, refuse_other_verbs
 if TYPE_CHECKING:
     from securecluster.runtime.endpoint import ReleasePolicy
 
+NAME = "secagg"
 PURPOSE = "secure sums"  # of the keys of pairs
 LOST = Upto("lost", "clients")
 
@@ -300,8 +302,8 @@ class SecureSumService(ClientHalf):
         least: int,
     ) -> None:
         """Record that a client sends its row, or refuse."""
-        floor = self._keys.secrets.sums.floors.get(client, 0)
-        if context.call < floor:
+        record = self._record(client)
+        if context.call < record.floor:
             raise PolicyError(
                 f"client {client} refuses the secure sum of call {context.call}: it has long "
                 "answered later ones"
@@ -311,7 +313,7 @@ class SecureSumService(ClientHalf):
             digest.update(row.numpy().tobytes())
         guard = self._guard(client, len(context.members))
         guard.take_part(context, graph, digest.digest(), least)
-        self._keys.secrets.sums.forget(client)
+        record.forget()
 
     def _reveal_pads(self, call: Call) -> PadKeys:
         """Return the call's pad keys with lost neighbours, as the guards allow."""
@@ -375,8 +377,12 @@ class SecureSumService(ClientHalf):
         """Return a client's guard for a sum of some members, with what it has allowed so far."""
         minimum = self.least_members(members)
         guard = UnmaskingGuard(client, self._minimum, minimum)
-        guard.state = self._keys.secrets.sums.guards.setdefault(client, guard.state)
+        guard.state = self._record(client).guard
         return guard
+
+    def _record(self, client: int) -> SumRecord:
+        """Return what a client keeps between secure sums."""
+        return self._keys.record(NAME, client, SumRecord)
 
     def least_members(self, members: int) -> int:
         """Return the smallest number of members and survivors of a sum over some clients.
@@ -388,12 +394,12 @@ class SecureSumService(ClientHalf):
 
     def _masks(self, client: int, context: SumContext, graph: Graph) -> ClientMasks:
         """Return a client's masks for one attempt."""
-        secrets = self._keys.secrets.sums
-        if client not in secrets.masks:
-            secrets.masks[client] = self._keys.secret(client, "secure sum self masks")
+        record = self._record(client)
+        if not record.mask:
+            record.mask = self._keys.secret(client, "secure sum self masks")
         neighbours = graph.neighbours(client)
         pair_keys = {peer: self._exchange.pair_key(client, peer) for peer in neighbours}
-        return ClientMasks(client, secrets.masks[client], pair_keys, context, graph)
+        return ClientMasks(client, record.mask, pair_keys, context, graph)
 
 
 def check_sums_alone(call: Call, release: ReleasePolicy) -> None:

@@ -91,7 +91,7 @@ def forgotten_keys(patch: pytest.MonkeyPatch) -> None:
     answered = KeyExchange.answer
 
     def answer(self: KeyExchange, call: Any) -> Any:
-        self._keys.secrets.sums.public.clear()
+        self._keys.secrets.pairwise.public.clear()
         return answered(self, call)
 
     patch.setattr(KeyExchange, "answer", answer)

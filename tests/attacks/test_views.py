@@ -267,10 +267,11 @@ def test_knowledge_has_the_secrets_of_colluders_alone(
 
 def test_the_secrets_of_secure_sums_are_told_apart_too(federation: Federation) -> None:
     secure = FedAvg(**SMALL, aggregation="secagg").fit(federation, FULL)
-    sums = secure.secrets_of(4).sums
-    assert set(sums.private) == set(sums.guards) == {4}
-    assert sums.private[4] == secure.kept_.clients.secrets.sums.private[4]
-    assert sums.masks.keys() <= {4} and sums.floors.keys() <= {4}
+    alone = secure.secrets_of(4)
+    assert set(alone.pairwise.private) == set(alone.records["secagg"]) == {4}
+    everyones = secure.kept_.clients.secrets
+    assert alone.pairwise.private[4] == everyones.pairwise.private[4]
+    assert alone.records["secagg"][4] == everyones.records["secagg"][4]
 
 
 def test_knowledge_has_the_public_start_and_layout(

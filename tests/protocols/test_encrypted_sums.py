@@ -30,10 +30,10 @@ from securecluster.privacy.homomorphic.ciphers import (
     SecretCipher,
     tenseal,
 )
-from securecluster.privacy.homomorphic.client_keys import EncryptionKeys
 from securecluster.privacy.homomorphic.envelopes import padded
 from securecluster.privacy.homomorphic.parameters import default_parameters
 from securecluster.privacy.homomorphic.tags import text_bytes
+from securecluster.privacy.masking.key_agreement import AuthorityKeys
 from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.conformance import (
@@ -613,7 +613,7 @@ def test_a_client_without_keys_encrypts_nothing_also_where_it_had_some_before(
     (position,) = [k for k, e in enumerate(entries) if e.method == "contribute"]
     call, _ = served.transcript.content(position)
     keys = served.endpoint.keys
-    keys.restore(dataclasses.replace(keys.secrets, encryption=EncryptionKeys()))
+    keys.restore(dataclasses.replace(keys.secrets, authority=AuthorityKeys()))
     with pytest.raises(PolicyError, match="no public key of the key authority"):
         served.endpoint.answer(call)
 

@@ -11,7 +11,6 @@ import torch
 
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import FrameError, PolicyError, UsageError
-from securecluster.privacy.secure_sum.client_secrets import SumSecrets
 from securecluster.privacy.secure_sum.pair_pads import (
     KEPT_CALLS,
     PairContext,
@@ -140,12 +139,11 @@ def test_another_list_of_members_needs_a_new_attempt() -> None:
 
 
 def test_the_record_outlives_the_process_and_old_calls_are_forgotten() -> None:
-    secrets = SumSecrets(pairs={0: PairState()})
+    state = PairState()
     for call in range(KEPT_CALLS + 3):
         context = dataclasses.replace(CONTEXT, call=call)
-        PairGuard(0, secrets.pairs[0]).take_part(context, b"row")
-    secrets = unpack(pack(secrets), SumSecrets)
-    guard = PairGuard(0, secrets.pairs[0])
+        PairGuard(0, state).take_part(context, b"row")
+    guard = PairGuard(0, unpack(pack(state), PairState))
     assert len(guard.state.calls) == KEPT_CALLS
     with pytest.raises(PolicyError, match="long answered later calls"):
         guard.check(dataclasses.replace(CONTEXT, call=2))
