@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean as mean
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout
 from securecluster.privacy.secure_sum.cohorts import Cohort, Cohorts
+from securecluster.privacy.secure_sum.graph import least_survivors
 from securecluster.privacy.secure_sum.pads import transcript as encoded
 from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.encrypted_pairs import EncryptedPairs, EncryptedPairService
@@ -48,6 +49,9 @@ from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 if TYPE_CHECKING:
     from securecluster.protocols.common.base import ClusteringProtocol
     from securecluster.protocols.common.client import TrainingClient
+
+# of which a secure sum is unmasked, by its members
+SURVIVORS = partial(least_survivors, minimum=MINIMUM)
 
 ITEM_SIZES = {"float32": 4, "float64": 8}
 
@@ -139,7 +143,7 @@ class Deployment:
             return {}
         mechanisms = {}
         for name, noise in self.method.privacy.row_noises(self.method, self.config).items():
-            mechanisms[name] = SkellamMechanism(noise.norm, noise.multiplier, MINIMUM, draws)
+            mechanisms[name] = SkellamMechanism(noise.norm, noise.multiplier, SURVIVORS, draws)
         return mechanisms
 
     def costs(self, pipeline: Pipeline, draws: NoiseStreams) -> ReleaseAccounting:
