@@ -38,6 +38,8 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.errors import SecureClusterError, UnforeseenError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import AUTHORITY_CALL, Header
+from securecluster.protections.encryption.authority import AuthorityState, KeyAuthority
+from securecluster.protections.encryption.messages import AUTHORITY_METHODS
 from securecluster.protections.registry import SERVICE_METHODS
 from securecluster.protocols import (
     CFL,
@@ -65,9 +67,7 @@ from securecluster.protocols.common.execution import build_client
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
-from securecluster.runtime.encrypted_replies import AUTHORITY_METHODS
 from securecluster.runtime.endpoint import Endpoint
-from securecluster.runtime.key_authority import AuthorityState, KeyAuthority
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import Framed, Transport, WithAuthority
 

@@ -61,7 +61,7 @@ from securecluster.privacy.gradient_signatures import (
     GradientSketch,
     Projected,
 )
-from securecluster.privacy.secure_sum.graph import least_survivors
+from securecluster.protections.secure_sums.graph import least_survivors
 from securecluster.protocols import CFL
 from securecluster.protocols.common.gradient_signatures import CLIP, SECOND_CLIP, SignatureOptions
 from securecluster.protocols.common.gram_mechanism import REPLACE as REPLACE_GRAM

@@ -26,21 +26,22 @@ from securecluster.privacy.dp.accounting import epsilon, skellam_epsilon
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, rounded
 from securecluster.privacy.dp.skellam_noise import table
+from securecluster.privacy.fixed_point import FixedPoint
+from securecluster.privacy.masking import pads
 from securecluster.privacy.masking.identities import SIGNATURE
-from securecluster.privacy.secure_sum import pads, shamir
-from securecluster.privacy.secure_sum.double_mask import (
+from securecluster.protections.key_exchange import SumKey, SumKeys
+from securecluster.protections.pads.client import NextAttempt, PairsRequest, padded_class
+from securecluster.protections.pads.pair_pads import PairContext, add_pair_pads
+from securecluster.protections.secure_sums import shamir
+from securecluster.protections.secure_sums.double_mask import (
     ClientMasks,
     MaskedSum,
     SumContext,
     Unmasking,
 )
-from securecluster.privacy.secure_sum.fixed_point import FixedPoint
-from securecluster.privacy.secure_sum.graph import Graph, build_graph, least_survivors
-from securecluster.privacy.secure_sum.pair_pads import PairContext, add_pair_pads
-from securecluster.privacy.secure_sum.shares import ShareSeal
+from securecluster.protections.secure_sums.graph import Graph, build_graph, least_survivors
+from securecluster.protections.secure_sums.shares import ShareSeal
 from securecluster.protocols.oneshot.client import RelevanceRow
-from securecluster.runtime.key_exchange import SumKey, SumKeys
-from securecluster.runtime.pad_client import NextAttempt, PairsRequest, padded_class
 
 # of which a secure sum is unmasked, by its members
 SURVIVORS = partial(least_survivors, minimum=2)

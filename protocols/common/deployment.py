@@ -15,33 +15,33 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.bounds import Limits, free_axes, unknown_sizes
+from securecluster.privacy.cohorts import Cohort, Cohorts
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
-from securecluster.privacy.homomorphic.parameters import Parameters, default_parameters
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
+from securecluster.privacy.masking.pads import transcript as encoded
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout
-from securecluster.privacy.secure_sum.cohorts import Cohort, Cohorts
-from securecluster.privacy.secure_sum.graph import least_survivors
-from securecluster.privacy.secure_sum.pads import transcript as encoded
+from securecluster.protections.encryption.authority import KeyAuthority
+from securecluster.protections.encryption.client import AUTHORITY_NUMBER, EncryptedSumService
+from securecluster.protections.encryption.messages import encrypted_bits, is_encrypted
+from securecluster.protections.encryption.pair_release import PairRelease
+from securecluster.protections.encryption.pairs import EncryptedPairs, EncryptedPairService
+from securecluster.protections.encryption.parameters import Parameters, default_parameters
+from securecluster.protections.encryption.server import EncryptedSums
+from securecluster.protections.pads.client import PadService
+from securecluster.protections.pads.server import PaddedPairs
+from securecluster.protections.secure_sums.client import SecureSumService
+from securecluster.protections.secure_sums.graph import least_survivors
+from securecluster.protections.secure_sums.masked_replies import SumRanges
+from securecluster.protections.secure_sums.server import SecureSums
 from securecluster.runtime.client_half import ClientHalf
-from securecluster.runtime.encrypted_pairs import EncryptedPairs, EncryptedPairService
-from securecluster.runtime.encrypted_replies import encrypted_bits, is_encrypted
-from securecluster.runtime.encrypted_sum_client import AUTHORITY_NUMBER, EncryptedSumService
-from securecluster.runtime.encrypted_sums import EncryptedSums
 from securecluster.runtime.endpoint import MINIMUM, PAIRS, SUM, config_hash, fixed_sums
-from securecluster.runtime.key_authority import KeyAuthority
-from securecluster.runtime.masked_replies import SumRanges
-from securecluster.runtime.pad_client import PadService
-from securecluster.runtime.padded_pairs import PaddedPairs
 from securecluster.runtime.pair_aggregators import PairAggregator, PairFunctions, PlainPairs
-from securecluster.runtime.pair_release import PairRelease
 from securecluster.runtime.release_accounting import ReleaseAccounting
-from securecluster.runtime.secure_sum_client import SecureSumService
-from securecluster.runtime.secure_sums import SecureSums
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import Transport
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining

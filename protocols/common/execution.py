@@ -32,6 +32,7 @@ from securecluster.privacy.dp.target import Target
 from securecluster.privacy.masking.identities import Identity, Roster, check_roster
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protections.encryption.authority import AuthorityState, KeyAuthority
 from securecluster.protocols.common.client import ClientState, TrainingClient
 from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.common.dry_run import run_releases
@@ -49,7 +50,6 @@ from securecluster.protocols.common.serialization import SCHEMA, SHARED, FittedS
 from securecluster.runtime import run_secret
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import Endpoint, config_hash
-from securecluster.runtime.key_authority import AuthorityState, KeyAuthority
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.release_budget import ReleaseBudget
 from securecluster.runtime.release_guard import ReleaseGuard

@@ -15,6 +15,9 @@ from securecluster.core.option_groups import Grouped
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Rows
+from securecluster.protections.encryption.messages import EncryptedPairReplies, EncryptedReplies
+from securecluster.protections.pads.client import PaddedReplies
+from securecluster.protections.secure_sums.client import MaskedReplies
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.labels import checked_labels
@@ -23,11 +26,8 @@ from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.protocols.common.sum_options import SumOptions
 from securecluster.runtime.client_half import HiddenReplies
-from securecluster.runtime.encrypted_replies import EncryptedPairReplies, EncryptedReplies
 from securecluster.runtime.endpoint import PAIRS, SUM
-from securecluster.runtime.pad_client import PaddedReplies
 from securecluster.runtime.run import Line, Run
-from securecluster.runtime.secure_sum_client import MaskedReplies
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.config import FULL_GRADIENT
 from securecluster.training.local_trainer import LocalTraining

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from securecluster.core.validation import check_choice
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.privacy.homomorphic.ciphers import tenseal
-from securecluster.privacy.homomorphic.parameters import CKKS
+from securecluster.protections.encryption.ciphers import tenseal
+from securecluster.protections.encryption.pair_release import LABELS, MATRIX, RELEASES
+from securecluster.protections.encryption.pairs import LabelledValue
+from securecluster.protections.encryption.parameters import CKKS
+from securecluster.protections.pads.client import PairRange
 from securecluster.protocols.common.option_group import OptionGroup
 from securecluster.protocols.common.sum_options import PLAIN
-from securecluster.runtime.encrypted_pairs import LabelledValue
 from securecluster.runtime.endpoint import has_pairs
-from securecluster.runtime.pad_client import PairRange
 from securecluster.runtime.pair_aggregators import PairFunction
-from securecluster.runtime.pair_release import LABELS, MATRIX, RELEASES
 
 if TYPE_CHECKING:
     from securecluster.protocols.common.hooks import ProtocolHooks

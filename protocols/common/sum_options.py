@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.privacy.homomorphic.ciphers import tenseal
-from securecluster.privacy.homomorphic.parameters import BFV, CKKS
+from securecluster.privacy.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.privacy.secure_sum.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
+from securecluster.protections.encryption.ciphers import tenseal
+from securecluster.protections.encryption.parameters import BFV, CKKS
 from securecluster.protocols.common.option_group import OptionGroup
 from securecluster.protocols.common.privacy_options import DISTRIBUTED
 from securecluster.runtime.endpoint import MINIMUM, SUM, releases_of

@@ -35,6 +35,8 @@ from securecluster.privacy.masking.block_mask import Blocks
 from securecluster.privacy.masking.masks import build, width
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protections.encryption.pairs import LabelledValue
+from securecluster.protections.pads.client import PairRange
 from securecluster.protocols.common.base import FittedState
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
@@ -66,9 +68,7 @@ from securecluster.protocols.oneshot.server import (
     eigenvectors_of_others,
     tasks_of_labels,
 )
-from securecluster.runtime.encrypted_pairs import LabelledValue
 from securecluster.runtime.endpoint import config_hash
-from securecluster.runtime.pad_client import PairRange
 from securecluster.runtime.pair_aggregators import PairFunction
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel

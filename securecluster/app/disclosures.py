@@ -15,9 +15,10 @@ import numpy as np
 from securecluster.app.contents import OverRounds
 from securecluster.app.number_format import enumerated, times
 from securecluster.messaging.bounds import Real, declared
+from securecluster.privacy.cohorts import RowSpace
 from securecluster.privacy.dp.ledger import COSTLESS, Event, Row
 from securecluster.privacy.pipeline import Kind, Pipeline
-from securecluster.privacy.secure_sum.cohorts import RowSpace
+from securecluster.protections.encryption.pair_release import LABELS, MATRIX
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.serialization import (
     CLIENTS,
@@ -35,7 +36,6 @@ from securecluster.runtime.endpoint import (
     message_types,
     release_of,
 )
-from securecluster.runtime.pair_release import LABELS, MATRIX
 
 SUMS = "sums"  # what a key authority releases of replies in sums
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from securecluster.runtime.encrypted_replies import ENCRYPTION_METHODS
-from securecluster.runtime.pad_client import PAD_METHODS
-from securecluster.runtime.secure_sum_client import SUM_METHODS
+from securecluster.protections.encryption.messages import ENCRYPTION_METHODS
+from securecluster.protections.pads.client import PAD_METHODS
+from securecluster.protections.secure_sums.client import SUM_METHODS
 from securecluster.runtime.services import KEY_METHODS, MessageTypes
 
 # (query class, reply class) of the methods that clients answer beside those of their protocol

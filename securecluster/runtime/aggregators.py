@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Response, Rows
-from securecluster.privacy.secure_sum.cohorts import Cohort
+from securecluster.privacy.cohorts import Cohort
 from securecluster.runtime.port import Connected, Port
 
 Exchange = Callable[[Call], Response]

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 from securecluster.messaging.messages import Call, Response
 from securecluster.runtime.channel_state import ChannelState
 
+# calls of a party that does not reply
+TRIES = 5
+
 
 class Send(Protocol):
     """Interface of the function that sends a message of a part of the channel."""

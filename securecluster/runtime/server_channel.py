@@ -33,17 +33,16 @@ from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import SERVER, Party, lps
 from securecluster.messaging.receipts import Receipts
 from securecluster.messaging.replies import Pairs, Replies, Sums, check_finite, check_squares
+from securecluster.privacy.cohorts import Cohort, Cohorts, RowSpace
 from securecluster.privacy.dp.ledger import CHOICE, Event, PaidOnce
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.privacy.secure_sum.cohorts import Cohort, Cohorts, RowSpace
 from securecluster.runtime.aggregators import Aggregator, Exchange, Plain, Total, members_by_group
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import GATHER, MINIMUM, PAIRS, SUM, ReleasePolicy, release_of
-from securecluster.runtime.key_exchange import TRIES
 from securecluster.runtime.mask_keys import MaskKeys
 from securecluster.runtime.pair_aggregators import IDENTITY, PairAggregator, PlainPairs
-from securecluster.runtime.port import Port
+from securecluster.runtime.port import TRIES, Port
 from securecluster.runtime.relays import Gathered
 from securecluster.runtime.release_accounting import ReleaseAccounting, without_digests
 from securecluster.runtime.transport import Transport

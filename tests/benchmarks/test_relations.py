@@ -20,7 +20,7 @@ from securecluster.benchmarks.relations import BLANKED, MECHANISMS, REMOVED, REP
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
-from securecluster.privacy.secure_sum.graph import least_survivors
+from securecluster.protections.secure_sums.graph import least_survivors
 from securecluster.runtime.endpoint import MINIMUM, releases_of
 
 # of which a secure sum is unmasked, by its members

@@ -36,8 +36,8 @@ from securecluster.messaging.receipts import (
     receipts_from_json,
 )
 from securecluster.messaging.transcript import Transcript
+from securecluster.protections.encryption.messages import encrypted_class
 from securecluster.protocols.common.messages import Update
-from securecluster.runtime.encrypted_replies import encrypted_class
 
 HEADER = Header("c" * 32, "train", "gather", 3, 7, "client/1", "server", 1)
 

@@ -24,16 +24,19 @@ from securecluster.messaging import wire
 from securecluster.messaging.messages import AUTHORITY_CALL, Call, Picks, Response, Rows
 from securecluster.messaging.parties import AUTHORITY
 from securecluster.messaging.receipts import Receipts
-from securecluster.privacy.homomorphic.ciphers import (
+from securecluster.privacy.masking.key_agreement import AuthorityKeys
+from securecluster.protections.encryption import client as encryption_client
+from securecluster.protections.encryption.authority import AuthorityState
+from securecluster.protections.encryption.ciphers import (
     CiphertextSum,
     PublicCipher,
     SecretCipher,
     tenseal,
 )
-from securecluster.privacy.homomorphic.envelopes import padded
-from securecluster.privacy.homomorphic.parameters import default_parameters
-from securecluster.privacy.homomorphic.tags import text_bytes
-from securecluster.privacy.masking.key_agreement import AuthorityKeys
+from securecluster.protections.encryption.client import EncryptedSumService
+from securecluster.protections.encryption.envelopes import padded
+from securecluster.protections.encryption.parameters import default_parameters
+from securecluster.protections.encryption.tags import text_bytes
 from securecluster.protocols.common.client import ClientState
 from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.conformance import (
@@ -44,10 +47,7 @@ from securecluster.protocols.conformance import (
     check_resume,
     example,
 )
-from securecluster.runtime import encrypted_sum_client
-from securecluster.runtime.encrypted_sum_client import EncryptedSumService
 from securecluster.runtime.endpoint import SUM, release_of
-from securecluster.runtime.key_authority import AuthorityState
 from securecluster.runtime.transport import Framed, InProcess, Transport, WithAuthority
 
 # clients are lost one by one
@@ -575,14 +575,14 @@ def test_the_authority_refuses_ciphertexts_that_no_client_makes(
 def test_a_client_that_encrypts_no_integers_has_the_sum_refused(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed = encrypted_sum_client.pack
+    packed = encryption_client.pack
 
     def between(*args: Any) -> Any:
         slots = packed(*args)
         slots[0][1] += 0.4 / (1 << 22) / 6
         return slots
 
-    monkeypatch.setattr(encrypted_sum_client, "pack", between)
+    monkeypatch.setattr(encryption_client, "pack", between)
     with pytest.raises(FrameError, match="delta of a decrypted sum lies between two integers"):
         run_with_authority(make("fedavg", aggregation="ckks"), federation)
 

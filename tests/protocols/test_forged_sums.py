@@ -19,21 +19,21 @@ from securecluster import Federation
 from securecluster.core.serialization import pack, unpack
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.messages import Call, Shared
-from securecluster.privacy.homomorphic import packing
-from securecluster.privacy.homomorphic.ciphers import PublicCipher, SecretCipher
-from securecluster.privacy.homomorphic.envelopes import EnvelopeContext, seal_bytes
-from securecluster.privacy.homomorphic.parameters import MOST_DECRYPTIONS, Parameters
-from securecluster.privacy.homomorphic.tags import LinearTags, as_text, tag_key
-from securecluster.privacy.secure_sum.pads import KeyPair
-from securecluster.runtime.encrypted_sum_client import (
+from securecluster.privacy.masking.pads import KeyPair
+from securecluster.protections.encryption import packing
+from securecluster.protections.encryption.authority import AuthorityState
+from securecluster.protections.encryption.ciphers import PublicCipher, SecretCipher
+from securecluster.protections.encryption.client import (
     AUTHORITY,
     EncryptedSumService,
     EncryptionService,
 )
-from securecluster.runtime.encrypted_sums import GroupSum
-from securecluster.runtime.key_authority import AuthorityState
-from securecluster.runtime.pad_client import PairRange
-from securecluster.runtime.pair_release import rounding
+from securecluster.protections.encryption.envelopes import EnvelopeContext, seal_bytes
+from securecluster.protections.encryption.pair_release import rounding
+from securecluster.protections.encryption.parameters import MOST_DECRYPTIONS, Parameters
+from securecluster.protections.encryption.server import GroupSum
+from securecluster.protections.encryption.tags import LinearTags, as_text, tag_key
+from securecluster.protections.pads.client import PairRange
 
 SCHEMES = ("bfv", "ckks")
 CLIENTS = 6
@@ -129,7 +129,7 @@ def recorded(federation: Federation, scheme: str) -> Server:
         return hidden(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("securecluster.runtime.encrypted_sum_client.pack", tapped)
+        patch.setattr("securecluster.protections.encryption.client.pack", tapped)
         patch.setattr(EncryptedSumService, "hidden", repeated)
         run = run_with_authority(fedavg(scheme, rounds=2), federation)
     entries = run.served.transcript.entries
@@ -338,7 +338,7 @@ def test_what_is_refused_once_it_is_decrypted_counts_as_decrypted(
 
     five = server.sum_of(0, range(5)).sealed(server.calls[0][0], "0-5")
     with monkeypatch.context() as patch:
-        patch.setattr("securecluster.runtime.key_authority.unpack", refused)
+        patch.setattr("securecluster.protections.encryption.authority.unpack", refused)
         with pytest.raises(FrameError, match="between two integers"):
             ask(server.run, server.requests[0])
     with pytest.raises(PolicyError, match="another sum over some of these clients"):

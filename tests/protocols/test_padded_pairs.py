@@ -23,6 +23,9 @@ from securecluster.errors import (
 )
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Header, Picks, Response, Rows, format_ids
+from securecluster.protections.key_exchange import KeyExchange
+from securecluster.protections.pads.client import PairRange, padded_class
+from securecluster.protections.pads.server import PaddedPairs
 from securecluster.protocols.conformance import (
     check_frames,
     check_nodes,
@@ -33,9 +36,6 @@ from securecluster.protocols.conformance import (
 from securecluster.protocols.oneshot.client import RELEVANCE, OneShotClient, RelevanceRow
 from securecluster.protocols.srfca.protocol import PairsOfLosses
 from securecluster.runtime.endpoint import PAIRS, Endpoint
-from securecluster.runtime.key_exchange import KeyExchange
-from securecluster.runtime.pad_client import PairRange, padded_class
-from securecluster.runtime.padded_pairs import PaddedPairs
 from securecluster.runtime.pair_aggregators import PairFunctions
 from securecluster.runtime.transport import InProcess
 

@@ -35,7 +35,10 @@ from securecluster.messaging.messages import (
     Shared,
     format_ids,
 )
-from securecluster.privacy.secure_sum.shamir import VALUE
+from securecluster.protections.key_exchange import SumKey
+from securecluster.protections.secure_sums.client import LostMembers, SeedShares
+from securecluster.protections.secure_sums.masked_replies import BOX, masked_class
+from securecluster.protections.secure_sums.shamir import VALUE
 from securecluster.protocols import Settings
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.conformance import (
@@ -51,9 +54,6 @@ from securecluster.protocols.ifca.hidden_client import ChoiceCount
 from securecluster.protocols.nsim.client import NSIMClient
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import SUM, Endpoint, answers, fixed_sums, releases_of
-from securecluster.runtime.key_exchange import SumKey
-from securecluster.runtime.masked_replies import BOX, masked_class
-from securecluster.runtime.secure_sum_client import LostMembers, SeedShares
 from securecluster.runtime.server_channel import ServerChannel
 
 ACCEPTED = (

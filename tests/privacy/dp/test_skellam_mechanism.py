@@ -28,7 +28,7 @@ from securecluster.privacy.dp.skellam_mechanism import (
     least_release,
     rounded,
 )
-from securecluster.privacy.secure_sum.graph import build_graph, least_survivors
+from securecluster.protections.secure_sums.graph import build_graph, least_survivors
 
 # of which a secure sum is unmasked, by its members
 SURVIVORS = partial(least_survivors, minimum=2)

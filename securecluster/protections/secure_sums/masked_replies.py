@@ -1,0 +1,167 @@
+"""Replies in secure sums: the messages with masked rows, and the range of each field."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, get_type_hints
+
+from securecluster.errors import UsageError
+from securecluster.messaging.bounds import Octets, Real, Ring, Upto, declared
+from securecluster.messaging.messages import Picks, Rows, kinds, optional
+from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
+from securecluster.privacy.fixed_point import FixedPoint
+from securecluster.privacy.masking.pads import KEY
+from securecluster.protections.secure_sums.shares import box_size
+
+BOX = box_size(1)
+# one box for each neighbour of the sender
+BOXES = Upto("boxes", "clients", minimum=1)
+# fields that a masked reply adds
+ADDED = ("commitment", "boxes")
+
+
+@dataclass(frozen=True)
+class SumRanges:
+    """Ranges of the fields of replies that enter secure sums.
+
+    Args:
+        bounds: largest magnitude of one client's number, by field.
+        saturate: True to clamp numbers beyond the bound, in runs with noise, where an error would
+            be a release.
+        clamped: fields whose numbers are clamped in every run, such as losses that overflow.
+        noise: noise of fields with 32 bits, of which each client adds a share; None adds none.
+        noises: noise by field, where it is not `noise`.
+    """
+
+    bounds: Mapping[str, float]
+    saturate: bool = False
+    clamped: frozenset[str] = frozenset()
+    noise: SkellamMechanism | None = None
+    noises: Mapping[str, SkellamMechanism] = dataclasses.field(default_factory=dict)
+
+    def noise_of(self, name: str) -> SkellamMechanism | None:
+        """Return the noise of which each client adds a share to a field; None without any.
+
+        Args:
+            name: name of the field.
+        """
+        return self.noises.get(name, self.noise)
+
+    def least_members(self, minimum: int, members: int) -> int:
+        """Return the smallest number of members and of survivors of a sum over some clients.
+
+        Security rule: a sum over fewer clients than the noise has shares would have less noise than
+        it is accounted for.
+
+        Args:
+            minimum: members of the smallest sum.
+            members: clients that are asked for a row.
+        """
+        if self.noise is None or members < minimum:
+            return minimum
+        return max(minimum, self.noise.shares(members))
+
+    def saturates(self, name: str) -> bool:
+        """Return whether numbers of a field beyond its bound are clamped.
+
+        Args:
+            name: name of the field.
+        """
+        return self.saturate or name in self.clamped
+
+    def fixed_point(
+        self, name: str, bits: int, members: int, most: int | None = None
+    ) -> FixedPoint:
+        """Return the encoding of a field in sums over some clients.
+
+        Args:
+            name: name of the field.
+            bits: 32 or 64.
+            members: number of clients in the sum.
+            most: largest integer of one client, where fewer than fit the ring can be summed.
+
+        Raises:
+            UsageError: the field has no range.
+        """
+        if name not in self.bounds:
+            names = ", ".join(self.bounds) or "none"
+            raise UsageError(
+                f"{name} has no range, so no secure sum can hold it: declare one in sum_fields "
+                f"(declared: {names})"
+            )
+        return _fixed_point(self.bounds[name], members, bits, name, most)
+
+
+@lru_cache(maxsize=1024)
+def _fixed_point(bound: float, members: int, bits: int, name: str, most: int | None) -> FixedPoint:
+    return FixedPoint(bound, members, bits, name, "sum_bound", most)
+
+
+def bits_of(masked: type) -> dict[str, int]:
+    """Return the number of bits of each summed field of a masked reply, by its name.
+
+    Args:
+        masked: class that `masked_class` returned.
+    """
+    bits = {}
+    for name, bound in declared(masked).items():
+        if isinstance(bound, Ring):
+            bits[name] = bound.bits
+    return bits
+
+
+@lru_cache(maxsize=256)
+def masked_class(reply: Any, through: tuple[str, ...]) -> type:
+    """Return the class of a reply whose rows are masked, with the same fields and two more.
+
+    Rows that pass through the pipeline, such as updates, are elements of Z_2^32; the few numbers
+    beside them are elements of Z_2^64. `commitment` is that to the seed of the client's self mask,
+    and `boxes` are its sealed shares for its neighbours, in their ascending order.
+
+    Args:
+        reply: class of the reply.
+        through: fields that pass through the pipeline.
+
+    Raises:
+        UsageError: a field that no secure sum can hold.
+    """
+    bounds = declared(reply)
+    members: list[tuple[str, Any]] = []
+    for name, field_kind in kinds(reply).items():
+        bound = bounds.get(name)
+        axes = bound.axes if isinstance(bound, Real) else ()
+        if field_kind is not Rows or (bound is not None and not isinstance(bound, Real)):
+            raise UsageError(
+                f"{reply.__name__}.{name} cannot enter a secure sum: fields of its replies are "
+                "Rows of floating-point numbers"
+            )
+        if name in ADDED:
+            raise UsageError(f"{reply.__name__}.{name} has the name of a field of secure sums")
+        bits = 32 if name in through else 64
+        ring = Ring(axes, bits, name in through)
+        hint: Any = Rows
+        if optional(reply, name):
+            hint = Rows | None
+        members.append((name, Annotated[hint, ring]))
+    members.append(("commitment", Annotated[Rows, Octets((KEY,))]))
+    members.append(("boxes", Annotated[Picks, Octets((BOXES, BOX))]))
+    masked = dataclasses.make_dataclass(f"Masked{reply.__name__}", members, frozen=True, eq=False)
+    masked.__module__ = __name__
+    masked.__doc__ = f"{reply.__name__} as it leaves its client in a secure sum."
+    masked.__summed__ = reply  # type: ignore[attr-defined]
+    # resolved once, so that a class that cannot be sent fails here
+    get_type_hints(masked)
+    return masked
+
+
+def summed_class(masked: type) -> type:
+    """Return the class of the reply that a masked class was made from.
+
+    Args:
+        masked: class that `masked_class` returned.
+    """
+    summed: type = masked.__summed__  # type: ignore[attr-defined]
+    return summed
