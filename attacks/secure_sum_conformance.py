@@ -32,12 +32,12 @@ from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Picks, Response, format_ids
+from securecluster.messaging.octets import as_bytes, as_table
 from securecluster.privacy.masking.pads import KEY, KeyPair
-from securecluster.protections.key_exchange import as_bytes, as_table
 from securecluster.protections.secure_sums import client as sum_client
 from securecluster.protections.secure_sums import shamir
-from securecluster.protections.secure_sums.client import LostMembers
 from securecluster.protections.secure_sums.double_mask import SumContext, commitment, coordinate
+from securecluster.protections.secure_sums.messages import LostMembers
 from securecluster.protocols.fedavg import FedAvg
 from securecluster.runtime.endpoint import GATHER, MINIMUM, Endpoint
 from securecluster.runtime.settings import Settings

@@ -36,10 +36,14 @@ from securecluster.privacy.masking import pads
 from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.protections.encryption.parameters import BFV, CKKS
 from securecluster.protections.key_exchange import SumKey, SumKeys
-from securecluster.protections.secure_sums.client import RelayedBoxes, SeedShares
 from securecluster.protections.secure_sums.double_mask import ClientMasks, SumContext
 from securecluster.protections.secure_sums.graph import Graph, build_graph
-from securecluster.protections.secure_sums.masked_replies import BOX, masked_class
+from securecluster.protections.secure_sums.messages import (
+    BOX,
+    RelayedBoxes,
+    SeedShares,
+    masked_class,
+)
 from securecluster.protections.secure_sums.shamir import VALUE
 from securecluster.protocols import FedAvg, Settings
 from securecluster.protocols.common.messages import Update

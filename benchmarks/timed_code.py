@@ -38,7 +38,7 @@ SECURE_SUMS = (
     "securecluster/protections/secure_sums/shamir.py",
     "securecluster/protections/secure_sums/shares.py",
     "securecluster/privacy/fixed_point.py",
-    "securecluster/protections/secure_sums/masked_replies.py",
+    "securecluster/protections/secure_sums/messages.py",
     "securecluster/protections/secure_sums/client.py",
     "securecluster/protections/secure_sums/server.py",
 )

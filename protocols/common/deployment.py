@@ -36,8 +36,8 @@ from securecluster.protections.pads.client import PadService
 from securecluster.protections.pads.server import PaddedPairs
 from securecluster.protections.secure_sums.client import SecureSumService
 from securecluster.protections.secure_sums.graph import least_survivors
-from securecluster.protections.secure_sums.masked_replies import SumRanges
 from securecluster.protections.secure_sums.server import SecureSums
+from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.endpoint import MINIMUM, PAIRS, SUM, config_hash, fixed_sums
 from securecluster.runtime.pair_aggregators import PairAggregator, PairFunctions, PlainPairs

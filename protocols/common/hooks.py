@@ -17,7 +17,7 @@ from securecluster.errors import UsageError
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Rows
 from securecluster.protections.encryption.messages import EncryptedPairReplies, EncryptedReplies
 from securecluster.protections.pads.client import PaddedReplies
-from securecluster.protections.secure_sums.client import MaskedReplies
+from securecluster.protections.secure_sums.messages import MaskedReplies
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.labels import checked_labels

@@ -13,7 +13,7 @@ from securecluster.protections.encryption.ciphers import tenseal
 from securecluster.protections.encryption.pair_release import LABELS, MATRIX, RELEASES
 from securecluster.protections.encryption.pairs import LabelledValue
 from securecluster.protections.encryption.parameters import CKKS
-from securecluster.protections.pads.client import PairRange
+from securecluster.protections.pair_rows import PairRange
 from securecluster.protocols.common.option_group import OptionGroup
 from securecluster.protocols.common.sum_options import PLAIN
 from securecluster.runtime.endpoint import has_pairs

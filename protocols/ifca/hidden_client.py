@@ -22,7 +22,7 @@ from securecluster.errors import PolicyError, UpdateError
 from securecluster.messaging.bounds import Real, Whole
 from securecluster.messaging.messages import Ack, Rows, Shared
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protections.secure_sums.client import FollowingSum
+from securecluster.protections.sum_calls import FollowingSum
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice
 from securecluster.protocols.common.model_sets import (

@@ -16,7 +16,7 @@ from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Between, Real, Upto, Whole
 from securecluster.messaging.messages import Picks, Rows
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protections.pads.client import PairRange
+from securecluster.protections.pair_rows import PairRange
 from securecluster.protocols.common.disclosures import OfPaddedPairs, OfPlainPairs, OfPlainSums
 from securecluster.protocols.common.eigenvectors import EigenvectorClient, EigenvectorOptions
 from securecluster.protocols.common.gram_mechanism import told_by_all

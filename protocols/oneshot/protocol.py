@@ -36,7 +36,7 @@ from securecluster.privacy.masking.masks import build, width
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protections.encryption.pairs import LabelledValue
-from securecluster.protections.pads.client import PairRange
+from securecluster.protections.pair_rows import PairRange
 from securecluster.protocols.common.base import FittedState
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol

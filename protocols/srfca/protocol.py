@@ -28,7 +28,7 @@ from securecluster.messaging.messages import Empty, Rows
 from securecluster.privacy.masking.masks import ENTRYWISE, build
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protections.pads.client import PairRange
+from securecluster.protections.pair_rows import PairRange
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient

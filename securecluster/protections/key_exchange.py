@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
-
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Octets, Upto, Whole
 from securecluster.messaging.messages import Ack, Call, Empty, Picks, Response, Rows
+from securecluster.messaging.octets import as_bytes, as_table
 from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.privacy.masking.key_agreement import MOST_CLIENTS, KeyRing
 from securecluster.privacy.masking.pads import KEY, KeyPair, check_public_keys, transcript
@@ -260,24 +259,3 @@ class KeyRelay:
         state = self.port.state()
         state.sum_step += 1
         return self.port.to_clients(method, to, query, step=state.sum_step)
-
-
-def as_table(rows: Sequence[bytes], width: int) -> torch.Tensor:
-    """Return rows of bytes as a table (r, width), uint8.
-
-    Args:
-        rows: rows of `width` bytes.
-        width: bytes of a row, where there is none.
-    """
-    data = np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), width)
-    return torch.as_tensor(data.copy())
-
-
-def as_bytes(row: torch.Tensor) -> bytes:
-    """Return a row of uint8 as bytes.
-
-    Args:
-        row: bytes (n,).
-    """
-    data: bytes = row.numpy().tobytes()
-    return data

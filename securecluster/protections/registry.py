@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from securecluster.protections.encryption.messages import ENCRYPTION_METHODS
 from securecluster.protections.pads.client import PAD_METHODS
-from securecluster.protections.secure_sums.client import SUM_METHODS
+from securecluster.protections.secure_sums.messages import SUM_METHODS
 from securecluster.runtime.services import KEY_METHODS, MessageTypes
 
 # (query class, reply class) of the methods that clients answer beside those of their protocol

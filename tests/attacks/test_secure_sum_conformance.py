@@ -24,8 +24,8 @@ from securecluster.protections.secure_sums import server as sum_server
 from securecluster.protections.secure_sums.client import SecureSumService
 from securecluster.protections.secure_sums.double_mask import UnmaskingGuard
 from securecluster.protections.secure_sums.graph import complete_graph
-from securecluster.protections.secure_sums.masked_replies import SumRanges
 from securecluster.protections.secure_sums.shares import ShareSeal
+from securecluster.protections.sum_ranges import SumRanges
 from securecluster.protocols import CFL, FedAvg, Settings
 from securecluster.runtime import endpoint
 from securecluster.runtime.endpoint import Endpoint

@@ -16,7 +16,7 @@ from securecluster.app import privacy_report
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.messages import Call, Picks, format_ids
 from securecluster.privacy.cohorts import RowSpace
-from securecluster.protections.secure_sums.client import LostMembers
+from securecluster.protections.secure_sums.messages import LostMembers
 from securecluster.protocols import IFCA, FedAvg, Hidden, Settings
 from securecluster.protocols.common.deployment import Deployment
 from securecluster.runtime.endpoint import SUM

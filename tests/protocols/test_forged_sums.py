@@ -33,7 +33,7 @@ from securecluster.protections.encryption.pair_release import rounding
 from securecluster.protections.encryption.parameters import MOST_DECRYPTIONS, Parameters
 from securecluster.protections.encryption.server import GroupSum
 from securecluster.protections.encryption.tags import LinearTags, as_text, tag_key
-from securecluster.protections.pads.client import PairRange
+from securecluster.protections.pair_rows import PairRange
 
 SCHEMES = ("bfv", "ckks")
 CLIENTS = 6

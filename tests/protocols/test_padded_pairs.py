@@ -24,8 +24,9 @@ from securecluster.errors import (
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Header, Picks, Response, Rows, format_ids
 from securecluster.protections.key_exchange import KeyExchange
-from securecluster.protections.pads.client import PairRange, padded_class
+from securecluster.protections.pads.client import padded_class
 from securecluster.protections.pads.server import PaddedPairs
+from securecluster.protections.pair_rows import PairRange
 from securecluster.protocols.conformance import (
     check_frames,
     check_nodes,

@@ -36,8 +36,12 @@ from securecluster.messaging.messages import (
     format_ids,
 )
 from securecluster.protections.key_exchange import SumKey
-from securecluster.protections.secure_sums.client import LostMembers, SeedShares
-from securecluster.protections.secure_sums.masked_replies import BOX, masked_class
+from securecluster.protections.secure_sums.messages import (
+    BOX,
+    LostMembers,
+    SeedShares,
+    masked_class,
+)
 from securecluster.protections.secure_sums.shamir import VALUE
 from securecluster.protocols import Settings
 from securecluster.protocols.common.messages import Update

@@ -237,6 +237,19 @@ def _extract_and_expand(secret: bytes, info: bytes) -> bytes:
     return HKDF(SHA256(), KEY, salt=None, info=info).derive(secret)
 
 
+def pad_sign(client: int, peer: int) -> int:
+    """Return the sign with which a client adds the pad of a pair: the lower id adds.
+
+    Args:
+        client: id of the client.
+        peer: id of the other client.
+    """
+    # Both ends of a pair derive the same pad, so their signs must be opposite.
+    if client < peer:
+        return 1
+    return -1
+
+
 def add_pad(buffer: torch.Tensor, key: bytes, sign: int) -> None:
     """Add the pad of a key to a buffer, or subtract it, in place and in the ring.
 

@@ -31,6 +31,7 @@ from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging import wire
 from securecluster.messaging.bounds import Limits, check
 from securecluster.messaging.messages import AUTHORITY_CALL, Header, Rows, parse_ids, reply_header
+from securecluster.messaging.octets import as_bytes, as_table
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import AUTHORITY as PARTY
 from securecluster.messaging.refusals import log, reraise
@@ -63,8 +64,7 @@ from securecluster.protections.encryption.packing import Layout, unpack
 from securecluster.protections.encryption.pair_release import PairRelease
 from securecluster.protections.encryption.parameters import BFV, MOST_DECRYPTIONS, Parameters
 from securecluster.protections.encryption.tags import LinearTags, from_text
-from securecluster.protections.key_exchange import as_bytes, as_table
-from securecluster.protections.secure_sums.masked_replies import SumRanges
+from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.refusals import answered
 
 PAIRS = "pairs"  # the verb, as the endpoint has it, which imports this module

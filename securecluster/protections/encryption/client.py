@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.messages import Ack, Call, Picks, Rows
+from securecluster.messaging.octets import as_bytes, as_table
 from securecluster.privacy.cohorts import Cohort
 from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.privacy.masking.key_agreement import MOST_CLIENTS, KeyRing
@@ -39,14 +40,13 @@ from securecluster.protections.encryption.messages import (
 from securecluster.protections.encryption.packing import FieldShape, Layout, pack
 from securecluster.protections.encryption.parameters import Parameters, check_members
 from securecluster.protections.encryption.tags import LinearTags, as_text, tag_key
-from securecluster.protections.key_exchange import as_bytes, as_table
-from securecluster.protections.secure_sums.client import (
+from securecluster.protections.sum_calls import (
     FollowingSum,
     check_cohorts,
     check_sums_alone,
     members_of,
 )
-from securecluster.protections.secure_sums.masked_replies import SumRanges
+from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.services import refuse_other_verbs
 

@@ -9,13 +9,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from securecluster.messaging.bounds import Octets, Ring, Upto
-from securecluster.messaging.messages import Ack, Picks, Rows, Shared, kinds
+from securecluster.messaging.messages import Ack, Picks, Rows, Shared
 from securecluster.privacy.masking.identities import SIGNATURE
 from securecluster.privacy.masking.pads import KEY
 from securecluster.protections.encryption.envelopes import BLOCK
 from securecluster.protections.encryption.parameters import MOST_MEMBERS
-from securecluster.protections.pads.client import PairRange, padded_class, padded_reply
-from securecluster.protections.secure_sums.masked_replies import bits_of, masked_class
+from securecluster.protections.pair_rows import PairRange, range_of, row_field
+from securecluster.protections.sum_ranges import summed_bits
 from securecluster.runtime.services import MessageTypes
 
 if TYPE_CHECKING:
@@ -131,8 +131,7 @@ def encrypted_class(reply: Any, through: tuple[str, ...]) -> type:
     Raises:
         UsageError: a field that no secure sum can hold.
     """
-    bits = bits_of(masked_class(reply, through))  # the same rules hold for its fields
-    return _encrypted(reply, bits)
+    return _encrypted(reply, summed_bits(reply, through))
 
 
 @lru_cache(maxsize=64)
@@ -146,8 +145,7 @@ def encrypted_pairs_class(reply: Any, bits: int) -> type:
     Raises:
         UsageError: a reply with other fields than one of rows.
     """
-    (name,) = kinds(padded_class(reply, bits))  # the same rules hold for its field
-    return _encrypted(reply, {name: bits})
+    return _encrypted(reply, {row_field(reply): bits})
 
 
 def encrypted_pairs_reply(reply: type, ranges: Mapping[str, PairRange]) -> type:
@@ -160,8 +158,7 @@ def encrypted_pairs_reply(reply: type, ranges: Mapping[str, PairRange]) -> type:
     Raises:
         UsageError: a reply that cannot be encrypted, or a field without a range.
     """
-    (name,) = kinds(padded_reply(reply, ranges))  # the same rules hold for its field
-    return encrypted_pairs_class(reply, ranges[name].bits)
+    return encrypted_pairs_class(reply, range_of(reply, ranges).bits)
 
 
 def _encrypted(reply: Any, bits: Mapping[str, int]) -> type:

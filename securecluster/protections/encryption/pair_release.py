@@ -18,8 +18,7 @@ from securecluster.errors import FrameError, UsageError
 from securecluster.privacy.fixed_point import FixedPoint
 from securecluster.protections.encryption.packing import FieldShape, Layout
 from securecluster.protections.encryption.parameters import CKKS, MOST_MEMBERS, default_parameters
-from securecluster.protections.pads.client import PairRange
-from securecluster.protections.pads.pair_pads import PAIR
+from securecluster.protections.pair_rows import PAIR, PairRange
 from securecluster.runtime.pair_aggregators import PairFunctions
 
 # what the key authority tells

@@ -26,8 +26,8 @@ from securecluster.protections.encryption.pair_release import (
 )
 from securecluster.protections.encryption.parameters import Parameters, check_members
 from securecluster.protections.encryption.server import CHUNK, EncryptionKeyRelay, GroupSum
-from securecluster.protections.pads.client import PairRange, check_pairs_alone, columns_of
-from securecluster.protections.secure_sums.client import members_of
+from securecluster.protections.pair_rows import PairRange, check_pairs_alone, columns_of
+from securecluster.protections.sum_calls import members_of
 from securecluster.runtime.aggregators import Exchange
 from securecluster.runtime.pair_aggregators import PairFunctions, PairTotal, check_replies
 from securecluster.runtime.port import Connected

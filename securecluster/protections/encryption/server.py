@@ -17,6 +17,7 @@ import numpy as np
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Rows, Shared, format_ids
+from securecluster.messaging.octets import as_bytes, as_table
 from securecluster.privacy.cohorts import Cohort
 from securecluster.privacy.masking.identities import SIGNATURE, Roster
 from securecluster.privacy.masking.pads import KEY, KeyPair
@@ -40,8 +41,7 @@ from securecluster.protections.encryption.messages import (
 from securecluster.protections.encryption.packing import Layout
 from securecluster.protections.encryption.parameters import Parameters, check_members
 from securecluster.protections.encryption.tags import text_bytes
-from securecluster.protections.key_exchange import as_bytes, as_table
-from securecluster.protections.secure_sums.masked_replies import SumRanges
+from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.aggregators import Exchange, Total, members_by_group
 from securecluster.runtime.channel_state import KeyRecord
 from securecluster.runtime.port import TRIES, Connected, Port

@@ -15,71 +15,35 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from securecluster.core.lazy_torch import torch
-from securecluster.errors import FrameError, PolicyError, UsageError
+from securecluster.errors import FrameError, PolicyError
 from securecluster.messaging.bounds import Real, Ring, Whole, declared
-from securecluster.messaging.messages import Call, Picks, Rows, Shared, kinds
-from securecluster.privacy.fixed_point import FixedPoint
+from securecluster.messaging.messages import Call, Rows
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protections.key_exchange import EXCHANGE_METHODS, KeyExchange
 from securecluster.protections.pads.pair_pads import (
-    PAIR,
     PairContext,
     PairGuard,
     PairState,
     add_pair_pads,
 )
-from securecluster.protections.secure_sums.client import members_of
+from securecluster.protections.pair_rows import (
+    PairRange,
+    check_pairs_alone,
+    columns_of,
+    range_of,
+    row_field,
+)
+from securecluster.protections.sum_calls import members_of
 from securecluster.runtime.client_half import ClientHalf
-from securecluster.runtime.services import PAIRS, MessageTypes, refuse_other_verbs
+from securecluster.runtime.services import MessageTypes, refuse_other_verbs
 
 if TYPE_CHECKING:
     from securecluster.runtime.endpoint import ReleasePolicy
 
 NAME = "pads"
 PURPOSE = "pads of pairs"  # of the keys of pairs
-# bits of the ring, by its size, that no sum of two needs: a pad that did not cancel shows in them
-SPARE_BITS = {32: 0, 64: 8}
 # attempts at one call are below
 MOST_ATTEMPTS = 1 << 31
-
-
-@dataclass(frozen=True)
-class PairRange:
-    """Range of the numbers of rows of pairs, and how they are padded.
-
-    Args:
-        low: smallest number.
-        high: largest number.
-        bits: 32 or 64, for pads in Z_2^32 or Z_2^64.
-        itself: R_ii, which no client sends.
-        clamped: True to clamp numbers beyond the range, such as losses that overflow; otherwise
-            they are refused.
-    """
-
-    low: float
-    high: float
-    bits: int
-    itself: float
-    clamped: bool = False
-
-    def fixed_point(self, name: str, most: int | None = None) -> FixedPoint:
-        """Return the encoding of the numbers.
-
-        Args:
-            name: name of the field, for messages.
-            most: largest integer, where that is less than what fits the ring.
-        """
-        members = PAIR << SPARE_BITS[self.bits]
-        return FixedPoint(self.bound, members, self.bits, name, "its range in pair_fields", most)
-
-    @property
-    def bound(self) -> float:
-        """Return the largest magnitude of a number."""
-        return max(abs(self.low), abs(self.high))
-
-    def error_bound(self) -> float:
-        """Return the largest error of R_ij, in float64."""
-        return self.fixed_point("rows").error_bound(PAIR) / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +85,7 @@ class PaddedReplies:
             reply: class of the reply.
             release: declaration of its method.
         """
-        return padded_reply(reply, self._ranges)
+        return padded_class(reply, range_of(reply, self._ranges).bits)
 
 
 class PadService(ClientHalf):
@@ -209,8 +173,8 @@ class PadService(ClientHalf):
             PolicyError: a client sent another row in this attempt already.
         """
         ((name, value),) = vars(reply).items()
-        padded = padded_reply(expected, self._ranges)
         pair_range = self._ranges[name]
+        padded = padded_class(expected, pair_range.bits)
         rows = value.values.cpu()
         table = pair_range.fixed_point(name).encode(rows, pair_range.clamped or self._saturate)
         for row, (client, members) in zip(table, self._members(call), strict=True):
@@ -239,60 +203,6 @@ class PadService(ClientHalf):
         return PairGuard(client, self._keys.record(NAME, client, PairState))
 
 
-def check_pairs_alone(call: Call, release: ReleasePolicy) -> None:
-    """Raise PolicyError for a method whose rows may leave in other ways than padded pairs.
-
-    Security rule: with padded pairs no row leaves in another way, and none whose numbers are of
-    other clients than those that its pads are shared with.
-
-    Args:
-        call: requests for rows of pairs.
-        release: declaration of the called method.
-    """
-    if release.via != (PAIRS,) or not release.columns or release.through:
-        raise PolicyError(
-            f"{call.method} may also leave in other ways than padded pairs, or does not say whom "
-            "its rows are about: declare it with @answers(PAIRS, columns=...)"
-        )
-
-
-def columns_of(query: Any, name: str, position: int, client: int) -> tuple[int, ...]:
-    """Return the clients that one recipient's row has numbers of, itself included, in their order.
-
-    Args:
-        query: the request.
-        name: field with their ids.
-        position: position of the recipient.
-        client: id of the recipient, which `Picks` of others lack.
-    """
-    value = getattr(query, name)
-    if isinstance(value, Shared):
-        return tuple(value.value.tolist())
-    assert isinstance(value, Picks)
-    others = value.table[list(value.picks[position])].tolist()
-    return tuple(sorted([*others, client]))
-
-
-def padded_reply(reply: type, ranges: Mapping[str, PairRange]) -> type:
-    """Return the class of a reply whose rows are padded as its field's range says.
-
-    Args:
-        reply: class of the reply.
-        ranges: range of each field of rows.
-
-    Raises:
-        UsageError: a reply that cannot be padded, or a field without a range.
-    """
-    names = list(kinds(reply))
-    if names[0] not in ranges:
-        declared = ", ".join(ranges) or "none"
-        raise UsageError(
-            f"{reply.__name__}.{names[0]} has no range, so it cannot be padded: declare one in "
-            f"pair_fields (declared: {declared})"
-        )
-    return padded_class(reply, ranges[names[0]].bits)
-
-
 @lru_cache(maxsize=64)
 def padded_class(reply: Any, bits: int) -> type:
     """Return the class of a reply whose rows are padded, with the same field.
@@ -304,16 +214,8 @@ def padded_class(reply: Any, bits: int) -> type:
     Raises:
         UsageError: a reply with other fields than one of rows.
     """
-    bounds = declared(reply)
-    fields = kinds(reply)
-    names = list(fields)
-    if len(names) != 1 or fields[names[0]] is not Rows or not isinstance(bounds[names[0]], Real):
-        raise UsageError(
-            f"{reply.__name__} cannot be padded: a row of pairs is one field of Rows of "
-            "floating-point numbers"
-        )
-    (name,) = names
-    bound = bounds[name]
+    name = row_field(reply)
+    bound = declared(reply)[name]
     assert isinstance(bound, Real)
     hint: Any = Annotated[Rows, Ring(bound.axes, bits)]
     padded = dataclasses.make_dataclass(

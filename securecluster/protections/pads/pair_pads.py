@@ -26,10 +26,8 @@ from functools import cached_property
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.privacy.masking import pads
-from securecluster.protections.secure_sums.double_mask import pad_sign
+from securecluster.privacy.masking.pads import pad_sign
 
-# clients whose rows go into one sum
-PAIR = 2
 # calls of which a client keeps what it sent; it refuses older ones
 KEPT_CALLS = 64
 

@@ -13,8 +13,8 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.messages import Call, format_ids
 from securecluster.protections.key_exchange import KeyRelay
-from securecluster.protections.pads.client import PairRange, PairsRequest
-from securecluster.protections.pads.pair_pads import PAIR
+from securecluster.protections.pads.client import PairsRequest
+from securecluster.protections.pair_rows import PAIR, PairRange
 from securecluster.runtime.aggregators import Exchange
 from securecluster.runtime.pair_aggregators import (
     PairFunctions,

@@ -8,113 +8,50 @@ pad keys with the lost ones, and `reveal_shares` the shares of the survivors' se
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError, UsageError
-from securecluster.messaging.bounds import Between, Octets, Upto, Whole
 from securecluster.messaging.messages import Call, Picks, Rows, parse_ids
-from securecluster.privacy.cohorts import Cohort, whole_cohorts
+from securecluster.messaging.octets import as_bytes, as_table
+from securecluster.privacy.cohorts import Cohort
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.masking.pads import KEY, transcript
-from securecluster.protections.key_exchange import EXCHANGE_METHODS, KeyExchange, as_bytes, as_table
+from securecluster.protections.key_exchange import EXCHANGE_METHODS, KeyExchange
 from securecluster.protections.secure_sums.double_mask import (
     ClientMasks,
     SumContext,
     UnmaskingGuard,
 )
 from securecluster.protections.secure_sums.graph import Graph, build_graph
-from securecluster.protections.secure_sums.masked_replies import (
+from securecluster.protections.secure_sums.messages import (
     BOX,
-    BOXES,
-    SumRanges,
+    SUM_METHODS,
+    LostMembers,
+    PadKeys,
+    RelayedBoxes,
+    SeedShares,
     bits_of,
     masked_class,
 )
 from securecluster.protections.secure_sums.shamir import VALUE
 from securecluster.protections.secure_sums.sum_record import SumRecord
+from securecluster.protections.sum_calls import (
+    FollowingSum,
+    check_cohorts,
+    check_sums_alone,
+    members_of,
+)
+from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.client_half import ClientHalf
-from securecluster.runtime.services import SUM, MessageTypes, refuse_other_verbs
+from securecluster.runtime.services import refuse_other_verbs
 
 if TYPE_CHECKING:
     from securecluster.runtime.endpoint import ReleasePolicy
 
 NAME = "secagg"
 PURPOSE = "secure sums"  # of the keys of pairs
-LOST = Upto("lost", "clients")
-
-
-@dataclass(frozen=True, eq=False)
-class LostMembers:
-    """Server's request for pad keys."""
-
-    purpose: str  # the client method whose replies are summed
-    # (k,) int64 members whose rows are not in the sum, ascending
-    lost: Annotated[Picks, Whole((LOST,), below="clients")]
-
-
-@dataclass(frozen=True, eq=False)
-class PadKeys:
-    """Client's reply: the call's pad keys with lost neighbours, in ascending order of these."""
-
-    keys: Annotated[Picks, Octets((Upto("pads", "clients"), KEY))]  # (k, 32) uint8
-
-
-@dataclass(frozen=True, eq=False)
-class RelayedBoxes:
-    """Server's request for shares of the survivors' self masks."""
-
-    purpose: str  # the client method whose replies are summed
-    # (k,) int64 members whose rows are not in the sum, ascending
-    lost: Annotated[Picks, Whole((LOST,), below="clients")]
-    # (n, 49) uint8, the boxes that surviving neighbours sealed for the client, in ascending order
-    boxes: Annotated[Picks, Octets((BOXES, BOX))]
-
-
-@dataclass(frozen=True, eq=False)
-class SeedShares:
-    """Client's reply: its shares, of its own seed too, in ascending order of the owners."""
-
-    # (k, 33) uint8, numbers modulo a prime, in big-endian order
-    shares: Annotated[Picks, Octets((Upto("shares", "clients"), VALUE))]
-
-
-@dataclass(frozen=True, eq=False)
-class FollowingSum:
-    """Request for rows that only hide a client if nearly all clients of an earlier sum send theirs.
-
-    A message of this class, or of a subclass, is the query of a second sum. Clients send their rows
-    to a sum over clients of the earlier one, and reveal nothing of them unless enough survive.
-    """
-
-    earlier: Annotated[int, Between(maximum="steps")]  # call of the earlier sum
-    among: str  # clients whose rows are in the earlier sum, as text
-    counted: Annotated[int, Between(maximum="clients")]  # their number
-    least: Annotated[int, Between(maximum="clients")]  # smallest number of survivors of this sum
-
-
-SUM_METHODS: Mapping[str, MessageTypes] = {
-    **EXCHANGE_METHODS,
-    "reveal_pads": (LostMembers, PadKeys),
-    "reveal_shares": (RelayedBoxes, SeedShares),
-}
-
-
-class MaskedReplies:
-    """Messages of secure sums."""
-
-    methods = SUM_METHODS
-
-    def reply_class(self, reply: type, release: ReleasePolicy) -> type:
-        """Return the class of a reply with masked rows.
-
-        Args:
-            reply: class of the reply.
-            release: declaration of its method.
-        """
-        return masked_class(reply, release.through)
 
 
 class SecureSumService(ClientHalf):
@@ -410,68 +347,6 @@ class SecureSumService(ClientHalf):
         neighbours = graph.neighbours(client)
         pair_keys = {peer: self._exchange.pair_key(client, peer) for peer in neighbours}
         return ClientMasks(client, record.mask, pair_keys, context, graph)
-
-
-def check_sums_alone(call: Call, release: ReleasePolicy) -> None:
-    """Raise PolicyError for a method whose replies may leave in other ways than sums.
-
-    Security rule: under secure sums no reply leaves in a plain sum.
-
-    Args:
-        call: requests for rows of a sum.
-        release: declaration of the called method.
-    """
-    if release.via != (SUM,):
-        raise PolicyError(
-            f"{call.method} may also leave in other ways than sums, so a secure sum would hide "
-            "nothing: the request is refused"
-        )
-
-
-def check_cohorts(client: int, members: Collection[int], cohorts: Sequence[Cohort]) -> None:
-    """Raise PolicyError for a list of a sum's clients that has a part of a cohort.
-
-    Security rule: sums over whole cohorts alone cannot be solved for one of their clients, however
-    many there are. Each client derives the cohorts from the configuration, so this binds a server
-    that breaks the protocol as well, and needs no memory of earlier sums.
-
-    Args:
-        client: id of the client that refuses.
-        members: the clients in the sum.
-        cohorts: of all clients of the run; empty checks nothing.
-    """
-    if not cohorts:
-        return
-    parts = set(members) - whole_cohorts(members, cohorts)
-    if parts:
-        raise PolicyError(
-            f"client {client} refuses a secure sum over part of a cohort (client {min(parts)} is "
-            "in it without others of its cohort): sums over ever other clients can be solved for "
-            "each of them"
-        )
-
-
-def members_of(call: Call) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield each recipient of a call, and the members of its sum.
-
-    Args:
-        call: requests to clients.
-
-    Raises:
-        FrameError: a frame does not name the members of its sum.
-    """
-    if not call.group:
-        raise FrameError(
-            f"{call.method} is asked for a sum without members, and this run's sums are secure: "
-            "start both sides from the same configuration"
-        )
-    parsed: dict[str, tuple[int, ...]] = {}
-    for client, text, count in zip(call.to, call.group, call.members, strict=True):
-        if text not in parsed:
-            parsed[text] = parse_ids(text, count)
-        if len(parsed[text]) != count:
-            raise FrameError("a frame names another number of members than it counts")
-        yield client, parsed[text]
 
 
 def same_rows(purpose: str, fixed: Collection[str]) -> str:

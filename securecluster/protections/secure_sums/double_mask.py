@@ -28,6 +28,7 @@ from functools import cached_property
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, PolicyError, SecureClusterError, UsageError
 from securecluster.privacy.masking import pads
+from securecluster.privacy.masking.pads import pad_sign
 from securecluster.protections.secure_sums import shamir
 from securecluster.protections.secure_sums.graph import Graph
 from securecluster.protections.secure_sums.shares import ShareSeal
@@ -100,19 +101,6 @@ def coordinate(client: int) -> int:
     """
     # The polynomial is the seed itself at zero: nobody holds that point.
     return client + 1
-
-
-def pad_sign(client: int, peer: int) -> int:
-    """Return the sign with which a client adds the pad of a pair: the lower id adds.
-
-    Args:
-        client: id of the client.
-        peer: id of the other client.
-    """
-    # Both ends of a pair derive the same pad, so their signs must be opposite.
-    if client < peer:
-        return 1
-    return -1
 
 
 def commitment(seed: bytes, context: SumContext) -> bytes:

@@ -17,15 +17,10 @@ from typing import Any
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Picks, Response, Rows, format_ids
+from securecluster.messaging.octets import as_bytes, as_table
 from securecluster.privacy.cohorts import Cohort, whole_cohorts
-from securecluster.protections.key_exchange import KeyRelay, as_bytes, as_table
-from securecluster.protections.secure_sums.client import (
-    FollowingSum,
-    LostMembers,
-    RelayedBoxes,
-    same_rows,
-    sum_graph,
-)
+from securecluster.protections.key_exchange import KeyRelay
+from securecluster.protections.secure_sums.client import same_rows, sum_graph
 from securecluster.protections.secure_sums.double_mask import (
     MaskedSum,
     SumContext,
@@ -34,12 +29,15 @@ from securecluster.protections.secure_sums.double_mask import (
     broken_pairs,
 )
 from securecluster.protections.secure_sums.graph import Graph
-from securecluster.protections.secure_sums.masked_replies import (
+from securecluster.protections.secure_sums.messages import (
     BOX,
-    SumRanges,
+    LostMembers,
+    RelayedBoxes,
     bits_of,
     summed_class,
 )
+from securecluster.protections.sum_calls import FollowingSum
+from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.aggregators import Exchange, Total, chunk_size, members_by_group
 from securecluster.runtime.port import TRIES, Connected, Send
 

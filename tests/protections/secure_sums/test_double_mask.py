@@ -13,6 +13,7 @@ import torch
 
 from securecluster.errors import FrameError, PolicyError, SecureClusterError, UsageError
 from securecluster.privacy.masking import pads
+from securecluster.privacy.masking.pads import pad_sign
 from securecluster.protections.secure_sums.double_mask import (
     ClientMasks,
     MaskedSum,
@@ -22,7 +23,6 @@ from securecluster.protections.secure_sums.double_mask import (
     UnmaskingGuard,
     broken_pairs,
     coordinate,
-    pad_sign,
 )
 from securecluster.protections.secure_sums.graph import Graph, complete_graph
 from securecluster.protections.secure_sums.shamir import PRIME

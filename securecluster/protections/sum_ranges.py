@@ -1,4 +1,4 @@
-"""Replies in secure sums: the messages with masked rows, and the range of each field."""
+"""Ranges of the fields of replies that enter hidden sums, which are sums of integers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, get_type_hints
+from typing import Any
 
 from securecluster.errors import UsageError
-from securecluster.messaging.bounds import Octets, Real, Ring, Upto, declared
-from securecluster.messaging.messages import Picks, Rows, kinds, optional
+from securecluster.messaging.bounds import Real, declared
+from securecluster.messaging.messages import Rows, kinds
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.fixed_point import FixedPoint
-from securecluster.privacy.masking.pads import KEY
-from securecluster.protections.secure_sums.shares import box_size
-
-BOX = box_size(1)
-# one box for each neighbour of the sender
-BOXES = Upto("boxes", "clients", minimum=1)
-# fields that a masked reply adds
-ADDED = ("commitment", "boxes")
 
 
 @dataclass(frozen=True)
@@ -100,68 +92,28 @@ def _fixed_point(bound: float, members: int, bits: int, name: str, most: int | N
     return FixedPoint(bound, members, bits, name, "sum_bound", most)
 
 
-def bits_of(masked: type) -> dict[str, int]:
-    """Return the number of bits of each summed field of a masked reply, by its name.
-
-    Args:
-        masked: class that `masked_class` returned.
-    """
-    bits = {}
-    for name, bound in declared(masked).items():
-        if isinstance(bound, Ring):
-            bits[name] = bound.bits
-    return bits
-
-
 @lru_cache(maxsize=256)
-def masked_class(reply: Any, through: tuple[str, ...]) -> type:
-    """Return the class of a reply whose rows are masked, with the same fields and two more.
+def summed_bits(reply: Any, through: tuple[str, ...]) -> Mapping[str, int]:
+    """Return the bits of the integers of each field of a reply in hidden sums.
 
-    Rows that pass through the pipeline, such as updates, are elements of Z_2^32; the few numbers
-    beside them are elements of Z_2^64. `commitment` is that to the seed of the client's self mask,
-    and `boxes` are its sealed shares for its neighbours, in their ascending order.
+    Rows that pass through the pipeline, such as updates, have 32 bits; the few numbers beside them
+    have 64.
 
     Args:
         reply: class of the reply.
         through: fields that pass through the pipeline.
 
     Raises:
-        UsageError: a field that no secure sum can hold.
+        UsageError: a field that no such sum can hold.
     """
     bounds = declared(reply)
-    members: list[tuple[str, Any]] = []
+    bits = {}
     for name, field_kind in kinds(reply).items():
         bound = bounds.get(name)
-        axes = bound.axes if isinstance(bound, Real) else ()
         if field_kind is not Rows or (bound is not None and not isinstance(bound, Real)):
             raise UsageError(
                 f"{reply.__name__}.{name} cannot enter a secure sum: fields of its replies are "
                 "Rows of floating-point numbers"
             )
-        if name in ADDED:
-            raise UsageError(f"{reply.__name__}.{name} has the name of a field of secure sums")
-        bits = 32 if name in through else 64
-        ring = Ring(axes, bits, name in through)
-        hint: Any = Rows
-        if optional(reply, name):
-            hint = Rows | None
-        members.append((name, Annotated[hint, ring]))
-    members.append(("commitment", Annotated[Rows, Octets((KEY,))]))
-    members.append(("boxes", Annotated[Picks, Octets((BOXES, BOX))]))
-    masked = dataclasses.make_dataclass(f"Masked{reply.__name__}", members, frozen=True, eq=False)
-    masked.__module__ = __name__
-    masked.__doc__ = f"{reply.__name__} as it leaves its client in a secure sum."
-    masked.__summed__ = reply  # type: ignore[attr-defined]
-    # resolved once, so that a class that cannot be sent fails here
-    get_type_hints(masked)
-    return masked
-
-
-def summed_class(masked: type) -> type:
-    """Return the class of the reply that a masked class was made from.
-
-    Args:
-        masked: class that `masked_class` returned.
-    """
-    summed: type = masked.__summed__  # type: ignore[attr-defined]
-    return summed
+        bits[name] = 32 if name in through else 64
+    return bits
