@@ -92,7 +92,7 @@ class RecordedView(View):
 
     def _all_outcomes(self) -> Iterator[VerbOutcome]:
         """Yield what verbs gave anyone."""
-        encrypted = self.fitted.with_fitted_params().encrypted_verbs
+        encrypted = self.fitted.with_fitted_params().opened_verbs
         for outcome in self.fitted.verb_outcomes():
             yield outcome
             # the authority decrypts a sum before the server gets it

@@ -40,7 +40,7 @@ from securecluster.messaging import wire
 from securecluster.messaging.messages import AUTHORITY_CALL, Header
 from securecluster.protections.encryption.authority import AuthorityState, KeyAuthority
 from securecluster.protections.encryption.messages import AUTHORITY_METHODS
-from securecluster.protections.registry import SERVICE_METHODS
+from securecluster.protections.registry import service_methods
 from securecluster.protocols import (
     CFL,
     FLHC,
@@ -755,7 +755,7 @@ def client_side(run: Recorded, frames: int, draw: random.Random) -> Count:
 def remote_methods(client: type) -> list[str]:
     """Return the names of the methods that a client's endpoint answers."""
     releases = [name for name in dir(client) if hasattr(getattr(client, name), "__release__")]
-    return [*releases, *SERVICE_METHODS]
+    return [*releases, *service_methods()]
 
 
 def _methods(run: Recorded) -> set[str]:

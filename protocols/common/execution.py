@@ -180,7 +180,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     # Checked here, where the clients' numbers are known.
     if key_source.roster is not None and key_source.identity is not None:
         check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
-    halves = deployment.client_halves(keys, pipeline, noise_streams)
+    halves = deployment.client_halves(keys, noise_streams)
     endpoint = Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits, halves=halves)
     endpoint.noise = deployment.client_noise(noise_streams)
     endpoint.guard = _release_guard(protocol, config, client)

@@ -15,9 +15,6 @@ from securecluster.core.option_groups import Grouped
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Rows
-from securecluster.protections.encryption.messages import EncryptedPairReplies, EncryptedReplies
-from securecluster.protections.pads.client import PaddedReplies
-from securecluster.protections.secure_sums.messages import MaskedReplies
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.labels import checked_labels
@@ -164,8 +161,8 @@ class ProtocolHooks(Grouped, ABC):
         return [vars(self)[name] for name in self.option_groups_]
 
     @property
-    def encrypted_verbs(self) -> frozenset[str]:
-        """Return the verbs whose replies are encrypted."""
+    def opened_verbs(self) -> frozenset[str]:
+        """Return the verbs of whose replies a key authority opens what the server computes."""
         verbs = set()
         if self.sums.by_authority:
             verbs.add(SUM)
@@ -177,14 +174,10 @@ class ProtocolHooks(Grouped, ABC):
     def hidden_replies(self) -> dict[str, HiddenReplies]:
         """Return what hides replies, by the verb that they leave through."""
         hidden: dict[str, HiddenReplies] = {}
-        if self.sums.by_authority:
-            hidden[SUM] = EncryptedReplies()
-        elif self.sums.hide_replies:
-            hidden[SUM] = MaskedReplies()
-        if self.pairs.by_authority:
-            hidden[PAIRS] = EncryptedPairReplies(self.pairs.fields)
-        elif self.pairs.hide_rows:
-            hidden[PAIRS] = PaddedReplies(self.pairs.fields)
+        if self.sums.hide_replies:
+            hidden[SUM] = self.sums.protection.replies()
+        if self.pairs.hide_rows:
+            hidden[PAIRS] = self.pairs.protection.replies(self.pairs.fields)
         return hidden
 
     def dry_runs(self) -> Sequence[Mapping[str, Any]]:

@@ -41,6 +41,7 @@ from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.messaging.replies import Replies, Sums
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protections.registry import PLAIN
 from securecluster.protocols.common.averaging import total_weights
 from securecluster.protocols.common.blocks import BlockStage
 from securecluster.protocols.common.client import TrainingClient
@@ -55,7 +56,7 @@ from securecluster.protocols.common.model_set_protocol import (
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.restarts import OfferedModels, Restart, collect_models
 from securecluster.protocols.common.sampling import sample_clients
-from securecluster.protocols.common.sum_options import LARGEST_LOSS, PLAIN, SumOptions, SumsOverAll
+from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions, SumsOverAll
 from securecluster.protocols.ifca.client import (
     IFCAClient,
     ModelAssignment,

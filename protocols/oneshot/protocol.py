@@ -35,7 +35,6 @@ from securecluster.privacy.masking.block_mask import Blocks
 from securecluster.privacy.masking.masks import build, width
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protections.encryption.pairs import LabelledValue
 from securecluster.protections.pair_rows import PairRange
 from securecluster.protocols.common.base import FittedState
 from securecluster.protocols.common.client import TrainingClient
@@ -69,7 +68,7 @@ from securecluster.protocols.oneshot.server import (
     tasks_of_labels,
 )
 from securecluster.runtime.endpoint import config_hash
-from securecluster.runtime.pair_aggregators import PairFunction
+from securecluster.runtime.pair_aggregators import LabelledValue, PairFunction
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 

@@ -7,7 +7,7 @@ server finds the same one from the configuration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ from securecluster.messaging.messages import Call
 from securecluster.runtime.aggregators import Exchange
 from securecluster.runtime.port import Connected, Port
 
+# makes a function's value of the clusters' labels alone
+LabelledValue = Callable[[list[int]], Any]
 # name of the function that returns R itself
 IDENTITY = ""
 

@@ -18,7 +18,7 @@ from securecluster.attacks.views import knowledge_of, observed_updates, truth_of
 from securecluster.errors import RunFolderError, UsageError
 from securecluster.messaging.parties import AUTHORITY, SERVER, WIRE, client, lps
 from securecluster.messaging.transcript import NAMING_METHODS, Transcript
-from securecluster.protections.registry import SERVICE_METHODS
+from securecluster.protections.registry import service_methods
 from securecluster.protocols import CFL, ClusteringProtocol, FedAvg, OneShot, Settings
 
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "model": "linear"}
@@ -145,7 +145,7 @@ def test_an_observing_client_knows_itself(fitted: ClusteringProtocol) -> None:
 
 
 def test_frames_that_name_clients_are_those_of_the_services() -> None:
-    assert set(SERVICE_METHODS) == NAMING_METHODS
+    assert set(service_methods()) == NAMING_METHODS
 
 
 def sums_of_frames(fitted: ClusteringProtocol, step: int) -> torch.Tensor:

@@ -30,7 +30,7 @@ from securecluster.messaging.bounds import (
 )
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Empty, Header, Picks, Rows, Shared
 from securecluster.messaging.replies import check_squares
-from securecluster.protections.registry import SERVICE_METHODS
+from securecluster.protections.registry import service_methods
 from securecluster.protocols import (
     CFL,
     FLHC,
@@ -166,9 +166,9 @@ def test_every_field_of_every_message_declares_what_it_may_hold(
             assert undeclared(kind) == [], f"{protocol.__name__}.{name}: {kind.__name__}"
 
 
-@pytest.mark.parametrize("name", SERVICE_METHODS)
+@pytest.mark.parametrize("name", service_methods())
 def test_every_field_of_every_message_of_services_declares_what_it_may_hold(name: str) -> None:
-    for kind in SERVICE_METHODS[name]:
+    for kind in service_methods()[name]:
         assert undeclared(kind) == [], f"{name}: {kind.__name__}"
 
 

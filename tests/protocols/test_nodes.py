@@ -272,7 +272,7 @@ def endpoint_of(
     deployment = Deployment(made, config)
     client = deployment.client(cohort, pipeline)
     limits = deployment.limits(pipeline)
-    halves = deployment.client_halves(own, pipeline, draws)
+    halves = deployment.client_halves(own, draws)
     run = config_hash(config)
     found = Endpoint(client, cohort.ids, run, pipeline, own, limits=limits, halves=halves)
     found.noise = made.privacy.client_noise(config, draws)

@@ -39,6 +39,8 @@ KEY = 32
 BOX = 48
 # Ids of clients, also of those that join later, are below.
 MOST_CLIENTS = 1 << 31
+# number of a key authority on rosters of identities
+AUTHORITY_NUMBER = MOST_CLIENTS - 1
 # recipients of the seed in one frame; a server with more sends several frames
 PEERS = Upto("peers", "clients", minimum=1)
 

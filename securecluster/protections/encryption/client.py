@@ -21,7 +21,7 @@ from securecluster.messaging.messages import Ack, Call, Picks, Rows
 from securecluster.messaging.octets import as_bytes, as_table
 from securecluster.privacy.cohorts import Cohort
 from securecluster.privacy.masking.identities import SIGNATURE
-from securecluster.privacy.masking.key_agreement import MOST_CLIENTS, KeyRing
+from securecluster.privacy.masking.key_agreement import AUTHORITY_NUMBER, KeyRing
 from securecluster.privacy.masking.pads import KEY, KeyPair, transcript
 from securecluster.protections.encryption.ciphers import PublicCipher, fingerprint
 from securecluster.protections.encryption.envelopes import (
@@ -53,8 +53,6 @@ from securecluster.runtime.services import refuse_other_verbs
 if TYPE_CHECKING:
     from securecluster.runtime.endpoint import ReleasePolicy
 
-# number of the key authority on rosters of identities
-AUTHORITY_NUMBER = MOST_CLIENTS - 1
 SERVER = "server"
 AUTHORITY = "authority"
 

@@ -21,10 +21,6 @@ from securecluster.protections.encryption.parameters import CKKS, MOST_MEMBERS, 
 from securecluster.protections.pair_rows import PAIR, PairRange
 from securecluster.runtime.pair_aggregators import PairFunctions
 
-# what the key authority tells
-LABELS = "labels"
-MATRIX = "matrix"
-RELEASES = (LABELS, MATRIX)
 # bits after the point to which clients round the numbers of pairs: R is in steps of half of that
 PAIR_BITS = 14
 

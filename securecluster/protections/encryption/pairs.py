@@ -7,7 +7,7 @@ decrypts the sum, and releases the clusters' labels alone, or R, in steps of 2^-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +29,16 @@ from securecluster.protections.encryption.server import CHUNK, EncryptionKeyRela
 from securecluster.protections.pair_rows import PairRange, check_pairs_alone, columns_of
 from securecluster.protections.sum_calls import members_of
 from securecluster.runtime.aggregators import Exchange
-from securecluster.runtime.pair_aggregators import PairFunctions, PairTotal, check_replies
+from securecluster.runtime.pair_aggregators import (
+    LabelledValue,
+    PairFunctions,
+    PairTotal,
+    check_replies,
+)
 from securecluster.runtime.port import Connected
 
 if TYPE_CHECKING:
     from securecluster.runtime.endpoint import ReleasePolicy
-
-LabelledValue = Callable[[list[int]], Any]
 
 
 class EncryptedPairService(EncryptionService):
