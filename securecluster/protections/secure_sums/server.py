@@ -5,7 +5,7 @@ Between them is one more where clients were lost, in which the others reveal the
 with these. Two exchanges of keys come before the first sum of a run.
 
 Where clients are in cohorts, who does not reply is asked again, and a cohort that still lacks a
-member is left out of the sum as a whole (`privacy.secure_sum.cohorts`).
+member is left out of the sum as a whole (`privacy.cohorts`).
 """
 
 from __future__ import annotations
