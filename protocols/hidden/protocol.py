@@ -122,7 +122,7 @@ class SumsOfBlocks(SumsOverAll):
     """Options of sums of rows of clustering, and of blocks, one for each cluster."""
 
     def refusal(self, method: Any) -> str | None:
-        """Return that sums are encrypted, which hold no rows of blocks."""
+        """Return that a key authority opens sums, which hold no rows of blocks."""
         if self.by_authority:
             return "the rows of hidden are long for encrypted sums: take aggregation secagg"
         return None

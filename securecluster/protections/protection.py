@@ -204,10 +204,12 @@ class SumProtection(Protection):
     Attributes:
         adds_noise: True if clients may add their noise to sums in shares.
         remembers_sums: True if clients keep a record of sums, and so answer a `FollowingSum`.
+        advice: how to have it, and what for, where reports advise it.
     """
 
     adds_noise: bool = False
     remembers_sums: bool = False
+    advice: str = ""
 
     def least_survivors(self, members: int, minimum: int) -> int:
         """Return the smallest number of survivors of which a sum is read.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from securecluster.errors import UsageError
+from securecluster.messaging.transcript import NAMING_METHODS
 from securecluster.protections.encryption.parameters import BFV, CKKS
 from securecluster.protections.encryption.protection import (
     EncryptedPairProtection,
@@ -73,6 +74,7 @@ def register(protection: SumProtection | PairProtection) -> None:
         AGGREGATIONS[protection.name] = protection
     else:
         RELEVANCES[protection.name] = protection
+    NAMING_METHODS.update(protection.methods)
 
 
 def survivors_of(aggregation: str) -> Callable[[int], int]:

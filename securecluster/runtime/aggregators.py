@@ -49,7 +49,7 @@ class Aggregator(Protocol):
     Attributes:
         name: name of the aggregator.
         server_reads_replies: True if the server can read single replies.
-        hides_replies: True if replies arrive masked or encrypted, as messages of another class.
+        hides_replies: True if replies arrive hidden, as messages of another class.
         needs_seed: True if clients need the seed that they agree on for masks.
     """
 

@@ -574,7 +574,7 @@ class Reservation(Protocol):
         Args:
             call: the request.
             release: declaration of the called method.
-            reply: after the pipeline, and before it is padded or encrypted.
+            reply: after the pipeline, and before it is hidden.
             receipts: of each client.
         """
         ...

@@ -557,7 +557,7 @@ class ServerChannel:
         return response
 
     def _exchange_hidden(self, release: ReleasePolicy, call: Call) -> Response:
-        """Return the masked or encrypted replies to a call, after a check of their bounds.
+        """Return the hidden replies to a call, after a check of their bounds.
 
         Args:
             release: declaration of the called method.

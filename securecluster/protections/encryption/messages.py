@@ -179,7 +179,7 @@ def _encrypted(reply: Any, bits: Mapping[str, int]) -> type:
     encrypted.__doc__ = f"{reply.__name__} as it leaves its client in an encrypted sum."
     encrypted.__reply__ = reply  # type: ignore[attr-defined]
     encrypted.__bits__ = dict(bits)  # type: ignore[attr-defined]
-    encrypted.__encrypted__ = tuple(bits)  # type: ignore[attr-defined]
+    encrypted.__hidden_fields__ = tuple(bits)  # type: ignore[attr-defined]
     # resolved once, so that a class that cannot be sent fails here
     get_type_hints(encrypted)
     return encrypted
@@ -191,7 +191,7 @@ def is_encrypted(reply: type) -> bool:
     Args:
         reply: the class.
     """
-    return hasattr(reply, "__encrypted__")
+    return hasattr(reply, "__hidden_fields__")
 
 
 def encrypted_bits(encrypted: type) -> dict[str, int]:

@@ -21,6 +21,7 @@ class SecureSumProtection(SumProtection):
     methods = SUM_METHODS
     adds_noise = True
     remembers_sums = True
+    advice = "secure sums (--aggregation secagg): no single update is left to be attacked"
 
     def least_survivors(self, members: int, minimum: int) -> int:
         """Return the smallest number of survivors of which a sum is unmasked.
