@@ -22,6 +22,7 @@ from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import Party
 from securecluster.messaging.transcript import ObservedMessage
 from securecluster.privacy.masking.key_agreement import Secrets
+from securecluster.protections import protection
 
 if TYPE_CHECKING:
     from securecluster.attacks.scoring import Scorer
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 
 # protections that a run may claim of fields of clients' replies
 MASK = "a mask"
-SUMS = "secure sums"
-HIDDEN_PAIRS = "sums or encryption of pairs"
+SUMS = protection.HIDDEN_SUMS
+HIDDEN_PAIRS = protection.HIDDEN_PAIRS
 SEALS = "seals"
-ENCRYPTION = "encryption for a key authority"
+ENCRYPTION = protection.ENCRYPTION
 NOISE = "clients' noise"
 PROTECTIONS = frozenset({MASK, SUMS, HIDDEN_PAIRS, SEALS, ENCRYPTION, NOISE})
 # what an attack or its scorer may need that not every run has

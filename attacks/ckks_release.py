@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from securecluster.attacks.base import ENCRYPTION, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer
-from securecluster.privacy.homomorphic.ciphers import CiphertextSum, SecretCipher
-from securecluster.privacy.homomorphic.packing import FieldShape, Layout, pack, unpack
-from securecluster.privacy.homomorphic.parameters import CKKS, Parameters
+from securecluster.protections.encryption.ciphers import CiphertextSum, SecretCipher
+from securecluster.protections.encryption.packing import FieldShape, Layout, pack, unpack
+from securecluster.protections.encryption.parameters import CKKS, Parameters
 
 
 class Textbook(Parameters):

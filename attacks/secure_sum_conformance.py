@@ -32,14 +32,14 @@ from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.errors import FrameError
 from securecluster.messaging.messages import Call, Picks, Response, format_ids
-from securecluster.privacy.secure_sum import shamir
-from securecluster.privacy.secure_sum.double_mask import SumContext, commitment, coordinate
-from securecluster.privacy.secure_sum.pads import KEY, KeyPair
+from securecluster.messaging.octets import as_bytes, as_table
+from securecluster.privacy.masking.pads import KEY, KeyPair
+from securecluster.protections.secure_sums import client as sum_client
+from securecluster.protections.secure_sums import shamir
+from securecluster.protections.secure_sums.double_mask import SumContext, commitment, coordinate
+from securecluster.protections.secure_sums.messages import LostMembers
 from securecluster.protocols.fedavg import FedAvg
-from securecluster.runtime import secure_sum_client
 from securecluster.runtime.endpoint import GATHER, MINIMUM, Endpoint
-from securecluster.runtime.key_exchange import as_bytes, as_table
-from securecluster.runtime.secure_sum_client import LostMembers
 from securecluster.runtime.settings import Settings
 
 CLIENTS = 5
@@ -546,7 +546,7 @@ def _opened(server: LyingServer, numbers: Mapping[int, int]) -> Probed:
     call = server.call(SUM_METHOD, 0)
     run = call.config.encode()
     public = dict.fromkeys(EVERYONE, b"")
-    threshold = secure_sum_client.sum_graph(run, EVERYONE, public, MINIMUM).threshold
+    threshold = sum_client.sum_graph(run, EVERYONE, public, MINIMUM).threshold
     if len(numbers) < threshold:
         short = f"{len(numbers)} shares of the seed of client 0 were revealed, and it takes"
         return Probed(None, FrameError(f"{short} {threshold}"))

@@ -92,11 +92,11 @@ class RecordedView(View):
 
     def _all_outcomes(self) -> Iterator[VerbOutcome]:
         """Yield what verbs gave anyone."""
-        encrypted = self.fitted.result_.method.encrypted_verbs
+        opened = self.fitted.result_.method.opened_verbs
         for outcome in self.fitted.verb_outcomes():
             yield outcome
             # the authority decrypts a sum before the server gets it
-            if SUM in encrypted and outcome.verb == SUM:
+            if SUM in opened and outcome.verb == SUM:
                 yield replace(outcome, reader=AUTHORITY)
         yield from getattr(self.fitted, "authority_outcomes_", ())
 

@@ -34,6 +34,7 @@ from securecluster.privacy.dp.target import Target
 from securecluster.privacy.masking.identities import Identity, Roster, check_roster
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protections.encryption.authority import AuthorityState, KeyAuthority
 from securecluster.protocols.common.client import ClientState, TrainingClient
 from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.common.dry_run import run_releases
@@ -50,14 +51,14 @@ from securecluster.protocols.common.newcomers import (
 )
 from securecluster.protocols.common.serialization import SCHEMA, SHARED, FittedState, FittedSummary
 from securecluster.runtime import run_secret
+from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import Endpoint, config_hash
-from securecluster.runtime.key_authority import AuthorityState, KeyAuthority
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.release_budget import ReleaseBudget
 from securecluster.runtime.release_guard import ReleaseGuard
 from securecluster.runtime.release_target import ReleaseTarget
 from securecluster.runtime.run import Appended, CheckpointPart, Line, Run, checkpoints
-from securecluster.runtime.server_channel import ChannelState, ServerChannel
+from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import (
     InProcess,
@@ -183,11 +184,8 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     # Checked here, where the clients' numbers are known.
     if key_source.roster is not None and key_source.identity is not None:
         check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
-    sums = deployment.sum_service(keys, pipeline, noise_streams)
-    pads = deployment.pair_service(keys)
-    endpoint = Endpoint(
-        client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums, pads=pads
-    )
+    halves = deployment.client_halves(keys, noise_streams)
+    endpoint = Endpoint(client, cohort.ids, run, pipeline, keys, limits=limits, halves=halves)
     endpoint.noise = deployment.client_noise(noise_streams)
     endpoint.guard = _release_guard(protocol, config, client)
     if reads.data:  # what clients keep may follow from data before the first call

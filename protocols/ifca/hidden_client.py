@@ -22,6 +22,7 @@ from securecluster.errors import PolicyError, UpdateError
 from securecluster.messaging.bounds import Real, Whole
 from securecluster.messaging.messages import Ack, Rows, Shared
 from securecluster.privacy.pipeline import Pipeline
+from securecluster.protections.sum_calls import FollowingSum
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.messages import MOST_SAMPLES, AverageDeltas, ModelChoice
 from securecluster.protocols.common.model_sets import (
@@ -33,7 +34,6 @@ from securecluster.protocols.common.model_sets import (
 from securecluster.protocols.ifca.client import IFCAClient
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, MINIMUM, SUM, answers
-from securecluster.runtime.secure_sum_client import FollowingSum
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 OwnKey = tuple[int, int, int]  # position of a client, start, model

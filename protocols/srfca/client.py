@@ -24,10 +24,10 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import SumClient
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.disclosures import (
+    OfHiddenSums,
     OfPaddedPairs,
     OfPlainPairs,
     OfPlainSums,
-    OfSecureSums,
 )
 from securecluster.protocols.common.messages import NO_END, AverageDeltas, ModelChoice, Update
 from securecluster.runtime.call_context import CallContext
@@ -531,7 +531,7 @@ def server_view(distance: str, sealed: bool, trims: bool, noisy: bool, weighted:
             )
         )
         views.append(
-            OfSecureSums(
+            OfHiddenSums(
                 f"{noise}its choices; of its losses under the clusters' models only sums over "
                 "clusters"
             )

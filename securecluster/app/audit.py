@@ -387,7 +387,7 @@ def audited(
         note(text)
 
     protecting = protections_of(run.protocol)
-    if AUTHORITY in adversary.parties and not run.protocol.encrypted_verbs:
+    if AUTHORITY in adversary.parties and not run.protocol.opened_verbs:
         raise UsageError(
             "this run has no key authority, since nothing in it is encrypted: give --as server"
         )

@@ -29,6 +29,7 @@ from securecluster.app.number_format import printable
 from securecluster.attacks.base import Truth
 from securecluster.attacks.registry import attack_named
 from securecluster.attacks.scoring import BETTER
+from securecluster.protections.registry import ADVISED, AGGREGATIONS
 
 MOST_CLIENTS = 3  # with pictures of their own
 MOST_IMAGES = 8  # of one client
@@ -51,7 +52,7 @@ LIMITS = (
     "no attack can succeed: only a finite ε bounds all of them."
 )
 # settings that lower an attack's score
-SECURE_SUMS = "secure sums (--aggregation secagg): no single update is left to be attacked"
+HIDDEN_SUMS = AGGREGATIONS[ADVISED].advice
 NOISE = "noise (--clip S --noise Z, or --target-epsilon E): the more, the nearer to chance"
 MASK = "a mask (--mask permutation or rotation): coordinates lose their meaning"
 BATCHES = "larger batches, or more local steps (--batch-size, --epochs)"
@@ -71,12 +72,12 @@ SAME_MEMBERS = (
 )
 COHORTS = "larger cohorts in secure sums (--cohort-size): a sum is over whole ones"
 LOWERED_BY = {
-    "label-counts": (MASK, SECURE_SUMS, NOISE),
-    "linkage": (SECURE_SUMS, NOISE),  # masks keep inner products
-    "label-distributions": (SECURE_SUMS, NOISE),
-    "gradient-inversion-analytic": (MASK, SECURE_SUMS, NOISE, BATCHES),
-    "gradient-inversion-cosine": (MASK, SECURE_SUMS, NOISE, BATCHES),
-    "gradient-inversion-dlg": (MASK, SECURE_SUMS, NOISE, BATCHES),
+    "label-counts": (MASK, HIDDEN_SUMS, NOISE),
+    "linkage": (HIDDEN_SUMS, NOISE),  # masks keep inner products
+    "label-distributions": (HIDDEN_SUMS, NOISE),
+    "gradient-inversion-analytic": (MASK, HIDDEN_SUMS, NOISE, BATCHES),
+    "gradient-inversion-cosine": (MASK, HIDDEN_SUMS, NOISE, BATCHES),
+    "gradient-inversion-dlg": (MASK, HIDDEN_SUMS, NOISE, BATCHES),
     "mean-image": EIGENVECTORS,
     "subspace-composition": EIGENVECTORS,
     "subspace-membership": EIGENVECTORS,
@@ -91,7 +92,7 @@ LOWERED_BY = {
     "sums-over-rounds-labels": (MASK, COHORTS, SAME_MEMBERS, NOISE),
     "sums-over-rounds-sizes": (COHORTS, SAME_MEMBERS, NOISE),
 }
-GENERAL = (SECURE_SUMS, NOISE, FEWER)
+GENERAL = (HIDDEN_SUMS, NOISE, FEWER)
 
 
 def page(run: FinishedRun, audit: Audit, command: str) -> str:
@@ -384,7 +385,7 @@ def _advised(attack: str, protections: Mapping[str, Any]) -> Iterable[str]:
         attack: its name.
         protections: options of the run that protect.
     """
-    in_use = {"mask": MASK, "aggregation": SECURE_SUMS}
+    in_use = {"mask": MASK, "aggregation": HIDDEN_SUMS}
     options = {in_use[name] for name in protections if name in in_use}
     advised = []
     for setting in LOWERED_BY.get(attack, GENERAL):

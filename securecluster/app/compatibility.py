@@ -14,6 +14,7 @@ from typing import Any
 from securecluster.app.registry import protocol_class, protocol_names
 from securecluster.errors import UsageError
 from securecluster.privacy.masking.masks import MASKS
+from securecluster.protections.registry import AGGREGATIONS, RELEVANCES
 
 # clients of the federation that a cell is checked for
 CLIENTS = 10
@@ -21,8 +22,8 @@ CLIPPED = {"clip": 1.0, "noise": 1.0, "dp_unit": "client"}
 # hyper-parameters of each value of each option; the first value is the default
 OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "mask": {name: {"mask": name} for name in MASKS},
-    "aggregation": {name: {"aggregation": name} for name in ("plain", "secagg", "bfv", "ckks")},
-    "relevance": {name: {"relevance": name} for name in ("plain", "pads", "ckks")},
+    "aggregation": {name: {"aggregation": name} for name in AGGREGATIONS},
+    "relevance": {name: {"relevance": name} for name in RELEVANCES},
     "noise": {
         "none": {},
         "local": CLIPPED,
@@ -134,7 +135,7 @@ def works_with(method: str, option: str, value: str) -> str:
         value: its value.
 
     Returns:
-        "yes", "no", or what else the value needs, such as "with aggregation secagg".
+        "yes", "no", or what else the value needs, such as "with mask none".
     """
     others = [name for name in OPTIONS if name != option]
     for count in range(len(OPTIONS)):

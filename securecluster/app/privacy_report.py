@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from securecluster.app.contents import Mask, PricedRelease, Privacy, UnsharedModels
@@ -27,10 +26,10 @@ from securecluster.app.number_format import enumerated, times
 from securecluster.privacy.dp.ledger import COSTLESS, Price, Row
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.disclosures import (
+    OfHiddenSums,
     OfPaddedPairs,
     OfPlainPairs,
     OfPlainSums,
-    OfSecureSums,
 )
 from securecluster.protocols.common.serialization import CLIENTS
 from securecluster.runtime import run_secret
@@ -194,7 +193,7 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
     views.update({name: view for name, view in of_some_runs.items() if view})
     views["unseen"] = unseen(fitted, disclosed)
     views["unprotected"] = unprotected(disclosed)
-    views["fields"] = [asdict(field) for field in disclosed]
+    views["fields"] = [field.as_json() for field in disclosed]
     if fitted.unshared_labels_:
         views["unshared_models"] = {"labels": fitted.unshared_labels_, "file": CLIENTS}
     if fitted.client.clear:
@@ -217,7 +216,7 @@ def _told(fitted: ClusteringProtocol, views: Sequence[str]) -> list[str]:
         views: sentences of `Disclosures`.
     """
     protocol = fitted.result_.method
-    untrue_of_sums: type[str] = OfSecureSums
+    untrue_of_sums: type[str] = OfHiddenSums
     if protocol.sums.hide_replies:
         untrue_of_sums = OfPlainSums
     untrue: tuple[type[str], ...] = (untrue_of_sums,)

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from securecluster.app.disclosures import CLIENT, Disclosure
-from securecluster.attacks.base import ENCRYPTION, HIDDEN_PAIRS, MASK, NOISE, SEALS, SUMS, Attack
+from securecluster.attacks.base import HIDDEN_PAIRS, MASK, NOISE, SEALS, SUMS, Attack
 from securecluster.messaging.parties import Party
-from securecluster.runtime.endpoint import PAIRS
 
 # every client has the shared seed, and opens what is sealed and knows its own part of a pair
 OF_CLIENTS = frozenset({MASK, SEALS, HIDDEN_PAIRS})
-DECRYPTED = frozenset({SUMS, HIDDEN_PAIRS, ENCRYPTION})
 
 
 def claimed(
@@ -56,16 +54,11 @@ def protections_of(field: Disclosure) -> frozenset[str]:
     Args:
         field: of the run.
     """
-    of_pairs = field.paired or (bool(field.encrypted) and field.verb == PAIRS)
-    covers = {
-        MASK: field.masked,
-        SUMS: field.summed,
-        HIDDEN_PAIRS: of_pairs,
-        SEALS: field.reader == CLIENT,
-        ENCRYPTION: bool(field.encrypted),
-        NOISE: field.noised,
-    }
-    return frozenset(name for name, is_there in covers.items() if is_there)
+    covers = {MASK: field.masked, SEALS: field.reader == CLIENT, NOISE: field.noised}
+    of_verb: frozenset[str] = frozenset()
+    if field.protection is not None:
+        of_verb = field.protection.claims
+    return of_verb | {name for name, is_there in covers.items() if is_there}
 
 
 def fallen(
@@ -89,6 +82,6 @@ def fallen(
     if len(colluding) >= clients - 1:
         without |= {SUMS}
     kinds = {str(party) for party in parties}
-    if field.encrypted and {"server", "authority"} <= kinds:
-        without |= DECRYPTED
+    if field.protection is not None and field.opened and {"server", "authority"} <= kinds:
+        without |= field.protection.claims
     return without

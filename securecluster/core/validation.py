@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -47,6 +47,21 @@ class OneOf:
     def check(self, options: Any, name: str) -> None:
         """Raise UsageError if an attribute is none of the names."""
         check_choice(options, **{name: self.names})
+
+
+class KeyOf:
+    """Names of a registry, which may grow.
+
+    Args:
+        registry: what is registered, by name.
+    """
+
+    def __init__(self, registry: Mapping[str, object]) -> None:
+        self.registry = registry
+
+    def check(self, options: Any, name: str) -> None:
+        """Raise UsageError if an attribute is none of the names."""
+        check_choice(options, **{name: self.registry})
 
 
 @dataclass(frozen=True)

@@ -313,9 +313,9 @@ def without_digests(receipts: Receipts) -> Receipts:
 def _released_fields(reply: Any) -> list[str]:
     """Return the names of a reply's fields that are not absent, each of which is released.
 
-    An encrypted reply has the names of the fields in its ciphertexts.
+    A reply may hold fields in another form, such as ciphertexts: then these are named by its class.
     """
-    encrypted: tuple[str, ...] | None = getattr(type(reply), "__encrypted__", None)
-    if encrypted is not None:
-        return list(encrypted)
+    hidden: tuple[str, ...] | None = getattr(type(reply), "__hidden_fields__", None)
+    if hidden is not None:
+        return list(hidden)
     return [name for name, value in vars(reply).items() if value is not None]

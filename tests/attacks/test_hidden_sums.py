@@ -29,11 +29,11 @@ from securecluster.attacks.secure_sum_conformance import LyingServer, Plan, memb
 from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Call, Empty
-from securecluster.privacy.secure_sum.double_mask import UnmaskingGuard
+from securecluster.protections.secure_sums import server as sum_server
+from securecluster.protections.secure_sums.double_mask import UnmaskingGuard
 from securecluster.protocols import FedAvg, Hidden, Settings
 from securecluster.protocols.hidden.client import HiddenClient
 from securecluster.protocols.hidden.protocol import HiddenState
-from securecluster.runtime import secure_sums
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -176,7 +176,7 @@ def test_without_the_rule_for_rows_that_never_change_it_needs_no_second_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(UnmaskingGuard, "_check_same_rows", lambda *rest: None)
-    monkeypatch.setattr(secure_sums._GroupSum, "hold_to", lambda *rest: None)
+    monkeypatch.setattr(sum_server._GroupSum, "hold_to", lambda *rest: None)
     fitted, taps = tapped(AsksAgain(**SMALL, cohort_size=0), federation(), FULL)
     guess = HiddenDifferencing().run(view_of(fitted), knowledge_of(fitted))
     assert list(guess.values) == [4]

@@ -28,8 +28,9 @@ from securecluster.messaging.bounds import (
     check,
     undeclared,
 )
-from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Header, Picks, Rows, Shared
+from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Empty, Header, Picks, Rows, Shared
 from securecluster.messaging.replies import check_squares
+from securecluster.protections.registry import service_methods
 from securecluster.protocols import (
     CFL,
     FLHC,
@@ -51,7 +52,7 @@ from securecluster.protocols import (
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.model_sets import ModelAverages
 from securecluster.protocols.srfca.client import RelayedModels
-from securecluster.runtime.endpoint import SERVICE_METHODS, Endpoint, message_types
+from securecluster.runtime.endpoint import Endpoint, message_types
 
 NAN = float("nan")
 
@@ -160,9 +161,15 @@ def test_every_field_of_every_message_declares_what_it_may_hold(
 ) -> None:
     client = protocol.client
     names = [name for name in dir(client) if hasattr(getattr(client, name), "__release__")]
-    for name in (*names, *SERVICE_METHODS):
+    for name in names:
         for kind in message_types(client, name):
             assert undeclared(kind) == [], f"{protocol.__name__}.{name}: {kind.__name__}"
+
+
+@pytest.mark.parametrize("name", service_methods())
+def test_every_field_of_every_message_of_services_declares_what_it_may_hold(name: str) -> None:
+    for kind in service_methods()[name]:
+        assert undeclared(kind) == [], f"{name}: {kind.__name__}"
 
 
 def node(made: Any, federation: Federation) -> Endpoint[Any]:
@@ -265,7 +272,7 @@ def test_counts_of_two_numbers_and_steps_without_rows_are_refused(small: Federat
 
 def test_an_unknown_verb_of_a_key_call_is_refused(small: Federation) -> None:
     own = node(FedAvg(rounds=3, model="linear", mask="permutation"), small)
-    hello = message_types(type(own.client), "key_offer")[0]()
+    hello = Empty()
     assert ask(own, "key_offer", hello)
     with pytest.raises(PolicyError, match="through gather"):
         ask(own, "key_offer", hello, "sum")

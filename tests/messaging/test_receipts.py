@@ -36,8 +36,8 @@ from securecluster.messaging.receipts import (
     receipts_from_json,
 )
 from securecluster.messaging.transcript import Transcript
+from securecluster.protections.encryption.messages import encrypted_class
 from securecluster.protocols.common.messages import Update
-from securecluster.runtime.encrypted_replies import encrypted_class
 
 HEADER = Header("c" * 32, "train", "gather", 3, 7, "client/1", "server", 1)
 
@@ -265,7 +265,7 @@ def test_a_receipt_of_a_field_that_the_message_lacks_is_refused(name: str) -> No
 
 def test_receipts_of_ciphertexts_name_the_fields_in_them() -> None:
     encrypted: Any = encrypted_class(Update, ("delta",))
-    assert {"delta", "size"} == set(encrypted.__encrypted__)
+    assert {"delta", "size"} == set(encrypted.__hidden_fields__)
     octets = torch.zeros(1, 5, dtype=torch.uint8)
     values = {Rows: Rows(octets), Picks: Picks(octets, ((0,),)), str: "x"}
     message = encrypted(**{name: values[kind] for name, kind in kinds(encrypted).items()})

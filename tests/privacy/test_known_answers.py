@@ -1,6 +1,6 @@
 """Known answers of others for the primitives: Wycheproof, and RFC 5297 for AES-SIV.
 
-Those of RFC 5869, 7748, 8032 and 8439 are in `tests/privacy/secure_sum/test_pads.py`.
+Those of RFC 5869, 7748, 8032 and 8439 are in `tests/privacy/masking/test_pads.py`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from securecluster.errors import FrameError
 from securecluster.privacy.dp.exponential_mechanism import choice
 from securecluster.privacy.dp.grid_noise import GridNoise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
-from securecluster.privacy.homomorphic import envelopes
 from securecluster.privacy.masking.identities import Roster
+from securecluster.privacy.masking.pads import KeyPair
 from securecluster.privacy.masking.sealing import Seal
-from securecluster.privacy.secure_sum.pads import KeyPair
-from securecluster.privacy.secure_sum.shamir import PRIME, Share, recover, share
-from securecluster.privacy.secure_sum.shares import ShareSeal
+from securecluster.protections.encryption import envelopes
+from securecluster.protections.secure_sums.shamir import PRIME, Share, recover, share
+from securecluster.protections.secure_sums.shares import ShareSeal
 
 VECTORS: dict[str, Any] = json.loads(Path(__file__).with_name("wycheproof.json").read_text())
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -30,6 +31,7 @@ from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline, Stage
+from securecluster.protections.secure_sums.graph import least_survivors
 from securecluster.protocols.common.gram_mechanism import GramNoise
 from securecluster.runtime.call_context import CallContext, outside_run
 from securecluster.runtime.endpoint import GATHER, SUM, Endpoint, answers
@@ -37,6 +39,9 @@ from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.transport import InProcess
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+
+# of which a secure sum is unmasked, by its members
+SURVIVORS = partial(least_survivors, minimum=2)
 
 # scales are extreme on purpose
 pytestmark = pytest.mark.filterwarnings("ignore::securecluster.SecureClusterWarning")
@@ -195,7 +200,7 @@ def test_noise_in_shares_is_audited_in_the_sum_of_the_fewest_survivors(
     share: float, honest: bool
 ) -> None:
     streams = NoiseStreams.derived(Randomness(7), "run")
-    mechanism = SkellamMechanism(NORM, Z * share, 2, streams)
+    mechanism = SkellamMechanism(NORM, Z * share, SURVIVORS, streams)
     members, d = 4, 40
     plan = mechanism.plan(d, members)
     canary = torch.full((d,), NORM / math.sqrt(d))

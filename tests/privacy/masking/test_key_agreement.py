@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from securecluster import Federation
 from securecluster.core.randomness import Randomness
-from securecluster.errors import FrameError, UsageError
+from securecluster.core.serialization import pack, unpack
+from securecluster.errors import FrameError, RunFolderError, UsageError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Rows, Shared, reply_header
 from securecluster.privacy.masking.key_agreement import (
@@ -21,6 +23,7 @@ from securecluster.privacy.masking.key_agreement import (
     Peers,
     PublicKey,
     SealedSeed,
+    Secrets,
     _public,
 )
 from securecluster.privacy.masking.keystream import words
@@ -305,3 +308,28 @@ def test_a_box_of_another_run_is_refused() -> None:
     with pytest.raises(FrameError, match="cannot open its box"):
         elsewhere.open((1,), box_of(boxes, 0, 1), 3)
     assert not got
+
+
+@dataclass
+class Record:
+    """What a protection keeps of a client."""
+
+    calls: dict[int, list[bytes]] = field(default_factory=dict)
+
+
+def test_what_protections_keep_of_each_client_survives_a_checkpoint_and_is_its_own() -> None:
+    ring = KeyRing("c", Randomness(0), lambda seed: None)
+    ring.record("toy", 0, Record).calls[7] = [b"\x01\xff"]
+    ring.record("toy", 3, Record)
+    assert "ff" not in repr(ring.secrets)
+    again = KeyRing("c", Randomness(0), lambda seed: None)
+    again.restore(unpack(pack(ring.secrets), Secrets))
+    # also where it is written again before it was used
+    again.restore(unpack(pack(again.secrets), Secrets))
+    assert again.record("toy", 0, Record) == Record({7: [b"\x01\xff"]})
+    again.record("toy", 0, Record).calls[8] = []
+    assert set(again.record("toy", 0, Record).calls) == {7, 8}
+    assert set(again.secrets.of(3).records["toy"]) == {3}
+    again.secrets.records["toy"][0] = {"sums": 3}
+    with pytest.raises(RunFolderError, match="a saved Record does not parse"):
+        again.record("toy", 0, Record)
