@@ -272,7 +272,7 @@ class CanaryScorer(Scorer):
             guess: statistics by client.
             truth: of the run, with the tap of `with_canaries`.
         """
-        statistics = list(guess.values.values())
+        statistics = guess.listed
         coins = _coins(guess, truth)
         return np.asarray(list(zip(statistics, coins, strict=True)))
 
@@ -482,7 +482,7 @@ def _statistics(view: View, knowledge: Knowledge) -> dict[int, float]:
 
     A sum over clients has the noise of all of them where each adds its own, so it counts less.
     """
-    planted = canaries(int(knowledge.config["clients"]), knowledge.width).double()
+    planted = canaries(knowledge.clients, knowledge.width).double()
     statistics: dict[int, float] = {}
     for outcome in view.outcomes:
         delta = getattr(outcome.content, "delta", None)
