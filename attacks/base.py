@@ -294,6 +294,7 @@ class Attack(ABC):
         needs: one sentence on what the adversary must observe and know.
         anonymous: True if the attack works on an anonymous view.
         scorer: compares the guess with the truth.
+        further: other scores of the same guess.
         requires: what it or its scorer needs that not every run has, of `REQUIREMENTS`.
         reads: names of the fields of clients' replies that it reads; empty for all.
         hidden_by: protections, of `PROTECTIONS`, that are said to hide what it guesses where they
@@ -308,6 +309,7 @@ class Attack(ABC):
     needs: ClassVar[str]
     anonymous: ClassVar[bool] = False
     scorer: ClassVar[Scorer]
+    further: ClassVar[tuple[Scorer, ...]] = ()
     requires: ClassVar[Collection[str]] = frozenset()
     reads: ClassVar[Collection[str]] = frozenset()
     hidden_by: ClassVar[Collection[str]] = frozenset()

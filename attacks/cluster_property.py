@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -240,7 +240,7 @@ class ClusterProperty(Attack):
         "the clients' clusters; and clients whose property is known, or public samples and "
         "clusters' models without a mask"
     )
-    scorer: ClassVar[Scorer] = PropertiesFound()
+    scorer = PropertiesFound()
 
     def __init__(
         self, described: str = MAJORITY_CLASS, public: Mapping[int, int] | None = None

@@ -332,8 +332,7 @@ class TwoWorldScorer(CanaryScorer):
         Args:
             units: (m, 2).
         """
-        present = units[units[:, 1] == 1, 0]
-        absent = units[units[:, 1] == 0, 0]
+        present, absent = _worlds(units)
         if min(len(present), len(absent)) < FEWEST:
             return 0.0
         # Without noise the variance is that of rounding, and its estimate of μ is arbitrary.
@@ -356,8 +355,7 @@ class RateScorer(CanaryScorer):
         Args:
             units: (m, 2).
         """
-        present = units[units[:, 1] == 1, 0]
-        absent = units[units[:, 1] == 0, 0]
+        present, absent = _worlds(units)
         # one half of each world chooses a threshold, and the other is tested
         if min(len(present), len(absent)) < FEWEST:
             return 0.0
@@ -463,6 +461,12 @@ class TwoWorldAudit(OneRunAudit):
     name = "dp-audit-two-worlds"
     source = "Dong, Roth & Su 2022, Gaussian Differential Privacy; auditing: Nasr et al. 2021"
     scorer: ClassVar[Scorer] = TwoWorldScorer()
+
+
+def _worlds(units: Array) -> tuple[Array, Array]:
+    """Return the statistics of clients with canaries and of those without."""
+    statistics, coins = units.T
+    return statistics[coins == 1], statistics[coins == 0]
 
 
 def _coins(guess: Guess, truth: Truth) -> list[float]:

@@ -25,24 +25,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from securecluster.attacks import label_counts, signatures
 from securecluster.attacks.arrays import Array, as_array
 from securecluster.attacks.base import NO_SAMPLES, TAPS, Attack, Guess, Knowledge, Truth, View
-from securecluster.attacks.label_counts import (
-    NO_BIAS,
-    MisplacedLabels,
-    bias_of,
-    guessed_counts,
-    last_bias,
-    mean_prediction,
-)
 from securecluster.attacks.scoring import AgainstOthers, Scorer, cosine
-from securecluster.attacks.signatures import (
-    OWN_MEMBERSHIP,
-    TYPICAL_SIZE,
-    OwnSampleMembership,
-    PublicRows,
-    mean_ratios,
-)
 from securecluster.clustering import noisy_centres
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Rows
@@ -305,7 +291,7 @@ class HiddenLabelCounts(TwoSums):
         "counts"
     )
     needs = f"{NEEDS}, of a first round's updates without a mask, and the learning rate"
-    scorer = MisplacedLabels()
+    scorer = label_counts.MisplacedLabels()
     field = BLOCKS
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
@@ -315,8 +301,8 @@ class HiddenLabelCounts(TwoSums):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        if last_bias(knowledge) is None:
-            return NO_BIAS
+        if label_counts.last_bias(knowledge) is None:
+            return label_counts.NO_BIAS
         return super().applies(view, knowledge)
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
@@ -326,15 +312,15 @@ class HiddenLabelCounts(TwoSums):
             view: what the adversary observed.
             knowledge: what it knows besides.
         """
-        prediction = mean_prediction(knowledge)
+        prediction = label_counts.mean_prediction(knowledge)
         lr = float(knowledge.config["lr"])
         guesses: dict[int, Array] = {}
         for client, difference in self.differences(view).items():
             update = _update(difference, knowledge)
             # Δb/η is about −steps·∂L/∂b, from which counts follow as in `label_counts`
-            gradients = bias_of(knowledge, update) / lr
+            gradients = label_counts.bias_of(knowledge, update) / lr
             size = _whole_size(difference)
-            guesses[client] = guessed_counts(knowledge, prediction, gradients, size)
+            guesses[client] = label_counts.guessed_counts(knowledge, prediction, gradients, size)
         return Guess("label counts", guesses)
 
 
@@ -351,7 +337,7 @@ class HiddenMembership(TwoSums):
         f"{NEEDS}, of a first round's updates without a mask, and candidate samples, of which some "
         "may be clients' own"
     )
-    scorer = OwnSampleMembership()
+    scorer = signatures.OwnSampleMembership()
     field = BLOCKS
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
@@ -376,17 +362,17 @@ class HiddenMembership(TwoSums):
         # A covariance in d dimensions cannot be estimated from a few hundred candidates.
         basis = _leading_rows(gradients, MOST_DIRECTIONS)
         labels = knowledge.labels.astype(np.int64)
-        public = PublicRows(gradients @ basis.T, labels, knowledge.classes)
+        public = signatures.PublicRows(gradients @ basis.T, labels, knowledge.classes)
         lr = float(knowledge.config["lr"])
         guesses = {}
         for client, difference in self.differences(view).items():
-            size = _whole_size(difference) or TYPICAL_SIZE
+            size = _whole_size(difference) or signatures.TYPICAL_SIZE
             # An update is −η times a sum of mean gradients; `mean_ratios` allows for its scale.
             mean_gradient = -_update(difference, knowledge).numpy() / lr
             row = basis @ mean_gradient
-            guesses[client] = mean_ratios(row, public, size, 0.0)
+            guesses[client] = signatures.mean_ratios(row, public, size, 0.0)
         details = {"candidates": knowledge.inputs}
-        return Guess(OWN_MEMBERSHIP, guesses, details)
+        return Guess(signatures.OWN_MEMBERSHIP, guesses, details)
 
 
 def candidate_gradients(knowledge: Knowledge) -> Array:

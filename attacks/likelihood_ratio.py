@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from securecluster.attacks.arrays import as_array
 from securecluster.attacks.base import MASK, NO_LABELS, SUMS, Attack, Guess, Knowledge, View
 from securecluster.attacks.client_models import ShownModel, shown_models, why_not
-from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.shadow_training import locally_trained
 from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
 from securecluster.core.lazy_torch import torch
@@ -78,7 +77,7 @@ class LikelihoodRatio(Attack):
     reads = ("delta",)
     hidden_by = (MASK, SUMS)
     online: ClassVar[bool] = True
-    further: ClassVar[tuple[Scorer, ...]] = AT_LOW_RATES
+    further = AT_LOW_RATES
 
     def __init__(self, shadows: int = SHADOWS, seed: int = 0) -> None:
         self.shadows = shadows

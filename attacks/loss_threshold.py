@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from securecluster.attacks.base import MASK, SUMS, Attack, Guess, Knowledge, View
 from securecluster.attacks.client_models import candidate_losses, first_models, why_not
-from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
 
 
 class LossThreshold(Attack):
-    """Membership of candidates in clients' data: the lower the loss, the likelier.
-
-    Attributes:
-        further: other scores of the same guess.
-    """
+    """Membership of candidates in clients' data: the lower the loss, the likelier."""
 
     name = "membership-loss-threshold"
     source = "Yeom et al. 2018, Privacy Risk in Machine Learning"
@@ -26,7 +19,7 @@ class LossThreshold(Attack):
     scorer = SampleMembership()
     reads = ("delta",)
     hidden_by = (MASK, SUMS)
-    further: ClassVar[tuple[Scorer, ...]] = AT_LOW_RATES
+    further = AT_LOW_RATES
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.

@@ -10,23 +10,16 @@ Data Perturbation Methods", Section 4).
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from securecluster.attacks import unmasking
 from securecluster.attacks.arrays import Array, as_array
 from securecluster.attacks.base import SUMS, TAPS, Attack, Guess, Knowledge, View
-from securecluster.attacks.scoring import Scorer
 from securecluster.attacks.shadow_training import local_updates
 
 
 class MaskKnownPlaintext(Attack):
-    """Updates without their mask, by the data of colluding clients.
-
-    Attributes:
-        further: other scores of the same guess.
-    """
+    """Updates without their mask, by the data of colluding clients."""
 
     name = "mask-known-plaintext"
     source = (
@@ -41,7 +34,7 @@ class MaskKnownPlaintext(Attack):
     requires = (TAPS,)
     reads = ("delta",)
     hidden_by = (SUMS,)  # a mask falls with one known row
-    further: ClassVar[tuple[Scorer, ...]] = (unmasking.RecoveredCoordinates(),)
+    further = (unmasking.RecoveredCoordinates(),)
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.

@@ -8,20 +8,13 @@ its score says whether they do.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from securecluster.attacks import unmasking
 from securecluster.attacks.arrays import as_array
 from securecluster.attacks.base import MASK, SUMS, TAPS, Attack, Guess, Knowledge, View
-from securecluster.attacks.scoring import Scorer
 
 
 class MaskPublicModel(Attack):
-    """Rows without their permutation, by the order of the weights of θ_0.
-
-    Attributes:
-        further: other scores of the same guess.
-    """
+    """Rows without their permutation, by the order of the weights of θ_0."""
 
     name = "mask-public-model"
     source = "this project's threat model: ranks of known values against a permutation"
@@ -30,7 +23,7 @@ class MaskPublicModel(Attack):
     requires = (TAPS,)
     reads = ("delta",)
     hidden_by = (MASK, SUMS)
-    further: ClassVar[tuple[Scorer, ...]] = (unmasking.UnmaskedCosine(),)
+    further = (unmasking.UnmaskedCosine(),)
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
         """Return why the attack is not applicable; None if it is.

@@ -25,23 +25,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from securecluster.attacks import dp_audit
 from securecluster.attacks.arrays import Array, as_array
 from securecluster.attacks.base import Guess, Knowledge, View
-from securecluster.attacks.dp_audit import (
-    DELTA,
-    MOST_NUMBERS,
-    SEED,
-    CanaryAudit,
-    Planted,
-    TwoWorldScorer,
-    heads,
-)
+from securecluster.attacks.dp_audit import CanaryAudit, Planted, TwoWorldScorer
 from securecluster.attacks.experiments import with_poisoned_data
-from securecluster.attacks.scoring import Scorer
 from securecluster.core.client_names import at
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
@@ -96,7 +88,7 @@ def planted_losses(
     if ask is None:
         raise UsageError("no losses leave clients in this run")
     method, request = ask
-    coins = heads(len(federation))
+    coins = dp_audit.heads(len(federation))
     opened = _opened(protocol)
     canaries = _loss_canaries(opened, federation, coins)
     net, transcript = _connected(opened, canaries, settings)
@@ -210,7 +202,7 @@ def _surest_sample(protocol: ClusteringProtocol, federation: Federation) -> tupl
     """Return a long sample (…), the label that θ_0 is surest of there, and the least likely one."""
     network = protocol.flat_model(federation)
     shape = federation.shape
-    draw = np.random.default_rng(SEED)
+    draw = np.random.default_rng(dp_audit.SEED)
     normal = draw.standard_normal((CANDIDATES, *shape)).astype(np.float32)
     samples = normal * SCALE
     with torch.no_grad():
@@ -254,9 +246,9 @@ def planted_rows(
     spectral_norm = z * math.sqrt(width)
     # at least two rows, also without noise
     rows = max(2, math.ceil(BASELINE * spectral_norm))
-    coins = heads(len(federation))
+    coins = dp_audit.heads(len(federation))
     numbers = len(federation) * (rows + 1) * (1 + SPREAD) * width
-    if numbers > MOST_NUMBERS:
+    if numbers > dp_audit.MOST_NUMBERS:
         raise UsageError(f"canary rows would take {numbers} numbers in memory")
 
     def change(client: int, shard: Shard) -> Shard:
@@ -305,7 +297,7 @@ def planted_eigenvectors(
     # The largest entry is made positive, so that a little tilt turns the sign of the vector.
     present = _turned(count, width, math.pi / 4 - TILT)
     absent = _turned(count, width, math.pi / 4 + TILT)
-    coins = heads(len(federation))
+    coins = dp_audit.heads(len(federation))
     # different eigenvalues give the eigenvectors their order
     scales = np.arange(count, 0, -1, dtype=np.float32)[:, None]
 
@@ -349,7 +341,7 @@ def planted_signatures(
     resolved = opened.config(federation, settings.dtype)
     opened = opened.set_params(signature_blocks=resolved["signature_kind"])
     bare = _opened(opened).set_params(signature_noise=0.0, noise=0.0, target_epsilon=None)
-    coins = heads(len(federation))
+    coins = dp_audit.heads(len(federation))
     # one number of samples for all, so that all signatures have the same scale
     size = _median_size(federation)
     width = int(np.prod(federation.shape))
@@ -396,7 +388,7 @@ def _first_signatures(
     for client in by_field[0]:
         parts = [replies[client].ravel() for replies in by_field]
         rows[client] = np.concatenate(parts)
-    price = net.state.ledger.price(DELTA, "replace")
+    price = net.state.ledger.price(dp_audit.DELTA, "replace")
     assert price is not None  # nothing is sampled
     return rows, price.epsilon
 
@@ -419,7 +411,7 @@ def planted_samples(
     opened = _opened(protocol).set_params(rounds=1)
     # the same run without noise gives the direction in which the two worlds differ
     bare = _opened(protocol).set_params(rounds=1, noise=0.0, target_epsilon=None)
-    coins = heads(len(federation))
+    coins = dp_audit.heads(len(federation))
     # one number of samples for all, so that all updates have the same scale
     size = _median_size(federation)
     clients = _labelled_canaries(opened, federation, coins, size, several=False)
@@ -435,7 +427,7 @@ def planted_samples(
     training = Ledger(events, fitted.ledger_.samples)
     # sampled batches make mixtures of Gaussians
     full_batch = opened.batch_size >= size and not protocol.validation_share
-    return Planted(statistics, coins, training.price(DELTA).epsilon, gaussian=full_batch)
+    return Planted(statistics, coins, training.price(dp_audit.DELTA).epsilon, gaussian=full_batch)
 
 
 def _difference_of_worlds(rows: dict[int, Array], coins: tuple[bool, ...], quantity: str) -> Array:
@@ -465,7 +457,7 @@ def _components(rows: dict[int, Array], direction: Array) -> dict[int, float]:
 
 def _directions(count: int, width: int) -> Array:
     """Return public orthonormal rows, (count, width)."""
-    return directions(count, width, SEED).numpy().astype(np.float32)
+    return directions(count, width, dp_audit.SEED).numpy().astype(np.float32)
 
 
 def _median_size(federation: Federation) -> int:
@@ -482,7 +474,7 @@ def _changed(federation: Federation, change: Callable[[int, Shard], Shard]) -> F
 
 def _claimed(net: ServerChannel) -> float:
     """Return the ε at the audits' δ that the run's ledger claims of all releases so far."""
-    return net.state.ledger.price(DELTA).epsilon
+    return net.state.ledger.price(dp_audit.DELTA).epsilon
 
 
 def _first_updates(fitted: ClusteringProtocol, width: int) -> dict[int, Array]:
@@ -567,7 +559,7 @@ class ReleaseAudit(CanaryAudit):
 
     source = "Dong, Roth & Su 2022, Gaussian Differential Privacy; auditing: Nasr et al. 2021"
     needs = "an active server, and clients that hold canary samples or samples that show nothing"
-    scorer: ClassVar[Scorer] = TwoWorldScorer()
+    scorer = TwoWorldScorer()
 
     def __init__(self, planted: Planted | None = None) -> None:
         self.planted = planted

@@ -16,22 +16,15 @@ sealed under the clients' seed: the server needs a colluding client's seed for b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from securecluster.attacks import base
 from securecluster.attacks.arrays import Array, as_array, flat_rows
-from securecluster.attacks.base import (
-    HIDDEN_PAIRS,
-    NO_SAMPLES,
-    Attack,
-    Guess,
-    Knowledge,
-    Truth,
-    View,
-)
+from securecluster.attacks.base import HIDDEN_PAIRS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.experiments import probe
-from securecluster.attacks.scoring import AgainstOtherClients, Scorer
+from securecluster.attacks.scoring import AgainstOtherClients
 from securecluster.attacks.subspaces import AT_LOW_RATES, SampleMembership
 from securecluster.core.lazy_torch import torch
 from securecluster.messaging.messages import Call, Picks
@@ -89,7 +82,7 @@ class RelevanceOracle(Attack):
     scorer = SampleMembership()
     reads = ("row",)
     hidden_by = (HIDDEN_PAIRS,)
-    further: ClassVar[tuple[Scorer, ...]] = (*AT_LOW_RATES, EnergyError())
+    further = (*AT_LOW_RATES, EnergyError())
 
     def __init__(self, endpoint: Endpoint[Any] | None = None) -> None:
         self.endpoint = endpoint
@@ -109,7 +102,7 @@ class RelevanceOracle(Attack):
         if self.endpoint is None:
             return "not applicable: the adversary only observed, and sent no calls of its own"
         if knowledge.samples is None:
-            return NO_SAMPLES
+            return base.NO_SAMPLES
         if config.get("relevance", "plain") != "plain":
             return "not applicable: a client's relevance is padded or encrypted, and only R is read"
         if config.get("sealed", False):

@@ -343,8 +343,7 @@ def further_scores(
         Each score, or why it cannot be told.
     """
     further: dict[str, Score | str] = {}
-    scorers: tuple[Scorer, ...] = getattr(attack, "further", ())
-    for scorer in scorers:
+    for scorer in attack.further:
         reason = scorer.why_not(guess, truth)
         further[scorer.metric] = reason or score(scorer, guess, truth, seed)
     return further

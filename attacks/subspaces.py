@@ -20,17 +20,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from securecluster.attacks import base
 from securecluster.attacks.arrays import Array, as_array, flat_rows, sample_keys
-from securecluster.attacks.base import (
-    MASK,
-    NO_SAMPLES,
-    SEALS,
-    Attack,
-    Guess,
-    Knowledge,
-    Truth,
-    View,
-)
+from securecluster.attacks.base import MASK, SEALS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.scoring import Scorer, cosine
 from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError
@@ -357,7 +349,6 @@ class SubspaceAttack(Attack):
     source = SOURCE
     reads = ("vectors",)
     hidden_by = (MASK, SEALS)
-    further: ClassVar[tuple[Scorer, ...]] = ()
     takes_samples: ClassVar[bool] = True
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:
@@ -373,7 +364,7 @@ class SubspaceAttack(Attack):
         if config.get("features", "identity") != "identity":
             return "not applicable: the eigenvectors are of features, not of the samples themselves"
         if self.takes_samples and knowledge.samples is None:
-            return NO_SAMPLES
+            return base.NO_SAMPLES
         if not _others(view, knowledge):
             return (
                 "not applicable: no eigenvectors of another client can be read; they are sealed or "
@@ -400,7 +391,7 @@ class SubspaceMembership(SubspaceAttack):
     name = "subspace-membership"
     needs = f"{NEEDS}, and candidate samples, of which some may be clients' own"
     scorer = SampleMembership()
-    further: ClassVar[tuple[Scorer, ...]] = AT_LOW_RATES
+    further = AT_LOW_RATES
 
     def run(self, view: View, knowledge: Knowledge) -> Guess:
         """Return the energy of each candidate by client, (candidates,).

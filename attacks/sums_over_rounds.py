@@ -32,18 +32,9 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.optimize import nnls
 
+from securecluster.attacks import base
 from securecluster.attacks.arrays import Array, as_array
-from securecluster.attacks.base import (
-    MASK,
-    NO_LABELS,
-    SUMS,
-    TAPS,
-    Attack,
-    Guess,
-    Knowledge,
-    Truth,
-    View,
-)
+from securecluster.attacks.base import MASK, SUMS, TAPS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.label_counts import NO_BIAS, bias_of, last_bias, normalised
 from securecluster.attacks.scoring import AgainstOthers, cosine
 from securecluster.attacks.views import ObservedSum, observed_sums
@@ -464,7 +455,7 @@ class LabelsOverRounds(SumsOverRounds):
             knowledge: what it knows besides.
         """
         if not knowledge.has_labels:
-            return NO_LABELS
+            return base.NO_LABELS
         if last_bias(knowledge) is None:
             return NO_BIAS
         return super().applies(view, knowledge)
