@@ -39,11 +39,9 @@ def check(x: torch.Tensor, p: int, rank: int) -> None:
     gram, known, _ = direct(x)
     own, rows = values.numpy(), vectors.numpy()
     k = min(p, rank)
-    assert (
-        own.shape == (p,)
-        and rows.shape == (p, x.shape[1])
-        and values.dtype == vectors.dtype == torch.float64
-    )
+    assert own.shape == (p,)
+    assert rows.shape == (p, x.shape[1])
+    assert values.dtype == vectors.dtype == torch.float64
     np.testing.assert_allclose(own[:k], known[:k], rtol=0, atol=1e-12 * known[0])
     np.testing.assert_allclose(
         rows[:k] @ gram, own[:k, None] * rows[:k], rtol=0, atol=1e-11 * known[0]

@@ -70,12 +70,10 @@ def test_rows_are_read_in_the_order_asked_across_files_and_row_groups(
     assert np.array_equal(
         found.train.read(rows), mnist["train"][rows][:, None].astype(np.float32) / np.float32(255)
     )
-    assert found.train.read(rows).dtype == np.float32 and found.train.y.tolist() == [
-        k % 10 for k in range(60)
-    ]
-    assert found.test is not None and np.array_equal(
-        found.test.read(np.arange(30)) * 255, mnist["test"][:, None]
-    )
+    assert found.train.read(rows).dtype == np.float32
+    assert found.train.y.tolist() == [k % 10 for k in range(60)]
+    assert found.test is not None
+    assert np.array_equal(found.test.read(np.arange(30)) * 255, mnist["test"][:, None])
     assert found.train.read(rows[:0]).shape == (0, 1, 28, 28) and found.train.owners is None
 
 
@@ -142,9 +140,8 @@ def test_colour_and_grey_images_in_any_encoding_become_the_sets_own(
     )
     assert source("cifar100").train.y.tolist() == list(range(60, 72))
     grey = source("cifar100").train.read(np.array([5]))
-    assert grey.shape == (1, 3, 32, 32) and all(
-        np.array_equal(np.round(plane * 255), pixels[5, :, :, 0]) for plane in grey[0]
-    )
+    assert grey.shape == (1, 3, 32, 32)
+    assert all(np.array_equal(np.round(plane * 255), pixels[5, :, :, 0]) for plane in grey[0])
 
 
 PIXELS = np.zeros((4, 28, 28), np.uint8)
@@ -290,14 +287,11 @@ def test_the_hub_is_read_through_datasets(
     from_files = Federation.simulate("mnist", scenario=Iid(), clients=3, seed=0).digest()
     result = read_hub(HUB, tmp_path)
     assert result["y"] == [k % 10 for k in range(60)]
-    assert result["decoded"][0] == 0 and np.array_equal(
-        np.array(result["pixels"])[:, 0], mnist["train"][[40, 3, 3]]
-    )
+    assert result["decoded"][0] == 0
+    assert np.array_equal(np.array(result["pixels"])[:, 0], mnist["train"][[40, 3, 3]])
     assert "unknown column of" in result["said"][0] and "'character'" in result["said"][0]
-    assert (
-        "cifar10 could not be loaded from the hub as" in result["said"][1]
-        and "SECURECLUSTER_DATA" in result["said"][1]
-    )
+    assert "cifar10 could not be loaded from the hub as" in result["said"][1]
+    assert "SECURECLUSTER_DATA" in result["said"][1]
     assert result["digest"] == from_files
 
 
@@ -306,12 +300,10 @@ def test_a_source_of_ones_own_is_dealt_like_a_known_one(
 ) -> None:
     found: Source = replace(source("mnist"), name="mine")
     federation = Federation.simulate(found, scenario=Iid(), clients=2, samples=5, seed=0)
+    assert federation.data == "mine"
     assert (
-        federation.data == "mine"
-        and federation.digest()
+        federation.digest()
         == Federation.simulate("mnist", scenario=Iid(), clients=2, samples=5, seed=0).digest()
     )
-    assert (
-        datasets.default_scenario("femnist") == "natural"
-        and datasets.default_scenario("mnist") == "label-swap"
-    )
+    assert datasets.default_scenario("femnist") == "natural"
+    assert datasets.default_scenario("mnist") == "label-swap"

@@ -36,12 +36,10 @@ def test_the_digits_are_scikit_learns() -> None:
     source = digits()
     assert len(ORIGINAL) == POOL  # no image twice, so that an image names its label
     x = source.train.read(np.arange(POOL))
-    assert (
-        x.shape == (POOL, 1, 8, 8)
-        and x.dtype == np.float32
-        and source.classes == 10
-        and source.test is None
-    )
+    assert x.shape == (POOL, 1, 8, 8)
+    assert x.dtype == np.float32
+    assert source.classes == 10
+    assert source.test is None
     assert x.min() == 0 and x.max() == 1
     assert [ORIGINAL[image.tobytes()] for image in x] == source.train.y.tolist()
 
@@ -102,11 +100,9 @@ def test_the_same_seed_makes_the_same_federation() -> None:
     assert one.digest() == two.digest() != other.digest()
     assert one.truth == two.truth and one.truth != other.truth
     for a, b in zip(one.shards, two.shards, strict=True):
-        assert (
-            np.array_equal(a.x, b.x)
-            and np.array_equal(a.y, b.y)
-            and np.array_equal(a.x_test, b.x_test)
-        )
+        assert np.array_equal(a.x, b.x)
+        assert np.array_equal(a.y, b.y)
+        assert np.array_equal(a.x_test, b.x_test)
     assert len(one) == 8 and one.shape == (1, 8, 8) and one.classes == 10
     assert (one.data, one.scenario, one.seed) == ("digits", "label-swap", 1)
 
@@ -147,9 +143,8 @@ def test_as_many_samples_as_a_refusal_names_can_be_dealt(clients: int) -> None:
     federation = Federation.simulate(
         "digits", scenario=Iid(), clients=clients, samples=most, seed=0
     )
-    assert {len(s.y) for s in federation.shards} == {most} and min(
-        len(s.y_test) for s in federation.shards
-    ) >= 1
+    assert {len(s.y) for s in federation.shards} == {most}
+    assert min(len(s.y_test) for s in federation.shards) >= 1
 
 
 X, Y = np.random.default_rng(0).random((10, 3)), np.arange(10) % 2

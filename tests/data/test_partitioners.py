@@ -88,12 +88,10 @@ def test_no_sample_is_dealt_twice_and_sizes_are_even(
         == len({len(s.y_test) for s in federation.shards})
         == 1
     )
-    assert all(row < TEST_ROWS for row in train) and all(
-        (row >= TEST_ROWS) == (test is not None) for row in held
-    )
-    assert federation.truth is not None and set(federation.truth) == set(
-        range(max(federation.truth) + 1)
-    )
+    assert all(row < TEST_ROWS for row in train)
+    assert all((row >= TEST_ROWS) == (test is not None) for row in held)
+    assert federation.truth is not None
+    assert set(federation.truth) == set(range(max(federation.truth) + 1))
     if samples is not None:
         assert {(len(s.y), len(s.y_test)) for s in federation.shards} == {(8, 2)}
 
@@ -121,10 +119,8 @@ def test_the_true_clusters_match_the_labels(
         assert same == [[a == b for b in held] for a in held]
         assert kind.clusters is None or all(a == b or not a & b for a in held for b in held)
     elif isinstance(kind, LabelSplit):
-        assert same == [[a == b for b in held] for a in held] and {frozenset(h) for h in held} == {
-            frozenset(range(7)),
-            frozenset(range(3, 10)),
-        }
+        assert same == [[a == b for b in held] for a in held]
+        assert {frozenset(h) for h in held} == {frozenset(range(7)), frozenset(range(3, 10))}
     elif isinstance(kind, Tasks):
         low = [bool((s.y < 5).mean() > 0.5) for s in federation.shards]
         assert same == [[a == b for b in low] for a in low]
@@ -353,11 +349,9 @@ def test_natural_clients_hold_their_own_samples_and_a_fifth_is_held_out(toy: Toy
         np.repeat([f"w{k}" for k in range(8)], [10, 20, 30, 40, 50, 60, 70, 80])
     )
     federation = Federation.simulate(toy(360, owners=owner), clients=5, seed=3)
-    assert (
-        federation.scenario == "natural"
-        and federation.truth is None
-        and len(set(federation.names)) == 5
-    )
+    assert federation.scenario == "natural"
+    assert federation.truth is None
+    assert len(set(federation.names)) == 5
     for name, (train, held) in zip(federation.names, hands(federation), strict=True):
         own = np.flatnonzero(owner == name).tolist()
         assert sorted(train + held) == own and len(held) == len(own) // 5

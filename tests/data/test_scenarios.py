@@ -194,9 +194,8 @@ def test_iid_leaves_everything_as_it_is(toy: Toy) -> None:
     assert federation.truth == (0,) * 7
     for shard in federation.shards:
         rows = shard.x.min(axis=(1, 2, 3)).astype(int)
-        assert np.array_equal(shard.x, source.train.read(rows)) and np.array_equal(
-            shard.y, source.train.y[rows]
-        )
+        assert np.array_equal(shard.x, source.train.read(rows))
+        assert np.array_equal(shard.y, source.train.y[rows])
 
 
 def test_a_source_is_not_changed_by_what_is_dealt_from_it(toy: Toy) -> None:

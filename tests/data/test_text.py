@@ -102,23 +102,19 @@ def test_roles_are_cut_into_windows_whose_every_place_predicts_the_next(folder: 
 
 def test_a_role_is_tested_on_its_last_windows_after_a_gap(folder: Path) -> None:
     federation = Federation.simulate("shakespeare", clients=2, seed=3)
-    assert (
-        federation.scenario == "natural"
-        and federation.names == ("HAMLET_GHOST", "HAMLET_HAM")
-        and federation.truth is None
-    )
+    assert federation.scenario == "natural"
+    assert federation.names == ("HAMLET_GHOST", "HAMLET_HAM")
+    assert federation.truth is None
     ham = federation.shards[1]
     plain = ROLES["HAMLET_HAM"].replace("\n", " ")
     assert [decoded(a) for a in ham.x] == [plain[80 * k : 80 * k + 80] for k in range(5)]
-    assert [decoded(a) for a in ham.x_test] == [plain[480:560]] and decoded(ham.y_test[0]) == plain[
-        481:561
-    ]
+    assert [decoded(a) for a in ham.x_test] == [plain[480:560]]
+    assert decoded(ham.y_test[0]) == plain[481:561]
 
 
 def test_any_character_has_a_number() -> None:
-    assert characters("\u00e9\u4e2d\U0001f600{~").tolist() == [0] * 5 and characters(
-        "\n"
-    ).tolist() == characters(" ").tolist() == [1]
+    assert characters("\u00e9\u4e2d\U0001f600{~").tolist() == [0] * 5
+    assert characters("\n").tolist() == characters(" ").tolist() == [1]
     assert characters(CHARACTERS).tolist() == list(range(1, 77)) and characters("?").tolist() != [0]
 
 
@@ -146,11 +142,9 @@ def test_a_folder_may_hold_the_hubs_windows(
     monkeypatch.setenv(FOLDER, str(other))
     hub = source("shakespeare")
     assert hub is not raw and np.array_equal(hub.train.y, raw.train.y)
-    assert (
-        hub.train.owners is not None
-        and raw.train.owners is not None
-        and hub.train.owners.tolist() == raw.train.owners.tolist()
-    )
+    assert hub.train.owners is not None
+    assert raw.train.owners is not None
+    assert hub.train.owners.tolist() == raw.train.owners.tolist()
 
 
 def test_windows_in_another_order_make_no_text(folder: Path) -> None:
@@ -189,11 +183,9 @@ def test_the_vocabulary_is_the_most_frequent_words(monkeypatch: pytest.MonkeyPat
 
 def test_articles_of_a_topic_are_one_stream_of_words(folder: Path) -> None:
     found = source("ag_news")
-    assert (
-        found.objective == Language()
-        and (found.classes, found.shape) == (2000, (20,))
-        and found.train.owners is None
-    )
+    assert found.objective == Language()
+    assert (found.classes, found.shape) == (2000, (20,))
+    assert found.train.owners is None
     streams: dict[str, list[str]] = {}
     topics = ("World", "Sports", "Business", "Sci/Tech")
     table = pq.read_table(folder / "ag_news" / "train.parquet").to_pylist()
@@ -232,10 +224,8 @@ def test_test_articles_are_read_by_the_training_articles_words(folder: Path) -> 
         number["oil"],
         number["wolves"],
     }
-    assert (
-        found.test.groups is not None
-        and found.test.groups.tolist() == ["Sports"] * 4 + ["Business"] * 4
-    )
+    assert found.test.groups is not None
+    assert found.test.groups.tolist() == ["Sports"] * 4 + ["Business"] * 4
 
 
 @pytest.mark.parametrize(
@@ -319,8 +309,6 @@ def test_the_hub_is_read_through_datasets(
         for name in ("shakespeare", "ag_news")
     }
     result = read_hub(HUB, folder)
-    assert (
-        result["digests"] == expected
-        and "unknown column of" in result["said"]
-        and "'character_id'" in result["said"]
-    )
+    assert result["digests"] == expected
+    assert "unknown column of" in result["said"]
+    assert "'character_id'" in result["said"]

@@ -94,11 +94,9 @@ def test_clients_hold_one_topic_each_and_no_window_twice(
     federation = Federation.simulate(
         source, scenario=Topics(clusters), clients=clients, samples=samples, seed=seed
     )
-    assert (
-        source.train.groups is not None
-        and federation.truth is not None
-        and federation.scenario == "topics"
-    )
+    assert source.train.groups is not None
+    assert federation.truth is not None
+    assert federation.scenario == "topics"
     sizes = Counter(federation.truth)
     assert set(sizes) == set(range(clusters)) and max(sizes.values()) - min(sizes.values()) <= 1
     topic: dict[int, set[str]] = {}
@@ -109,10 +107,8 @@ def test_clients_hold_one_topic_each_and_no_window_twice(
             assert pool is not None and pool.groups is not None
             known.append(pool.groups[row - (TEST_ROWS if test else 0)])
         topic.setdefault(cluster, set()).update(known)
-    assert (
-        all(len(names) == 1 for names in topic.values())
-        and len(set(map(frozenset, topic.values()))) == clusters
-    )
+    assert all(len(names) == 1 for names in topic.values())
+    assert len(set(map(frozenset, topic.values()))) == clusters
     largest = {name for name, _ in Counter(source.train.groups.tolist()).most_common(clusters)}
     assert {name for names in topic.values() for name in names} == largest
     dealt = [row for pair in hands(federation) for hand in pair for row in hand]
@@ -129,11 +125,9 @@ def test_clients_hold_one_topic_each_and_no_window_twice(
 def test_all_windows_of_the_scarcest_topic_are_dealt() -> None:
     source = text()
     federation = Federation.simulate(source, scenario=Topics(5), clients=10, seed=0)
-    assert (
-        source.train.groups is not None
-        and source.test is not None
-        and source.test.groups is not None
-    )
+    assert source.train.groups is not None
+    assert source.test is not None
+    assert source.test.groups is not None
     for pool, size in (
         (source.train.groups, len(federation.shards[0].y)),
         (source.test.groups, len(federation.shards[0].y_test)),
@@ -145,17 +139,14 @@ def test_all_windows_of_the_scarcest_topic_are_dealt() -> None:
         source, scenario=Topics(5, overlap=True), clients=10, samples=30, seed=0
     )
     dealt = [row for train, _ in hands(shared) for row in train]
-    assert len(dealt) == 300 > len(set(dealt)) and all(
-        len(set(train)) == 30 for train, _ in hands(shared)
-    )
+    assert len(dealt) == 300 > len(set(dealt))
+    assert all(len(set(train)) == 30 for train, _ in hands(shared))
 
 
 def test_the_order_of_topics_and_windows_follows_the_seed() -> None:
     made = [Federation.simulate(text(), clients=8, samples=5, seed=seed) for seed in (0, 1, 0)]
-    assert (
-        made[0].digest() == made[2].digest() != made[1].digest()
-        and len({m.truth for m in made}) == 2
-    )
+    assert made[0].digest() == made[2].digest() != made[1].digest()
+    assert len({m.truth for m in made}) == 2
     assert {m.scenario for m in made} == {"topics"}
 
 
@@ -198,9 +189,8 @@ def test_without_an_order_a_random_fifth_is_held_out() -> None:
 
 def test_groups_of_natural_clients_are_a_reference() -> None:
     federation = Federation.simulate(owned(1), clients=12, seed=0)
-    assert federation.scenario == "natural" and federation.truth == tuple(
-        int(name[1:]) % 3 for name in federation.names
-    )
+    assert federation.scenario == "natural"
+    assert federation.truth == tuple(int(name[1:]) % 3 for name in federation.names)
     assert Federation.simulate(owned(1, grouped=False), clients=12, seed=0).truth is None
 
 
@@ -227,9 +217,8 @@ def test_topics_of_owners_draw_as_many_of_each_group(seed: int) -> None:
 
 def test_owners_with_too_few_rows_are_left_out() -> None:
     owners = np.array(list("aaaabbbbbcccccccddddddd")[::-1], object)
-    assert {owners[r] for r in lasting(owners, 0)} == {"b", "c", "d"} and {
-        owners[r] for r in lasting(owners, 4)
-    } == {"c", "d"}
+    assert {owners[r] for r in lasting(owners, 0)} == {"b", "c", "d"}
+    assert {owners[r] for r in lasting(owners, 4)} == {"c", "d"}
     assert lasting(owners, 6).size == 0 and lasting(owners, 0).tolist() == list(range(19))
 
 
@@ -238,11 +227,9 @@ def test_iid_deals_sequences_at_random(test: int | None) -> None:
     federation = Federation.simulate(text(100, test), scenario=Iid(), clients=4, seed=0)
     dealt = [row for pair in hands(federation) for hand in pair for row in hand]
     assert federation.truth == (0,) * 4 and len(dealt) == len(set(dealt)) == 100 + (test or 0)
-    assert (
-        sorted(dealt[:20]) != dealt[:20]
-        and federation.objective == Language()
-        and federation.classes == 10**6
-    )
+    assert sorted(dealt[:20]) != dealt[:20]
+    assert federation.objective == Language()
+    assert federation.classes == 10**6
 
 
 def bare(kind: Objective) -> Source:

@@ -29,11 +29,9 @@ def test_of_text_the_last_fifth_is_held_out() -> None:
     assert {part.dtype for s in (ann, bob) for part in (s.x, s.y, s.x_test, s.y_test)} == {
         np.dtype(np.int64)
     }
-    assert (
-        (len(bob.y), len(bob.y_test)) == (4, 0)
-        and federation.classes == 7
-        and federation.objective == Language()
-    )
+    assert (len(bob.y), len(bob.y_test)) == (4, 0)
+    assert federation.classes == 7
+    assert federation.objective == Language()
 
 
 def test_of_trajectories_the_last_fifth_is_held_out() -> None:
@@ -41,9 +39,8 @@ def test_of_trajectories_the_last_fifth_is_held_out() -> None:
         {"ann": (PAST, NEXT)}, objective=Trajectory((10.0, 20.0)), seed=0
     )
     (ann,) = federation.shards
-    assert np.array_equal(ann.x, PAST[:9].astype(np.float32)) and np.array_equal(
-        ann.y_test, NEXT[9:].astype(np.float32)
-    )
+    assert np.array_equal(ann.x, PAST[:9].astype(np.float32))
+    assert np.array_equal(ann.y_test, NEXT[9:].astype(np.float32))
     assert {part.dtype for part in (ann.x, ann.y, ann.x_test, ann.y_test)} == {np.dtype(np.float32)}
     assert federation.classes == 2 and federation.shape == (3, 2)
 
@@ -72,11 +69,9 @@ def test_the_vocabulary_may_be_larger_than_what_occurs() -> None:
     seen = Federation.from_arrays(
         {"ann": (X, Y)}, test={"ann": (X + 3, Y)}, objective=Language(), seed=0
     )
-    assert (
-        seen.classes == 10
-        and np.array_equal(seen.shards[0].x_test, X + 3)
-        and np.array_equal(seen.shards[0].x, X)
-    )
+    assert seen.classes == 10
+    assert np.array_equal(seen.shards[0].x_test, X + 3)
+    assert np.array_equal(seen.shards[0].x, X)
 
 
 def test_given_held_out_sequences_may_be_none() -> None:
@@ -85,11 +80,9 @@ def test_given_held_out_sequences_may_be_none() -> None:
             {"ann": pair}, test={"ann": ([], [])}, objective=kind, seed=0
         )
         shard = federation.shards[0]
-        assert (
-            len(shard.y) == len(pair[0])
-            and shard.x_test.shape == (0, *pair[0].shape[1:])
-            and shard.y_test.shape[0] == 0
-        )
+        assert len(shard.y) == len(pair[0])
+        assert shard.x_test.shape == (0, *pair[0].shape[1:])
+        assert shard.y_test.shape[0] == 0
 
 
 @pytest.mark.parametrize(

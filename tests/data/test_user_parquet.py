@@ -68,11 +68,9 @@ def test_names_that_differ_in_blanks_alone_are_refused(tmp_path: Path) -> None:
 
 def test_rows_go_to_their_clients_with_labels_numbered_in_ascending_order(tmp_path: Path) -> None:
     federation = load(write(tmp_path / "mine.parquet", PLAIN))
-    assert (
-        federation.names == ("s0", "s1", "s2")
-        and federation.classes == 5
-        and federation.truth is None
-    )
+    assert federation.names == ("s0", "s1", "s2")
+    assert federation.classes == 5
+    assert federation.truth is None
     assert (federation.data, federation.scenario, federation.shape) == ("mine", "own", (4,))
     rows = X.astype(np.float32)
     assert samples(federation) == {

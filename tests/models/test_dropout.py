@@ -95,9 +95,8 @@ def test_vmap_draws_each_client_its_own() -> None:
             return layer(own)  # type: ignore[no-any-return]
 
     together = torch.func.vmap(one)(x, torch.tensor([1, 2, 1]))
-    assert torch.equal(together[0], drawn(layer, x[0], 1)) and torch.equal(
-        together[1], drawn(layer, x[1], 2)
-    )
+    assert torch.equal(together[0], drawn(layer, x[0], 1))
+    assert torch.equal(together[1], drawn(layer, x[1], 2))
     assert torch.equal(together[0], together[2]) and not torch.equal(together[0], together[1])
 
 

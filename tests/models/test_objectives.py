@@ -151,10 +151,8 @@ def test_objectives_go_to_json_and_back(kind: Objective) -> None:
 
 
 def test_every_objective_is_listed_once() -> None:
-    assert (
-        set(OBJECTIVES) == {"classification", "language", "trajectory"}
-        and OBJECTIVES["classification"] is Classification
-    )
+    assert set(OBJECTIVES) == {"classification", "language", "trajectory"}
+    assert OBJECTIVES["classification"] is Classification
     assert len({kind.metric for kind in OBJECTIVES.values()}) == 3
 
 
@@ -246,9 +244,8 @@ def test_protocols_run_on_sequences_and_judge_them(
     own = federation(kind)
     module = Words() if isinstance(kind, Language) else Track()
     fitted = protocol(rounds=2, model=module, **more).fit(own, Settings(transcript="full"))
-    assert fitted.metric_ == kind.metric and all(
-        kind.metric in line and line["at_target"] is None for line in fitted.history_
-    )
+    assert fitted.metric_ == kind.metric
+    assert all(kind.metric in line and line["at_target"] is None for line in fitted.history_)
     scores = getattr(fitted, f"{kind.metric}_")
     assert scores is fitted.scores_ and not hasattr(fitted, "accuracy_")
     module.load_state_dict(fitted.model_of(1))

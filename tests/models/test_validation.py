@@ -483,14 +483,11 @@ class _Attending(nn.Module):
 def test_weights_drawn_anew_are_spread_as_the_networks_own(name: str) -> None:
     flat, before = validation.build(name, IMAGE, 4, Randomness(1)), torch.get_rng_state()
     one, two, other = (flat.redrawn(Randomness(1), "start", 0, j) for j in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), before) and torch.equal(
-        flat.initial(), validation.build(name, IMAGE, 4, Randomness(1)).initial()
-    )
-    assert (
-        torch.equal(one, two)
-        and not torch.equal(one, other)
-        and not torch.equal(one, flat.initial())
-    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(flat.initial(), validation.build(name, IMAGE, 4, Randomness(1)).initial())
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, flat.initial())
     assert not torch.equal(one, flat.redrawn(Randomness(2), "start", 0, 1))
     for drawn, own in zip(
         flat.views(one).values(), flat.views(flat.initial()).values(), strict=True

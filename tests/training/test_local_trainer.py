@@ -237,10 +237,8 @@ def test_a_scale_multiplies_each_update_and_room_is_zero_after_it() -> None:
     plainly = batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1)
     d = batched.model.dimension
     scaled = batched.train(Rows(starts(batched)), EVERYONE, PLANS["sgd"], 1, d + 3, scale)
-    assert (
-        torch.equal(scaled[:, :d], plainly * torch.tensor(scale)[:, None])
-        and not scaled[:, d:].any()
-    )
+    assert torch.equal(scaled[:, :d], plainly * torch.tensor(scale)[:, None])
+    assert not scaled[:, d:].any()
 
 
 def test_an_error_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:

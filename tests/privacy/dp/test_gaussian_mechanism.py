@@ -151,11 +151,9 @@ def test_shares_of_noise_add_up_in_a_sum_and_leave_only_in_one() -> None:
     total = (pipeline.forward(rows, 1, ids=range(n), field="delta") - rows).sum(0)
     bound = stats.chi2.ppf([1e-4, 1 - 1e-4], 4000)
     assert bound[0] < float((total / 2.0).square().sum()) < bound[1]
-    assert (
-        pipeline.shares == n
-        and pipeline.multiplier == 2.0
-        and pipeline.noise(4000) == pytest.approx(4000 * 4.0 / n, rel=3e-3)
-    )
+    assert pipeline.shares == n
+    assert pipeline.multiplier == 2.0
+    assert pipeline.noise(4000) == pytest.approx(4000 * 4.0 / n, rel=3e-3)
     with pytest.raises(UsageError, match="honest"):
         Noise(1.0, 1.0, shares=0)
 
