@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attacked import FULL, digits, result_of, scene
 
 from securecluster import Dirichlet, Federation
 from securecluster.app.audit import Adversary, finding_of, known_samples
-from securecluster.attacks import scoring
 from securecluster.attacks.base import Tap, View
 from securecluster.attacks.experiments import probe, tapped, without_client
 from securecluster.attacks.hidden_sums import (
@@ -24,20 +24,21 @@ from securecluster.attacks.hidden_sums import (
     TwoSums,
     candidate_gradients,
 )
-from securecluster.attacks.scoring import BETTER, CHANCE, Score, score
+from securecluster.attacks.scoring import BETTER, CHANCE
 from securecluster.attacks.secure_sum_conformance import LyingServer, Plan, members
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
+from securecluster.attacks.views import knowledge_of, view_of
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Call, Empty
 from securecluster.privacy.secure_sum.double_mask import UnmaskingGuard
-from securecluster.protocols import FedAvg, Hidden, Settings
+from securecluster.protocols import FedAvg, Hidden
 from securecluster.protocols.hidden.client import HiddenClient
 from securecluster.protocols.hidden.protocol import HiddenState
 from securecluster.runtime import secure_sums
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
-FULL = Settings(transcript="full", threads=1)
+RESAMPLES = (200, 200)
+
 CLIENTS = 10
 SMALL: dict[str, Any] = {
     "rounds": 1, "epochs": 1, "batch_size": 30, "model": "linear", "mask": "none", "k": 2,
@@ -55,9 +56,7 @@ ATTACKS: dict[str, type[TwoSums]] = {
 
 @cache
 def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=Dirichlet(alpha=1.0), clients=CLIENTS, samples=30, seed=0
-    )
+    return digits(scenario=Dirichlet(alpha=1.0), clients=CLIENTS, samples=30)
 
 
 @cache
@@ -71,23 +70,9 @@ def runs(options: tuple[tuple[str, Any], ...]) -> tuple[Hidden, list[Tap], Mappi
     return fitted, taps, second
 
 
-def scored(attack: type[TwoSums], options: tuple[tuple[str, Any], ...]) -> Score | str:
+def scored(attack: type[TwoSums], options: tuple[tuple[str, Any], ...]) -> Any:
     fitted, taps, second = runs(options)
-    made = attack(second)
-    view = view_of(fitted)
-    samples = known_samples(federation(), True)
-    knowledge = knowledge_of(fitted, federation(), (), samples)
-    reason = made.applies(view, knowledge)
-    if reason is not None:
-        return reason
-    guess = made.run(view, knowledge)
-    return score(made.scorer, guess, truth_of(fitted, federation(), view, taps))
-
-
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "RESAMPLES", 200)
-    monkeypatch.setattr(scoring, "SHUFFLES", 200)
+    return result_of(attack(second), fitted, federation(), known_samples(federation(), True), taps)
 
 
 def test_two_runs_tell_the_point_of_the_client_that_left() -> None:
@@ -115,7 +100,6 @@ def test_two_runs_tell_the_counts_and_the_clusters() -> None:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_without_noise_the_attack_is_better_than_chance(name: str) -> None:
     found = scored(ATTACKS[name], PLAIN)
-    assert isinstance(found, Score)
     assert found.verdict == BETTER and found.units == CLIENTS
 
 
@@ -124,14 +108,12 @@ def test_with_noise_it_is_at_chance(name: str) -> None:
     fitted = runs(NOISY)[0]
     assert fitted.ledger_.price(1e-5).epsilon <= 2
     found = scored(ATTACKS[name], NOISY)
-    assert isinstance(found, Score)
     assert found.verdict == CHANCE and found.units == CLIENTS
 
 
 def test_secure_sums_do_not_prevent_it_and_masks_prevent_half_of_it() -> None:
     masked = (("mask", "permutation"),)
     point = scored(HiddenDifferencing, masked)
-    assert isinstance(point, Score)
     assert point.value == pytest.approx(1.0, abs=1e-5)
     said = "not applicable: updates are under masks, which are not those of another sum"
     assert scored(HiddenLabelCounts, masked) == said
@@ -140,9 +122,7 @@ def test_secure_sums_do_not_prevent_it_and_masks_prevent_half_of_it() -> None:
 
 def test_one_run_over_the_same_clients_has_no_differences() -> None:
     fitted = runs(PLAIN)[0]
-    view = view_of(fitted)
-    samples = known_samples(federation(), True)
-    knowledge = knowledge_of(fitted, federation(), (), samples)
+    view, knowledge, _ = scene(fitted, federation(), known_samples(federation(), True))
     for attack in ATTACKS.values():
         assert attack().applies(view, knowledge) == NO_PAIR
     without = knowledge_of(fitted)

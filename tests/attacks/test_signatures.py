@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attacked import FULL, digits, result_of, scene
 from scipy.stats import multivariate_normal
 from sklearn.metrics import roc_auc_score
 
 from securecluster import Dirichlet, Federation
 from securecluster.app.audit import known_samples
-from securecluster.attacks import scoring
 from securecluster.attacks.base import Attack, Guess, Truth
-from securecluster.attacks.scoring import BETTER, CHANCE, Score, evaluate
+from securecluster.attacks.scoring import BETTER, CHANCE
 from securecluster.attacks.signatures import (
     OwnSampleMembership,
     PublicRows,
@@ -23,10 +23,11 @@ from securecluster.attacks.signatures import (
     likelihood_ratios,
     observed_signatures,
 )
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
-from securecluster.protocols import FedAvg, Settings, Signature
+from securecluster.attacks.views import knowledge_of, view_of
+from securecluster.protocols import FedAvg, Signature
 
-FULL = Settings(transcript="full", threads=1)
+RESAMPLES = (200, 100)
+
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "mask": "none", "k": 2}
 KINDS = ("blocks", "plain")
 # noise multiplier of one Gaussian release with ε = 1 at δ = 1e-5
@@ -35,30 +36,20 @@ NOISE = 3.73
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate(
-        "digits", scenario=Dirichlet(alpha=1.0), clients=12, samples=30, seed=0
-    )
+    return digits(scenario=Dirichlet(alpha=1.0), clients=12, samples=30)
 
 
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "RESAMPLES", 200)
-    monkeypatch.setattr(scoring, "SHUFFLES", 100)
-
-
-def scored(attack: Attack, federation: Federation, **params: Any) -> Score | str:
+def scored(attack: Attack, federation: Federation, **params: Any) -> Any:
     fitted = Signature(**{**SMALL, **params}).fit(federation, FULL)
-    view = view_of(fitted)
     samples = known_samples(federation, isinstance(attack, SignatureMembership))
-    knowledge = knowledge_of(fitted, federation, (), samples)
-    return evaluate(attack, view, knowledge, truth_of(fitted, federation, view))
+    return result_of(attack, fitted, federation, samples)
 
 
 @pytest.mark.parametrize("mask", ["none", "permutation"])
 def test_class_blocks_tell_the_counts_under_a_mask_too(mask: str, federation: Federation) -> None:
     fitted = Signature(**{**SMALL, "mask": mask}, signature_blocks="blocks").fit(federation, FULL)
-    knowledge = knowledge_of(fitted, federation, (), known_samples(federation, False))
-    guess = SignatureLabelCounts().run(view_of(fitted), knowledge)
+    view, knowledge, _ = scene(fitted, federation, known_samples(federation, False))
+    guess = SignatureLabelCounts().run(view, knowledge)
     wrong = 0
     for client, shard in enumerate(federation.shards):
         counts = np.bincount(shard.y, minlength=10)
@@ -78,7 +69,6 @@ def test_class_blocks_tell_nearly_as_much_without_samples(federation: Federation
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_noise_labels_are_told(kind: str, federation: Federation) -> None:
     found = scored(SignatureLabelCounts(), federation, signature_blocks=kind)
-    assert isinstance(found, Score)
     assert found.verdict == BETTER
     assert found.value < 0.1 < 0.35 < found.chance
 
@@ -91,20 +81,17 @@ def test_noise_for_clients_hides_labels_and_noise_for_examples_does_not(
     for unit, noise, verdict in (("client", NOISE, CHANCE), ("example", 2.0, BETTER)):
         options: dict[str, Any] = {"signature_noise": noise, "dp_unit": unit}
         found = scored(SignatureLabelCounts(), federation, signature_blocks=kind, **options)
-        assert isinstance(found, Score)
         assert found.verdict == verdict, unit
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_members_are_told_without_noise_alone(kind: str, federation: Federation) -> None:
     found = scored(SignatureMembership(), federation, signature_blocks=kind)
-    assert isinstance(found, Score)
     assert found.verdict == BETTER and found.value > 0.62
     assert abs(found.chance - 0.5) < 0.03
     for unit in ("client", "example"):
         options: dict[str, Any] = {"signature_noise": NOISE, "dp_unit": unit}
         noisy = scored(SignatureMembership(), federation, signature_blocks=kind, **options)
-        assert isinstance(noisy, Score)
         assert noisy.verdict == CHANCE, unit
 
 

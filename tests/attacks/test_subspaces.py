@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attacked import FULL, digits, samples_of, scene
 
 from securecluster import Dirichlet, Federation, Pathological
 from securecluster.attacks.base import Knowledge, Truth, View
@@ -21,36 +22,26 @@ from securecluster.attacks.subspaces import (
     observed_subspaces,
     true_positive_rate,
 )
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.messaging.parties import SERVER
-from securecluster.protocols import FedAvg, OneShot, Settings
+from securecluster.protocols import FedAvg, OneShot
 
 SMALL: dict[str, Any] = {"rounds": 1, "epochs": 1, "model": "linear", "tasks": 2}
-FULL = Settings(transcript="full", threads=1)
 ATTACKS = (SubspaceMembership(), SubspaceComposition(), MeanImage())
 
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate("digits", scenario=Pathological(), clients=10, samples=8, seed=0)
-
-
-def candidates(federation: Federation) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """All clients' samples, and as many others."""
-    other = Federation.simulate(
-        "digits", scenario=Dirichlet(alpha=100.0), clients=5, samples=16, seed=9
-    )
-    shards = [*federation.shards, *other.shards]
-    return np.concatenate([s.x for s in shards]), np.concatenate([s.y for s in shards])
+    return digits(scenario=Pathological(), clients=10, samples=8)
 
 
 def attacked(
     federation: Federation, parties: Any = SERVER, colluders: tuple[int, ...] = (), **params: Any
 ) -> tuple[View, Knowledge, Truth]:
     fitted = OneShot(**{**SMALL, **params}).fit(federation, FULL)
-    view = view_of(fitted, parties)
-    knowledge = knowledge_of(fitted, federation, colluders, candidates(federation))
-    return view, knowledge, truth_of(fitted, federation, view)
+    # all clients' samples, and as many others
+    other = digits(scenario=Dirichlet(alpha=100.0), clients=5, samples=16, seed=9)
+    samples = samples_of(federation, other)
+    return scene(fitted, federation, samples, parties=parties, colluders=colluders)
 
 
 def test_open_eigenvectors_tell_of_records_classes_and_means(federation: Federation) -> None:
@@ -108,8 +99,9 @@ def test_noise_in_gram_matrices_brings_the_attacks_to_chance(federation: Federat
 
 def test_attacks_on_subspaces_say_why_they_do_not_apply(federation: Federation) -> None:
     fitted = FedAvg(rounds=1, epochs=1, model="linear").fit(federation, FULL)
+    view, knowledge, _ = scene(fitted, federation)
     for attack in ATTACKS:
-        said = attack.applies(view_of(fitted), knowledge_of(fitted))
+        said = attack.applies(view, knowledge)
         assert said == "not applicable: clients of this protocol share no eigenvectors"
     view, knowledge, _ = attacked(federation, mask="none", sealed=False, features="dct")
     assert "of features" in str(MeanImage().applies(view, knowledge))
