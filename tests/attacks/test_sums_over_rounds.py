@@ -167,15 +167,11 @@ def test_the_control_shuffles_clients_within_their_groups_alone() -> None:
 @pytest.mark.parametrize(
     ("options", "dropout", "seed"),
     [
-        (HALF, 0.0, 0),
-        exhaustive(HALF, 0.0, 1),
-        exhaustive(HALF, 0.0, 2),
-        (EVERYONE, 0.1, 0),
+        (HALF, 0.0, 0), exhaustive(HALF, 0.0, 1), exhaustive(HALF, 0.0, 2), (EVERYONE, 0.1, 0),
         # Clipped updates have no weights: blocks tell by their lengths, under a mask, too.
-        ({**HALF, "clip": 1.0}, 0.0, 0),
-        exhaustive({**HALF, "clip": 1.0}, 0.0, 1),
+        ({**HALF, "clip": 1.0}, 0.0, 0), exhaustive({**HALF, "clip": 1.0}, 0.0, 1),
     ],
-)
+)  # fmt: skip
 def test_an_honest_server_of_hidden_reads_every_cluster(
     options: dict[str, Any], dropout: float, seed: int
 ) -> None:

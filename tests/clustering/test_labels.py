@@ -183,16 +183,11 @@ def test_the_diagonal_is_not_read_and_nothing_is_written(alpha: Alpha, value: fl
 @pytest.mark.parametrize(
     "alpha",
     [
-        np.ones((0, 0)),
-        np.ones((1, 1)),
-        np.ones((2, 3)),
-        np.ones(4),
-        np.ones((2, 2, 2)),
-        np.array([[1, np.nan], [np.nan, 1]]),
-        np.where(np.eye(5, k=3) > 0, np.nan, 0.0),
+        np.ones((0, 0)), np.ones((1, 1)), np.ones((2, 3)), np.ones(4), np.ones((2, 2, 2)),
+        np.array([[1, np.nan], [np.nan, 1]]), np.where(np.eye(5, k=3) > 0, np.nan, 0.0),
         np.where(np.eye(5, k=3) > 0, np.inf, 0.0),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_similarity_matrix_is_refused(alpha: Alpha) -> None:
     with pytest.raises(UsageError) as caught:
         bipartition(alpha)

@@ -113,23 +113,13 @@ def forged(state: Any, tensors: dict[str, torch.Tensor] | None = None) -> bytes:
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        bytes(40),
-        GOOD[:-1],
-        GOOD + b"x",
-        GOOD[: len(GOOD) // 2],
-        pack(Leaf(torch.zeros(1))),
-        forged({"number": 1, "unknown": 2}),
-        forged({"number": "many"}),
-        forged({"maybe": {"tensor": "t0"}}),
-        forged({"leaves": [{"secret": ""}]}),
-        forged({"secrets": {"1": "zz"}}),
-        forged([1]),
-        forged("{"),
-        bytes(save({}, {"other": "x"})),
-        bytes(save({})),
+        b"", bytes(40), GOOD[:-1], GOOD + b"x", GOOD[: len(GOOD) // 2],
+        pack(Leaf(torch.zeros(1))), forged({"number": 1, "unknown": 2}),
+        forged({"number": "many"}), forged({"maybe": {"tensor": "t0"}}),
+        forged({"leaves": [{"secret": ""}]}), forged({"secrets": {"1": "zz"}}), forged([1]),
+        forged("{"), bytes(save({}, {"other": "x"})), bytes(save({})),
     ],
-)
+)  # fmt: skip
 def test_damaged_or_foreign_state_is_refused_in_a_sentence(data: bytes) -> None:
     with pytest.raises(RunFolderError, match="start the run anew") as caught:
         unpack(data, Tree)

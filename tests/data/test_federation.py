@@ -188,26 +188,14 @@ def test_a_client_that_cannot_take_part_is_refused_by_name(bob: Any, sentence: s
 @pytest.mark.parametrize(
     "held",
     [
-        (NAN, Y[:4]),
-        (X, Y[:9]),
-        (X, np.eye(2, dtype=int)[Y]),
-        (X, Y / 2),
-        (X, Y - 1),
-        (X[:, :2], Y),
-        ([[1, 2], [3]], [0, 1]),
-        (X,),
+        (NAN, Y[:4]), (X, Y[:9]), (X, np.eye(2, dtype=int)[Y]), (X, Y / 2), (X, Y - 1),
+        (X[:, :2], Y), ([[1, 2], [3]], [0, 1]), (X,),
     ],
     ids=[
-        "nan",
-        "fewer labels",
-        "one-hot labels",
-        "float labels",
-        "negative labels",
-        "another shape",
-        "ragged",
-        "no pair",
+        "nan", "fewer labels", "one-hot labels", "float labels", "negative labels",
+        "another shape", "ragged", "no pair",
     ],
-)
+)  # fmt: skip
 def test_held_out_samples_that_cannot_be_used_are_refused_by_name(held: Any) -> None:
     refused(
         "client 'bob'",

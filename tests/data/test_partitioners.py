@@ -40,15 +40,9 @@ UNEVEN = (
 )
 SEEDS = st.integers(0, 10**6)
 DEALINGS = [
-    Iid(),
-    Pathological(),
-    Pathological(clusters=2),
-    Dirichlet(1.0),
-    Dirichlet(1.0, clusters=2),
-    LabelSplit(),
-    Tasks(),
-    LabelSwap(2),
-]
+    Iid(), Pathological(), Pathological(clusters=2), Dirichlet(1.0), Dirichlet(1.0, clusters=2),
+    LabelSplit(), Tasks(), LabelSwap(2),
+]  # fmt: skip
 
 
 def rows(x: np.ndarray) -> list[int]:
@@ -149,15 +143,10 @@ def test_held_out_samples_come_from_the_test_pool_and_are_at_most_an_even_share(
 @pytest.mark.parametrize(
     "kind",
     [
-        Iid(),
-        Rotation(2),
-        Tasks(),
-        LabelSplit(),
-        Dirichlet(),
-        Pathological(),
+        Iid(), Rotation(2), Tasks(), LabelSplit(), Dirichlet(), Pathological(),
         Pathological(clusters=2),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("test", [None, 400])
 def test_as_many_samples_as_a_refusal_names_can_be_dealt(
     kind: Scenario, test: int | None, toy: Toy

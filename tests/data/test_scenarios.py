@@ -132,14 +132,10 @@ def test_inversion_makes_negatives_of_the_second_cluster() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        Rotation(4),
-        Rotation(2),
-        Inversion(),
-        LabelPermutation(3),
-        Dirichlet() + Rotation(3),
+        Rotation(4), Rotation(2), Inversion(), LabelPermutation(3), Dirichlet() + Rotation(3),
         LabelSwap(2) + Inversion(),
     ],
-)
+)  # fmt: skip
 def test_federations_treat_training_and_test_data_alike(kind: Scenario, toy: Toy) -> None:
     """What happened to a sample is read off its pixels and label; it must be the same within a
     cluster, and differ elsewhere.

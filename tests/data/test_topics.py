@@ -248,15 +248,9 @@ def bare(kind: Objective) -> Source:
 
 
 LABELLED = [
-    LabelSwap(1),
-    LabelPermutation(2),
-    Pathological(),
-    Dirichlet(),
-    LabelSplit(),
-    Tasks(),
-    Rotation(),
-    Inversion(),
-]
+    LabelSwap(1), LabelPermutation(2), Pathological(), Dirichlet(), LabelSplit(), Tasks(),
+    Rotation(), Inversion(),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [Language(), Trajectory()])

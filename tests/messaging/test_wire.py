@@ -245,17 +245,10 @@ def test_the_forger_of_these_tests_can_write_a_good_frame() -> None:
 @pytest.mark.parametrize(
     "scalars",
     [
-        {},
-        {"number": None},
-        {"number": 1, "more": 1},
-        {"number": 1, "rows": 1},
-        {"rows": 1},
-        [1],
-        1,
-        "x",
-        None,
+        {}, {"number": None}, {"number": 1, "more": 1}, {"number": 1, "rows": 1}, {"rows": 1},
+        [1], 1, "x", None,
     ],
-)
+)  # fmt: skip
 def test_missing_and_unknown_scalars_are_refused(scalars: Any) -> None:
     refused(framed(said(scalars)))
 
@@ -284,22 +277,11 @@ def test_picks_of_a_single_number_are_refused() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        [],
-        FIELDS[:-1],
-        [*FIELDS, 1],
-        [*FIELDS, "", 0],
-        [*FIELDS, "0-1", True],
-        [*FIELDS, "0-1", 0, 0],
-        [1] * 8,
-        ["x"] * 8,
-        [*FIELDS[:-1], True],
-        [*FIELDS[:-1], 1.0],
-        [*FIELDS[:-1], None],
-        {},
-        "abcdefgh",
-        8,
+        [], FIELDS[:-1], [*FIELDS, 1], [*FIELDS, "", 0], [*FIELDS, "0-1", True],
+        [*FIELDS, "0-1", 0, 0], [1] * 8, ["x"] * 8, [*FIELDS[:-1], True], [*FIELDS[:-1], 1.0],
+        [*FIELDS[:-1], None], {}, "abcdefgh", 8,
     ],
-)
+)  # fmt: skip
 def test_headers_with_other_fields_are_refused(header: Any) -> None:
     refused(framed(said({"number": 1}, header)))
     with pytest.raises(FrameError):

@@ -16,14 +16,9 @@ from securecluster.models.recurrent import LSTM, lstm
 
 NAMES = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 SIZES = [
-    (5, 3, 4, 2, 4),
-    (3, 1, 1, 2, 3),
-    (2, 1, 6, 1, 1),
-    (4, 2, 1, 3, 2),
-    (3, 1, 5, 2, 3),
-    (1, 3, 5, 2, 3),
-    (3, 4, 7, 5, 6),
-]  # b, n, T, in, H
+    (5, 3, 4, 2, 4), (3, 1, 1, 2, 3), (2, 1, 6, 1, 1), (4, 2, 1, 3, 2), (3, 1, 5, 2, 3),
+    (1, 3, 5, 2, 3), (3, 4, 7, 5, 6),
+]  # b, n, T, in, H  # fmt: skip
 Rows = tuple[torch.Tensor, ...]
 
 

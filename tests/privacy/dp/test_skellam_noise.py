@@ -129,16 +129,11 @@ def test_a_draw_is_that_of_its_call_and_of_nothing_else() -> None:
 
     assert noise() == noise() == noise(row=row.copy())
     others = [
-        noise(client=2),
-        noise(purpose="size"),
-        noise(step=3),
-        noise(row=row + 1),
-        noise(exponent=11),
-        noise(variance=1001),
-        noise(draws=2),
+        noise(client=2), noise(purpose="size"), noise(step=3), noise(row=row + 1),
+        noise(exponent=11), noise(variance=1001), noise(draws=2),
         noise(NoiseStreams.derived(Randomness(1), "run")),
         noise(NoiseStreams.derived(Randomness(0), "another")),
-    ]
+    ]  # fmt: skip
     found = [noise(), *others]
     for one, other in itertools.combinations(found, 2):
         assert abs(np.corrcoef(one, other)[0, 1]) < 0.6

@@ -81,15 +81,10 @@ def test_padding_is_small_and_settled(d: int) -> None:
 @pytest.mark.parametrize(
     ("d", "n"),
     [
-        (1, 1),
-        (3, 4),
-        (64, 64),
-        (650, 672),
-        (4810, 4864),
-        (159_010, 159_744),
+        (1, 1), (3, 4), (64, 64), (650, 672), (4810, 4864), (159_010, 159_744),
         (1_663_370, 1_663_488),
     ],
-)
+)  # fmt: skip
 def test_the_width_of_known_models(d: int, n: int) -> None:
     assert padded(d) == width("rotation", d) == n
     assert width("haar", d) == width("permutation", d) == d

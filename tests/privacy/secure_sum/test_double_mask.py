@@ -337,14 +337,10 @@ def test_shares_of_strangers_replays_and_other_owners_are_refused() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"call": 5},
-        {"attempt": 1},
-        {"run": b"another"},
-        {"purpose": "evaluate"},
-        {"values": "samples"},
-        {"threshold": 4},
+        {"call": 5}, {"attempt": 1}, {"run": b"another"}, {"purpose": "evaluate"},
+        {"values": "samples"}, {"threshold": 4},
     ],
-)
+)  # fmt: skip
 def test_boxes_open_in_their_own_context_only(changes: dict[str, Any]) -> None:
     group = complete()
     threshold = changes.pop("threshold", 3)
