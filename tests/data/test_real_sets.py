@@ -18,6 +18,9 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 Image = pytest.importorskip("PIL.Image")
 
+# images of each digit in MNIST
+TRAINED = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+TESTED = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 FIRST = {  # published with the data
     "mnist": (60_000, [5, 0, 4, 1, 9], 10_000, [7, 2, 1, 0, 4]),
     "fashion_mnist": (60_000, [9, 0, 0, 3, 0], 10_000, [9, 2, 1, 1, 6]),
@@ -31,30 +34,8 @@ def test_the_real_sets_have_their_published_labels(name: str, real_data: Path) -
     assert found.test is not None and (len(found.train.y), len(found.test.y)) == (train, test)
     assert found.train.y[:5].tolist() == first and found.test.y[:5].tolist() == first_test
     if name == "mnist":
-        assert np.bincount(found.train.y).tolist() == [
-            5923,
-            6742,
-            5958,
-            6131,
-            5842,
-            5421,
-            5918,
-            6265,
-            5851,
-            5949,
-        ]
-        assert np.bincount(found.test.y).tolist() == [
-            980,
-            1135,
-            1032,
-            1010,
-            982,
-            892,
-            958,
-            1028,
-            974,
-            1009,
-        ]
+        assert np.bincount(found.train.y).tolist() == TRAINED
+        assert np.bincount(found.test.y).tolist() == TESTED
     else:
         assert set(np.bincount(found.train.y).tolist()) == {train // 10}
 
@@ -112,12 +93,9 @@ def test_tasks_of_the_real_sets_are_the_papers(real_data: Path) -> None:
 
 @pytest.mark.parametrize("name", ["digits", *IMAGE_SETS])
 def test_tasks_share_out_all_labels(name: str) -> None:
-    classes, tasks = (
-        (10, source(name).tasks)
-        if name == "digits"
-        else (IMAGE_SETS[name].classes, IMAGE_SETS[name].tasks)
-    )
-    assert Counter(label for task in tasks for label in task.labels) == Counter(range(classes))
+    found = source(name) if name == "digits" else IMAGE_SETS[name]
+    labels = Counter(label for task in found.tasks for label in task.labels)
+    assert labels == Counter(range(found.classes))
 
 
 def test_fashion_mnist_is_dealt_to_ten_users_as_in_the_paper(real_data: Path) -> None:
@@ -184,18 +162,14 @@ def test_every_user_and_role_can_take_part(real_data: Path) -> None:
         sizes = Counter(source(name).train.owners)  # type: ignore[arg-type]
         gap = source(name).train.gap or 0
         for owner, shard in zip(federation.names, federation.shards, strict=True):
-            assert (len(shard.y), len(shard.y_test)) == (
-                sizes[owner] - sizes[owner] // 5 - gap,
-                sizes[owner] // 5,
-            )
+            held = sizes[owner] // 5
+            assert (len(shard.y), len(shard.y_test)) == (sizes[owner] - held - gap, held)
 
 
 def test_the_roles_are_as_their_readme_says(real_data: Path) -> None:
     table = pq.read_table(need(real_data, "shakespeare") / "shakespeare.parquet")
-    texts, found = (
-        dict(zip(*(table[c].to_pylist() for c in ("character_id", "text")), strict=True)),
-        source("shakespeare"),
-    )
+    roles, lines = (table[column].to_pylist() for column in ("character_id", "text"))
+    texts, found = dict(zip(roles, lines, strict=True)), source("shakespeare")
     assert len(texts) == 609
     assert sum(map(len, texts.values())) == 3_972_572
     assert found.train.owners is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +51,16 @@ def write(path: Path, **columns: Any) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with small sets in it, which the environment names."""
-    write(
-        tmp_path / "shakespeare" / "shakespeare.parquet",
-        character_id=list(ROLES),
-        text=list(ROLES.values()),
-    )
+    roles = tmp_path / "shakespeare" / "shakespeare.parquet"
+    write(roles, character_id=list(ROLES), text=list(ROLES.values()))
     many = [
         (f"{body} {k} {'news ' * (k % 5)}", label)
         for k in range(60)
         for body, label in (*ARTICLES, ("Chips get small", 3))
     ]
     for split, rows in (("train", many), ("test", many[:100])):
-        write(
-            tmp_path / "ag_news" / f"{split}.parquet",
-            text=[t for t, _ in rows],
-            label=[label for _, label in rows],
-        )
+        texts, labels = (list(column) for column in zip(*rows, strict=True))
+        write(tmp_path / "ag_news" / f"{split}.parquet", text=texts, label=labels)
     monkeypatch.setenv(FOLDER, str(tmp_path))
     return tmp_path
 
@@ -84,11 +79,8 @@ def test_roles_are_cut_into_windows_whose_every_place_predicts_the_next(folder: 
     expected = {}
     for role, full in ROLES.items():
         plain = full.replace("\n", " ")
-        cut = [
-            (plain[i : i + 80], plain[i + 1 : i + 81])
-            for i in range(0, len(plain), 80)
-            if i + 81 <= len(plain)
-        ]
+        starts = range(0, len(plain) - 80, 80)
+        cut = [(plain[i : i + 80], plain[i + 1 : i + 81]) for i in starts]
         if len(cut) >= 5:
             expected[role] = cut
     # the clown lacks one character for his fifth window
@@ -123,12 +115,9 @@ def test_the_hubs_windows_are_joined_to_the_same_text() -> None:
     pairs = [(plain[i : i + 80], plain[i + 80]) for i in range(len(plain) - 80)]
     names = ["A"] * len(pairs)
     assert joined(names, [x for x, _ in pairs], [y for _, y in pairs]) == {"A": [plain]}
-    mixed = (
-        [("B", *pair) for pair in pairs[:4]]
-        + [("A", *pair) for pair in pairs[:9]]
-        + [("B", *pair) for pair in pairs[4:6]]
-    )
-    mixed += [("A", *pair) for pair in pairs[30:33]]
+    mixed = []
+    for name, part in (("B", pairs[:4]), ("A", pairs[:9]), ("B", pairs[4:6]), ("A", pairs[30:33])):
+        mixed += [(name, *pair) for pair in part]
     columns = [list(column) for column in zip(*mixed, strict=True)]
     assert joined(*columns) == {"B": [plain[:86]], "A": [plain[:89], plain[30:113]]}
 
@@ -172,12 +161,8 @@ def test_words_are_without_raw_marks(raw: str, expected: str) -> None:
 def test_the_vocabulary_is_the_most_frequent_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "WORDS", 5)
     # b before d
-    assert vocabulary([["b", "a", "c", "\n"], ["c", "a", "d", "c", "\n", "\n"]]) == {
-        "\n": 1,
-        "c": 2,
-        "a": 3,
-        "b": 4,
-    }
+    found = vocabulary([["b", "a", "c", "\n"], ["c", "a", "d", "c", "\n", "\n"]])
+    assert found == {"\n": 1, "c": 2, "a": 3, "b": 4}
     assert vocabulary([["x"]]) == {"\n": 1, "x": 2}
 
 
@@ -194,10 +179,8 @@ def test_articles_of_a_topic_are_one_stream_of_words(folder: Path) -> None:
             ["<eos>" if w == "\n" else w for w in words([row["text"]])]
         )
     assert found.train.groups is not None
-    word = {n: w for w, n in vocabulary([words([row["text"] for row in table])]).items()} | {
-        0: "<unk>",
-        1: "<eos>",
-    }
+    word = {n: w for w, n in vocabulary([words([row["text"] for row in table])]).items()}
+    word |= {0: "<unk>", 1: "<eos>"}
     x = found.train.read(np.arange(len(found.train.y)))
     assert x.dtype == found.train.y.dtype == np.int64
     for topic, stream in streams.items():
@@ -219,11 +202,8 @@ def test_test_articles_are_read_by_the_training_articles_words(folder: Path) -> 
         [words(pq.read_table(folder / "ag_news" / "train.parquet")["text"].to_pylist())]
     )
     assert found.test is not None
-    assert set(found.test.read(np.array([0, 5])).ravel().tolist()) == {
-        0,
-        number["oil"],
-        number["wolves"],
-    }
+    read = found.test.read(np.array([0, 5])).ravel()
+    assert set(read.tolist()) == {0, number["oil"], number["wolves"]}
     assert found.test.groups is not None
     assert found.test.groups.tolist() == ["Sports"] * 4 + ["Business"] * 4
 
@@ -304,10 +284,8 @@ def test_the_hub_is_read_through_datasets(
 ) -> None:
     names, x, y = (list(column) for column in zip(*LEAF, strict=True))
     write(folder / "roles" / "train.parquet", character_id=names, x=x, y=y)
-    expected = {
-        name: Federation.simulate(name, scenario=Iid(), clients=2, seed=0).digest()
-        for name in ("shakespeare", "ag_news")
-    }
+    two = partial(Federation.simulate, scenario=Iid(), clients=2, seed=0)
+    expected = {name: two(name).digest() for name in ("shakespeare", "ag_news")}
     result = read_hub(HUB, folder)
     assert result["digests"] == expected
     assert "unknown column of" in result["said"]

@@ -47,15 +47,8 @@ def write_mobility(
         for leg, length in enumerate(legs):
             for k in range(length):
                 if (user, leg, k) != ("b", 0, 30):
-                    rows.append(
-                        (
-                            user,
-                            time + 10 * k,
-                            float(draw.uniform(-1, 10_000)),
-                            float(draw.uniform(0, 6200)),
-                            leg,
-                        )
-                    )
+                    x, y = float(draw.uniform(-1, 10_000)), float(draw.uniform(0, 6200))
+                    rows.append((user, time + 10 * k, x, y, leg))
             # the next leg starts ten seconds after, and is another one all the same
             time += 10 * length
     draw.shuffle(rows)
@@ -63,15 +56,10 @@ def write_mobility(
     columns: dict[str, Any] = {
         name: [row[k] for row in rows] for k, name in enumerate(names)
     } | changed
-    write(
-        folder / "most_mobility" / "traces.parquet",
-        **{name: values for name, values in columns.items() if values is not None},
-    )
-    write(
-        folder / "most_mobility" / "users.parquet",
-        user_id=list(users),
-        slice=["3to1" if u == "b" else "1to1" for u in users],
-    )
+    given = {name: values for name, values in columns.items() if values is not None}
+    write(folder / "most_mobility" / "traces.parquet", **given)
+    slices = ["3to1" if u == "b" else "1to1" for u in users]
+    write(folder / "most_mobility" / "users.parquet", user_id=list(users), slice=slices)
     return rows
 
 
@@ -102,10 +90,8 @@ def test_windows_of_a_track_lie_within_a_leg(folder: Path) -> None:
             np.abs(found.train.y[own_rows] - np.stack([b for _, b in expected[user]])).max() < 1e-6
         )
     assert found.train.groups is not None
-    assert set(zip(found.train.owners, found.train.groups, strict=True)) == {
-        ("a", "1to1"),
-        ("b", "3to1"),
-    }
+    pairs = set(zip(found.train.owners, found.train.groups, strict=True))
+    assert pairs == {("a", "1to1"), ("b", "3to1")}
 
 
 def test_no_position_lies_on_both_sides_of_the_gap(folder: Path) -> None:
