@@ -122,31 +122,22 @@ def test_a_client_in_a_batch_draws_as_it_does_alone() -> None:
     rows = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
     pipeline = armed(Clip(1.0), Noise(1.0, 0.3))
     together = pipeline.forward(rows, 9, ids=[3, 5, 7, 8], field="delta")
-    alone = torch.cat(
-        [
-            pipeline.forward(rows[k : k + 1], 9, ids=[i], field="delta")
-            for k, i in enumerate([3, 5, 7, 8])
-        ]
-    )
+    pairs = zip(rows.split(1), (3, 5, 7, 8), strict=True)
+    alone = torch.cat([pipeline.forward(row, 9, ids=[i], field="delta") for row, i in pairs])
     assert torch.equal(together, alone)
 
 
 def test_who_lacks_the_key_draws_another_noise_and_repr_hides_it() -> None:
     row = torch.zeros(1000)
-    mine, others = (
-        NoiseStreams.derived(Randomness(seed), "run").noised(0, "delta", 1, row, 1.0, 1.0)
-        for seed in (3, 4)
-    )
+    streams = [NoiseStreams.derived(Randomness(seed), "run") for seed in (3, 4)]
+    mine, others = (own.noised(0, "delta", 1, row, 1.0, 1.0) for own in streams)
     assert abs(float(np.corrcoef(mine.numpy(), others.numpy())[0, 1])) < 5 / math.sqrt(1000)
     assert Randomness(3).key("client", 0, "noise").hex() not in repr(DRAWS)
 
 
 def test_shares_of_noise_add_up_in_a_sum_and_leave_only_in_one() -> None:
-    n, rows = (
-        50,
-        torch.arange(50.0, dtype=torch.float64)[:, None] * 1e-9
-        + torch.zeros(50, 4000, dtype=torch.float64),
-    )
+    n = 50
+    rows = (torch.arange(50.0, dtype=torch.float64)[:, None] * 1e-9).repeat(1, 4000)
     pipeline = armed(Clip(1.0), Noise(1.0, 2.0, shares=n))
     total = (pipeline.forward(rows, 1, ids=range(n), field="delta") - rows).sum(0)
     bound = stats.chi2.ppf([1e-4, 1 - 1e-4], 4000)
@@ -234,16 +225,12 @@ def test_a_trusted_server_bounds_what_codes_stand_for_before_it_adds_noise(compr
     """
     rows = torch.full((1, 50_000), 1.001)
     rows[0, 0] = {"8bit": 254, "4bit": 14}.get(compress, 1.0)
-    pipeline, release = (
-        Pipeline([Clip(2.0), *codecs.build(compress, 50_000)]),
-        ReleasePolicy((GATHER,), through=("compressed",)),
-    )
+    pipeline = Pipeline([Clip(2.0), *codecs.build(compress, 50_000)])
+    release = ReleasePolicy((GATHER,), through=("compressed",))
     sent = pipeline.forward(rows, 1)
     assert compress != "4bit" or float(pipeline.decode(sent).norm()) > 3.9
-    costs = ReleaseAccounting(
-        Pipeline([Clip(2.0)], fields={"compressed": pipeline}),
-        curator=TrustedCurator(2.0, 1e-9, DRAWS),
-    )
+    whole = Pipeline([Clip(2.0)], fields={"compressed": pipeline})
+    costs = ReleaseAccounting(whole, curator=TrustedCurator(2.0, 1e-9, DRAWS))
     assert float(
         costs.read(release, CompressedUpdate(Rows(sent)), 1).compressed.values.double().norm()
     ) <= 2.0 * (1 + 1e-6)

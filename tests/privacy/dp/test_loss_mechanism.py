@@ -140,10 +140,8 @@ def test_no_sample_and_no_client_moves_a_row_by_more_than_is_said() -> None:
         one = np.linalg.norm((losses[0] - other) / n)
         # another client's row, or none
         whole = np.linalg.norm((losses.mean(0) if trial else np.full(k, bound)) - other)
-        worst = {
-            "example": max(worst["example"], float(one)),
-            "client": max(worst["client"], float(whole)),
-        }
+        for unit, moved in (("example", one), ("client", whole)):
+            worst[unit] = max(worst[unit], float(moved))
     for unit, found in worst.items():
         stated = sensitivity(guard(unit, 1.0, bound), k, n)
         assert 0.99 * stated <= found <= stated * (1 + 1e-12)

@@ -116,15 +116,8 @@ def test_a_draw_is_that_of_its_call_and_of_nothing_else() -> None:
     streams = NoiseStreams.derived(Randomness(0), "run")
 
     def noise(source: NoiseStreams = streams, **changes: object) -> tuple[int, ...]:
-        usual = {
-            "client": 1,
-            "purpose": "delta",
-            "step": 2,
-            "row": row,
-            "exponent": 10,
-            "variance": 1000,
-            "draws": 1,
-        }
+        usual = {"client": 1, "purpose": "delta", "step": 2, "row": row}
+        usual |= {"exponent": 10, "variance": 1000, "draws": 1}
         return tuple(source.skellam(**{**usual, **changes}).tolist())  # type: ignore[arg-type]
 
     assert noise() == noise() == noise(row=row.copy())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,9 +48,8 @@ def test_the_seed_is_in_no_repr_and_a_mask_without_one_refuses() -> None:
 def test_public_keys_are_those_of_rfc_7748() -> None:
     # section 6.1
     alice = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
-    assert (
-        _public(alice).hex() == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
-    )
+    alices = "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+    assert _public(alice).hex() == alices
     bob = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
     assert _public(bob).hex() == "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
 
@@ -92,10 +92,9 @@ def test_both_ends_get_the_same_seed() -> None:
 
 def test_deployed_nodes_take_their_keys_from_the_operating_system(small: Federation) -> None:
     method = CFL()
-    offers = [
-        method.build_client(small, Settings(), [0], simulated=s).keys.offer((0,)).key.values
-        for s in (True, True, False, False)
-    ]
+    build = partial(method.build_client, small, Settings(), [0])
+    nodes = [build(simulated=simulated) for simulated in (True, True, False, False)]
+    offers = [node.keys.offer((0,)).key.values for node in nodes]
     assert torch.equal(offers[0], offers[1])
     assert not torch.equal(offers[2], offers[3])
 
@@ -111,10 +110,9 @@ def test_a_tampered_agreement_is_refused(what: str) -> None:
         key[3] ^= 1
     if what == "low order":
         key[:] = 0
+    leader = 7 if what == "leader" else 0
     with pytest.raises(FrameError):
-        peer.open(
-            (1,), SealedSeed(7 if what == "leader" else 0, Shared(key), Rows(sealed), signature), 3
-        )
+        peer.open((1,), SealedSeed(leader, Shared(key), Rows(sealed), signature), 3)
     assert not got
 
 
@@ -136,9 +134,9 @@ def test_no_frame_of_a_masked_run_carries_a_secret(small: Federation) -> None:
     for position in range(len(fitted.transcript_.entries)):
         call, answer = fitted.transcript_.content(position)
         for k in range(len(call.to)):
-            frames = wire.encode(call.header(k), call.query, k) + wire.encode(
-                reply_header(call.header(k)), answer.reply, k
-            )
+            header = call.header(k)
+            frames = wire.encode(header, call.query, k)
+            frames += wire.encode(reply_header(header), answer.reply, k)
             assert not any(secret in frames or secret.hex().encode() in frames for secret in hidden)
 
 
@@ -158,11 +156,9 @@ class Fake:
 def test_only_the_right_order_can_be_constructed() -> None:
     for one in Kind:
         for two in Kind:
-            kinds = (
-                [one, two]
-                if Kind.NOISE not in (one, two) or one is Kind.CLIP
-                else [Kind.CLIP, one, two]
-            )
+            kinds = [one, two]
+            if Kind.NOISE in kinds and one is not Kind.CLIP:
+                kinds = [Kind.CLIP, one, two]
             legal = all(a < b for a, b in itertools.pairwise(kinds))
             if legal:
                 assert Pipeline([Fake(k) for k in kinds]).stages

@@ -693,15 +693,9 @@ def test_a_lying_server_learns_sums_and_differences_over_2t_minus_n_clients_only
     count: int, threshold: int
 ) -> None:
     draw = random.Random(count * 10 + threshold)
-    lists = {
-        i: [
-            chosen
-            for size in range(threshold, count + 1)
-            for chosen in itertools.combinations(range(count), size)
-            if i in chosen
-        ]
-        for i in range(count)
-    }
+    sizes = range(threshold, count + 1)
+    chosen = [own for size in sizes for own in itertools.combinations(range(count), size)]
+    lists = {i: [own for own in chosen if i in own] for i in range(count)}
     least = 2 * threshold - count
     smallest = count
     for _ in range(300):

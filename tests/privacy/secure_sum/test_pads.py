@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -241,27 +243,15 @@ def test_every_call_attempt_list_and_field_has_a_key_of_its_own() -> None:
     members = members_hash([1, 2, 3])
     assert members == members_hash([3, 1, 2])
     assert members != members_hash([1, 2])
-    keys = {
-        call_key(key(), call, attempt, hashed)
-        for call in (0, 1)
-        for attempt in (0, 1)
-        for hashed in (members, members_hash([1, 2]))
-    }
-    assert len(keys) == 8
+    told = itertools.product((0, 1), (0, 1), (members, members_hash([1, 2])))
+    assert len({call_key(key(), *parts) for parts in told}) == 8
     fields = {field_key(key(), name) for name in ("delta", "size", "")}
     assert len(fields) == 3
 
 
 def test_a_transcript_tells_its_parts_apart() -> None:
-    texts = {
-        transcript("label", "ab", "c"),
-        transcript("label", "a", "bc"),
-        transcript("label", "abc"),
-        transcript("label", "abc", ""),
-        transcript("label", 1),
-        transcript("label", 256),
-    }
-    assert len(texts) == 6
+    parts: list[tuple[Any, ...]] = [("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""), (1,), (256,)]
+    assert len({transcript("label", *own) for own in parts}) == 6
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
