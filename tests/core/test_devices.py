@@ -375,11 +375,8 @@ def test_fields_of_a_message_lie_where_they_are_told_to() -> None:
     assert placed(message, (), torch.device("cpu")) is message
     with pretending():
         moved = placed(message, ("rows", "picks"), PRETENDED)
-        assert [type(moved.rows.table), type(moved.shared.value), type(moved.picks.table)] == [
-            Placed,
-            torch.Tensor,
-            Placed,
-        ]
+        assert type(moved.rows.table) is type(moved.picks.table) is Placed
+        assert type(moved.shared.value) is torch.Tensor
         assert (moved.number, moved.picks.picks) == (7, message.picks.picks)
         back = placed(moved, ("shared",), PRETENDED)
         assert [type(back.rows.table), type(back.shared.value)] == [torch.Tensor, Placed]
@@ -406,19 +403,16 @@ def test_mechanisms_elsewhere() -> None:
     noise.arm(draws)
     sketch, clip = Sketch(8, Randomness(0)), Clip(0.5)
     codes = {name: codecs.build(name, 51)[0] for name in ("8bit", "4bit", "1bit", "topk:0.2")}
-    here = [
-        sketch.forward(rows, 1),
-        clip.forward(rows, 1),
-        noise.forward_for(rows.clone(), 1, [4, 5, 6], "row"),
-    ]
+
+    def released(x: torch.Tensor) -> list[torch.Tensor]:
+        noised = noise.forward_for(x.clone(), 1, [4, 5, 6], "row")
+        return [sketch.forward(x, 1), clip.forward(x, 1), noised]
+
+    here = released(rows)
     coded = {name: code.decode(code.forward(rows, 1)) for name, code in codes.items()}
     with pretending():
         far = rows.to(PRETENDED)
-        there = [
-            sketch.forward(far, 1),
-            clip.forward(far, 1),
-            noise.forward_for(far.clone(), 1, [4, 5, 6], "row"),
-        ]
+        there = released(far)
         for one, other in zip(here, there, strict=True):
             torch.testing.assert_close(other.cpu(), one, rtol=1e-13, atol=1e-13)
         for name, code in codes.items():
@@ -451,11 +445,9 @@ def test_networks_train_elsewhere(kind: str, name: str, clip: float) -> None:
                 classes, size=(count, *shape)
             )
         x = draw.random((count, *shape)).astype(np.float32)
-        y = (
-            draw.random((count, classes))
-            if kind == "trajectory"
-            else draw.integers(classes, size=count)
-        )
+        y = draw.random((count, classes))
+        if kind != "trajectory":
+            y = draw.integers(classes, size=count)
         return x, y
 
     arrays = {f"c{k}": samples(3 + k) for k in range(3)}

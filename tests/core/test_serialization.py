@@ -56,16 +56,9 @@ def test_a_tree_comes_back_bit_for_bit(
     shape: list[int],
 ) -> None:
     value = torch.randint(0, 2, shape).to(dtype)
-    tree = Tree(
-        number,
-        share,
-        word,
-        True,
-        [Leaf(value, secret), Leaf(value + value)],
-        named,
-        {1: secret},
-        value.T if len(shape) == 2 else None,
-    )
+    leaves = [Leaf(value, secret), Leaf(value + value)]
+    maybe = value.T if len(shape) == 2 else None
+    tree = Tree(number, share, word, True, leaves, named, {1: secret}, maybe)
     back = unpack(pack(tree), Tree)
     for name in ("number", "share", "word", "flag", "named", "secrets"):
         assert getattr(back, name) == getattr(tree, name)

@@ -107,12 +107,8 @@ def test_what_is_shared_by_the_clients_need_not_be_repeated() -> None:
     x, weights = draw(3, 2, 4, 2, 3)
     one = [w[0].detach() for w in weights]
     out = torch.func.vmap(lambda x: lstm(x[None], *(w[None] for w in one))[0])(x)
-    torch.testing.assert_close(
-        out,
-        theirs(x, tuple(w[:1].expand(3, *w.shape[1:]) for w in weights)),
-        rtol=1e-10,
-        atol=1e-10,
-    )
+    first = tuple(w[:1].expand(3, *w.shape[1:]) for w in weights)
+    torch.testing.assert_close(out, theirs(x, first), rtol=1e-10, atol=1e-10)
 
 
 def test_two_axes_of_models() -> None:
@@ -167,11 +163,8 @@ def test_a_model_with_it_has_the_gradients_of_one_with_nn_lstm() -> None:
     reference.load_state_dict(mine.state_dict())
     flat = FlatModel(mine, objective=Trajectory())
     rows = flat.initial() * torch.tensor([[1.0], [0.5], [-2.0]], dtype=torch.float64)
-    x, y, weight = (
-        torch.rand(3, 5, 4, 2, dtype=torch.float64),
-        torch.rand(3, 5, 2, dtype=torch.float64),
-        torch.rand(3, 5, dtype=torch.float64),
-    )
+    shapes = ((3, 5, 4, 2), (3, 5, 2), (3, 5))
+    x, y, weight = (torch.rand(shape, dtype=torch.float64) for shape in shapes)
     found = flat.gradients(flat.views(rows), x, y, weight, None)
     for k, row in enumerate(rows):
         nn.utils.vector_to_parameters(row, reference.parameters())

@@ -32,11 +32,11 @@ def normal(*shape: int) -> torch.Tensor:
     ids=["running", "batch only"],
 )
 def test_batch_norm_is_refused_by_name(norm: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        architectures.IMAGES,
-        "normed",
-        lambda shape, classes: nn.Sequential(nn.Flatten(), norm, nn.Linear(16, classes)),
-    )
+
+    def normed(shape: object, classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), norm, nn.Linear(16, classes))
+
+    monkeypatch.setitem(architectures.IMAGES, "normed", normed)
     with pytest.raises(UsageError, match=r"'normed' has BatchNorm1d.*GroupNorm") as caught:
         validation.build("normed", (1, 4, 4), 3, Randomness(0))
     assert "\n" not in str(caught.value)
@@ -132,11 +132,8 @@ class Own(nn.Module):
 
     def __init__(self, between: nn.Module | None = None, outputs: int = 3) -> None:
         super().__init__()
-        self.first, self.between, self.last = (
-            nn.Linear(16, 8),
-            between or nn.Tanh(),
-            nn.Linear(8, outputs),
-        )
+        self.first, self.last = nn.Linear(16, 8), nn.Linear(8, outputs)
+        self.between = between or nn.Tanh()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.last(self.between(self.first(x.flatten(1))))
@@ -188,10 +185,8 @@ def test_a_users_own_module_keeps_its_weights_and_is_not_touched() -> None:
     assert not torch.equal(
         flat.initial(), nn.utils.parameters_to_vector(module.parameters()).detach()
     )
-    assert torch.equal(
-        validation.build(module, (1, 4, 4), 3, Randomness(0)).initial(),
-        prepare_module(module, (1, 4, 4), 3).initial(),
-    )
+    built = validation.build(module, (1, 4, 4), 3, Randomness(0))
+    assert torch.equal(built.initial(), prepare_module(module, (1, 4, 4), 3).initial())
 
 
 @pytest.mark.parametrize(
@@ -362,10 +357,8 @@ def test_the_processs_default_number_type_does_not_matter() -> None:
     module = Own()
     torch.set_default_dtype(torch.float64)
     try:
-        named, own = (
-            validation.build("mlp", (4,), 3, Randomness(0)),
-            prepare_module(module, (1, 4, 4), 3),
-        )
+        named = validation.build("mlp", (4,), 3, Randomness(0))
+        own = prepare_module(module, (1, 4, 4), 3)
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(named.initial(), validation.build("mlp", (4,), 3, Randomness(0)).initial())
