@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from securecluster import Federation
+from securecluster import Federation, protocols
 from securecluster.core import devices
 from securecluster.core.randomness import Randomness
 from securecluster.errors import UsageError
@@ -39,21 +39,6 @@ from securecluster.privacy.compression.sketches import Sketch
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking import masks
-from securecluster.protocols import (
-    CFL,
-    FLHC,
-    IFCA,
-    MRMTL,
-    NSIM,
-    SRFCA,
-    FedAvg,
-    FineTune,
-    Local,
-    LocalKMeans,
-    OneShot,
-    RandomClusters,
-    Settings,
-)
 from securecluster.protocols.common import base, execution
 from securecluster.runtime import aggregators
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
@@ -248,27 +233,27 @@ def test_the_pretended_device_rounds_differently() -> None:
 
 PRIVATE = {"clip": 1.0, "noise": 0.1}
 RUNS: list[tuple[Protocol, str, dict[str, Any]]] = [
-    (CFL, "permutation", {}),
-    (CFL, "none", {"sketch": 32, **PRIVATE}),
-    (CFL, "none", {"placement": "central", **PRIVATE}),
-    (CFL, "rotation", {"compress": "1bit"}),
-    (FLHC, "signed-permutation", {}),
-    (FLHC, "none", {"compress": "topk:0.1"}),
-    (SRFCA, "rotation", {}),
-    (SRFCA, "none", PRIVATE),
-    (OneShot, "haar", {}),
-    (OneShot, "none", {"features": "conv", "components": 8}),
-    (OneShot, "none", PRIVATE),
-    (NSIM, "permutation", {}),
-    (IFCA, "rotation", {}),
-    (IFCA, "none", {"starts": 1, **PRIVATE}),
-    (LocalKMeans, "signed-permutation", {}),
-    (RandomClusters, "permutation", {}),
-    (FedAvg, "rotation", {}),
-    (FineTune, "rotation", {}),
-    (FedAvg, "none", {"clip": 1.0, "noise": 0.5, "dp_unit": "example"}),
-    (Local, "none", {}),
-    (MRMTL, "rotation", {}),
+    (protocols.CFL, "permutation", {}),
+    (protocols.CFL, "none", {"sketch": 32, **PRIVATE}),
+    (protocols.CFL, "none", {"placement": "central", **PRIVATE}),
+    (protocols.CFL, "rotation", {"compress": "1bit"}),
+    (protocols.FLHC, "signed-permutation", {}),
+    (protocols.FLHC, "none", {"compress": "topk:0.1"}),
+    (protocols.SRFCA, "rotation", {}),
+    (protocols.SRFCA, "none", PRIVATE),
+    (protocols.OneShot, "haar", {}),
+    (protocols.OneShot, "none", {"features": "conv", "components": 8}),
+    (protocols.OneShot, "none", PRIVATE),
+    (protocols.NSIM, "permutation", {}),
+    (protocols.IFCA, "rotation", {}),
+    (protocols.IFCA, "none", {"starts": 1, **PRIVATE}),
+    (protocols.LocalKMeans, "signed-permutation", {}),
+    (protocols.RandomClusters, "permutation", {}),
+    (protocols.FedAvg, "rotation", {}),
+    (protocols.FineTune, "rotation", {}),
+    (protocols.FedAvg, "none", {"clip": 1.0, "noise": 0.5, "dp_unit": "example"}),
+    (protocols.Local, "none", {}),
+    (protocols.MRMTL, "rotation", {}),
 ]
 
 
@@ -280,7 +265,7 @@ class Message:
     number: int
 
 
-FULL = Settings(transcript="full", dtype="float64", dropout=0.1)
+FULL = protocols.Settings(transcript="full", dtype="float64", dropout=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -352,15 +337,15 @@ def test_a_run_elsewhere_resumes(
 @pytest.mark.exhaustive
 def test_newcomers_are_placed_elsewhere(small: Federation, elsewhere: None) -> None:
     for made in (
-        CFL(rounds=2, mask="permutation"),
-        IFCA(rounds=2, k=2, starts=2),
-        SRFCA(rounds=2, refine=1),
+        protocols.CFL(rounds=2, mask="permutation"),
+        protocols.IFCA(rounds=2, k=2, starts=2),
+        protocols.SRFCA(rounds=2, refine=1),
     ):
         assert len(made.fit(small, FULL).predict(small)) == len(small)
 
 
 def test_a_transcript_in_memory_stays_off_the_device(small: Federation, elsewhere: None) -> None:
-    transcript = FedAvg(rounds=1).fit(small, FULL).transcript_
+    transcript = protocols.FedAvg(rounds=1).fit(small, FULL).transcript_
     for position in range(len(transcript.entries)):
         call, answer = transcript.content(position)
         for value in (*vars(call.query).values(), *vars(answer.reply).values()):

@@ -15,19 +15,7 @@ import torch
 
 from securecluster import Federation, protocols
 from securecluster.errors import FrameError, PolicyError, UpdateError
-from securecluster.messaging import wire
-from securecluster.messaging.bounds import (
-    Between,
-    Exactly,
-    Limits,
-    Octets,
-    Real,
-    Upto,
-    Whole,
-    axes_of,
-    check,
-    undeclared,
-)
+from securecluster.messaging import bounds, wire
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Header, Picks, Rows, Shared
 from securecluster.messaging.replies import check_squares
 from securecluster.protocols.common.messages import AverageDeltas, Update
@@ -40,12 +28,12 @@ NAN = float("nan")
 
 @dataclass(frozen=True, eq=False)
 class Everything:
-    rows: Annotated[Picks, Real((Upto("own", 3), "width"))]
-    owner: Annotated[Picks, Whole((Upto("own", 3),), below="clients")]
-    one: Annotated[Rows | None, Real(low=0, maximum=1)]
-    code: Annotated[Shared, Octets((2,), maximum=1)]
-    count: Annotated[int, Between(1, maximum="clients")]
-    fixed: Annotated[int | None, Exactly("width")]
+    rows: Annotated[Picks, bounds.Real((bounds.Upto("own", 3), "width"))]
+    owner: Annotated[Picks, bounds.Whole((bounds.Upto("own", 3),), below="clients")]
+    one: Annotated[Rows | None, bounds.Real(low=0, maximum=1)]
+    code: Annotated[Shared, bounds.Octets((2,), maximum=1)]
+    count: Annotated[int, bounds.Between(1, maximum="clients")]
+    fixed: Annotated[int | None, bounds.Exactly("width")]
     word: str
 
 
@@ -65,15 +53,15 @@ def message(**changes: Any) -> Everything:
 EMPTY = Picks(torch.zeros(0, 0), ((),))
 NONE = Picks(torch.zeros(0, dtype=torch.int64), ((),))
 TWO = ((0, 1),)
-LIMITS = Limits({"width": 4, "clients": 6})
+LIMITS = bounds.Limits({"width": 4, "clients": 6})
 
 
 def test_what_is_declared_passes() -> None:
-    check(message(), LIMITS)
-    check(message(one=None, fixed=None), LIMITS)
-    check(message(rows=EMPTY, owner=NONE), LIMITS)
-    assert axes_of(message()) == {"own": (2,)}
-    assert not undeclared(Everything)
+    bounds.check(message(), LIMITS)
+    bounds.check(message(one=None, fixed=None), LIMITS)
+    bounds.check(message(rows=EMPTY, owner=NONE), LIMITS)
+    assert bounds.axes_of(message()) == {"own": (2,)}
+    assert not bounds.undeclared(Everything)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +94,12 @@ def test_what_is_declared_passes() -> None:
 )
 def test_everything_else_is_refused_by_the_name_of_its_field(field: str, value: Any) -> None:
     with pytest.raises(FrameError, match=rf"Everything\.({field}|owner)") as caught:
-        check(message(**{field: value}), LIMITS)
+        bounds.check(message(**{field: value}), LIMITS)
     assert "\n" not in str(caught.value)
 
 
 def test_large_finite_numbers_are_no_infinity() -> None:
-    check(message(rows=Picks(torch.full((2, 4), 3e38), TWO)), LIMITS)
+    bounds.check(message(rows=Picks(torch.full((2, 4), 3e38), TWO)), LIMITS)
 
 
 PROTOCOLS = [
@@ -131,7 +119,7 @@ def test_every_field_of_every_message_declares_what_it_may_hold(
     names = [name for name in dir(client) if hasattr(getattr(client, name), "__release__")]
     for name in (*names, *SERVICE_METHODS):
         for kind in message_types(client, name):
-            assert undeclared(kind) == [], f"{protocol.__name__}.{name}: {kind.__name__}"
+            assert bounds.undeclared(kind) == [], f"{protocol.__name__}.{name}: {kind.__name__}"
 
 
 def node(made: Any, federation: Federation) -> Endpoint[Any]:

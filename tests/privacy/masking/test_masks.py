@@ -16,20 +16,13 @@ from hypothesis import strategies as st
 from securecluster.core.devices import cpu_threads
 from securecluster.errors import UsageError
 from securecluster.privacy.masking import keystream as stream
+from securecluster.privacy.masking import masks
 from securecluster.privacy.masking.keystream import words
-from securecluster.privacy.masking.masks import (
-    INFO,
-    MASKS,
-    Permutation,
-    SignedPermutation,
-    build,
-    describe,
-)
 from securecluster.privacy.pipeline import Kind, Pipeline
 
 
-def mask(seed: bytes = bytes(range(32))) -> Permutation:
-    stage = Permutation()
+def mask(seed: bytes = bytes(range(32))) -> masks.Permutation:
+    stage = masks.Permutation()
     stage.unlock(seed)
     return stage
 
@@ -131,10 +124,10 @@ def test_the_nonce_is_the_step_in_96_bits_after_a_32_bit_counter() -> None:
         assert np.array_equal(order, np.argsort(np.frombuffer(stream, "<u8")))
 
 
-@pytest.mark.parametrize("name", MASKS[1:])
+@pytest.mark.parametrize("name", masks.MASKS[1:])
 def test_the_seed_is_in_no_text(name: str) -> None:
     seed = bytes(range(65, 97))
-    (stage,) = build(name, 8)
+    (stage,) = masks.build(name, 8)
     with pytest.raises(UsageError, match="no mask seed yet"):
         stage.inverse(torch.zeros(stage.width(8) if name == "rotation" else 8), 1)  # type: ignore[attr-defined]
     stage.unlock(seed)  # type: ignore[attr-defined]
@@ -146,8 +139,8 @@ def test_the_seed_is_in_no_text(name: str) -> None:
         assert str(int.from_bytes(seed, "little")) not in text
 
 
-def signed(seed: bytes = bytes(range(32))) -> SignedPermutation:
-    stage = SignedPermutation()
+def signed(seed: bytes = bytes(range(32))) -> masks.SignedPermutation:
+    stage = masks.SignedPermutation()
     stage.unlock(seed)
     return stage
 
@@ -216,7 +209,7 @@ def test_the_order_of_a_large_model_is_the_stable_argsort_of_its_words() -> None
 @pytest.mark.parametrize(("b", "d"), [(7, 64), (3, 500), (900, 300)])
 def test_rows_that_nobody_else_keeps_are_overwritten(name: str, b: int, d: int) -> None:
     """The same numbers in the same memory; without leave, the rows stay as they were."""
-    (stage,) = build(name, d)
+    (stage,) = masks.build(name, d)
     stage.unlock(bytes(32))  # type: ignore[attr-defined]
     rows = torch.randn(b, d, generator=torch.Generator().manual_seed(0))
     kept, pipeline = rows.clone(), Pipeline([stage])
@@ -255,22 +248,22 @@ def test_wide_rows_are_gathered_one_by_one_to_the_same_bits(
 
 
 def test_padding_is_stated_in_bytes_and_no_mask_is_called_encryption() -> None:
-    assert describe("rotation", 159_010, 4).padding_bytes == 4 * (159_744 - 159_010)
+    assert masks.describe("rotation", 159_010, 4).padding_bytes == 4 * (159_744 - 159_010)
     for name in ("none", "permutation", "signed-permutation"):
-        assert describe(name, 159_010, 8).padding_bytes == 0
-    assert "Gram" not in INFO["rotation"].shows
-    for name in MASKS[1:]:
-        assert "obfuscation" in INFO[name].not_covered
-        assert "encrypt" not in INFO[name].not_covered + INFO[name].shows
+        assert masks.describe(name, 159_010, 8).padding_bytes == 0
+    assert "Gram" not in masks.INFO["rotation"].shows
+    for name in masks.MASKS[1:]:
+        assert "obfuscation" in masks.INFO[name].not_covered
+        assert "encrypt" not in masks.INFO[name].not_covered + masks.INFO[name].shows
 
 
 def test_masks_are_known_by_name_and_each_is_explained() -> None:
-    assert build("none") == ()
-    for name in MASKS[1:]:
-        (stage,) = build(name, 8)
+    assert masks.build("none") == ()
+    for name in masks.MASKS[1:]:
+        (stage,) = masks.build(name, 8)
         assert (stage.kind, stage.name) == (Kind.MASK, name)
-    assert set(INFO) == set(MASKS)
+    assert set(masks.INFO) == set(masks.MASKS)
     with pytest.raises(UsageError, match="did you mean 'permutation'"):
-        build("permutations")
-    one, other = build("permutation"), build("permutation")
+        masks.build("permutations")
+    one, other = masks.build("permutation"), masks.build("permutation")
     assert one[0] is not other[0]
