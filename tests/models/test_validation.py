@@ -20,6 +20,10 @@ from securecluster.models.validation import FlatModel, prepare_module
 IMAGE = (1, 16, 16)
 
 
+def flattened(*parts: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *parts)
+
+
 def normal(*shape: int) -> torch.Tensor:
     return torch.randn(
         shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64
@@ -34,7 +38,7 @@ def normal(*shape: int) -> torch.Tensor:
 def test_batch_norm_is_refused_by_name(norm: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def normed(shape: object, classes: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), norm, nn.Linear(16, classes))
+        return flattened(norm, nn.Linear(16, classes))
 
     monkeypatch.setitem(architectures.IMAGES, "normed", normed)
     with pytest.raises(UsageError, match=r"'normed' has BatchNorm1d.*GroupNorm") as caught:
@@ -84,26 +88,22 @@ def test_views_are_torchs_own_parameters(name: str) -> None:
 
 def _tied() -> nn.Module:
     relu = nn.ReLU()
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, 3)
-    )
+    return flattened(nn.Linear(16, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, 3))
 
 
 def _repeated() -> nn.Module:
     layer = nn.Linear(16, 16)
-    return nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer, nn.Linear(16, 3))
+    return flattened(layer, nn.ReLU(), layer, nn.Linear(16, 3))
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: architectures.mlp((1, 4, 4), 3),
     "linear": lambda: architectures.linear((1, 4, 4), 3),
-    "deep": lambda: nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
+    "deep": lambda: flattened(
+        nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
     ),
-    "no bias": lambda: nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)
-    ),
-    "tanh": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)),
+    "no bias": lambda: flattened(nn.Linear(16, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)),
+    "tanh": lambda: flattened(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)),
     "cnn": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)),
     "one relu used twice": _tied,
     "one linear used twice": _repeated,
@@ -201,7 +201,7 @@ def test_a_users_own_module_keeps_its_weights_and_is_not_touched() -> None:
         (Own(outputs=2), "must give one row of 3 logits"),
         (nn.Sequential(nn.Flatten(0), nn.Linear(48, 3)), r"gives \(3,\) for 3 samples"),
         (nn.Linear(7, 3), r"does not take samples of shape \(1, 4, 4\)"),
-        (nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "lazy layers"),
+        (flattened(nn.LazyLinear(3)), "lazy layers"),
         (Own().requires_grad_(False), "no parameter that trains"),
         (nn.Flatten(), "no parameter that trains"),
         ("what", "unknown model 'what'"),
@@ -303,15 +303,11 @@ def test_what_vmap_cannot_take_back_trains_one_client_after_the_other() -> None:
 
 def _shared_dropout() -> nn.Module:
     dropout = nn.Dropout(0.5)
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 9), dropout, nn.Linear(9, 9), dropout, nn.Linear(9, 3)
-    )
+    return flattened(nn.Linear(16, 9), dropout, nn.Linear(9, 9), dropout, nn.Linear(9, 3))
 
 
 def _tied_weights() -> nn.Module:
-    module = nn.Sequential(
-        nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 3)
-    )
+    module = flattened(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 3))
     module[3].weight = module[1].weight
     return module
 
@@ -387,7 +383,7 @@ def test_frozen_parameters_stay_out_of_the_vector() -> None:
 
 
 def test_an_evaluating_module_trains_all_the_same() -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, 3)).eval()
+    module = flattened(nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, 3)).eval()
     flat = prepare_module(module, (1, 4, 4), 3)
     views, x = flat.views(flat.initial()), normal(4, 16).float()
     assert not torch.equal(
@@ -501,7 +497,7 @@ def test_weights_drawn_anew_have_the_models_own_type_and_the_same_values_in_ever
 
 
 def test_what_is_frozen_is_not_drawn_and_what_is_tied_is_drawn_by_its_first_owner() -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3))
+    module = flattened(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3))
     module[1].weight.data.fill_(7.0)
     module[1].weight.requires_grad_(False)
     flat = FlatModel(module)
