@@ -46,14 +46,12 @@ def armed(*stages: object) -> Pipeline:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_clip_bounds_every_norm_and_leaves_short_rows_as_they_are(dtype: torch.dtype) -> None:
-    rows = torch.randn(
-        6, 50, dtype=dtype, generator=torch.Generator().manual_seed(0)
-    ) * torch.tensor([[0.0], [1e-3], [0.1], [1], [5], [1e4]])
+    normal = torch.randn(6, 50, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    rows = normal * torch.tensor([[0.0], [1e-3], [0.1], [1], [5], [1e4]])
     out = Clip(2.0).forward(rows, 1)
     exact = rows.double().numpy()
-    wanted = exact * np.minimum(
-        1, 2.0 / np.maximum(np.linalg.norm(exact, axis=1, keepdims=True), 1e-300)
-    )
+    norms = np.maximum(np.linalg.norm(exact, axis=1, keepdims=True), 1e-300)
+    wanted = exact * np.minimum(1, 2.0 / norms)
     np.testing.assert_allclose(out.double().numpy(), wanted, rtol=2e-5)
     assert torch.equal(out[:3], rows[:3])
     assert float(out.double().norm(dim=1).max()) <= 2.0
@@ -93,9 +91,8 @@ def test_no_clipped_row_is_longer_than_the_bound(
 def test_noise_has_the_stated_deviation_and_looks_gaussian() -> None:
     rows = torch.zeros(20, 5000, dtype=torch.float64)
     rows += torch.arange(20.0)[:, None] * 1e-9  # rows that differ
-    noise = (
-        armed(Clip(2.0), Noise(2.0, 1.5)).forward(rows, 4, ids=range(20), field="delta") - rows
-    ) / 3.0
+    sent = armed(Clip(2.0), Noise(2.0, 1.5)).forward(rows, 4, ids=range(20), field="delta")
+    noise = (sent - rows) / 3.0
     assert stats.kstest(noise.flatten().numpy(), "norm").pvalue > 1e-3
     bound = stats.chi2.ppf([1e-4, 1 - 1e-4], noise.numel())
     assert bound[0] < float(noise.square().sum()) < bound[1]
@@ -170,9 +167,8 @@ class Blind(Plain):
 
 def test_shares_of_noise_wait_for_an_aggregator_that_reads_no_reply() -> None:
     pipeline = armed(Clip(1.0), Noise(1.0, 2.0, shares=3))
-    endpoint = Endpoint(
-        Toy(), range(4), "c", pipeline, KeyRing("c", Randomness(0), lambda seed: None)
-    )
+    keys = KeyRing("c", Randomness(0), lambda seed: None)
+    endpoint = Endpoint(Toy(), range(4), "c", pipeline, keys)
     endpoint.noise = ClientNoise("client", 1.0, 2.0, 1.0, DRAWS)
     with pytest.raises(UsageError, match="reads every reply"):
         ServerChannel(4, InProcess(endpoint.answer), "c", pipeline, Randomness(0))
@@ -231,6 +227,5 @@ def test_a_trusted_server_bounds_what_codes_stand_for_before_it_adds_noise(compr
     assert compress != "4bit" or float(pipeline.decode(sent).norm()) > 3.9
     whole = Pipeline([Clip(2.0)], fields={"compressed": pipeline})
     costs = ReleaseAccounting(whole, curator=TrustedCurator(2.0, 1e-9, DRAWS))
-    assert float(
-        costs.read(release, CompressedUpdate(Rows(sent)), 1).compressed.values.double().norm()
-    ) <= 2.0 * (1 + 1e-6)
+    read = costs.read(release, CompressedUpdate(Rows(sent)), 1).compressed.values
+    assert float(read.double().norm()) <= 2.0 * (1 + 1e-6)

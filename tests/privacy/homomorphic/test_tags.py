@@ -110,12 +110,8 @@ def test_tags_of_equal_numbers_are_uniform(cipher: ciphers.SecretCipher) -> None
 
 
 def test_keys_differ_with_seed_run_and_public_key() -> None:
-    keys = {
-        tag_key(b"s" * 32, "run", b"f" * 32),
-        tag_key(b"t" * 32, "run", b"f" * 32),
-        tag_key(b"s" * 32, "other", b"f" * 32),
-        tag_key(b"s" * 32, "run", b"g" * 32),
-    }
+    parts = ((b"s", "run", b"f"), (b"t", "run", b"f"), (b"s", "other", b"f"), (b"s", "run", b"g"))
+    keys = {tag_key(seed * 32, run, public * 32) for seed, run, public in parts}
     assert len(keys) == 4
     parameters = default_parameters(BFV)
     ones = np.ones((1, 2 * parameters.degree), np.int64)

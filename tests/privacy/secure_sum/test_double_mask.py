@@ -168,8 +168,12 @@ def check_pattern(group: Group, lost_at: dict[int, int]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+RINGS = (torch.int32, torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype"), [*itertools.product((1, 2, 3, 4, 5), RINGS), (6, torch.int32)]
+)
 def test_masks_cancel_for_every_pattern_of_dropouts(count: int, dtype: torch.dtype) -> None:
     group = Group(complete_graph(range(3, 3 + count), count // 2 + 1), dtype)
     outcomes = []
@@ -177,15 +181,6 @@ def test_masks_cancel_for_every_pattern_of_dropouts(count: int, dtype: torch.dty
         outcomes.append(check_pattern(group, dict(zip(group.members, times, strict=True))))
     assert any(outcomes)
     assert not all(outcomes)
-
-
-def test_masks_cancel_for_every_pattern_of_dropouts_of_six() -> None:
-    group = Group(complete_graph(range(6), 4))
-    outcomes = []
-    for times in itertools.product(range(4), repeat=6):
-        outcomes.append(check_pattern(group, dict(zip(group.members, times, strict=True))))
-    assert len(outcomes) == 4**6
-    assert 0 < sum(outcomes) < len(outcomes)
 
 
 def random_group(draw: random.Random) -> Group:
@@ -446,15 +441,10 @@ def test_an_ordinary_sum_passes() -> None:
 
 def test_a_client_reveals_nothing_of_a_sum_that_it_took_no_part_in() -> None:
     client = taking_part()
-    others = [
-        replace(CONTEXT, call=5),
-        replace(CONTEXT, attempt=1),
-        replace(CONTEXT, run=b"another"),
-        replace(CONTEXT, purpose="evaluate"),
-        replace(CONTEXT, members=MEMBERS[:9]),
-        replace(CONTEXT, threshold=8),
-    ]
-    for context in others:
+    changes: dict[str, Any] = {"call": 5, "attempt": 1, "run": b"another", "purpose": "evaluate"}
+    changes |= {"members": MEMBERS[:9], "threshold": 8}
+    for name, value in changes.items():
+        context = replace(CONTEXT, **{name: value})
         refuses("did not take part", client.reveal_pads, context, [9])
         refuses("did not take part", client.reveal_shares, context, MEMBERS)
 
