@@ -51,6 +51,7 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.gradient_signatures import SignatureSender
 from securecluster.protocols.common.messages import ModelDelta
 from securecluster.protocols.common.pending_updates import PendingUpdates
+from securecluster.protocols.common.signature_options import by_gradients
 from securecluster.protocols.oneshot.client import OneShotClient
 from securecluster.protocols.oneshot.server import eigenvectors_of_others
 from securecluster.protocols.srfca.server import cross_losses
@@ -143,7 +144,7 @@ def _loss_canaries(
     Raises:
         UsageError: samples have no labels.
     """
-    if protocol.dp_unit == "client":
+    if protocol.privacy.dp_unit == "client":
         return _labelled_canaries(protocol, federation, coins, None, several=True)
     if not protocol.validation_share:
         return _labelled_canaries(protocol, federation, coins, None, several=False)
@@ -332,7 +333,7 @@ def planted_signatures(
     Raises:
         UsageError: no such signatures, or clients keep samples aside.
     """
-    if not getattr(protocol, "by_gradients", False):
+    if not by_gradients(protocol):
         raise UsageError("no gradient signatures leave clients in this run")
     if protocol.validation_share:
         raise UsageError("a canary sample may be kept aside, and such samples are in no signature")
@@ -406,7 +407,7 @@ def planted_samples(
     Raises:
         UsageError: no DP-SGD, samples have no labels, or clients send no updates by themselves.
     """
-    if not protocol.per_example:
+    if not protocol.privacy.per_example:
         raise UsageError("no noise is in the training: dp_unit is client")
     opened = _opened(protocol).set_params(rounds=1)
     # the same run without noise gives the direction in which the two worlds differ

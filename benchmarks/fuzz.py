@@ -59,6 +59,7 @@ from securecluster.protocols import (
     Signature,
 )
 from securecluster.protocols.common.client import ClientState
+from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.common.execution import build_client
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
@@ -403,7 +404,7 @@ class Recorded:
 
     def authority(self) -> KeyAuthority | None:
         """Return the key authority, as it is before a run; None where nothing is encrypted."""
-        authority: KeyAuthority | None = self.method.build_authority(self.config)
+        authority: KeyAuthority | None = Deployment(self.method, self.config).authority()
         return authority
 
     @property
@@ -449,7 +450,6 @@ def record(case: str) -> Recorded:
     """Run a case over real frames, and record them."""
     method = method_of(case)
     data = federation(CLIENTS, seed=0)
-    method._flat = method.flat_model(data)  # which newcomers train, too
     config = method.config(data, "float32")
     recorded = Recorded(method, data, config, [], {})
     doors = {i: _recording(recorded, i) for i in EVERYONE}

@@ -36,6 +36,8 @@ from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.target import Target
 from securecluster.protocols import CFL, CLoVE, ClusteringProtocol, FedAvg, Hidden, OneShot
 from securecluster.protocols.common import dry_run
+from securecluster.protocols.common.dry_run import run_releases
+from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.relays import Gathered
 from securecluster.runtime.release_guard import ReleaseGuard, Traces
@@ -198,12 +200,11 @@ def bytes_of(case: str, federation: Federation, rounds: int) -> list[dict[str, A
 
 
 @contextmanager
-def without(parts: Sequence[str], kind: type[ClusteringProtocol], memory: Memory) -> Iterator[None]:
+def without(parts: Sequence[str], memory: Memory) -> Iterator[None]:
     """Leave parts of the bookkeeping out within the context.
 
     Args:
         parts: some of `PARTS`.
-        kind: class of the protocol that runs.
         memory: receipts of earlier calls.
     """
     with ExitStack() as stack:
@@ -225,7 +226,7 @@ def without(parts: Sequence[str], kind: type[ClusteringProtocol], memory: Memory
             )
         if TARGET in parts:
             # the noise is still the one that the target needs
-            stack.enter_context(patch.object(kind, "has_target", lambda self: False))
+            stack.enter_context(patch.object(PrivacyOptions, "holds_target", False))
         yield
 
 
@@ -416,12 +417,11 @@ def seconds_of(
     Returns:
         The line of each part, and the processor seconds of a round with all of them.
     """
-    kind = type(protocol_of(case, rounds))
-    has_target = protocol_of(case, rounds).has_target()
+    has_target = protocol_of(case, rounds).privacy.holds_target
     memory: Memory = {}
 
     def run(parts: Sequence[str], part: str) -> Watch:
-        with without(parts, kind, memory):
+        with without(parts, memory):
             return watched(protocol_of(case, rounds), federation, part)
 
     # imports are no part of the time, and receipts are remembered
@@ -466,7 +466,7 @@ def dry_run_seconds(protocol: ClusteringProtocol, federation: Federation) -> flo
     with patch.dict(dry_run._KNOWN, clear=True):
         gc.collect()
         start = time.process_time()
-        protocol.run_releases(federation)
+        run_releases(protocol, federation, len(federation))
         return time.process_time() - start
 
 
@@ -524,7 +524,7 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
         sizes += bytes_of(case, federation, options.rounds)
         lines, of_round = seconds_of(case, federation, options.rounds, options.pairs)
         times += lines
-        if protocol_of(case, options.rounds).has_target():
+        if protocol_of(case, options.rounds).privacy.holds_target:
             dry_runs.append(dry_run_of(case, federation, options.rounds, options.pairs, of_round))
         print(f"{case}: {of_round:.3f} s a round", flush=True)
     written = [write("guards_bytes", sizes), write("guards_seconds", times)]

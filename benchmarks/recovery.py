@@ -73,7 +73,7 @@ def one(
     federation = Federation.simulate(
         data, scenario=scenario, clients=20, samples=samples, seed=seed
     )
-    cfl = CFL(**params).fit(federation, SEEDED)  # type: ignore[arg-type]
+    cfl = CFL(**params).fit(federation, SEEDED)
     assert cfl.agreement_ is not None
     lowest, highest = margins(cfl.history_)
     split_lines = [line for line in cfl.history_ if line["splits"]]

@@ -179,7 +179,7 @@ def split_seconds(
     net: Any = SimpleNamespace(noise=lambda field: 0.0, randomness=Randomness(0), round=1)
     replies: Replies[Any] = Replies(tuple(clients), Update(Rows(rows), None), (), 1)
     with testing(test, level) as protocol:
-        protocol.clusterer = clusterer
+        protocol.set_params(clusterer=clusterer)
         # the halves of a mean that is not zero are split, too
         protocol.eps1 = 1.0
         state = cfl.CFLState(

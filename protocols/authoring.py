@@ -15,6 +15,7 @@ from securecluster.clustering.agglomerative import linkage_clusters, nearest
 from securecluster.clustering.k_means import kmeans
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import group
 from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.errors import UsageError
 from securecluster.messaging.bounds import Real, Whole
@@ -54,6 +55,7 @@ from securecluster.protocols.common.model_sets import (
 )
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.protocols.common.restarts import OfferedModels, Restart
 from securecluster.protocols.common.sampling import TRIES, sample_clients
 from securecluster.runtime.call_context import CallContext
@@ -93,6 +95,7 @@ __all__ = [
     "Pairs",
     "PendingUpdates",
     "Picks",
+    "PrivacyOptions",
     "Real",
     "Replies",
     "Restart",
@@ -117,6 +120,7 @@ __all__ = [
     "check_whole",
     "deliver_models",
     "flush",
+    "group",
     "kmeans",
     "linkage_clusters",
     "nearest",

@@ -47,6 +47,7 @@ from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.landmarks import extended_labels
 from securecluster.clustering.noise_robust import default_threshold, partition
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import group
 from securecluster.core.validation import check_choice
 from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Empty, Picks, Rows
@@ -58,6 +59,7 @@ from securecluster.protocols.common.averaging import (
     average_clusters,
     visible_sample_counts,
 )
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compressed_updates import (
     CompressedUpdateClient,
@@ -79,7 +81,7 @@ from securecluster.protocols.common.signature_collection import (
     collect_gradient_signatures,
     comparable,
 )
-from securecluster.protocols.common.signature_protocol import GradientSignatureProtocol
+from securecluster.protocols.common.signature_options import GradientSignatureOptions
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.runtime.run import Run
@@ -141,9 +143,11 @@ class FLHCClient(SignatureSender, SumClient, CompressedUpdateClient):
 
 
 @protocol
-class FLHC(GradientSignatureProtocol, CompressionOptions):
+class FLHC(ClusteringProtocol):
     """FedAvg, then one clustering of all clients' updates, then FedAvg in each cluster."""
 
+    compression: CompressionOptions = group(CompressionOptions)
+    signatures: GradientSignatureOptions = group(GradientSignatureOptions)
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
@@ -196,7 +200,7 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
 
         These updates change no model. Clients that do not reply join the largest cluster.
         """
-        if self.by_gradients:
+        if self.signatures.by_gradients:
             self._cluster_signatures(net, state)
             return
         # Lines 7–9: all clients, whatever the participation.
@@ -257,8 +261,8 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
         state.linkage = LinkageRecord(
             ids, torch.from_numpy(distance), torch.from_numpy(tree), float(threshold)
         )
-        if self.clusterer != "paper":
-            labels = partition(cosines, self.clusterer, count, seed)
+        if self.compression.clusterer != "paper":
+            labels = partition(cosines, self.compression.clusterer, count, seed)
         elif count is None:
             labels = cut(tree, threshold)
         else:
@@ -269,13 +273,13 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
     @property
     def _update_method(self) -> Callable[..., Any]:
         """Return the client method of the updates that are clustered."""
-        if self.compresses:
+        if self.compression.used:
             return FLHCClient.send_compressed_update
         return FLHCClient.train
 
     def _update_noise(self, net: ServerChannel) -> float:
         """Return the expected squared norm of the noise in an update that is clustered."""
-        return net.noise("compressed" if self.compresses else "delta")
+        return net.noise("compressed" if self.compression.used else "delta")
 
     def _linkage_clusters(
         self, net: ServerChannel, state: FLHCState, ids: list[int], rows: torch.Tensor
@@ -299,10 +303,10 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
         # What the merges were cut at, also where another clusterer replaces them.
         merge_table = torch.from_numpy(tree)
         state.linkage = LinkageRecord(ids, distance, merge_table, float(threshold))
-        if self.clusterer == "paper":
+        if self.compression.clusterer == "paper":
             return cut(tree, threshold)
         similarity = alike(rows, self.metric, noise).cpu().numpy()
-        return partition(similarity, self.clusterer, None, seed)
+        return partition(similarity, self.compression.clusterer, None, seed)
 
     def _extended(
         self,
@@ -325,7 +329,7 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
     @property
     def _newcomer_linkage(self) -> str:
         """Return the linkage by which clients are assigned to clusters that exist."""
-        return self.linkage if self.clusterer == "paper" else "average"
+        return self.linkage if self.compression.clusterer == "paper" else "average"
 
     def _newcomer_reference(
         self,
@@ -348,7 +352,7 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
             None where no client posts the joint model.
         """
         width = rows.shape[1]
-        if self.compresses:  # compressed updates are shorter than the model
+        if self.compression.used:  # compressed updates are shorter than the model
             width = int(net.agreed["dimension"])
         joint = request_model(net, state.outbox, ids, width)
         if not len(joint.displacement):
@@ -406,7 +410,7 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
             "absent": list(state.absent),
         }
         # Other clusterers ignore the threshold and the merges.
-        if linkage is not None and self.clusterer == "paper":
+        if linkage is not None and self.compression.clusterer == "paper":
             line["threshold"] = linkage.threshold
             line["merges"] = linkage.merges.tolist()
         run.note(**line)
@@ -422,10 +426,9 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
                 "permutation, or metric chord"
             )
         check_landmarks(self.landmarks)
-        self._check_no_landmarks()
         self._check_pre_rounds()
         self._check_threshold()
-        if self.by_gradients and self.metric not in POINTS:
+        if self.signatures.by_gradients and self.metric not in POINTS:
             raise UsageError(
                 f"gradient signatures are compared by l2, and the metric is {self.metric}: take "
                 "metric chord or l2, or signature update"
@@ -452,9 +455,10 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
                 f"threshold = {threshold!r} is no distance: give a finite number from 0, or "
                 "leave it out for the largest gap"
             )
-        if self.clusterer != "paper":
+        clusterer = self.compression.clusterer
+        if clusterer != "paper":
             raise UsageError(
-                f"a threshold cuts the paper's merges, and the clusterer {self.clusterer!r} has "
+                f"a threshold cuts the paper's merges, and the clusterer {clusterer!r} has "
                 "none: leave one of them out"
             )
 
@@ -469,13 +473,13 @@ class FLHC(GradientSignatureProtocol, CompressionOptions):
             "clustering round",
             "how far the model of the clustering round has moved from the first one",
         ]
-        if self.by_gradients:
-            views = self.signature_views()
+        if self.signatures.by_gradients:
+            views = self.signatures.views
         views += [
             "the clusters, and each client's cluster",
-            *visible_sample_counts(weighted=not self.per_client),
+            *visible_sample_counts(weighted=not self.privacy.per_client),
         ]
-        return Disclosures(server=views, not_covered=self.signature_assumptions())
+        return Disclosures(server=views, not_covered=self.signatures.assumptions(self.privacy))
 
 
 def _joint_model_message(joint: ModelDelta, newcomers: int) -> AverageDeltas:

@@ -149,7 +149,7 @@ class LocalKMeans(ClusteringProtocol):
         of every local training before it.
         """
         noise = net.noise("delta")
-        if self.per_example:
+        if self.privacy.per_example:
             return noise * self._local
         return noise
 
@@ -205,11 +205,11 @@ class LocalKMeans(ClusteringProtocol):
     def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask."""
         models = "norms and inner products of what each client learned alone"
-        if self.noisy:
+        if self.privacy.noisy:
             models = f"with noise, {models}"
         views = [
             models,
             "each client's cluster",
-            *visible_sample_counts(weighted=not self.per_client),
+            *visible_sample_counts(weighted=not self.privacy.per_client),
         ]
         return Disclosures(server=views)

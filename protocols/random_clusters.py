@@ -75,4 +75,4 @@ class RandomClusters(ClusteringProtocol):
 
     def disclosures(self) -> Disclosures:
         """Return what the weights of the average show."""
-        return Disclosures(server=visible_sample_counts(weighted=not self.per_client))
+        return Disclosures(server=visible_sample_counts(weighted=not self.privacy.per_client))

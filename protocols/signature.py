@@ -10,10 +10,12 @@ q: numbers of a sketch; r: projections of a class block; z: noise multiplier.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import group
 from securecluster.data import Federation
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.cluster_once import ClusterOnce
@@ -24,7 +26,14 @@ from securecluster.protocols.common.signature_collection import (
     nearest_on_average,
     squared_distances,
 )
-from securecluster.protocols.common.signature_protocol import GRADIENT
+from securecluster.protocols.common.signature_options import GRADIENT, GradientSignatureOptions
+
+
+@dataclass(kw_only=True)
+class OwnSignatures(GradientSignatureOptions):
+    """Options of a method whose signatures are those of gradients."""
+
+    choices: ClassVar[tuple[str, ...]] = (GRADIENT,)
 
 
 @protocol
@@ -40,10 +49,10 @@ class Signature(ClusterOnce):
     """
     k: int | None = None
     """number of clusters; None finds it by the known size of the noise"""
+    signatures: GradientSignatureOptions = group(OwnSignatures)
     signature: str = GRADIENT
     """what clients are clustered by: gradient signatures, which are this method's own"""
 
-    signature_choices: ClassVar[tuple[str, ...]] = (GRADIENT,)
     name: ClassVar[str] = "signature"
     client: ClassVar[type[TrainingClient]] = SignatureClient
     signature_method: ClassVar[Any] = SignatureClient.send_signature
@@ -83,11 +92,6 @@ class Signature(ClusterOnce):
 
     def _check_replaceable(self) -> None:
         """Accept gradient signatures of every kind, which are this method's own."""
-
-    @property
-    def offers_blocks(self) -> bool:
-        """Return that signatures can be class blocks."""
-        return True
 
     def check(self, clients: int) -> None:
         """Check the number of clusters, too.

@@ -114,7 +114,8 @@ class Case:
                 return made.fit(digits(), settings, report=report)
             # Checkpoints alone: reports and pictures take packages that a machine with a GPU may
             # lack.
-            return made.run_in(folder, digits(), settings, report)
+            made.fit_in(folder, digits(), settings, report)
+            return made
 
 
 def _few_steps(rows: Any, true: Any, draws: Any, grid: Any, networks: int) -> Any:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from securecluster.clustering.noise_robust import (
 )
 from securecluster.clustering.similarity import FLOOR, cosine
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import group
 from securecluster.core.progress import told_while_slow
 from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.data import Federation
@@ -61,11 +62,13 @@ from securecluster.protocols.cfl.split_test import (
     split_cluster,
     split_statistics,
 )
-from securecluster.protocols.common.base import FittedState, opened
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compression_options import CompressionOptions
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
+from securecluster.protocols.common.execution import opened
+from securecluster.protocols.common.fitted import FittedRun
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import check_landmarks, sample_clients
 from securecluster.protocols.common.signature_collection import (
@@ -73,8 +76,8 @@ from securecluster.protocols.common.signature_collection import (
     assign_by_signatures,
     collect_gradient_signatures,
 )
-from securecluster.protocols.common.signature_protocol import GradientSignatureProtocol
-from securecluster.protocols.common.sum_options import LARGEST_LOSS
+from securecluster.protocols.common.signature_options import GradientSignatureOptions
+from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -101,10 +104,79 @@ class CFLState:
     signatures: Collected | None = None  # what α compares in place of updates
 
 
+@dataclass(kw_only=True)
+class SumsOfSplits(SumOptions):
+    """Options of sums of CFL, which compares single updates, or something shorter."""
+
+    def refusal(self, method: Any) -> str | None:
+        """Return that CFL compares single updates, unless it compares something shorter."""
+        if method.compression.used or method.signatures.by_gradients:
+            return None
+        return (
+            "CFL compares clients' single updates, which secure sums do not show: let it compare "
+            "sketches (--sketch 256) or compressed updates (--compress 8bit), take signature "
+            "gradient, or take aggregation plain"
+        )
+
+    def weights_updates(self, method: Any) -> bool:
+        """Return whether averages are weighted."""
+        return bool(method.weighted)
+
+    def fields(self, method: Any, config: Mapping[str, Any]) -> dict[str, float]:
+        """Add the losses of the fallback, times numbers of samples."""
+        largest_loss = LARGEST_LOSS * float(config.get("most_samples", 1))
+        return {**super().fields(method, config), "loss": largest_loss}
+
+
+class FittedCFL(FittedRun):
+    """What a user gets from a run of CFL: also the parameter tree, `tree_`."""
+
+    @property
+    def tree_(self) -> ParameterTree:
+        """Return the parameter tree."""
+        tree: ParameterTree = self.state_.tree
+        return tree
+
+    def node_model(self, node: int) -> dict[str, Any]:
+        """Return the `state_dict` of a node's model (V-C).
+
+        `tree_.path(tree_.leaf(c))` are the nodes of cluster c, the most general first.
+
+        Args:
+            node: its number in `tree_`.
+        """
+        displacement = self.tree_.nodes[node].model
+        theta = opened(self.method, self.kept_, displacement)
+        return self.network_.state_dict(theta)
+
+    def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
+        """Return the mean prediction of the models on a cluster's path, root to leaf (V-C).
+
+        Args:
+            cluster: its label.
+            x: n samples, (n, …).
+
+        Returns:
+            Probabilities of the classes, (n, classes).
+        """
+        flat = self.network_
+        predictions = []
+        leaf = self.tree_.leaf(cluster)
+        for v in self.tree_.path(leaf):
+            theta = opened(self.method, self.kept_, self.tree_.nodes[v].model)
+            weights = flat.views(theta)
+            outputs = flat.call(weights, x)
+            predictions.append(flat.objective.predicted(outputs))
+        return torch.stack(predictions).mean(0)
+
+
 @protocol
-class CFL(GradientSignatureProtocol, CompressionOptions):
+class CFL(ClusteringProtocol):
     """Recursive bipartition of the clients once federated learning has become stationary."""
 
+    sums: SumOptions = group(SumsOfSplits)
+    compression: CompressionOptions = group(CompressionOptions)
+    signatures: GradientSignatureOptions = group(GradientSignatureOptions)
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
@@ -154,6 +226,7 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
     """
 
     name: ClassVar[str] = "cfl"
+    fitted_class: ClassVar[type[FittedRun]] = FittedCFL
     client: ClassVar[type[TrainingClient]] = CFLClient
 
     def run_server(self, net: ServerChannel, run: Run) -> CFLState:
@@ -161,16 +234,16 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
         m = len(net.clients)
         outbox = PendingUpdates.start(m, fresh=self.mask != "none")
         state = CFLState([0] * m, outbox, ParameterTree.start(m))  # line 3
-        if self.by_gradients:
+        if self.signatures.by_gradients:
             collect = partial(collect_gradient_signatures, net, net.clients)
             state.signatures = run.once("signatures", collect, Collected)
         for t in run.rounds("train", state, self.rounds):  # line 4
             invited = self._invited(net, state, t)
-            if self.by_gradients:
+            if self.signatures.by_gradients:
                 round_statistics, step = self._signature_round(net, state, invited)
             else:
                 updates, sums = collect_updates(  # lines 5–8
-                    net, state.outbox, invited, state.labels, self.compresses
+                    net, state.outbox, invited, state.labels, self.compression.used
                 )
                 round_statistics = self._test_clusters(net, state, updates, sums)  # lines 14–21
                 # The means carry the mask of the call that they were computed from.
@@ -285,7 +358,7 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
             if statistics.halves:
                 splits.append([statistics.members, *statistics.halves])
             # No norms are tested of signatures.
-            if statistics.mean is not None and not self.by_gradients:
+            if statistics.mean is not None and not self.signatures.by_gradients:
                 split_tests.append(statistics.line())
         run.note(splits=splits, split_tests=split_tests, wanted=list(state.wanted))
 
@@ -308,7 +381,7 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
             UsageError: the run did not store the tree.
             UpdateError: a newcomer does not reply.
         """
-        if self.by_gradients:
+        if self.signatures.by_gradients:
             return assign_by_signatures(net, state.labels, state.signatures, to)
         if not self.tree:
             raise UsageError(
@@ -317,7 +390,7 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
             )
         if self.similarity == "gradient":
             method: Any = CFLClient.gradient
-        elif self.compresses:
+        elif self.compression.used:
             method = CFLClient.send_compressed_update
         else:
             method = CFLClient.train
@@ -422,8 +495,8 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
             alpha: (n, n) similarities.
             seed: of the clusterers that need one.
         """
-        halves = split_into_two(alpha, self.clusterer, seed)
-        if self.criterion == "relative" and self.clusterer == "paper":
+        halves = split_into_two(alpha, self.compression.clusterer, seed)
+        if self.criterion == "relative" and self.compression.clusterer == "paper":
             return with_company(alpha, halves)
         return halves
 
@@ -460,7 +533,9 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
             cluster: the clients' cluster.
         """
         watch = told_while_slow(f"split test of cluster {cluster}, {len(alpha)} clients: draw")
-        return evidence_for_split(alpha, self.clusterer, self.evidence, self.level, seed, watch)
+        return evidence_for_split(
+            alpha, self.compression.clusterer, self.evidence, self.level, seed, watch
+        )
 
     def _accept(self, state: CFLState, statistics: SplitStatistics, halves: Bipartition) -> None:
         """Record a split where γ_max < √((1 − α_cross^max)/2) (eq. 39).
@@ -526,13 +601,12 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
         )
         check_whole(self, min_size=2)
         check_landmarks(self.landmarks)
-        self._check_no_landmarks()
         for name in ("eps1", "eps2", "evidence"):
             check_number(self, name, 0, math.inf, low_in=False)
         for name in ("gamma_max", "fallback"):
             check_number(self, name, 0, 1, low_in=True)
         check_number(self, "level", 0, 1, low_in=False)
-        if self.by_gradients:
+        if self.signatures.by_gradients:
             self._check_signatures()
         if self.fallback and not self.tree:
             raise UsageError("the fallback judges the models in the tree: leave tree on")
@@ -553,36 +627,20 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
     @property
     def smallest_cluster(self) -> int:
         """Return the smallest size of a cluster after a split: where updates leave in sums, two."""
-        if self.by_gradients:
+        if self.signatures.by_gradients:
             return MINIMUM
-        return super().smallest_cluster
-
-    def secure_sums_refusal(self) -> str | None:
-        """Return that CFL compares single updates, unless it compares something shorter."""
-        if self.compresses or self.by_gradients:
-            return None
-        return (
-            "CFL compares clients' single updates, which secure sums do not show: let it compare "
-            "sketches (--sketch 256) or compressed updates (--compress 8bit), take signature "
-            "gradient, or take aggregation plain"
-        )
-
-    @property
-    def weights_updates(self) -> bool:
-        """Return whether averages are weighted."""
-        return self.weighted
-
-    def sum_fields(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Add the losses of the fallback, times numbers of samples."""
-        largest_loss = LARGEST_LOSS * float(config.get("most_samples", 1))
-        return {**super().sum_fields(config), "loss": largest_loss}
+        return self.compression.smallest_cluster
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask."""
         views = server_view(
-            self.weighted, self.compresses, self.tree, self.fallback > 0, self.signature_views()
+            self.weighted,
+            self.compression.used,
+            self.tree,
+            self.fallback > 0,
+            self.signatures.views,
         )
-        return Disclosures(server=views, not_covered=self.signature_assumptions())
+        return Disclosures(server=views, not_covered=self.signatures.assumptions(self.privacy))
 
     def observe(
         self, federation: Federation, client: Any, state: Any, scores: NDArray[np.float64]
@@ -593,41 +651,3 @@ class CFL(GradientSignatureProtocol, CompressionOptions):
         if state.shared and len(state.alpha) and federation.truth:
             line["gap"] = separation_gap(state.alpha.numpy(), federation.truth)
         return line
-
-    def _restore_fitted(self, fitted: FittedState) -> Self:
-        """Add the parameter tree."""
-        super()._restore_fitted(fitted)
-        self.tree_: ParameterTree = self.state_.tree
-        return self
-
-    def node_model(self, node: int) -> dict[str, Any]:
-        """Return the `state_dict` of a node's model (V-C).
-
-        `tree_.path(tree_.leaf(c))` are the nodes of cluster c, the most general first.
-
-        Args:
-            node: its number in `tree_`.
-        """
-        displacement = self.tree_.nodes[node].model
-        theta = opened(self, displacement)
-        return self._flat.state_dict(theta)
-
-    def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
-        """Return the mean prediction of the models on a cluster's path, root to leaf (V-C).
-
-        Args:
-            cluster: its label.
-            x: n samples, (n, …).
-
-        Returns:
-            Probabilities of the classes, (n, classes).
-        """
-        flat = self._flat
-        predictions = []
-        leaf = self.tree_.leaf(cluster)
-        for v in self.tree_.path(leaf):
-            theta = opened(self, self.tree_.nodes[v].model)
-            weights = flat.views(theta)
-            outputs = flat.call(weights, x)
-            predictions.append(flat.objective.predicted(outputs))
-        return torch.stack(predictions).mean(0)

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 from securecluster.clustering.labels import check_number as check_clusters
 from securecluster.clustering.labels import largest
+from securecluster.core.option_groups import grouped
 from securecluster.errors import UsageError
 from securecluster.messaging.replies import Replies
 from securecluster.protocols.common.labels import checked_labels
@@ -63,7 +64,7 @@ class AssignEachRoundState(ModelSetState):
         return [model if i in assigned else default for i, model in enumerate(models)]
 
 
-@dataclass(kw_only=True)
+@grouped
 class AssignEachRound(ModelSetProtocol):
     """Base class of methods that assign each client one of k models in every round.
 

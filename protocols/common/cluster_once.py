@@ -20,6 +20,7 @@ from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
 from securecluster.clustering.noisy_rows import NoisyRows
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import group, grouped
 from securecluster.data import Federation
 from securecluster.errors import UpdateError, UsageError
 from securecluster.messaging.messages import Empty
@@ -30,6 +31,7 @@ from securecluster.protocols.common.averaging import (
     average_clusters,
     visible_sample_counts,
 )
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.gradient_signatures import SignatureSender
 from securecluster.protocols.common.labels import check_numbering, checked_labels
@@ -41,7 +43,7 @@ from securecluster.protocols.common.signature_collection import (
     collect_gradient_signatures,
     comparable,
 )
-from securecluster.protocols.common.signature_protocol import GRADIENT, GradientSignatureProtocol
+from securecluster.protocols.common.signature_options import GRADIENT, GradientSignatureOptions
 from securecluster.runtime.endpoint import GATHER, message_types
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -67,7 +69,15 @@ class ClusterOnceState(AveragingState):
 
 
 @dataclass(kw_only=True)
-class ClusterOnce(GradientSignatureProtocol):
+class ReplacedSignatures(GradientSignatureOptions):
+    """Options of gradient signatures that replace a method's own."""
+
+    choices: ClassVar[tuple[str, ...]] = (OWN, GRADIENT)
+    offers_blocks: ClassVar[bool] = False  # `cluster` works on rows
+
+
+@grouped
+class ClusterOnce(ClusteringProtocol):
     """Base class of methods that cluster once and then average within clusters.
 
     A method defines `signature_method`, `cluster` and `assign_signatures`. Where it clusters rows
@@ -75,12 +85,12 @@ class ClusterOnce(GradientSignatureProtocol):
     `clusters_rows`: then `signature="gradient"` gives it private signatures in place of its own.
     """
 
+    signatures: GradientSignatureOptions = group(ReplacedSignatures)
     signature: str = OWN
     """what clients are clustered by: own (what the method's clients send) or gradient (a private
     signature of about a kilobyte that each client sends once)
     """
 
-    signature_choices: ClassVar[tuple[str, ...]] = (OWN, GRADIENT)
     signature_method: ClassVar[Callable[..., Any] | None] = None
     """Client method that returns the signature: gathered, with `Empty` as query, and a reply of one
     tensor, which is named in `through`."""
@@ -186,7 +196,7 @@ class ClusterOnce(GradientSignatureProtocol):
         reference = None
         if run_signatures is not None:
             reference = Collected(run_signatures.ids, run_signatures.rows, run_signatures.step)
-        if self.by_gradients:
+        if self.signatures.by_gradients:
             collected = collect_gradient_signatures(net, to, reference)
         else:
             collected = self._collect_own(net, to, reference)
@@ -244,7 +254,7 @@ class ClusterOnce(GradientSignatureProtocol):
             rows: (r, ...) as they were collected.
             reference: (m, ...) those of the run's clients.
         """
-        if not self.by_gradients:
+        if not self.signatures.by_gradients:
             return rows
         compared = comparable(rows, reference)
         assert isinstance(compared, NoisyRows)
@@ -326,27 +336,27 @@ class ClusterOnce(GradientSignatureProtocol):
             config: the run's configuration.
         """
         updates = super().pipeline(config)
-        if self.by_gradients:
+        if self.signatures.by_gradients:
             return updates
         mask = build(self.mask, config["width"])
         signatures = Pipeline(mask)
         if self.noises_signatures:
-            signatures = Pipeline([*self.stages(config), *mask])
+            signatures = Pipeline([*self.privacy.stages(config), *mask])
         fields = {**updates.fields, self.signature_field: signatures}
         return Pipeline(updates.stages, updates.seal, fields, updates.common)
 
     def disclosures(self) -> Disclosures:
         """Return what the server sees of all signatures together, and of averages."""
-        views = self.signature_views()
-        if not self.by_gradients:
+        views = self.signatures.views
+        if not self.signatures.by_gradients:
             views = [f"norms and inner products of all clients' {self.signature_field}"]
         return Disclosures(
             server=[
                 *views,
                 "the clusters, and each client's cluster",
-                *visible_sample_counts(weighted=not self.per_client),
+                *visible_sample_counts(weighted=not self.privacy.per_client),
             ],
-            not_covered=self.signature_assumptions(),
+            not_covered=self.signatures.assumptions(self.privacy),
         )
 
     def check(self, clients: int) -> None:
@@ -359,7 +369,7 @@ class ClusterOnce(GradientSignatureProtocol):
             UsageError: they cannot.
         """
         super().check(clients)
-        if self.by_gradients:
+        if self.signatures.by_gradients:
             self._check_replaceable()
 
     def _check_replaceable(self) -> None:
@@ -375,16 +385,11 @@ class ClusterOnce(GradientSignatureProtocol):
                 f"{self.client.__name__} sends no gradient signatures: derive it from "
                 "SignatureClient, or take signature own"
             )
-        if self.signature_blocks == "blocks":
+        if self.signatures.signature_blocks == "blocks":
             raise UsageError(
                 f"class blocks are compared pair by pair, and {name} clusters rows: take "
                 "signature_blocks plain"
             )
-
-    @property
-    def offers_blocks(self) -> bool:
-        """Return that the rows of `cluster` are no class blocks."""
-        return False
 
 
 def check_enough(replied: int) -> None:

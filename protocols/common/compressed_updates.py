@@ -11,15 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from securecluster.clustering.noise_robust import CLUSTERERS
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
-from securecluster.errors import UpdateError, UsageError, unknown
+from securecluster.errors import UpdateError
 from securecluster.messaging.bounds import Real
 from securecluster.messaging.messages import Empty, Rows
 from securecluster.messaging.replies import Replies
 from securecluster.privacy.compression import codecs
-from securecluster.privacy.compression.sketches import Sketch, check_size
+from securecluster.privacy.compression.sketches import Sketch
 from securecluster.privacy.masking import masks
 from securecluster.privacy.pipeline import Pipeline, Stage
 from securecluster.protocols.common.client import UpdateClient
@@ -245,35 +244,3 @@ def with_compression(
     extended = Pipeline(pipeline.stages, pipeline.seal, fields)
     extended.common = pipeline.common
     return extended
-
-
-def check_compression(protocol: Any) -> None:
-    """Check the options of sketches, compression and clusterers.
-
-    Args:
-        protocol: its hyper-parameters are checked together.
-
-    Raises:
-        UsageError: options that are unknown, or that do not work together.
-    """
-    if protocol.sketch is not None:
-        check_size(protocol.sketch)
-    codecs.check(protocol.compress, protocol.mask, protocol.sketch)
-    if protocol.clusterer not in CLUSTERERS:
-        raise unknown("clusterer", protocol.clusterer, CLUSTERERS)
-    compares_gradients = getattr(protocol, "similarity", "update") == "gradient"
-    if compares_gradients and uses_compression(vars(protocol)):
-        raise UsageError(
-            "sketches and compression are of updates, and similarity='gradient' compares full "
-            "gradients: choose one of them"
-        )
-    if getattr(protocol, "signature", "update") == "gradient" and uses_compression(vars(protocol)):
-        raise UsageError(
-            "sketches and compression are of updates, and gradient signatures are compared: leave "
-            "sketch and compress out, or take signature update"
-        )
-    if getattr(protocol, "metric", "l2") == "l1" and protocol.sketch is not None:
-        raise UsageError(
-            "a sketch keeps inner products, hence l2 and cosine, and not l1: use one of these "
-            "metrics, or no sketch"
-        )

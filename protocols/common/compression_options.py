@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from securecluster.clustering.noise_robust import CLUSTERERS
+from securecluster.errors import UsageError, unknown
+from securecluster.privacy.compression import codecs
+from securecluster.privacy.compression.sketches import check_size
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.base import ClusteringProtocol
-from securecluster.protocols.common.compressed_updates import (
-    check_compression,
-    uses_compression,
-    with_compression,
-)
+from securecluster.protocols.common.compressed_updates import uses_compression, with_compression
+from securecluster.protocols.common.option_group import OptionGroup
 from securecluster.runtime.endpoint import MINIMUM
+
+if TYPE_CHECKING:
+    from securecluster.protocols.common.hooks import ProtocolHooks
 
 
 @dataclass(kw_only=True)
-class CompressionOptions(ClusteringProtocol):
+class CompressionOptions(OptionGroup):
     """Options of sketches, compression and clusterers."""
 
     sketch: int | None = None
@@ -32,7 +35,7 @@ class CompressionOptions(ClusteringProtocol):
     """how clusters are found: paper, or average, spectral or kmeans, which tolerate more noise"""
 
     @property
-    def compresses(self) -> bool:
+    def used(self) -> bool:
         """Return whether clients send compressed updates for clustering."""
         return uses_compression(vars(self))
 
@@ -42,13 +45,53 @@ class CompressionOptions(ClusteringProtocol):
 
         With compression full updates leave in sums, to which no client can contribute alone.
         """
-        return MINIMUM if self.compresses else 1
+        return MINIMUM if self.used else 1
 
-    def check(self, clients: int) -> None:
-        """Check these options, too."""
-        super().check(clients)
-        check_compression(self)
+    def check(self, method: ProtocolHooks, clients: int) -> None:
+        """Check these options.
 
-    def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
-        """Return the pipeline with that of compressed updates."""
-        return with_compression(super().pipeline(config), self.stages(config), config)
+        Args:
+            method: whose options they are.
+            clients: m.
+
+        Raises:
+            UsageError: options that are unknown, or that do not work together.
+        """
+        if self.sketch is not None:
+            check_size(self.sketch)
+        codecs.check(self.compress, method.mask, self.sketch)
+        if self.clusterer not in CLUSTERERS:
+            raise unknown("clusterer", self.clusterer, CLUSTERERS)
+        if self.used:
+            self._check_compared(method)
+        if getattr(method, "metric", "l2") == "l1" and self.sketch is not None:
+            raise UsageError(
+                "a sketch keeps inner products, hence l2 and cosine, and not l1: use one of these "
+                "metrics, or no sketch"
+            )
+
+    def _check_compared(self, method: ProtocolHooks) -> None:
+        """Raise UsageError for a method that compares something else than updates."""
+        if getattr(method, "similarity", "update") == "gradient":
+            raise UsageError(
+                "sketches and compression are of updates, and similarity='gradient' compares full "
+                "gradients: choose one of them"
+            )
+        signatures = getattr(method, "signatures", None)
+        if signatures is not None and signatures.by_gradients:
+            raise UsageError(
+                "sketches and compression are of updates, and gradient signatures are compared: "
+                "leave sketch and compress out, or take signature update"
+            )
+
+    def pipeline(
+        self, method: ProtocolHooks, config: Mapping[str, Any], pipeline: Pipeline
+    ) -> Pipeline:
+        """Return the pipeline with that of compressed updates.
+
+        Args:
+            method: whose options they are.
+            config: what clients and server agreed on.
+            pipeline: the stages of clients' replies.
+        """
+        return with_compression(pipeline, method.privacy.stages(config), config)

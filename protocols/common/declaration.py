@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar
 
 from securecluster.core.field_docs import field_descriptions, has_source, with_parameters
+from securecluster.core.option_groups import grouped
 from securecluster.errors import UsageError
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.runtime.endpoint import refuse_unbounded_messages, refuse_unpriced_fields
@@ -17,7 +18,6 @@ P = TypeVar("P", bound=type)
 NOT_A_VALUE = (type, type(lambda: None))
 
 
-@dataclass_transform(kw_only_default=True)
 def protocol(declared: P) -> P:
     """Make a class a keyword-only dataclass whose documentation lists its hyper-parameters.
 
@@ -37,7 +37,6 @@ def protocol(declared: P) -> P:
     return declared
 
 
-@dataclass_transform(kw_only_default=True)
 def hyper_parameters(declared: P) -> P:
     """Make a class, which may be abstract, a keyword-only dataclass with documented fields.
 
@@ -49,7 +48,7 @@ def hyper_parameters(declared: P) -> P:
     """
     text = declared.__doc__ or ""
     try:
-        dataclasses.dataclass(kw_only=True)(declared)  # changes the class in place
+        grouped(declared)  # changes the class in place
     except (TypeError, ValueError) as error:
         raise UsageError(f"{declared.__name__}: {error}") from None
     declared.__doc__ = with_parameters(declared, text)

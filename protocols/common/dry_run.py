@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,8 +32,10 @@ from securecluster.privacy.dp.ledger import COSTLESS, Event, Expense, expense_of
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_noise import Integers
 from securecluster.privacy.dp.target import Plan
+from securecluster.privacy.masking.identities import Roster
+from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.runtime.aggregators import Plain
+from securecluster.protocols.common.deployment import Deployment
 from securecluster.runtime.endpoint import SUM
 from securecluster.runtime.release_accounting import ReleaseAccounting
 from securecluster.runtime.run import Run
@@ -99,30 +101,19 @@ class RunReleases:
         return any(expense.mechanism == "dp-sgd" for expense, _ in self.single)
 
 
-class _StandIns:
-    """Mixin of a protocol whose clients are stand-ins, which release with noise multiplier 1."""
+class _OfStandIns(Deployment):
+    """Halves of a run of stand-ins, whose sums are plain: receipts alone tell what they release."""
 
-    dry: ClassVar[bool] = True
-
-    def smallest_noise(self, federation: Federation, sizes: Sequence[int]) -> float:
-        """Return 1."""
-        return 1.0
-
-    def has_target(self) -> bool:
-        """Return False: nothing real is released."""
-        return False
-
-    def aggregator(self, *_: Any) -> Plain:
-        """Return plain sums: what is released in them is known from receipts alone."""
-        return Plain()
-
-    def cohorts(self, config: Mapping[str, Any]) -> None:
-        """Return None: all clients reply."""
-
-    def secure_sum_service(self, *_: Any) -> None:
+    def aggregator(self, private: bytes | None = None, roster: Roster | None = None) -> None:
         """Return None, as for plain sums."""
 
-    def costs(self, pipeline: Pipeline, *_: Any) -> ReleaseAccounting:
+    def sum_service(self, keys: KeyRing, pipeline: Pipeline, draws: NoiseStreams) -> None:
+        """Return None, as for plain sums."""
+
+    def cohorts(self) -> None:
+        """Return None: all clients reply."""
+
+    def costs(self, pipeline: Pipeline, draws: NoiseStreams) -> ReleaseAccounting:
         """Return accounting by receipts alone."""
         return _NoiseOfZeros(pipeline)
 
@@ -196,7 +187,7 @@ class StandInStreams(NoiseStreams):
 _KNOWN: dict[str, RunReleases] = {}
 
 
-def run_releases(protocol: ClusteringProtocol, federation: Federation, clients: int) -> RunReleases:
+def run_releases(protocol: Any, federation: Federation, clients: int) -> RunReleases:
     """Return what a client of a protocol releases in a whole run, at the noise multiplier 1.
 
     Args:
@@ -268,9 +259,9 @@ def _counted(
     """
     params = protocol.get_params()
     common = {name: value for name, value in COMMON.items() if name in params}
-    dry_class = type(type(protocol).__name__, (_StandIns, type(protocol)), {})
-    dry: Any = dry_class(**{**params, **common, **changes})
-    in_shares = protocol.placement == "distributed"
+    dry = type(protocol)(**{**params, **common, **changes})
+    dry.privacy = dry.privacy.for_stand_ins()
+    in_shares = protocol.privacy.placement == "distributed"
     counts: Counter[tuple[Expense, bool]] = Counter()
     for events in _events_by_client(dry, federation, whole).values():
         of_client: Counter[tuple[Expense, bool]] = Counter()
@@ -295,13 +286,18 @@ def _events_by_client(dry: Any, federation: Federation, whole: bool) -> dict[int
 
     settings = Settings(device="cpu", dtype="float32", keys_from_seed=True)
     endpoint = build_client(
-        dry, federation, settings, trainer=StandInTrainer, streams=StandInStreams
+        dry,
+        federation,
+        settings,
+        trainer=StandInTrainer,
+        streams=StandInStreams,
+        deployment_class=_OfStandIns,
     )
     config = dry.config(federation, settings.dtype)
     server = dry.as_server()
-    net = server.build_network(
-        InProcess(endpoint.answer), config, secrets=Randomness(federation.seed)
-    )
+    vars(server)["dry"] = True
+    transport = InProcess(endpoint.answer)
+    net = _OfStandIns(server, config).network(transport, secrets=Randomness(federation.seed))
     run = Run(begin=lambda number: setattr(net, "round", number))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,9 +20,10 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, plain, structured, unpack
 from securecluster.data import Federation
-from securecluster.errors import RunFolderError, UsageError
+from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError
 from securecluster.messaging.bounds import Limits
 from securecluster.messaging.messages import Call, Response
+from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.refusals import reraise
 from securecluster.messaging.transcript import Recording, Transcript
 from securecluster.models.objectives import objective
@@ -33,6 +35,9 @@ from securecluster.privacy.masking.identities import Identity, Roster, check_ros
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import ClientState, TrainingClient
+from securecluster.protocols.common.deployment import Deployment
+from securecluster.protocols.common.dry_run import run_releases
+from securecluster.protocols.common.experiment import experiment_of
 from securecluster.protocols.common.hooks import without_clients
 from securecluster.protocols.common.labels import checked_labels
 from securecluster.protocols.common.messages import ModelDelta
@@ -57,6 +62,7 @@ from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import (
     InProcess,
     Recorded,
+    Replay,
     Transport,
     WithAuthority,
     random_dropouts,
@@ -117,6 +123,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
     budget: Budget | None = None,
     trainer: type[LocalTrainer] = LocalTrainer,
     streams: type[NoiseStreams] = NoiseStreams,
+    deployment_class: type[Deployment] = Deployment,
 ) -> Endpoint[TrainingClient]:
     """Return the endpoint of some clients of a federation.
 
@@ -133,6 +140,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         budget: of the one client, over all runs; None for none.
         trainer: class of the clients' local training.
         streams: class of their streams of noise.
+        deployment_class: makes their half of the run.
 
     Raises:
         UsageError: an identity, a roster or a budget that does not fit the clients.
@@ -144,11 +152,12 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         config = joins
         # Newcomers draw from the run's streams, under numbers of their own.
         federation = replace(federation, seed=config["seed"], classes=config["classes"])
-        flat = protocol._flat
+        flat = Deployment(protocol, config).initial_model()
         if numbers is None:
             first = int(config["clients"])
             numbers = range(first, first + len(federation))
-    pipeline = protocol.pipeline(config)
+    deployment = deployment_class(protocol, config)
+    pipeline = deployment.pipeline()
     keys = _keys(config, pipeline, key_source)
     run = config_hash(config)
     whole_clients = config["dp_unit"] == "client"
@@ -169,17 +178,17 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         noise_streams,
     )
     with cohort.access.during("make_client", may_read=True, may_train=True) as reads:
-        client = protocol.make_client(cohort, pipeline, config)
-    limits = protocol.limits(config, pipeline)
+        client = deployment.client(cohort, pipeline)
+    limits = deployment.limits(pipeline)
     # Checked here, where the clients' numbers are known.
     if key_source.roster is not None and key_source.identity is not None:
         check_roster(key_source.roster, key_source.identity, cohort.ids, int(config["clients"]))
-    sums = protocol.secure_sum_service(config, keys, pipeline, noise_streams)
-    pads = protocol.pad_service(config, keys)
+    sums = deployment.sum_service(keys, pipeline, noise_streams)
+    pads = deployment.pair_service(keys)
     endpoint = Endpoint(
         client, cohort.ids, run, pipeline, keys, limits=limits, sums=sums, pads=pads
     )
-    endpoint.noise = protocol.client_noise(config, noise_streams)
+    endpoint.noise = deployment.client_noise(noise_streams)
     endpoint.guard = _release_guard(protocol, config, client)
     if reads.data:  # what clients keep may follow from data before the first call
         client.guard_informed[range(len(cohort.ids))] = True
@@ -187,7 +196,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         # Client and server are one user here, who reads the sentence as it is.
         endpoint.on_refusal = reraise
     # Newcomers' releases come on top of a run that is over: `predict` warns of them.
-    if joins is None and protocol.has_target():
+    if joins is None and protocol.privacy.holds_target:
         endpoint.reservations.append(_release_target(protocol, config, endpoint, federation))
     if budget is not None:
         endpoint.reservations.append(_release_budget(protocol, config, endpoint, budget))
@@ -211,7 +220,7 @@ def _release_guard(
         numbers = zip(cohort.ids, cohort.sizes, cohort.validation_sizes, strict=True)
         for number, training, validation in numbers:
             samples[number] = frozenset((float(training), float(validation)))
-    private = protocol.per_example and config["noise"] > 0
+    private = protocol.privacy.per_example and config["noise"] > 0
     return ReleaseGuard(client, cohort.access, samples, private)
 
 
@@ -229,7 +238,7 @@ def _release_target(
         endpoint: of the clients.
         federation: of all clients.
     """
-    samples = _samples(endpoint.client) if protocol.per_example else {}
+    samples = _samples(endpoint.client) if protocol.privacy.per_example else {}
     costs = _costs(protocol, config, endpoint)
     return ReleaseTarget(
         _target(protocol, config, samples, federation),
@@ -252,9 +261,11 @@ def _target(
         samples: that each client trains on; empty where no price depends on it.
         federation: of all clients.
     """
-    assert protocol.target_epsilon is not None
-    plan = partial(protocol.run_releases(federation).plan, float(config["noise"]))
-    return Target(float(protocol.target_epsilon), float(protocol.delta), plan, samples)
+    privacy = protocol.privacy
+    assert privacy.target_epsilon is not None
+    releases = run_releases(protocol, federation, len(federation))
+    plan = partial(releases.plan, float(config["noise"]))
+    return Target(float(privacy.target_epsilon), float(privacy.delta), plan, samples)
 
 
 def _costs(
@@ -269,7 +280,8 @@ def _costs(
     """
     # nothing is drawn: a server's noise only has a price here
     draws = NoiseStreams(endpoint.keys.noise, config_hash(config))
-    return protocol.costs(protocol.pipeline(config), config, draws)
+    deployment = Deployment(protocol, config)
+    return deployment.costs(deployment.pipeline(), draws)
 
 
 def _release_budget(
@@ -304,7 +316,7 @@ def _release_budget(
         )
     run = config_hash(config)
     costs = _costs(protocol, config, endpoint)
-    samples = endpoint.client.cohort.sizes[0] if protocol.per_example else None
+    samples = endpoint.client.cohort.sizes[0] if protocol.privacy.per_example else None
     key = partial(endpoint.keys.noise, endpoint.ids[0])
     return ReleaseBudget(budget, run, key, costs, samples, endpoint.least_survivors)
 
@@ -362,7 +374,7 @@ def _secret_of(
     if settings.keys_from_seed:
         return None
     if folder is None:
-        return protocol.repeated_secret or run_secret.drawn()
+        return experiment_of(protocol).secret or run_secret.drawn()
     secret = run_secret.read(folder)
     if secret is not None:
         return secret
@@ -426,9 +438,9 @@ class _Simulation:
         inner: Transport = InProcess(endpoint.answer, dropouts)
         # Neither has met the clients' data.
         server = protocol.as_server()
-        authority = server.build_authority(config, secrets=secrets)
+        authority = Deployment(server, config).authority(secrets=secrets)
         if authority is not None:
-            authority.observe = protocol.observe_authority
+            authority.observe = experiment_of(protocol).observe_authority
             inner = WithAuthority(
                 inner, authority.answer_frame, lambda name: protocol.message_types(name)[1]
             )
@@ -437,7 +449,7 @@ class _Simulation:
         net = server.build_network(transport, config, device=device, secrets=secrets)
         # The price of DP-SGD depends on numbers of samples. In other runs the ledger, which may be
         # published, does not contain them.
-        if protocol.per_example:
+        if protocol.privacy.per_example:
             net.state.ledger.samples = _samples(client)
         net.state.ledger.names = dict(enumerate(federation.names))
         return cls(
@@ -484,7 +496,7 @@ class _Simulation:
 
     def _restored_target(self) -> Target | None:
         """Return the target of the ledger, which a resumed run has in part; None without one."""
-        if not self.protocol.has_target():
+        if not self.protocol.privacy.holds_target:
             return None
         ledger = self.net.state.ledger
         target = _target(self.protocol, self.config, ledger.samples, self.federation)
@@ -652,53 +664,63 @@ def carry_out(
         The result, the transcript, and a comparison of the models with chance, which is None in a
         run too short for it.
     """
-    simulation = _Simulation.prepare(protocol, federation, settings, folder)
-    run = simulation.start(report)
-    with named_in_errors(federation.names):
-        with without_clients(simulation.server):
-            state = simulation.server.final_state(simulation.net, run)
-        result, chance = simulation.fitted(run, state)
+    device = choose_device(settings.device)
+    with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
+        simulation = _Simulation.prepare(protocol, federation, settings, folder)
+        run = simulation.start(report)
+        with named_in_errors(federation.names):
+            with without_clients(simulation.server):
+                state = simulation.server.final_state(simulation.net, run)
+            result, chance = simulation.fitted(run, state)
     return result, simulation.transcript, chance
 
 
-def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
+def join(
+    protocol: ClusteringProtocol,
+    kept: FittedState,
+    ledger: Ledger,
+    record: NewcomerRecord | None,
+    newcomers: Federation,
+) -> Joined:
     """Assign clients that were not in a finished run to its clusters.
 
     Every call starts from the end of the run, and adds to its ledger.
 
     Args:
-        protocol: as it was fitted.
+        protocol: with the hyper-parameters of the run.
+        kept: the state at the end of the run.
+        ledger: of the run and all its newcomers, which is added to.
+        record: the file beside the run; None where there is none.
         newcomers: the clients and their data.
 
     Raises:
         UsageError: data of another kind, or too few samples for the run's noise.
         RunFolderError: releases of newcomers cannot be recorded in the protocol's folder.
     """
-    learned = protocol.kept_.learned
+    learned = kept.learned
     config = learned.config
     settings = learned.settings
     newcomers = _check_kind_of_data(newcomers, config)
     sizes = training_sizes(protocol, newcomers)
-    ledger = protocol.ledger_
-    record = _opened_record(protocol)
+    record = _opened_record(protocol, config, ledger, record)
     ledger.names = dict(enumerate(learned.names)) | ledger.names
     first = int(config["clients"])
     # Numbers are planned on a copy: the run's ledger takes them only after a release.
     planned = replace(ledger, names=dict(ledger.names), samples=dict(ledger.samples))
     numbers = _newcomer_numbers(protocol, planned, first, newcomers.names, sizes)
-    secrets = protocol.kept_.secrets()
+    secrets = kept.secrets()
     keys = KeySource(secrets=secrets)
     guests = build_client(
         protocol, newcomers, settings, key_source=keys, joins=config, numbers=numbers
     )
-    hosts = _hosts(config, protocol.kept_.clients.secrets, guests.limits, secrets)
+    hosts = _hosts(config, kept.clients.secrets, guests.limits, secrets)
 
     def answer(call: Call) -> Response:
         if call.to[0] < first:  # the key agreement, by which newcomers get the mask seed
             return hosts.answer(call)
         # Checked at the call, since not every method asks newcomers to train.
-        if samples_batches(protocol, call.method):
-            check_sizes(protocol, newcomers, sizes)
+        if samples_batches(protocol, config, call.method):
+            check_sizes(protocol, config, newcomers, sizes)
         return guests.answer(call)
 
     numbered = range(1 + max(planned.names))
@@ -709,7 +731,7 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     server = protocol.as_server()
     net = server.build_network(transport, config, device=device, secrets=secrets)
     guest_names = dict(zip(numbers, newcomers.names, strict=True))
-    guest_samples = _samples(guests.client) if protocol.per_example else {}
+    guest_samples = _samples(guests.client) if protocol.privacy.per_example else {}
     guest_ledger = Ledger(samples=guest_samples, names=guest_names)
     # A copy by value, so that the state of the run does not change.
     end_of_run = unpack(pack(learned.network), ChannelState)
@@ -717,7 +739,7 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     rounds = [line["round"] for line in learned.history]
     net.round = 1 + max(rounds, default=0)
     net.record = _recorder(net, ledger, planned, record, first)
-    state: Any = unpack(protocol.kept_.server, protocol.state_class())
+    state: Any = unpack(kept.server, protocol.state_class())
     with (
         named_in_errors(names),
         without_clients(server),
@@ -750,7 +772,7 @@ def _newcomer_numbers(
     numbers = []
     for name, size in zip(names, sizes, strict=True):
         # Only the price of DP-SGD depends on the number of samples.
-        samples = size if protocol.per_example else None
+        samples = size if protocol.privacy.per_example else None
         numbers.append(number_of(planned, first, name, samples))
     return numbers
 
@@ -816,8 +838,19 @@ def _recorder(
     return record_events
 
 
-def _opened_record(protocol: ClusteringProtocol) -> NewcomerRecord | None:
+def _opened_record(
+    protocol: ClusteringProtocol,
+    config: Mapping[str, Any],
+    ledger: Ledger,
+    record: NewcomerRecord | None,
+) -> NewcomerRecord | None:
     """Return the file that records newcomers' releases, after a check that it can be written.
+
+    Args:
+        protocol: with the hyper-parameters of the run.
+        config: of the run.
+        ledger: of the run and all its newcomers.
+        record: the file; None where the protocol has no folder.
 
     Returns:
         None where the protocol has no folder, or where a run without noise cannot write to it.
@@ -825,15 +858,13 @@ def _opened_record(protocol: ClusteringProtocol) -> NewcomerRecord | None:
     Raises:
         RunFolderError: the file of a run with noise cannot be written.
     """
-    record = protocol.newcomers_record
     if record is None:
         return None
-    record.update(protocol.ledger_)
+    record.update(ledger)
     try:
         record.check_writable()
     except RunFolderError:
         # Updates, training or Gram matrices have noise, so ε has to be complete.
-        config = protocol.kept_.learned.config
         if protocol.adds_noise(config):
             raise
         # Without noise every release of newcomers has an infinite ε, recorded or not.
@@ -875,13 +906,14 @@ def _hosts(
     return Endpoint(None, range(config["clients"]), run, Pipeline(), keys, limits=limits)
 
 
-def opened(protocol: ClusteringProtocol, posted: ModelDelta) -> torch.Tensor:
+def opened(protocol: ClusteringProtocol, kept: FittedState, posted: ModelDelta) -> torch.Tensor:
     """Return the model θ, (d,), of a displacement that the server stores.
 
     It needs the clients' keys, which only the owner of a fitted protocol has.
 
     Args:
-        protocol: as it was fitted.
+        protocol: with the hyper-parameters of the run.
+        kept: the state at the end of the run.
         posted: the displacement, masked where updates are.
 
     Raises:
@@ -889,10 +921,58 @@ def opened(protocol: ClusteringProtocol, posted: ModelDelta) -> torch.Tensor:
     """
     if not len(posted.displacement):
         raise UsageError("this model was not kept: run with tree=True, and with members that reply")
-    fitted = protocol.kept_
-    pipeline = protocol.with_fitted_params().pipeline(fitted.learned.config)
+    deployment = Deployment(protocol, kept.learned.config)
+    pipeline = deployment.pipeline()
     # All clients share one mask seed.
-    for seed in list(fitted.clients.secrets.seed.values())[:1]:
+    for seed in list(kept.clients.secrets.seed.values())[:1]:
         pipeline.unlock(seed)
-    start = protocol._flat.initial().to(posted.displacement.dtype)
+    start = deployment.initial_model().initial().to(posted.displacement.dtype)
     return start + pipeline.inverse(posted.displacement, posted.step)
+
+
+def replayed(
+    protocol: ClusteringProtocol,
+    transcript: Transcript,
+    config: dict[str, Any],
+    threads: int = 0,
+    device: str = "auto",
+    observe: Callable[[VerbOutcome], None] | None = None,
+    secrets: Randomness | None = None,
+) -> tuple[Any, ChannelState]:
+    """Run the server alone against a recorded transcript.
+
+    Args:
+        protocol: with the hyper-parameters of the run.
+        transcript: the recorded frames.
+        config: what clients and server agreed on.
+        threads: those of the run's settings, since sums round differently with another number.
+        device: that of the run's settings, since sums round differently on another device.
+        observe: called with what each verb gives its reader; None for nobody.
+        secrets: secret random streams of the run; None derives them from the seed, as runs with
+            `keys_from_seed` do.
+
+    Returns:
+        The server's final state, and that of its channel, which contains the ledger.
+
+    Raises:
+        ReplayError: a request differs from the recorded one by a bit, so the server used
+            information that it received from no verb.
+        UsageError: the server asks for an attribute that a new object does not have.
+    """
+    transport = Replay(transcript)
+    server_device = choose_device(device)
+    server = protocol.as_server()
+    net = server.build_network(transport, config, device=server_device, secrets=secrets)
+    net.observe = observe
+    run = Run(begin=lambda number: setattr(net, "round", number))
+    with (
+        without_clients(server),
+        warnings.catch_warnings(),
+        torch.inference_mode(False),
+        cpu_threads(threads),
+        reproducible(server_device),
+    ):
+        warnings.simplefilter("ignore", SecureClusterWarning)  # the run itself has warned
+        state = server.final_state(net, run)
+    transport.finish()
+    return state, net.state

@@ -393,37 +393,38 @@ def example_map(config: Mapping[str, Any]) -> GradientSketch | ClassBlocks:
     )
 
 
-def resolved_signature(protocol: Any, federation: Federation, noise: float) -> dict[str, Any]:
+def resolved_signature(method: Any, federation: Federation, noise: float) -> dict[str, Any]:
     """Return what the configuration says of signatures.
 
     Args:
-        protocol: its hyper-parameters of signatures.
+        method: with its options of signatures.
         federation: the clients and their data.
         noise: z of signatures, which `target_epsilon` may have found.
 
     Raises:
         UsageError: the data have no classes, or signatures would be longer than what they are of.
     """
+    options = method.signatures
     if not isinstance(federation.objective, Classification):
-        others = [name for name in protocol.signature_choices if name != protocol.signature]
+        others = [name for name in options.choices if name != options.signature]
         advice = "choose another protocol, cfl say"
         if others:
             advice = f"take signature {others[0]}"
         raise UsageError(
             f"gradient signatures are of samples with classes, and these data have none: {advice}"
         )
-    per_client = protocol.dp_unit == "client"
+    per_client = method.privacy.dp_unit == "client"
     sizes: list[int] = []
     if not per_client:
         # signatures are of the samples that clients train on
-        sizes = training_sizes(protocol, federation)
-    blocks = str(protocol.signature_blocks)
+        sizes = training_sizes(method, federation)
+    blocks = str(options.signature_blocks)
     if blocks == "auto":
         by_rule = blocks_by_rule(noise, federation.classes, sizes, per_client)
         blocks = "plain"
-        if by_rule and protocol.offers_blocks:
+        if by_rule and options.offers_blocks:
             blocks = "blocks"
-    size = protocol.signature_size
+    size = options.signature_size
     if size is None:
         size = DEFAULT_SIZES[blocks]
     else:

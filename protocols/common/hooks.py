@@ -11,17 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.metrics import agreement, mean
+from securecluster.core.option_groups import Grouped
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Rows
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.labels import checked_labels
+from securecluster.protocols.common.option_group import OptionGroup
+from securecluster.protocols.common.pair_options import PairOptions
+from securecluster.protocols.common.privacy_options import PrivacyOptions
+from securecluster.protocols.common.sum_options import SumOptions
+from securecluster.runtime.endpoint import PAIRS, SUM
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
+from securecluster.training.config import FULL_GRADIENT
+from securecluster.training.local_trainer import LocalTraining
 
 
-class ProtocolHooks(ABC):
+class ProtocolHooks(Grouped, ABC):
     """The server's loop, newcomers, reports, and the observer's measurements."""
 
     name: ClassVar[str]
@@ -38,6 +46,10 @@ class ProtocolHooks(ABC):
     """True in a run of stand-ins for clients (`dry_run`): work of the server alone can be left out
     there, if no release depends on it."""
     rounds: int
+    mask: str
+    privacy: PrivacyOptions
+    sums: SumOptions
+    pairs: PairOptions
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Check that a server's loop declares the class of its state.
@@ -143,9 +155,75 @@ class ProtocolHooks(ABC):
         )
 
     @property
+    def option_groups(self) -> list[OptionGroup]:
+        """Return the groups of options, such as `privacy`."""
+        return [vars(self)[name] for name in self.option_groups_]
+
+    @property
+    def encrypted_verbs(self) -> frozenset[str]:
+        """Return the verbs whose replies are encrypted."""
+        verbs = set()
+        if self.sums.by_authority:
+            verbs.add(SUM)
+        if self.pairs.by_authority:
+            verbs.add(PAIRS)
+        return frozenset(verbs)
+
+    def dry_runs(self) -> Sequence[Mapping[str, Any]]:
+        """Return further hyper-parameters of runs that find how much a run may release.
+
+        A run of stand-ins with the hyper-parameters as they are is counted in any case. Where the
+        server's decisions depend on replies, it may release less than another run: then a method
+        returns those with which it releases the most.
+        """
+        return ()
+
+    def adds_noise(self, config: Mapping[str, Any]) -> bool:
+        """Return whether anything that clients release in a run has noise.
+
+        Then models that clients trained alone stay out of the results, since no noise covers them,
+        and no error of a client may depend on its data.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        return any(options.adds_noise(config) for options in self.option_groups)
+
+    def trainings(
+        self, usual: LocalTraining, config: Mapping[str, Any]
+    ) -> dict[str, LocalTraining]:
+        """Return the kinds of training by the name that client methods use (`Release.trains`).
+
+        Args:
+            usual: the training of a round.
+            config: what clients and server agreed on.
+        """
+        full = self.privacy.training(FULL_GRADIENT, config)
+        return {"usual": usual, "full": full}
+
+    @property
+    def fields_with_own_noise(self) -> frozenset[str]:
+        """Return the fields that clients add noise to before they pass the pipeline."""
+        fields: set[str] = set()
+        for options in self.option_groups:
+            fields |= options.fields_with_own_noise(self)
+        return frozenset(fields)
+
+    @property
+    def refused_methods(self) -> frozenset[str]:
+        """Return the names of client methods that the clients of this run refuse to answer."""
+        refused: set[str] = set()
+        for options in self.option_groups:
+            refused |= options.refused_methods
+        return frozenset(refused)
+
+    @property
     def unused_options(self) -> frozenset[str]:
         """Return the names of hyper-parameters that have no effect beside the others' values."""
-        return frozenset()
+        unused: set[str] = set()
+        for options in self.option_groups:
+            unused |= options.unused
+        return frozenset(unused)
 
     @property
     def server_knows_labels(self) -> bool:
@@ -190,6 +268,9 @@ class ProtocolHooks(ABC):
         Args:
             config: what clients and server agreed on.
         """
+        sizes: dict[str, int] = {}
+        for options in self.option_groups:
+            sizes |= options.frame_sizes(config)
         clients = int(config["clients"])
         rounds = int(self.total_rounds)
         # More calls than any method makes, repetitions included.
@@ -202,6 +283,7 @@ class ProtocolHooks(ABC):
             "steps": FIRST_SEPARATE_STEP + calls,
             "averages": averages,
             "restarts": 0,
+            **sizes,
         }
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import grouped
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Rows
 from securecluster.protocols.common.averaging import total_weights
@@ -55,7 +56,7 @@ class ModelSetState:
         return [label_of[model] for model in self.final_choice()]
 
 
-@dataclass(kw_only=True)
+@grouped
 class ModelSetProtocol(ClusteringProtocol):
     """Base class of methods whose clients derive from `ModelSetClient`.
 

@@ -24,6 +24,7 @@ from securecluster.errors import (
 )
 from securecluster.privacy.dp import accounting
 from securecluster.privacy.dp.ledger import Event, Ledger
+from securecluster.protocols.common.dry_run import run_releases
 
 if TYPE_CHECKING:
     from securecluster.protocols.common.base import ClusteringProtocol
@@ -258,15 +259,15 @@ def training_sizes(protocol: ClusteringProtocol, newcomers: Federation) -> list[
     return training_samples
 
 
-def samples_batches(protocol: ClusteringProtocol, method: str) -> bool:
+def samples_batches(protocol: ClusteringProtocol, config: Mapping[str, Any], method: str) -> bool:
     """Return whether clients train with DP-SGD on sampled batches to answer a call.
 
     Args:
-        protocol: as it was fitted.
+        protocol: with the hyper-parameters of the run.
+        config: of the run.
         method: name of the client method.
     """
-    config = protocol.kept_.learned.config
-    if not (protocol.per_example and config["noise"]):
+    if not (protocol.privacy.per_example and config["noise"]):
         return False
     release = getattr(getattr(protocol.client, method, None), "__release__", None)
     plans = protocol.trainings(protocol.training(config), config)
@@ -276,18 +277,23 @@ def samples_batches(protocol: ClusteringProtocol, method: str) -> bool:
     return plan is not None and plan.batch_size is not None
 
 
-def check_sizes(protocol: ClusteringProtocol, newcomers: Federation, sizes: Sequence[int]) -> None:
+def check_sizes(
+    protocol: ClusteringProtocol,
+    config: Mapping[str, Any],
+    newcomers: Federation,
+    sizes: Sequence[int],
+) -> None:
     """Refuse newcomers whose local training would cost more than that of the run's clients.
 
     Args:
-        protocol: as it was fitted, with DP-SGD.
+        protocol: with DP-SGD.
+        config: of the run.
         newcomers: the clients and their data.
         sizes: the number of samples that each trains on.
 
     Raises:
         UsageError: too few samples for the run's noise.
     """
-    config = protocol.kept_.learned.config
     minimum = min(config["sizes"])
     for name, n in zip(newcomers.names, sizes, strict=True):
         if n < minimum:
@@ -296,21 +302,21 @@ def check_sizes(protocol: ClusteringProtocol, newcomers: Federation, sizes: Sequ
                 f"({minimum}), so its batches would be a larger share of them and cost more ε: "
                 f"give it at least {minimum}, or leave it out"
             )
-    if protocol.target_epsilon is None:
+    target = protocol.privacy.target_epsilon
+    if target is None:
         return
-    releases = protocol.run_releases(newcomers, int(config["clients"]))
+    releases = run_releases(protocol, newcomers, int(config["clients"]))
     for name, n in zip(newcomers.names, sizes, strict=True):
         # The run's noise was chosen for its clients' numbers of samples. For
         # any other number the cost is computed anew.
         if n in config["sizes"]:
             continue
         steps = releases.plan(config["noise"], n).steps
-        if accounting.epsilon(steps, config["delta"]).epsilon > protocol.target_epsilon:
+        if accounting.epsilon(steps, config["delta"]).epsilon > target:
             raise UsageError(
                 f"newcomer {name!r} has {n} training samples, which no client of the run had, and "
                 "in the run's batches they may cost more than target_epsilon = "
-                f"{protocol.target_epsilon:g}: give it as many as a client of the run, or leave it "
-                "out"
+                f"{target:g}: give it as many as a client of the run, or leave it out"
             )
 
 
@@ -322,12 +328,12 @@ def warn_if_dear(protocol: ClusteringProtocol, ledger: Ledger, names: Sequence[s
         ledger: of the run and all its newcomers.
         names: of the newcomers in this call.
     """
-    target = protocol.target_epsilon
+    target = protocol.privacy.target_epsilon
     if target is None:
         return
     # Names that are not in the ledger released nothing.
     released = set(names) & set(ledger.names.values())
-    price = ledger.of(released).price(protocol.delta)
+    price = ledger.of(released).price(protocol.privacy.delta)
     if price.epsilon <= target or price.client is None:
         return
     name = ledger.names[price.client]

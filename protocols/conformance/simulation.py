@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from securecluster.data import Federation
 from securecluster.messaging.messages import Call
 from securecluster.messaging.transcript import Transcript
+from securecluster.protocols.common.deployment import Deployment
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -79,7 +80,7 @@ def with_authority(made: Any, config: dict[str, Any], inner: Transport) -> Trans
         config: what clients and server agreed on.
         inner: transport to the clients.
     """
-    authority = made.build_authority(config)
+    authority = Deployment(made, config).authority()
     if authority is None:
         return inner
     return WithAuthority(inner, authority.answer_frame, lambda name: made.message_types(name)[1])

@@ -33,6 +33,7 @@ from typing import Any, ClassVar
 
 from securecluster.clustering.labels import check_number
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import group
 from securecluster.core.randomness import Randomness
 from securecluster.core.validation import check_whole
 from securecluster.data import Federation
@@ -54,7 +55,7 @@ from securecluster.protocols.common.model_set_protocol import (
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.restarts import OfferedModels, Restart, collect_models
 from securecluster.protocols.common.sampling import sample_clients
-from securecluster.protocols.common.sum_options import LARGEST_LOSS, PLAIN
+from securecluster.protocols.common.sum_options import LARGEST_LOSS, PLAIN, SumOptions, SumsOverAll
 from securecluster.protocols.ifca.client import (
     IFCAClient,
     ModelAssignment,
@@ -104,6 +105,43 @@ class IFCAState(ModelSetState):
         return super().labels
 
 
+@dataclass(kw_only=True)
+class SumsOfChoices(SumsOverAll):
+    """Options of sums of blocks, one for each model, by which clients hide their choice."""
+
+    def refusal(self, method: Any) -> str | None:
+        """Return that counts of choosers have no noise, or that sums are encrypted."""
+        if self.by_authority:
+            return (
+                "IFCA's clients compare the members of a sum with those of an earlier one, which "
+                "encrypted sums keep no record of: take aggregation secagg, or FL+HC (flhc)"
+            )
+        if not method.privacy.noisy:
+            return None
+        return (
+            "IFCA under secure sums tells how many clients chose each model, and no noise covers "
+            "these counts: take noise 0, FL+HC (flhc), or aggregation plain"
+        )
+
+    def weights_updates(self, method: Any) -> bool:
+        """Return whether updates are weighted by numbers of samples.
+
+        Where choices are hidden, their sums by model are not sent but where asked for.
+        """
+        return not method.privacy.per_client and (method.exact_weights or not self.hide_replies)
+
+    def fields(self, method: Any, config: Mapping[str, Any]) -> dict[str, float]:
+        """Add the counts of choices, the blocks with their weights, and losses."""
+        fields = super().fields(method, config)
+        return {
+            **fields,
+            "count": 1.0,
+            "blocks": fields["delta"],
+            "weight": fields["size"],
+            "loss": LARGEST_LOSS * fields["size"],
+        }
+
+
 @protocol
 class IFCA(ModelSetProtocol):
     """k models; each client trains the one that fits its own samples best."""
@@ -112,6 +150,7 @@ class IFCA(ModelSetProtocol):
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
+    sums: SumOptions = group(SumsOfChoices)
     aggregation: str = PLAIN
     """how sums of updates are formed: plain (the server reads every choice and every reply) or
     secagg (the server reads neither, but how many clients chose each model; a client then sends k
@@ -135,7 +174,6 @@ class IFCA(ModelSetProtocol):
     """
 
     name: ClassVar[str] = "ifca"
-    sums_over_all: ClassVar[bool] = True
     client: ClassVar[type[TrainingClient]] = HiddenChoiceClient
 
     def run_server(self, net: ServerChannel, run: Run) -> IFCAState:
@@ -161,7 +199,7 @@ class IFCA(ModelSetProtocol):
         # where all rounds belong to short starts, the best one is not chosen yet
         self._turn(net, state, self.total_rounds + 1)
         state.running = run.once("deliver", lambda: self._settle(net, state), Restart)
-        if self.sums_securely:
+        if self.sums.hide_replies:
             state.final = run.once(
                 "count", lambda: count_at_end(net, state.running, state.best), FinalCounts
             )
@@ -175,7 +213,7 @@ class IFCA(ModelSetProtocol):
             net: the server's channel.
             state: the `IFCAState`, after the last averages were delivered.
         """
-        if not self.sums_securely:
+        if not self.sums.hide_replies:
             return super().offered_models(net, state)
         shared = state.final.shared
         return collect_models(net, state.running, self.mask != "none", shared, hidden=True)
@@ -194,7 +232,7 @@ class IFCA(ModelSetProtocol):
             UsageError: the run ended without models.
             UpdateError: a newcomer does not reply.
         """
-        if not self.sums_securely:
+        if not self.sums.hide_replies:
             return super().assign_newcomers(net, state, to)
         replies = net.gather(HiddenChoiceClient.join_unseen, offer_to(state, len(to)), to=to)
         check_newcomers(to, replies.ids)
@@ -217,7 +255,7 @@ class IFCA(ModelSetProtocol):
 
         Where choices are hidden, the update is one of k blocks.
         """
-        if self.sums_securely:
+        if self.sums.hide_replies:
             return 2 * self.k
         return super().vectors_per_round
 
@@ -264,7 +302,7 @@ class IFCA(ModelSetProtocol):
         """Make round t of averaging (lines 4 to 11)."""
         self._turn(net, state, t)
         # line 4: the server sends the models to a share of the clients
-        if self.sums_securely:
+        if self.sums.hide_replies:
             recipients = sample_clients(net, net.clients, self.participation, t, minimum=MINIMUM)
             average_unseen(net, state.running, state.best, recipients)
             return
@@ -331,7 +369,7 @@ class IFCA(ModelSetProtocol):
 
         Clients that do not reply keep their last choice.
         """
-        if self.sums_securely:
+        if self.sums.hide_replies:
             return deliver_unseen(net, state.running, state.best, tries)
         silent = tuple(net.clients)
         for _ in range(tries):
@@ -378,7 +416,7 @@ class IFCA(ModelSetProtocol):
         """Raise UsageError where there are too few clients to rebalance, or none may be moved."""
         if not self.rebalance:
             return
-        if self.sums_securely:
+        if self.sums.hide_replies:
             raise UsageError(
                 "rebalance moves clients by their choices, which secure sums hide: take "
                 "aggregation plain, or leave rebalance out"
@@ -390,35 +428,6 @@ class IFCA(ModelSetProtocol):
                 f"{self.k} models: lower rebalance to {sampled // self.k} or less"
             )
 
-    def secure_sums_refusal(self) -> str | None:
-        """Return that counts of choosers have no noise, or that sums are encrypted."""
-        if self.sums_encrypted:
-            return (
-                "IFCA's clients compare the members of a sum with those of an earlier one, which "
-                "encrypted sums keep no record of: take aggregation secagg, or FL+HC (flhc)"
-            )
-        if not self.noisy:
-            return None
-        return (
-            "IFCA under secure sums tells how many clients chose each model, and no noise covers "
-            "these counts: take noise 0, FL+HC (flhc), or aggregation plain"
-        )
-
-    def sum_fields(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Add the counts of choices, the blocks with their weights, and losses.
-
-        Args:
-            config: what clients and server agreed on.
-        """
-        fields = super().sum_fields(config)
-        return {
-            **fields,
-            "count": 1.0,
-            "blocks": fields["delta"],
-            "weight": fields["size"],
-            "loss": LARGEST_LOSS * fields["size"],
-        }
-
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the stages between a client's update and the wire, for each block where there are.
 
@@ -426,7 +435,7 @@ class IFCA(ModelSetProtocol):
             config: what clients and server agreed on.
         """
         pipeline = super().pipeline(config)
-        if self.sums_securely:
+        if self.sums.hide_replies:
             stages = [BlockStage(stage) for stage in pipeline.stages]
             pipeline.fields["blocks"] = Pipeline(stages)
         return pipeline
@@ -443,21 +452,18 @@ class IFCA(ModelSetProtocol):
         """
         training = self.training(config)
         return HiddenChoiceClient(
-            cohort, training, pipeline, self.weighted, self.sums_securely, exact=self.exact_weights
+            cohort,
+            training,
+            pipeline,
+            self.weighted,
+            self.sums.hide_replies,
+            exact=self.exact_weights,
         )
-
-    @property
-    def weights_updates(self) -> bool:
-        """Return whether updates are weighted by numbers of samples.
-
-        Where choices are hidden, their sums by model are not sent but where asked for.
-        """
-        return not self.per_client and (self.exact_weights or not self.sums_securely)
 
     @property
     def server_knows_labels(self) -> bool:
         """Return False where choices are hidden."""
-        return not self.sums_securely
+        return not self.sums.hide_replies
 
     def known_labels(self, client: Any, state: IFCAState) -> list[int]:
         """Return each client's cluster, which only the clients know where choices are hidden.
@@ -469,7 +475,7 @@ class IFCA(ModelSetProtocol):
             client: a `HiddenChoiceClient`.
             state: the server's `IFCAState`.
         """
-        if not self.sums_securely:
+        if not self.sums.hide_replies:
             return super().known_labels(client, state)
         label_of = {("model", model): label for label, model in enumerate(state.final.shared)}
         start = state.running.number
@@ -488,16 +494,18 @@ class IFCA(ModelSetProtocol):
             state: the server's `IFCAState`.
             labels: what the server knows.
         """
-        if not self.sums_securely:
+        if not self.sums.hide_replies:
             return labels
         return [state.used.index(model) for model in client.choices(state.running.number)]
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""
-        if self.sums_securely:
-            return Disclosures(server=hidden_view(self.k, self.weights_updates))
+        if self.sums.hide_replies:
+            return Disclosures(server=hidden_view(self.k, self.sums.weights_updates(self)))
         # Which clients the server moves follows from their choices, and shows nothing new.
-        return Disclosures(server=server_view(self.noisy, self.per_client, self.starts))
+        return Disclosures(
+            server=server_view(self.privacy.noisy, self.privacy.per_client, self.starts)
+        )
 
     def held_models(self, client: Any, state: Any, positions: Sequence[int]) -> Rows:
         """Return each client's last choice, after pending averages of those at some positions.
@@ -509,7 +517,7 @@ class IFCA(ModelSetProtocol):
         """
         recipients = [client.cohort.ids[k] for k in positions]
         query = state.running.message_for(recipients, state.best)
-        if self.sums_securely:
+        if self.sums.hide_replies:
             held: Rows = client.held(query, positions)
             return held
         choice = [state.running.choice[i] for i in client.cohort.ids]

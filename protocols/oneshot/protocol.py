@@ -21,10 +21,12 @@ only; the GPS sees none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
+from securecluster.core.option_groups import group
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.errors import UpdateError
@@ -33,14 +35,16 @@ from securecluster.privacy.masking.block_mask import Blocks
 from securecluster.privacy.masking.masks import build, width
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.base import FittedState
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.eigenvectors import EigenvectorProtocol, check_objective
+from securecluster.protocols.common.fitted import FittedRun
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
+from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES, check_landmarks, sample_landmarks
+from securecluster.protocols.common.serialization import FittedState
 from securecluster.protocols.oneshot import feature_maps, naive_mechanism
 from securecluster.protocols.oneshot.client import (
     RELEVANCE,
@@ -69,6 +73,27 @@ from securecluster.runtime.pad_client import PairRange
 from securecluster.runtime.pair_aggregators import PairFunction
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
+
+
+@dataclass(kw_only=True)
+class RelevanceOfPairs(PairOptions):
+    """Options of the relevance of pairs of clients, which the server clusters."""
+
+    functions: ClassVar[Mapping[str, PairFunction]] = {"cluster_tasks": cluster_tasks}
+    fields: ClassVar[Mapping[str, PairRange]] = {"row": RELEVANCE}
+    labels: ClassVar[Mapping[str, LabelledValue]] = {"cluster_tasks": tasks_of_labels}
+
+
+class FittedOneShot(FittedRun):
+    """What a user gets from a run of one-shot clustering."""
+
+    def __init__(self, method: Any, fitted: FittedState, *others: Any) -> None:
+        """Refuse a user's own feature map that is not the run's."""
+        config = fitted.learned.config
+        if not isinstance(config["features"], str):
+            phi = method.feature_map_of(config["shape"], config["seed"])
+            phi.agreed(config["phi"])
+        super().__init__(method, fitted, *others)
 
 
 @protocol
@@ -124,9 +149,8 @@ class OneShot(EigenvectorProtocol):
 
     name: ClassVar[str] = "oneshot"
     client: ClassVar[type[TrainingClient]] = OneShotClient
-    pair_functions: ClassVar[Mapping[str, PairFunction]] = {"cluster_tasks": cluster_tasks}
-    pair_fields: ClassVar[Mapping[str, PairRange]] = {"row": RELEVANCE}
-    pair_labels: ClassVar[Mapping[str, LabelledValue]] = {"cluster_tasks": tasks_of_labels}
+    pairs: PairOptions = group(RelevanceOfPairs)
+    fitted_class: ClassVar[type[FittedRun]] = FittedOneShot
     gps: ClassVar[type] = GPS
     scenario: ClassVar[str | None] = "tasks"
 
@@ -263,20 +287,12 @@ class OneShot(EigenvectorProtocol):
             UsageError: the data are text, or the layers or the feature map do not fit.
         """
         check_objective(federation)
-        phi = self._phi(federation.shape, federation.seed)
+        phi = self.feature_map_of(federation.shape, federation.seed)
         return {
             "shared": common_layers(self.flat_model(federation), self.common),
             "phi": phi.describe(),
             "width": phi.dimension,
         }
-
-    def _restore_fitted(self, kept: FittedState) -> Self:
-        """Restore a fitted protocol; refuse a user's own feature map that is not the run's."""
-        config = kept.learned.config
-        if not isinstance(config["features"], str):
-            phi = self._phi(config["shape"], config["seed"])
-            phi.agreed(config["phi"])
-        return super()._restore_fitted(kept)
 
     def shown_params(self) -> dict[str, Any]:
         """Return the hyper-parameters as JSON has them; a user's own features are only named."""
@@ -300,7 +316,7 @@ class OneShot(EigenvectorProtocol):
         # eigenvectors are sealed, or masked as features would be
         vector_stages = () if self.sealed else build(self.mask, config["width"])
         return Pipeline(
-            [*self.stages(config), *masks],
+            [*self.privacy.stages(config), *masks],
             Seal(config_hash(config)) if self.sealed else None,
             {"vectors": Pipeline(vector_stages)},
             width(self.mask, shared) if shared else 0,
@@ -320,7 +336,7 @@ class OneShot(EigenvectorProtocol):
         Raises:
             UsageError: the feature map differs from the run's.
         """
-        phi = self._phi(config["shape"], config["seed"]).agreed(config["phi"])
+        phi = self.feature_map_of(config["shape"], config["seed"]).agreed(config["phi"])
         return RelevanceOptions(
             features=phi,
             count=min(int(self.vectors), phi.dimension),
@@ -328,7 +344,7 @@ class OneShot(EigenvectorProtocol):
             floor=self.floor,
         )
 
-    def _phi(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
+    def feature_map_of(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
         """Return the feature map of samples of a shape, in a run of a seed."""
         return feature_maps.build(
             self.features, tuple(shape), Randomness(seed), self.public, self.components
@@ -351,15 +367,15 @@ class OneShot(EigenvectorProtocol):
     def disclosures(self) -> Disclosures:
         """Return what the servers and clients see, and what ε assumes of features."""
         lps = list(VIEWS["lps"])
-        if self.per_client:
+        if self.privacy.per_client:
             # clipped updates count the same, so clients do not send their numbers of samples
             lps = lps[1:]
         not_covered = []
-        if self.gram_noise or self.target_epsilon:
+        if self.gram.noisy(self.privacy):
             not_covered += feature_maps.assumptions(self.features, self.public)
-        if self.gram_noise and self.gram_mechanism == "naive":
+        if self.gram.gram_noise and self.gram_mechanism == "naive":
             not_covered.append(
-                naive_mechanism.price(self.gram_noise, int(self.vectors), self.delta)
+                naive_mechanism.price(self.gram.gram_noise, int(self.vectors), self.privacy.delta)
             )
         clients = list(VIEWS["client"])
         if self.landmarks is not None:

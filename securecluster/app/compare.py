@@ -378,7 +378,7 @@ def _together(folder: Path, plans: Sequence[RunPlan], rows: Sequence[Row]) -> li
     from securecluster.privacy.dp.ledger import Ledger
     from securecluster.protocols.common.serialization import read_ledger
 
-    delta_of = {plan.protocol.name: plan.protocol.delta for plan in plans}
+    delta_of = {plan.protocol.name: plan.protocol.privacy.delta for plan in plans}
     totals = []
     # ε of a client and ε of an example do not add up
     for unit in ("client", "example"):

@@ -216,7 +216,7 @@ def authority_view(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) 
         fitted: the protocol after the run.
         disclosed: all disclosures of the run.
     """
-    if not fitted.with_fitted_params().encrypted_verbs:
+    if not fitted.result_.method.encrypted_verbs:
         return []
     sums = _names(field for field in disclosed if field.encrypted == SUMS)
     pairs = _names(field for field in disclosed if field.encrypted in RELEASED_OF_PAIRS)
@@ -235,9 +235,9 @@ def disclosures(fitted: ClusteringProtocol) -> list[Disclosure]:
         fitted: the protocol after the run.
     """
     config = fitted.kept_.learned.config
-    protocol = fitted.with_fitted_params()
+    protocol = fitted.result_.method
     pipeline = protocol.pipeline(config)
-    central = fitted.per_client and config["placement"] == "central"
+    central = fitted.privacy.per_client and config["placement"] == "central"
     disclosed: dict[Disclosure, None] = {}  # a set that keeps its order
     for event in fitted.ledger_.events:
         for name in event.fields:
@@ -258,7 +258,7 @@ def _disclosure(
         name: of the field.
         central: True if the server adds the noise of what clients clip.
     """
-    protocol = fitted.with_fitted_params()
+    protocol = fitted.result_.method
     release = release_of(getattr(fitted.client, event.method))
     clipped = name in release.through and pipeline.of(name).clips
     sealed = pipeline.seal is not None and name in release.sealed
@@ -277,8 +277,8 @@ def _disclosure(
         derived=release.derived,
         masked=masked,
         central=central and clipped and event.mechanism == "gaussian",
-        summed=protocol.sums_securely and event.verb == SUM,
-        paired=protocol.reads_pair_sums and event.verb == PAIRS,
+        summed=protocol.sums.hide_replies and event.verb == SUM,
+        paired=protocol.pairs.show_sums and event.verb == PAIRS,
         encrypted=_released_by_authority(protocol, event.verb),
     )
 
@@ -289,7 +289,7 @@ def _released_by_authority(protocol: ClusteringProtocol, verb: str) -> str:
         return ""
     if verb == SUM:
         return SUMS
-    return MATRIX if protocol.reads_pair_sums else LABELS
+    return MATRIX if protocol.pairs.show_sums else LABELS
 
 
 def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[str]:
@@ -389,7 +389,7 @@ def _brought(fitted: ClusteringProtocol, name: str, bound: Real, relayed: bool) 
         bound: of the field.
         relayed: True if its method declares that it relays rows of single clients.
     """
-    pipeline = fitted.with_fitted_params().pipeline(fitted.kept_.learned.config)
+    pipeline = fitted.result_.method.pipeline(fitted.kept_.learned.config)
     sealed = bound.sealed and pipeline.seal is not None
     masked = False
     if bound.sent and not sealed:
@@ -540,7 +540,7 @@ def _models_without_noise(fitted: ClusteringProtocol) -> list[str]:
 
 def _own_labels(fitted: ClusteringProtocol) -> list[str]:
     """Return a sentence on the labels of clients that assign themselves, if they do."""
-    if fitted.with_fitted_params().server_knows_labels:
+    if fitted.result_.method.server_knows_labels:
         return []
     files = f"result.json, history.jsonl, {LEARNED}, {MODELS} and pictures"
     return [
@@ -572,7 +572,7 @@ def _shown_alone(fitted: ClusteringProtocol) -> list[int]:
     """
     learned = fitted.kept_.learned
     # such models stay with their clients, or the protocol has a shared model of each cluster
-    noisy = fitted.with_fitted_params().adds_noise(learned.config)
+    noisy = fitted.result_.method.adds_noise(learned.config)
     if noisy or SHARED in fitted.kept_.clients.extra:
         return []
     # the results show each cluster by the model of its first client
@@ -614,7 +614,7 @@ def _transcript(fitted: ClusteringProtocol) -> list[str]:
     if mode == "sizes":
         return ["transcript/: who was asked and replied in which round, and how many bytes"]
     # frames are recorded as they arrive, before a trusted server adds its noise
-    if learned.config["placement"] == "central" and fitted.per_client:
+    if learned.config["placement"] == "central" and fitted.privacy.per_client:
         raw = "the clipped updates that a trusted server reads before it adds noise"
         return [f"transcript/: {raw}, so that no epsilon covers it; it is for its owner alone"]
     return [

@@ -204,7 +204,7 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
 
 def _over_rounds(fitted: ClusteringProtocol) -> Section:
     """Return what secure sums tell over all rounds; nothing where sums are plain."""
-    if not fitted.with_fitted_params().sums_securely:
+    if not fitted.result_.method.sums.hide_replies:
         return {}
     return {"over_rounds": over_rounds(fitted)}
 
@@ -216,14 +216,14 @@ def _told(fitted: ClusteringProtocol, views: Sequence[str]) -> list[str]:
         fitted: the protocol after the run.
         views: sentences of `Disclosures`.
     """
-    protocol = fitted.with_fitted_params()
+    protocol = fitted.result_.method
     untrue_of_sums: type[str] = OfSecureSums
-    if protocol.sums_securely:
+    if protocol.sums.hide_replies:
         untrue_of_sums = OfPlainSums
     untrue: tuple[type[str], ...] = (untrue_of_sums,)
-    if protocol.hides_pairs:
+    if protocol.pairs.hide_rows:
         untrue = (*untrue, OfPlainPairs)
-    if not protocol.reads_pair_sums:
+    if not protocol.pairs.show_sums:
         untrue = (*untrue, OfPaddedPairs)
     return [view for view in views if not isinstance(view, untrue)]
 
@@ -308,14 +308,14 @@ def _not_covered(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
 
 def _limits_of_keys(fitted: ClusteringProtocol) -> list[str]:
     """Return what the guarantee leaves out where keys are weak, or clients agree on them."""
-    protocol = fitted.with_fitted_params()
+    protocol = fitted.result_.method
     limits = []
     if fitted.kept_.learned.settings.keys_from_seed:
         limits.append(run_secret.FROM_SEED)
     # of masks and seals
     if protocol.pipeline(fitted.kept_.learned.config).keyed:
         limits.append(KEYS)
-    if protocol.pads_pairs:
+    if protocol.pairs.hide_rows and not protocol.pairs.by_authority:
         limits.append(PADS)
     return limits
 

@@ -26,6 +26,7 @@ from securecluster.errors import (
     unknown,
 )
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.signature_options import by_gradients
 from securecluster.runtime.settings import Settings
 
 NOISE = "noise"
@@ -364,7 +365,7 @@ def mechanism(protocol: Any) -> str:
         protocol: with its hyper-parameters.
     """
     phrases = []
-    if protocol.clip is not None and protocol.per_example:
+    if protocol.clip is not None and protocol.privacy.per_example:
         phrases.append("dp-sgd")
     elif protocol.clip is not None:
         phrases.append(protocol.placement)
@@ -372,9 +373,7 @@ def mechanism(protocol: Any) -> str:
         hasattr(protocol, "gram_noise") and protocol.target_epsilon is not None
     ):
         phrases.append(getattr(protocol, "gram_mechanism", "gram"))
-    if getattr(protocol, "by_gradients", False) and (
-        protocol.signature_noise or protocol.target_epsilon is not None
-    ):
+    if by_gradients(protocol) and (protocol.signature_noise or protocol.target_epsilon is not None):
         phrases.append("signature")
     return "+".join(phrases) or "none"
 

@@ -18,7 +18,7 @@ WIDTH = 88  # columns of a class's documentation
 
 @cache
 def field_descriptions(declaring: type) -> dict[str, str]:
-    """Return the description of each field of a dataclass, inherited ones included.
+    """Return the description of each field of a dataclass, those of bases and groups included.
 
     Args:
         declaring: a dataclass; one without source has no descriptions.
@@ -27,6 +27,8 @@ def field_descriptions(declaring: type) -> dict[str, str]:
         By field, the text below it on one line; fields without a text are left out.
     """
     descriptions: dict[str, str] = {}
+    for options in getattr(declaring, "option_groups_", {}).values():
+        descriptions |= field_descriptions(options)
     # A subclass comes after its bases, so its own text counts.
     for base in reversed(declaring.__mro__):
         if is_dataclass(base):

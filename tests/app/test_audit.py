@@ -39,7 +39,8 @@ from securecluster.attacks import experiments, registry, relevance_oracle
 from securecluster.attacks.base import Attack, Guess, Truth
 from securecluster.attacks.label_counts import LabelCounts
 from securecluster.attacks.scoring import BETTER, CHANCE, Interval, Score
-from securecluster.protocols.common.dp_options import DPOptions
+from securecluster.protocols.common.pair_options import PairOptions
+from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.protocols.common.serialization import read_kept
 from securecluster.protocols.common.sum_options import SumOptions
 
@@ -252,7 +253,9 @@ def test_the_twin_is_without_every_protection() -> None:
 
     plain = audit.twin_of(OneShot(gram_noise=2.0, clip=1.0, noise=1.0, dp_unit="client"))
     assert audit.protections_of(plain) == {}
-    assert not plain.sums_securely and plain.mask == "none" and not getattr(plain, "sealed", True)
+    assert (
+        not plain.sums.hide_replies and plain.mask == "none" and not getattr(plain, "sealed", True)
+    )
     pads = OneShot(relevance="pads")
     for protocol in (CFL(aggregation="secagg", sketch=64), SRFCA(sealed=True), pads):
         assert audit.protections_of(protocol)
@@ -271,7 +274,7 @@ def test_the_twin_is_without_whatever_protects() -> None:
 def test_every_option_of_privacy_is_one_that_a_twin_is_without() -> None:
     options = {
         name
-        for group in (DPOptions, SumOptions)
+        for group in (PrivacyOptions, SumOptions, PairOptions)
         for name in {field.name for field in dataclasses.fields(group)}
         if name in inspect.get_annotations(group) and hasattr(group, name)
     }

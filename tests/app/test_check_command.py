@@ -46,12 +46,16 @@ def test_a_failure_is_exit_code_1(here: Path, capsys: pytest.CaptureFixture[str]
     command = ["check", "rdpcfl", "--only", "masks", "--masks", "none", "permutation"]
     assert main(command) == 0
     (here / "author_wrong.py").write_text(
-        "from securecluster.protocols import CLoVE\n"
+        "from securecluster.protocols.clove import CLoVE, CLoVEState\n"
         "class Wrong(CLoVE):\n"
         '    """Foresees the releases of one round."""\n'
-        "    def run_releases(self, federation, clients=None):\n"
-        "        one = CLoVE(**{**self.get_params(), 'rounds': 1})\n"
-        "        return one.run_releases(federation, clients)\n"
+        "    def run_server(self, net, run) -> CLoVEState:\n"
+        "        rounds = self.rounds\n"
+        "        if self.dry:\n"
+        "            self.rounds = 1\n"
+        "        state = super().run_server(net, run)\n"
+        "        self.rounds = rounds\n"
+        "        return state\n"
     )
     command = ["check", "author_wrong:Wrong", "--only", "unit-client", "--json", "found.json"]
     capsys.readouterr()

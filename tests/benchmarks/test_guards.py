@@ -46,7 +46,7 @@ def test_what_is_left_out_changes_no_result(case: str, monkeypatch: pytest.Monke
 
     def fitted(parts: Sequence[str]) -> Any:
         protocol = guards.protocol_of(case, ROUNDS)
-        with guards.without(parts, type(protocol), memory):
+        with guards.without(parts, memory):
             return protocol.fit(federation, SEEDED)
 
     whole = fitted([])

@@ -38,7 +38,7 @@ def test_subjects_are_protocols_that_run_under_each_setting() -> None:
         for participation, setting in benchmark.PARTICIPATION.items():
             made = benchmark.protocol_of(subject, setting, "without")
             made.check(benchmark.CLIENTS)
-            assert made.sums_securely, (name, participation)
+            assert made.sums.hide_replies, (name, participation)
 
 
 def test_a_row_says_how_many_can_be_solved_for(small: None, tmp_path: Path) -> None:

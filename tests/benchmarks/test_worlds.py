@@ -13,10 +13,13 @@ import torch
 
 from securecluster.benchmarks import worlds
 from securecluster.benchmarks.worlds import Finding
+from securecluster.core.option_groups import group, grouped
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import CFL, SRFCA, RandomClusters
+from securecluster.protocols.common.deployment import Deployment
+from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.runtime.release_accounting import ReleaseAccounting
 
 CLIENTS, CONFIDENCE = 120, 0.99
@@ -39,31 +42,42 @@ class HalvedStreams(NoiseStreams):
             yield log
 
 
-class Half:
+@dataclass(kw_only=True)
+class Half(PrivacyOptions):
     """Clients that add half of the noise that their receipts, and so the ledger, tell of."""
 
-    def client_noise(self, config: Mapping[str, Any], draws: NoiseStreams) -> ClientNoise:
-        own: Any = super()
-        found: ClientNoise = own.client_noise(config, HalvedStreams(draws))
-        return found
+    def client_noise(self, config: Mapping[str, Any], draws: Any) -> ClientNoise:
+        return super().client_noise(config, HalvedStreams(draws))
 
 
-@dataclass
-class HalfSRFCA(Half, SRFCA):
+@grouped
+class HalfSRFCA(SRFCA):
     """SR-FCA with half of the noise on losses."""
 
+    privacy: PrivacyOptions = group(Half)
 
-@dataclass
-class HalfCFL(Half, CFL):
+
+@grouped
+class HalfCFL(CFL):
     """CFL with half of the noise on losses."""
 
+    privacy: PrivacyOptions = group(Half)
 
-@dataclass
+
+class HalfNoise(Deployment):
+    """Halves of a run whose trusted server takes the clip norm for half of what it is."""
+
+    def costs(self, pipeline: Any, draws: Any) -> ReleaseAccounting:
+        halved = {**self.config, "clip": self.config["clip"] / 2}
+        return Deployment(self.method, halved).costs(pipeline, draws)
+
+
+@grouped
 class HalfCentral(RandomClusters):
     """Clusters of a trusted server that takes the clip norm for half of what it is."""
 
-    def costs(self, pipeline: Any, config: Mapping[str, Any], draws: Any) -> ReleaseAccounting:
-        return super().costs(pipeline, {**config, "clip": config["clip"] / 2}, draws)
+    def build_network(self, transport: Any, config: Any, *others: Any, **named: Any) -> Any:
+        return HalfNoise(self, config).network(transport, *others, **named)
 
 
 def srfca(kind: Any, unit: str) -> Finding:

@@ -39,7 +39,7 @@ from securecluster.privacy.compression.sketches import Sketch
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.masking import masks
-from securecluster.protocols.common import base, execution
+from securecluster.protocols.common import execution
 from securecluster.runtime import aggregators
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -195,8 +195,7 @@ def pretending() -> Iterator[None]:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every run computes on the pretended device."""
-    for module in (execution, base):
-        monkeypatch.setattr(module, "choose_device", lambda name: PRETENDED)
+    monkeypatch.setattr(execution, "choose_device", lambda name: PRETENDED)
     monkeypatch.setitem(aggregators.CHUNK_BYTES, NAME, 1 << 20)
     with pretending():
         yield

@@ -11,6 +11,7 @@ from cases import DOUBLE, Served, run_server
 from securecluster import Federation
 from securecluster.messaging.messages import Call, Response
 from securecluster.messaging.transcript import Transcript
+from securecluster.protocols.common.deployment import Deployment
 from securecluster.runtime.key_authority import KeyAuthority
 from securecluster.runtime.transport import Framed, InProcess, Recorded, Transport, WithAuthority
 
@@ -36,7 +37,10 @@ def run_with_authority(
 ) -> Run:
     """Run a protocol, with a transport around its authority that a test may change."""
     config = made.config(federation, "float64")
-    endpoint, authority = made.build_client(federation, DOUBLE), made.build_authority(config)
+    endpoint, authority = (
+        made.build_client(federation, DOUBLE),
+        Deployment(made, config).authority(),
+    )
     transcript = Transcript("full")
 
     def replies(name: str) -> type:

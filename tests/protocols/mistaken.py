@@ -16,6 +16,7 @@ from flexcfl import FirstUpdate, FirstUpdateClient, FlexCFL
 
 from securecluster import Federation
 from securecluster.clustering.k_means import kmeans
+from securecluster.core.option_groups import group, grouped
 from securecluster.errors import PolicyError
 from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.protocols.authoring import (
@@ -37,6 +38,7 @@ from securecluster.protocols.authoring import (
     answers,
 )
 from securecluster.protocols.common.client_tensors import ClientRows
+from securecluster.protocols.common.privacy_options import PrivacyOptions
 
 
 def units(rows: torch.Tensor) -> torch.Tensor:
@@ -378,12 +380,18 @@ class Relayed(FlexCFL):
 # Stages and counts
 
 
-class NoiseAlone(FlexCFL):
-    """Adds noise without a clip."""
-
+@dataclass(kw_only=True)
+class UnclippedNoise(PrivacyOptions):
     def stages(self, config: Mapping[str, Any]) -> Any:
         noise = config["noise"]
         return (Noise(config["clip"], noise),) if self.per_client and noise else ()
+
+
+@grouped
+class NoiseAlone(FlexCFL):
+    """Adds noise without a clip."""
+
+    privacy: PrivacyOptions = group(UnclippedNoise)
 
 
 class LooseClip(Clip):
@@ -396,15 +404,21 @@ class LooseClip(Clip):
         return rows
 
 
-class NoClip(FlexCFL):
-    """Has a stage of the kind CLIP that does not clip."""
-
+@dataclass(kw_only=True)
+class UnclippedRows(PrivacyOptions):
     def stages(self, config: Mapping[str, Any]) -> Any:
         if not self.per_client:
             return ()
         clip = LooseClip(config["clip"])
         local = config["noise"] and config["placement"] == "local"
         return (clip, Noise(config["clip"], config["noise"])) if local else (clip,)
+
+
+@grouped
+class NoClip(FlexCFL):
+    """Has a stage of the kind CLIP that does not clip."""
+
+    privacy: PrivacyOptions = group(UnclippedRows)
 
 
 class Uncounted(FlexCFL):

@@ -96,7 +96,7 @@ class Sixth(ClusteringProtocol):
     def check(self, clients: int) -> None:
         """Check that noise covers whole clients, whose means are released."""
         super().check(clients)
-        if self.per_example:
+        if self.privacy.per_example:
             raise UsageError("noise covers a client's mean, and no sample: take dp_unit client")
 
     def run_server(self, net: ServerChannel, run: Run) -> State:
@@ -150,6 +150,6 @@ class Sixth(ClusteringProtocol):
 
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the stages of updates, and of means, which have a mask of their own width."""
-        stages = self.stages(config)
+        stages = self.privacy.stages(config)
         means = Pipeline([*stages, *build(self.mask, config["width"])])
         return Pipeline([*stages, *build(self.mask, config["dimension"])], fields={"mean": means})

@@ -56,7 +56,7 @@ def run(made: FedAvg, federation: Federation, own: list[Any]) -> Any:
     doors = {i: node.answer_frame for i, node in enumerate(own)}
     framed = Framed(doors, lambda name: made.message_types(name)[1])
     net = made.build_network(with_authority(made, config, framed), config)
-    if made.per_example:
+    if made.privacy.per_example:
         net.state.ledger.samples = dict(enumerate(config["sizes"]))
     net.state.ledger.names = dict(enumerate(federation.names))
     run_server(made, net)

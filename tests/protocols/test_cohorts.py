@@ -17,6 +17,7 @@ from securecluster.errors import FrameError, PolicyError, UsageError
 from securecluster.messaging.messages import Call, Picks, format_ids
 from securecluster.privacy.secure_sum.cohorts import RowSpace
 from securecluster.protocols import IFCA, FedAvg, Hidden, Settings
+from securecluster.protocols.common.deployment import Deployment
 from securecluster.runtime.endpoint import SUM
 from securecluster.runtime.secure_sum_client import LostMembers
 from securecluster.runtime.transport import Framed
@@ -89,7 +90,7 @@ def test_a_share_of_the_cohorts_is_asked_and_each_client_as_often_as_participati
 
 def test_a_cohort_that_lost_a_member_waits_and_the_others_go_on(federation: Federation) -> None:
     made = make(cohort_size=2, rounds=2)
-    cohorts = made.cohorts(made.config(federation, "float64")).of(range(8))
+    cohorts = Deployment(made, made.config(federation, "float64")).cohorts().of(range(8))
     gone = cohorts[1][0]
 
     def lost(call: Call) -> set[int]:
@@ -111,7 +112,7 @@ def test_a_cohort_that_lost_a_member_waits_and_the_others_go_on(federation: Fede
 
 def test_a_client_that_reveals_no_pads_keeps_its_cohort_out(federation: Federation) -> None:
     made = make(cohort_size=2, rounds=1)
-    cohorts = made.cohorts(made.config(federation, "float64")).of(range(8))
+    cohorts = Deployment(made, made.config(federation, "float64")).cohorts().of(range(8))
 
     def lost(call: Call) -> set[int]:
         gone = {cohorts[0][0]} if call.verb == SUM else set()
@@ -156,7 +157,7 @@ def nodes_before_rows(
         for client in range(len(nodes)):
             ask(client, calls[method])
     config = made.config(federation, "float64")
-    rule = made.cohorts(config)
+    rule = Deployment(made, config).cohorts()
     return ask, calls, [] if rule is None else rule.of(range(8))
 
 
@@ -262,14 +263,14 @@ def test_the_authority_refuses_survivors_with_a_part_of_a_cohort(federation: Fed
         for k, entry in enumerate(fitted.transcript_.entries)
         if entry.method == "authority_sum"
     ]
-    authority = made.build_authority(config)
+    authority = Deployment(made, config).authority()
     transport = Framed({0: authority.answer_frame}, lambda name: made.message_types(name)[1])
 
     def ask(survivors: list[int]) -> None:
         query = dataclasses.replace(call.query, survivors=format_ids(survivors))
         transport.exchange(dataclasses.replace(call, query=query, members=(len(survivors),)))
 
-    first, *others = made.cohorts(config).of(range(8))
+    first, *others = Deployment(made, config).cohorts().of(range(8))
     with pytest.raises(PolicyError, match="whole cohorts"):
         ask(sorted([first[0], *(i for cohort in others for i in cohort)]))
     with pytest.raises(PolicyError, match="whole cohorts"):

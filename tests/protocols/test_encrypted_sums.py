@@ -35,6 +35,7 @@ from securecluster.privacy.homomorphic.envelopes import padded
 from securecluster.privacy.homomorphic.parameters import default_parameters
 from securecluster.privacy.homomorphic.tags import text_bytes
 from securecluster.protocols.common.client import ClientState
+from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.conformance import (
     Example,
     check_frames,
@@ -213,7 +214,7 @@ def test_labels_are_all_that_the_server_is_told_of_r(federation: Federation) -> 
     plain = make("oneshot").fit(federation)
     told = make("oneshot", **BOTH).fit(federation, FULL)
     assert list(told.labels_) == list(plain.labels_)
-    state = unpack(told.server_state_, told.with_fitted_params().state_class())
+    state = unpack(told.server_state_, told.result_.method.state_class())
     assert state.relevance is None and state.linkage is None
     assert state.found.relevance.numel() == state.found.linkage.merges.numel() == 0
     (position,) = [
@@ -424,7 +425,10 @@ def test_ciphertexts_without_signatures_are_still_bound_to_their_call(
     """A server that has no roster opens envelopes, which hold their own context."""
     made = make("fedavg", aggregation="bfv")
     config = made.config(federation, "float64")
-    endpoint, authority = made.build_client(federation, DOUBLE), made.build_authority(config)
+    endpoint, authority = (
+        made.build_client(federation, DOUBLE),
+        Deployment(made, config).authority(),
+    )
 
     def served(change: Callable[[Call, Response], Any]) -> Any:
         def replies(name: str) -> type:
@@ -590,9 +594,9 @@ def test_more_clients_than_a_sum_can_hold_are_refused_before_anything_is_sent() 
     config = made.config(two_clusters(6, 30), "float64")
     call = Call("", "contribute", SUM, 1, 1, everyone, None, (5000,) * 5000)
     with pytest.raises(UsageError, match=r"1 to 4096 clients, not 5000.*secagg"):
-        made.aggregator(config).run(sent.append, call, [0] * 5000, 1)
+        Deployment(made, config).aggregator().run(sent.append, call, [0] * 5000, 1)
     with pytest.raises(UsageError, match=r"1 to 4096 clients, not 5000.*pads"):
-        made.pair_aggregator(config).run(sent.append, call, everyone, "cluster")
+        Deployment(made, config).pair_aggregator().run(sent.append, call, everyone, "cluster")
     assert sent == []
     # nor does a client answer a server that would send it
     service = made.build_client(two_clusters(6, 30), DOUBLE)._sums
@@ -620,8 +624,8 @@ def test_the_authority_may_be_a_new_process_for_every_frame(federation: Federati
     packed: dict[Any, bytes] = {}
 
     def authority(data: bytes) -> bytes:
-        living = made.build_authority(config, simulated=False)
-        living._identity = made.build_authority(config)._identity
+        living = Deployment(made, config).authority(simulated=False)
+        living._identity = Deployment(made, config).authority()._identity
         if "authority" in packed:
             living.restore(unpack(packed["authority"], AuthorityState))
         reply: bytes = living.answer_frame(data)

@@ -26,6 +26,7 @@ from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import CFL, Settings, conformance
 from securecluster.protocols.cfl.client import PathModels
+from securecluster.protocols.common.dry_run import run_releases
 from securecluster.protocols.common.messages import Update
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.local_kmeans import LocalKMeansState
@@ -187,7 +188,7 @@ def bounds(name: str, way: str) -> tuple[int, int]:
 def foreseen(made: Any, federation: Federation) -> tuple[int, int]:
     """Return how many noisy rows, and how many noisy trainings, a run of stand-ins releases."""
     found: Counter[str] = Counter()
-    for expense, count in made.run_releases(federation).single:
+    for expense, count in run_releases(made, federation, len(federation)).single:
         found[expense.mechanism] += count
     assert set(found) <= {"gaussian", "dp-sgd"}
     return found["gaussian"], found["dp-sgd"]

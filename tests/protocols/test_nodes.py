@@ -30,6 +30,7 @@ from securecluster.privacy.masking import key_agreement
 from securecluster.privacy.masking.identities import Identity, Roster
 from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protocols.common.client import ClientState
+from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.common.pending_updates import PendingUpdates
 from securecluster.protocols.common.restarts import Restart
 from securecluster.runtime.endpoint import Endpoint, config_hash
@@ -267,12 +268,14 @@ def endpoint_of(
     draws = NoiseStreams(own.noise, config_hash(config), bounds_rows=whole_clients)
     pipeline.arm(draws)
     cohort.secret = draws
-    client, limits = made.make_client(cohort, pipeline, config), made.limits(config, pipeline)
-    sums = made.secure_sum_service(config, own, pipeline, draws)
-    pads = made.pad_service(config, own)
+    deployment = Deployment(made, config)
+    client = deployment.client(cohort, pipeline)
+    limits = deployment.limits(pipeline)
+    sums = deployment.sum_service(own, pipeline, draws)
+    pads = deployment.pair_service(own)
     run = config_hash(config)
     found = Endpoint(client, cohort.ids, run, pipeline, own, limits=limits, sums=sums, pads=pads)
-    found.noise = made.client_noise(config, draws)
+    found.noise = made.privacy.client_noise(config, draws)
     found.guard = guard_of(made, client, config)
     return found
 
@@ -284,7 +287,7 @@ def guard_of(made: Any, client: Any, config: dict[str, Any]) -> ReleaseGuard:
     if config["dp_unit"] == "example" and made.adds_noise(config):
         sizes = (float(cohort.sizes[0]), float(cohort.validation_sizes[0]))
         public[cohort.ids[0]] = frozenset(sizes)
-    private_training = made.per_example and config["noise"] > 0
+    private_training = made.privacy.per_example and config["noise"] > 0
     return ReleaseGuard(client, cohort.access, public, private_training)
 
 

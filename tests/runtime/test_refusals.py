@@ -26,6 +26,7 @@ from securecluster.messaging.messages import Ack, Call, Header, reply_header
 from securecluster.messaging.refusals import SENTENCES, code_of
 from securecluster.messaging.transcript import Transcript
 from securecluster.protocols import FedAvg, Settings
+from securecluster.protocols.common.deployment import Deployment
 from securecluster.runtime.transport import Framed, Recorded
 
 SECRET = "37.25"  # a number of the client's data
@@ -168,7 +169,7 @@ def test_the_key_authority_says_no_more_to_the_server(caplog: pytest.LogCaptureF
     pytest.importorskip("tenseal")
     made = method(aggregation="bfv", mask="none")
     config = made.config(federation(), "float32")
-    authority = made.build_authority(config, simulated=False)
+    authority = Deployment(made, config).authority(simulated=False)
     assert authority is not None
 
     def decrypt(header: Header, query: Any) -> Any:

@@ -23,6 +23,7 @@ from securecluster.errors import PolicyError, UsageError
 from securecluster.messaging.messages import Picks, Rows, Shared
 from securecluster.privacy.dp.accounting import gaussian_epsilon
 from securecluster.protocols import Hidden
+from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.conformance import check_resume, example
 from securecluster.protocols.hidden.client import BlockAverages, HiddenClient
 from securecluster.runtime.call_context import CallContext
@@ -189,7 +190,7 @@ def test_the_noise_of_each_sum_is_that_of_its_price(way: Any, federation: Federa
 def test_shares_of_noise_are_of_rows_of_norm_one(federation: Federation) -> None:
     made = make(**SPREAD, noise=3.0)
     config = made.config(federation, "float64")
-    mechanisms = made.sum_noises(config)
+    mechanisms = Deployment(made, config).row_noise_in_shares()
     for name, part in zip(("point", "moments", "cells", "steps"), SHARES, strict=True):
         mechanism = mechanisms[name]
         assert mechanism.norm == 1.0

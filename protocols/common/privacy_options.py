@@ -9,29 +9,27 @@ multiplier. How much a run releases is found by runs without data (`dry_run`).
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from statistics import fmean as mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from securecluster.core.validation import check_choice, check_noise, check_number
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.privacy.dp.accounting import Step
 from securecluster.privacy.dp.client_noise import ClientNoise
-from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise, TrustedCurator
+from securecluster.privacy.dp.gaussian_mechanism import Clip, Noise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.privacy.dp.skellam_mechanism import SkellamMechanism, least_release
-from securecluster.privacy.pipeline import Pipeline, Stage
+from securecluster.privacy.pipeline import Stage
+from securecluster.protocols.common.dry_run import run_releases
+from securecluster.protocols.common.option_group import OptionGroup
 from securecluster.runtime.endpoint import MINIMUM
-from securecluster.runtime.release_accounting import ReleaseAccounting
-from securecluster.training.config import FULL_GRADIENT
 from securecluster.training.local_trainer import LocalTraining
 
 if TYPE_CHECKING:
-    from securecluster.protocols.common.dry_run import RunReleases
+    from securecluster.protocols.common.hooks import ProtocolHooks
 
 DISTRIBUTED = "distributed"
 # Range of clip norms. Single precision represents their products with noise multipliers.
@@ -52,20 +50,9 @@ class RowNoise:
 
 
 @dataclass(kw_only=True)
-class DPOptions(ABC):
+class PrivacyOptions(OptionGroup):
     """Options of differential privacy."""
 
-    # The options of all protocols, declared here so that they are listed before those of privacy.
-    rounds: int
-    model: Any
-    lr: float | None
-    epochs: int
-    batch_size: int
-    optimizer: str
-    momentum: float
-    keep_momentum: bool
-    participation: float
-    mask: str
     clip: float | None = None
     """clip norm S of each update that leaves its client, or, with dp_unit example, of each
     example's gradient
@@ -92,8 +79,15 @@ class DPOptions(ABC):
     delta: float = 1e-5
     """δ of (ε, δ)"""
 
-    def check_private(self) -> None:
+    stand_ins: ClassVar[bool] = False
+    """Whether clients are stand-ins, which release nothing real, at the noise multiplier 1."""
+
+    def check(self, method: ProtocolHooks, clients: int) -> None:
         """Check the options of differential privacy.
+
+        Args:
+            method: whose options they are.
+            clients: m.
 
         Raises:
             UsageError: options that are out of range, or that do not go together.
@@ -109,17 +103,21 @@ class DPOptions(ABC):
             check_number(self, "target_epsilon", 0, low_in=False)
         check_noise(self, "noise")
         check_number(self, "delta", 0, 1, low_in=False)
-        self._check_combinations()
+        self._check_combinations(getattr(method, "average", "uniform"))
 
-    def _check_combinations(self) -> None:
-        """Raise UsageError for options that do not go together."""
+    def _check_combinations(self, average: str) -> None:
+        """Raise UsageError for options that do not go together.
+
+        Args:
+            average: "weighted" where updates are weighted by numbers of samples.
+        """
         if self.noise and self.target_epsilon is not None:
             raise UsageError(
                 "noise and target_epsilon both say how much noise there is: give one of them"
             )
         if self.noisy and self.clip is None:
             raise UsageError("noise without a clip bounds nothing: give the clip norm too (--clip)")
-        if self.per_client and getattr(self, "average", "uniform") == "weighted":
+        if self.per_client and average == "weighted":
             raise UsageError(
                 "a clipped update counts as much as any other, since its weight would reveal "
                 "|D_i|: take average uniform"
@@ -146,10 +144,7 @@ class DPOptions(ABC):
         return self.dp_unit == "client" and self.clip is not None
 
     def adds_noise(self, config: Mapping[str, Any]) -> bool:
-        """Return whether anything that clients release in a run has noise.
-
-        Then models that clients trained alone stay out of the results, since no noise covers them,
-        and no error of a client may depend on its data.
+        """Return whether updates, or the local training that they result from, have noise.
 
         Args:
             config: what clients and server agreed on.
@@ -200,13 +195,14 @@ class DPOptions(ABC):
             return None
         return SkellamMechanism(config["clip"], config["noise"], MINIMUM, draws)
 
-    def row_noises(self, config: Mapping[str, Any]) -> dict[str, RowNoise]:
+    def row_noises(self, method: ProtocolHooks, config: Mapping[str, Any]) -> dict[str, RowNoise]:
         """Return the clip norm and noise of fields whose rows are not updates, by field.
 
         The party that adds the noise of updates adds this noise as well. It is empty in runs
         without noise.
 
         Args:
+            method: whose options they are.
             config: what clients and server agreed on.
         """
         return {}
@@ -223,23 +219,7 @@ class DPOptions(ABC):
             return (clip, Noise(noise.norm, noise.multiplier))
         return (clip,)
 
-    def sum_noises(
-        self, config: Mapping[str, Any], draws: NoiseStreams | None = None
-    ) -> dict[str, SkellamMechanism]:
-        """Return the noise of `row_noises` that clients add to secure sums in shares, by field.
-
-        Args:
-            config: what clients and server agreed on.
-            draws: the clients' streams of noise; None at the server.
-        """
-        if self.sum_noise(config, draws) is None:
-            return {}
-        mechanisms = {}
-        for name, noise in self.row_noises(config).items():
-            mechanisms[name] = SkellamMechanism(noise.norm, noise.multiplier, MINIMUM, draws)
-        return mechanisms
-
-    def private_training(self, plan: LocalTraining, config: Mapping[str, Any]) -> LocalTraining:
+    def training(self, plan: LocalTraining, config: Mapping[str, Any]) -> LocalTraining:
         """Return hyper-parameters of local training, with DP-SGD where the run uses it.
 
         Args:
@@ -252,84 +232,26 @@ class DPOptions(ABC):
         noise = float(config["noise"])
         return replace(plan, clip=clip, noise=noise)
 
-    def training(self, config: Mapping[str, Any]) -> LocalTraining:
-        """Return the hyper-parameters of a client's training in a round.
-
-        Args:
-            config: what clients and server agreed on, with the resolved learning rate and noise.
-        """
-        plan = LocalTraining(
-            config["lr"],
-            self.epochs,
-            self.batch_size,
-            self.optimizer,
-            self.momentum,
-            keep_momentum=bool(self.keep_momentum),
-        )
-        return self.private_training(plan, config)
-
-    def trainings(
-        self, usual: LocalTraining, config: Mapping[str, Any]
-    ) -> dict[str, LocalTraining]:
-        """Return the kinds of training by the name that client methods use (`Release.trains`).
-
-        Args:
-            usual: the training of a round.
-            config: what clients and server agreed on.
-        """
-        full = self.private_training(FULL_GRADIENT, config)
-        return {"usual": usual, "full": full}
-
-    def costs(
-        self, pipeline: Pipeline, config: Mapping[str, Any], draws: NoiseStreams
-    ) -> ReleaseAccounting:
-        """Return the accounting of the noise in replies, for the server.
-
-        Args:
-            pipeline: stages of clients' replies.
-            config: what clients and server agreed on.
-            draws: streams of the noise that a trusted server adds.
-        """
-        private_trainings: dict[str, LocalTraining] = {}
-        if self.per_example and config["noise"]:
-            private_trainings = self.trainings(self.training(config), config)
-        curator = None
-        curators: dict[str, TrustedCurator] = {}
-        if self.per_client and config["noise"] and config["placement"] == "central":
-            curator = TrustedCurator(config["clip"], config["noise"], draws)
-            for name, row_noise in self.row_noises(config).items():
-                curators[name] = TrustedCurator(row_noise.norm, row_noise.multiplier, draws)
-        # Mean variance of DP-SGD's noise in an update; it depends on a client's number of steps.
-        variances = {}
-        for name, plan in private_trainings.items():
-            variances[name] = mean([plan.variance(n) for n in config["sizes"]])
-        return ReleaseAccounting(
-            pipeline,
-            private_trainings,
-            curator,
-            variances,
-            self.sum_noise(config),
-            curators,
-            self.sum_noises(config),
-        )
-
-    def resolve_noise(self, federation: Federation, validation_share: float) -> dict[str, Any]:
+    def resolved(
+        self, method: ProtocolHooks, federation: Federation, known: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the bound of a loss, the noise multiplier, and public numbers of samples.
 
         The noise multiplier is the hyper-parameter, or the smallest one with which every client
         stays within `target_epsilon`.
 
         Args:
+            method: whose options they are.
             federation: the clients and their data.
-            validation_share: share of each client's samples that is kept out of training.
+            known: what is resolved already.
         """
         sizes = []
         for shard in federation.shards:
             samples = len(shard.y)
-            sizes.append(samples - math.floor(validation_share * samples))
+            sizes.append(samples - math.floor(method.validation_share * samples))
         noise = float(self.noise)
         if self.target_epsilon is not None:
-            noise = self.smallest_noise(federation, sizes)
+            noise = self.smallest_noise(method, federation, sizes)
         if self.loss_clip is None:
             loss_clip = federation.objective.loss_bound(federation.classes)
         else:
@@ -339,14 +261,19 @@ class DPOptions(ABC):
             resolved["sizes"] = sizes  # public, as the price of DP-SGD assumes
         return resolved
 
-    def smallest_noise(self, federation: Federation, sizes: Sequence[int]) -> float:
+    def smallest_noise(
+        self, method: ProtocolHooks, federation: Federation, sizes: Sequence[int]
+    ) -> float:
         """Return the smallest noise multiplier with which every client stays within the target.
 
         Args:
+            method: whose options they are.
             federation: the clients, of which public facts count.
             sizes: number of samples that each client trains on.
         """
-        releases = self.run_releases(federation)
+        if self.stand_ins:
+            return 1.0
+        releases = run_releases(method, federation, len(federation))
         assert self.target_epsilon is not None
         target = float(self.target_epsilon)
         if releases.summed:
@@ -360,27 +287,16 @@ class DPOptions(ABC):
         # Sorted, so that equal sets of histories have one cache entry.
         return _smallest_noise(tuple(sorted(units)), target, float(self.delta))
 
-    @abstractmethod
-    def run_releases(self, federation: Federation, clients: int | None = None) -> RunReleases:
-        """Return what a client releases in a whole run, at the noise multiplier 1.
-
-        Args:
-            federation: clients of the run, or newcomers, of which public facts count.
-            clients: number of the run's clients; that of the federation's by default.
-        """
-
-    def dry_runs(self) -> Sequence[Mapping[str, Any]]:
-        """Return further hyper-parameters of runs that find how much a run may release.
-
-        A run of stand-ins with the hyper-parameters as they are is counted in any case. Where the
-        server's decisions depend on replies, it may release less than another run: then a method
-        returns those with which it releases the most.
-        """
-        return ()
-
-    def has_target(self) -> bool:
+    @property
+    def holds_target(self) -> bool:
         """Return whether releases are held to a target ε."""
-        return self.target_epsilon is not None
+        return self.target_epsilon is not None and not self.stand_ins
+
+    def for_stand_ins(self) -> Self:
+        """Return these options for a run of stand-ins."""
+        made = replace(self)
+        vars(made)["stand_ins"] = True
+        return made
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,118 @@
+"""What each group of a protocol's options does in a run.
+
+A protection is one group: its options and their checks, what it adds to the configuration, to the
+stages of replies and to the clients, what it refuses, and what it lets a party see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from securecluster.data import Federation
+from securecluster.privacy.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from securecluster.protocols.common.client import TrainingClient
+    from securecluster.protocols.common.hooks import ProtocolHooks
+
+
+@dataclass(kw_only=True)
+class OptionGroup:
+    """Base of groups of options, without an effect of its own."""
+
+    def check(self, method: ProtocolHooks, clients: int) -> None:
+        """Check the options of this group.
+
+        Args:
+            method: whose options they are.
+            clients: m.
+
+        Raises:
+            UsageError: an option is out of range, or does not go with others.
+        """
+
+    @property
+    def unused(self) -> frozenset[str]:
+        """Return the names of options that have no effect beside the others' values."""
+        return frozenset()
+
+    def resolved(
+        self, method: ProtocolHooks, federation: Federation, known: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the options whose default depends on public facts of the data.
+
+        Args:
+            method: whose options they are.
+            federation: the clients and their data.
+            known: what is resolved already.
+        """
+        return {}
+
+    def agreed(
+        self, method: ProtocolHooks, federation: Federation, config: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the configuration with what all parties have to agree on for this group.
+
+        A run in which the group has no effect has the configuration that it had before there were
+        such options.
+
+        Args:
+            method: whose options they are.
+            federation: the clients and their data.
+            config: the configuration, with defaults resolved.
+        """
+        return config
+
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Return further sizes that bound the contents of frames, by name.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        return {}
+
+    def pipeline(
+        self, method: ProtocolHooks, config: Mapping[str, Any], pipeline: Pipeline
+    ) -> Pipeline:
+        """Return a pipeline with the stages of this group's fields.
+
+        Args:
+            method: whose options they are.
+            config: what clients and server agreed on.
+            pipeline: the stages of clients' replies.
+        """
+        return pipeline
+
+    def equip(
+        self, method: ProtocolHooks, config: Mapping[str, Any], client: TrainingClient
+    ) -> None:
+        """Give clients what this group needs of them.
+
+        Args:
+            method: whose options they are.
+            config: what clients and server agreed on.
+            client: the clients' object.
+        """
+
+    @property
+    def refused_methods(self) -> frozenset[str]:
+        """Return the names of client methods that the clients of this run refuse to answer."""
+        return frozenset()
+
+    def fields_with_own_noise(self, method: ProtocolHooks) -> frozenset[str]:
+        """Return the fields that clients add noise to before they pass the pipeline.
+
+        Args:
+            method: whose options they are.
+        """
+        return frozenset()
+
+    def adds_noise(self, config: Mapping[str, Any]) -> bool:
+        """Return whether anything that clients release under these options has noise.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        return False

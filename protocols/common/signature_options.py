@@ -1,0 +1,294 @@
+"""Options of the methods that can cluster by private signatures of clients' gradients.
+
+Signatures are of a public model, the zero weights of a softmax regression, so they do not depend on
+the round: each client sends one, once, whatever the method's training does. None of this is in the
+methods' papers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from securecluster.core.validation import check_choice, check_noise, check_number, check_whole
+from securecluster.data import Federation
+from securecluster.errors import UsageError
+from securecluster.privacy.masking.masks import build
+from securecluster.privacy.pipeline import Pipeline
+from securecluster.protocols.common.averaging import SumClient
+from securecluster.protocols.common.client import TrainingClient
+from securecluster.protocols.common.gradient_signatures import (
+    AXES,
+    BLOCK_CHOICES,
+    SignatureOptions,
+    SignatureSender,
+    example_map,
+    plan_of,
+    resolved_signature,
+)
+from securecluster.protocols.common.option_group import OptionGroup
+from securecluster.protocols.common.privacy_options import PrivacyOptions
+from securecluster.runtime.endpoint import releases_of
+
+if TYPE_CHECKING:
+    from securecluster.protocols.common.hooks import ProtocolHooks
+
+UPDATE = "update"
+GRADIENT = "gradient"
+# options that say how gradient signatures are made
+SIGNATURE_OPTIONS = frozenset(
+    {
+        "signature_noise",
+        "signature_blocks",
+        "signature_size",
+        "signature_releases",
+        "signature_centre",
+    }
+)
+
+
+@dataclass(kw_only=True)
+class GradientSignatureOptions(OptionGroup):
+    """Options of gradient signatures; without them a run is as if there were none."""
+
+    signature: str = UPDATE
+    """what clients are clustered by: update (of the model, as in the paper) or gradient (a private
+    signature of about a kilobyte that each client sends once)
+    """
+    signature_noise: float = 0.0
+    """noise multiplier of a client's gradient signature, all releases together, for its dp_unit"""
+    signature_blocks: str = "auto"
+    """what gradient signatures are: plain (a sketch of gradients), blocks (sums by class, in which
+    clients with other shares of classes are no further apart, so that clusters of these shares are
+    not found), or auto (blocks where the noise is small beside n/C)
+    """
+    signature_size: int | None = None
+    """numbers of a sketch, or projections of a class block; None is 64, or 12"""
+    signature_releases: int = 2
+    """2 asks sketches with noise again, in the directions in which they differ, with half of the
+    noise budget; 1 does not
+    """
+    signature_centre: float = 0.13
+    """public constant that gradient signatures subtract from each number of a sample"""
+
+    choices: ClassVar[tuple[str, ...]] = (UPDATE, GRADIENT)
+    """Values of `signature`."""
+    offers_blocks: ClassVar[bool] = True
+    """Whether signatures can be class blocks."""
+
+    @property
+    def by_gradients(self) -> bool:
+        """Return whether clients are clustered by gradient signatures."""
+        return self.signature == GRADIENT
+
+    @property
+    def unused(self) -> frozenset[str]:
+        """Return the options of signatures in a run without any."""
+        return frozenset() if self.by_gradients else SIGNATURE_OPTIONS
+
+    @property
+    def refused_methods(self) -> frozenset[str]:
+        """Return the client methods of signatures, which clients refuse in a run without any."""
+        if self.by_gradients:
+            return frozenset()
+        # what a client could be asked in addition would not be in the price of the run
+        return frozenset(releases_of(SignatureSender)) - frozenset(releases_of(TrainingClient))
+
+    def fields_with_own_noise(self, method: ProtocolHooks) -> frozenset[str]:
+        """Return the fields of gradient signatures, where these have noise.
+
+        Args:
+            method: whose options they are.
+        """
+        if not self.by_gradients or not self._multiplier(method, 1.0):
+            return frozenset()
+        return frozenset({"signature", "projections"})
+
+    def adds_noise(self, config: Mapping[str, Any]) -> bool:
+        """Return whether signatures have noise.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        return bool(config.get("signature_noise"))
+
+    def _multiplier(self, method: ProtocolHooks, noise: float) -> float:
+        """Return z of signatures; with a `target_epsilon` it is that of all other noise.
+
+        Args:
+            method: whose options they are.
+            noise: Z.
+        """
+        if method.privacy.target_epsilon is not None:
+            return float(noise)
+        return float(self.signature_noise)
+
+    def resolved(
+        self, method: ProtocolHooks, federation: Federation, known: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the kind, the size and the noise of signatures.
+
+        Args:
+            method: whose options they are.
+            federation: the clients and their data.
+            known: what is resolved already.
+        """
+        if not self.by_gradients:
+            return {}
+        return resolved_signature(method, federation, self._multiplier(method, known["noise"]))
+
+    def agreed(
+        self, method: ProtocolHooks, federation: Federation, config: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the configuration, without options that have no effect.
+
+        Noise follows the configuration: that of a run without signatures is as it was before there
+        were any.
+
+        Args:
+            method: whose options they are.
+            federation: the clients and their data.
+            config: the configuration, with defaults resolved.
+        """
+        left_out: set[str] = set()
+        if not self.by_gradients:
+            left_out = {"signature", *self.unused}
+        elif len(self.choices) == 1:
+            left_out = {"signature"}
+        return {name: value for name, value in config.items() if name not in left_out}
+
+    def frame_sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
+        """Return the numbers of a signature, of classes and of directions.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        return {
+            "signature_size": int(config.get("signature_size") or 1),
+            "classes": int(config["classes"]),
+            "axes": AXES,
+        }
+
+    def pipeline(
+        self, method: ProtocolHooks, config: Mapping[str, Any], pipeline: Pipeline
+    ) -> Pipeline:
+        """Return the pipeline with the masks of signatures, which have noise before they get here.
+
+        Args:
+            method: whose options they are.
+            config: what clients and server agreed on.
+            pipeline: the stages of clients' replies.
+        """
+        if not self.by_gradients:
+            return pipeline
+        size = config["signature_size"]
+        signatures = Pipeline(build(method.mask, size))
+        blocks = Pipeline(build(method.mask, size))
+        fields = {**pipeline.fields, "signature": signatures, "projections": blocks}
+        return Pipeline(pipeline.stages, pipeline.seal, fields, pipeline.common)
+
+    def equip(
+        self, method: ProtocolHooks, config: Mapping[str, Any], client: TrainingClient
+    ) -> None:
+        """Give clients the options of their signatures.
+
+        Args:
+            method: whose options they are.
+            config: what clients and server agreed on.
+            client: the clients' object.
+        """
+        if not self.by_gradients:
+            return
+        assert isinstance(client, SignatureSender)
+        plan = plan_of(config)
+        client.use_signatures(
+            SignatureOptions(
+                example_map(config),
+                plan.releases,
+                plan.multiplier,
+                plan.per_client,
+                with_sizes=not plan.noise and _shows_sizes(method),
+            )
+        )
+
+    @property
+    def views(self) -> list[str]:
+        """Return what the server sees of all signatures together; nothing without any.
+
+        They are read one by one, also where sums are secure.
+        """
+        if not self.by_gradients:
+            return []
+        views = ["norms and inner products of all clients' gradient signature, sent one by one"]
+        if self.signature_blocks != "plain":
+            views.append(
+                "where signatures are class blocks, each client's share of each class, with as "
+                "much noise as its projections"
+            )
+        return views
+
+    def assumptions(self, privacy: PrivacyOptions) -> list[str]:
+        """Return what ε leaves out of signatures.
+
+        Args:
+            privacy: options of the run.
+        """
+        noisy = self.signature_noise > 0 or privacy.target_epsilon is not None
+        if noisy and self.by_gradients and privacy.dp_unit == "example":
+            return ["each client's number of samples, by which signatures are divided"]
+        return []
+
+    def check(self, method: ProtocolHooks, clients: int) -> None:
+        """Check the options of signatures.
+
+        Args:
+            method: whose options they are.
+            clients: m.
+
+        Raises:
+            UsageError: an option is out of range or has no effect, or the noise is given twice.
+        """
+        check_choice(self, signature=self.choices)
+        if not self.by_gradients:
+            self._check_unused()
+            return
+        check_choice(self, signature_blocks=BLOCK_CHOICES)
+        check_noise(self, "signature_noise")
+        check_whole(self, signature_releases=1)
+        check_number(self, "signature_releases", 1, 2, high_in=True)
+        check_number(self, "signature_centre", -1e6, 1e6, high_in=True)
+        if self.signature_size is not None:
+            check_whole(self, signature_size=1)
+        if self.signature_noise and method.privacy.target_epsilon is not None:
+            raise UsageError(
+                "signature_noise and target_epsilon both say how much noise there is: give one of "
+                "them"
+            )
+        if getattr(method, "landmarks", None) is not None:
+            raise UsageError(
+                "landmarks are for the comparison of updates, and gradient signatures are all "
+                "compared: leave landmarks out, or take signature update"
+            )
+
+    def _check_unused(self) -> None:
+        """Raise UsageError for options of signatures in a run without any."""
+        for option in sorted(fields(self), key=lambda one: one.name):
+            changed = getattr(self, option.name) != option.default
+            if option.name in SIGNATURE_OPTIONS and changed:
+                raise UsageError(
+                    f"{option.name} is of gradient signatures, and clients send none: take "
+                    "signature gradient, or leave it out"
+                )
+
+
+def by_gradients(method: ProtocolHooks) -> bool:
+    """Return whether the clients of a method, of any kind, are clustered by gradient signatures."""
+    options = getattr(method, "signatures", None)
+    return options is not None and bool(options.by_gradients)
+
+
+def _shows_sizes(method: ProtocolHooks) -> bool:
+    """Return whether the server reads each client's number of samples beside its updates."""
+    sends = method.weighted or issubclass(method.client, SumClient)
+    return sends and not method.privacy.per_client and not method.sums.hide_replies

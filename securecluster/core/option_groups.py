@@ -1,0 +1,136 @@
+"""Options in groups: a class has groups of options, and takes every option as a flat keyword.
+
+    @dataclass(kw_only=True)
+    class Privacy(OptionGroup):
+        noise: float = 0.0
+
+    @grouped
+    class Method(Grouped):
+        rounds: int = 40
+        privacy: Privacy = group(Privacy)
+
+`Method(noise=1.0).privacy.noise` is 1.0. Options of groups are fields of the class, in the place of
+their group, so that `dataclasses.fields`, the constructor and the command line have them by their
+flat names; `method.noise` is an attribute, too. A subclass gives an option another default, or
+another description, by a field of that name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard, TypeVar, get_type_hints
+
+C = TypeVar("C", bound="type[Grouped]")
+G = TypeVar("G")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Declared:
+    """A group in the body of a class."""
+
+    kind: type
+
+
+def group(kind: type[G]) -> G:
+    """Declare a group of options in the body of a class.
+
+    Args:
+        kind: a dataclass all of whose fields have defaults.
+    """
+    return _Declared(kind)  # type: ignore[return-value]
+
+
+def is_group(value: Any) -> TypeGuard[_Declared]:
+    """Return whether a value in the body of a class declares a group that is none yet."""
+    return isinstance(value, _Declared)
+
+
+class Grouped:
+    """Base of classes whose options are in groups.
+
+    Each group is an attribute, and a value: to set one of its options makes a new group.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    own_groups_: ClassVar[dict[str, type]] = {}
+    """Classes of the groups that the class itself declares, by attribute."""
+    option_groups_: ClassVar[dict[str, type]] = {}
+    """Classes of all groups, by attribute."""
+    group_of_: ClassVar[dict[str, str]] = {}
+    """The attribute of the group that each of their options is in."""
+
+    def __new__(cls, *arguments: Any, **values: Any) -> Self:
+        """Return an object whose groups have their defaults."""
+        made = super().__new__(cls)
+        for attribute, kind in cls.option_groups_.items():
+            vars(made)[attribute] = kind()
+        return made
+
+    # Type checkers would take any name for an attribute.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an option of a group by its flat name."""
+            attribute = type(self).group_of_.get(name)
+            if attribute not in vars(self):
+                message = f"{type(self).__name__!r} object has no attribute {name!r}"
+                raise AttributeError(message, name=name, obj=self)
+            return getattr(vars(self)[attribute], name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set an attribute, or an option of a group by its flat name."""
+            attribute = type(self).group_of_.get(name)
+            if attribute is not None:
+                value = dataclasses.replace(vars(self)[attribute], **{name: value})
+                name = attribute
+            super().__setattr__(name, value)
+
+
+def grouped(declared: C) -> C:
+    """Make a class a keyword-only dataclass that has its groups' options as fields.
+
+    Args:
+        declared: a subclass of `Grouped`, which is changed.
+    """
+    inherited: dict[str, type] = {}
+    for base in reversed(declared.__mro__[1:]):
+        inherited |= vars(base).get("own_groups_", {})
+    declared.own_groups_ = _flatten(declared)
+    declared.option_groups_ = inherited | declared.own_groups_
+    declared.group_of_ = {}
+    for name, kind in declared.option_groups_.items():
+        for option in dataclasses.fields(kind):
+            declared.group_of_[option.name] = name
+    dataclasses.dataclass(kw_only=True)(declared)
+    # A class attribute would hide what an object's group says.
+    for name in declared.group_of_.keys() & vars(declared).keys():
+        delattr(declared, name)
+    return declared
+
+
+def _flatten(declared: type) -> dict[str, type]:
+    """Put the options of groups in their places in the body of a class.
+
+    Args:
+        declared: the class, which is changed.
+
+    Returns:
+        The classes of the groups, by attribute.
+    """
+    groups: dict[str, type] = {}
+    annotations: dict[str, Any] = {}
+    for name, annotation in vars(declared).get("__annotations__", {}).items():
+        value: Any = vars(declared).get(name)
+        if not is_group(value):
+            annotations[name] = annotation
+            continue
+        delattr(declared, name)
+        groups[name] = value.kind
+        hints = get_type_hints(value.kind)
+        for option in dataclasses.fields(value.kind):
+            annotations[option.name] = hints[option.name]
+            # the class may have a default of its own
+            if option.name not in vars(declared):
+                setattr(declared, option.name, option.default)
+    declared.__annotations__ = annotations
+    return groups
