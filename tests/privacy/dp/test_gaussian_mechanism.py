@@ -226,6 +226,7 @@ def test_a_trusted_server_bounds_what_codes_stand_for_before_it_adds_noise(compr
     sent = pipeline.forward(rows, 1)
     assert compress != "4bit" or float(pipeline.decode(sent).norm()) > 3.9
     whole = Pipeline([Clip(2.0)], fields={"compressed": pipeline})
-    costs = ReleaseAccounting(whole, curator=TrustedCurator(2.0, 1e-9, DRAWS))
+    # with less noise, float32 would cut the row's numbers below the bound, clipped or not
+    costs = ReleaseAccounting(whole, curator=TrustedCurator(2.0, 1e-4, DRAWS))
     read = costs.read(release, CompressedUpdate(Rows(sent)), 1).compressed.values
-    assert float(read.double().norm()) <= 2.0 * (1 + 1e-6)
+    assert float(read.double().norm()) <= 2.0 * (1 + 1e-3)
