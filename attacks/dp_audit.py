@@ -272,7 +272,7 @@ class CanaryScorer(Scorer):
             guess: statistics by client.
             truth: of the run, with the tap of `with_canaries`.
         """
-        statistics = list(guess.values.values())
+        statistics = guess.listed
         coins = _coins(guess, truth)
         return np.asarray(list(zip(statistics, coins, strict=True)))
 
@@ -332,8 +332,7 @@ class TwoWorldScorer(CanaryScorer):
         Args:
             units: (m, 2).
         """
-        present = units[units[:, 1] == 1, 0]
-        absent = units[units[:, 1] == 0, 0]
+        present, absent = _worlds(units)
         if min(len(present), len(absent)) < FEWEST:
             return 0.0
         # Without noise the variance is that of rounding, and its estimate of μ is arbitrary.
@@ -356,8 +355,7 @@ class RateScorer(CanaryScorer):
         Args:
             units: (m, 2).
         """
-        present = units[units[:, 1] == 1, 0]
-        absent = units[units[:, 1] == 0, 0]
+        present, absent = _worlds(units)
         # one half of each world chooses a threshold, and the other is tested
         if min(len(present), len(absent)) < FEWEST:
             return 0.0
@@ -465,6 +463,12 @@ class TwoWorldAudit(OneRunAudit):
     scorer: ClassVar[Scorer] = TwoWorldScorer()
 
 
+def _worlds(units: Array) -> tuple[Array, Array]:
+    """Return the statistics of clients with canaries and of those without."""
+    statistics, coins = units.T
+    return statistics[coins == 1], statistics[coins == 0]
+
+
 def _coins(guess: Guess, truth: Truth) -> list[float]:
     """Return the coins of the guess's clients.
 
@@ -482,7 +486,7 @@ def _statistics(view: View, knowledge: Knowledge) -> dict[int, float]:
 
     A sum over clients has the noise of all of them where each adds its own, so it counts less.
     """
-    planted = canaries(int(knowledge.config["clients"]), knowledge.width).double()
+    planted = canaries(knowledge.clients, knowledge.width).double()
     statistics: dict[int, float] = {}
     for outcome in view.outcomes:
         delta = getattr(outcome.content, "delta", None)

@@ -22,8 +22,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from securecluster.attacks.arrays import Array
 from securecluster.attacks.base import SUMS, Attack, Guess, Knowledge, Truth, View
 from securecluster.attacks.experiments import Probed, probe
 from securecluster.attacks.scoring import Scorer
@@ -53,8 +53,6 @@ NOISE: dict[str, Any] = {"clip": 1.0, "noise": 1.0, "placement": "distributed"}
 # the clients that a lying server calls are made anew, with the keys of the honest run
 SETTINGS = Settings(transcript="full", threads=1, keys_from_seed=True)
 HIGHEST_BIT = 128  # of a key's last byte: X25519 ignores it
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -668,7 +666,7 @@ class SecureSumConformance(Attack):
     source = "Bonawitz et al. 2017, Practical Secure Aggregation; Bell et al. 2020"
     needs = "a server that lies to clients; the program of clients"
     scorer = BrokenRules()
-    hidden_by = frozenset({SUMS})
+    hidden_by = (SUMS,)
     of_mechanism = True
 
     def applies(self, view: View, knowledge: Knowledge) -> str | None:

@@ -51,7 +51,7 @@ def locally_trained(
     """
     count = len(shards)
     trainer = _trainer(knowledge, shards, numbers)
-    updates = torch.zeros(count, knowledge.network.dimension, dtype=initial.dtype)
+    updates = torch.zeros(count, knowledge.dimension, dtype=initial.dtype)
     # each call draws other batches, as it did at the client
     for step in steps:
         models = Rows(initial.cpu() + updates, tuple(range(count)))

@@ -15,7 +15,7 @@ from securecluster.core.client_names import Client, ClientNames, at
 from securecluster.core.lazy_torch import torch
 from securecluster.data import Federation
 from securecluster.errors import UsageError
-from securecluster.messaging.messages import select
+from securecluster.messaging.messages import Rows, select
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.parties import AUTHORITY, SERVER, Party
 from securecluster.messaging.transcript import ObservedMessage, Parties
@@ -216,6 +216,41 @@ def truth_of(
     if isinstance(view, RecordedView) and view.anonymous:
         identities = fitted.transcript_.identities(view.seed)
     return Truth(federation, identities, tuple(taps))
+
+
+@dataclass(frozen=True)
+class ObservedSum:
+    """A field of a sum over clients.
+
+    Args:
+        method: name of the client method.
+        round: the protocol's round.
+        step: number of the call.
+        members: the clients.
+        row: the sum.
+    """
+
+    method: str
+    round: int
+    step: int
+    members: frozenset[int]
+    row: torch.Tensor
+
+
+def observed_sums(view: View, field: str) -> Iterator[ObservedSum]:
+    """Yield the sums of a field of replies, in order.
+
+    Args:
+        view: what the adversary observed.
+        field: of the replies.
+    """
+    for outcome in view.outcomes:
+        rows = getattr(outcome.content, field, None)
+        if outcome.verb != SUM or not isinstance(rows, Rows):
+            continue
+        for row, group in zip(rows.values, outcome.groups, strict=True):
+            members = frozenset(group)
+            yield ObservedSum(outcome.method, outcome.round, outcome.step, members, row)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from attacked import FULL, digits, scene
 
 from securecluster import Federation
 from securecluster.attacks import secure_sum_conformance
 from securecluster.attacks.scoring import Score, evaluate
 from securecluster.attacks.secure_sum_conformance import RULES, SecureSumConformance, honest_plan
-from securecluster.attacks.views import knowledge_of, truth_of, view_of
 from securecluster.errors import SecureClusterError
 from securecluster.privacy.masking import pads
 from securecluster.privacy.masking.key_agreement import KeyRing
@@ -26,11 +26,10 @@ from securecluster.protections.secure_sums.double_mask import UnmaskingGuard
 from securecluster.protections.secure_sums.graph import complete_graph
 from securecluster.protections.secure_sums.shares import ShareSeal
 from securecluster.protections.sum_ranges import SumRanges
-from securecluster.protocols import CFL, FedAvg, Settings
+from securecluster.protocols import CFL, FedAvg
 from securecluster.runtime import endpoint
 from securecluster.runtime.endpoint import Endpoint
 
-FULL = Settings(transcript="full", threads=1)
 Removal = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -231,19 +230,15 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    return Federation.simulate("digits", clients=4, samples=20, seed=0)
+    return digits(clients=4, samples=20)
 
 
 def guess_of(made: Any, federation: Federation, party: Any = "server") -> Any:
-    fitted = made.fit(federation, FULL)
-    view = view_of(fitted, party)
     attack = SecureSumConformance()
-    knowledge = knowledge_of(fitted)
+    view, knowledge, truth = scene(made.fit(federation, FULL), federation, parties=party)
     if attack.applies(view, knowledge):
         return attack.applies(view, knowledge)
-    guess = attack.run(view, knowledge)
-    score = evaluate(attack, view, knowledge, truth_of(fitted, federation, view))
-    return guess, score
+    return attack.run(view, knowledge), evaluate(attack, view, knowledge, truth)
 
 
 def test_every_rule_has_a_guard_that_can_be_removed() -> None:

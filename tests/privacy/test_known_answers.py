@@ -164,24 +164,13 @@ def test_all_three_seals_are_aes_siv_under_a_derived_key() -> None:
     shares = ShareSeal(bytes(range(32)), b"run")
     derivation = HKDFExpand(hashes.SHA512(), 64, info=b"securecluster share seal v1")
     sealed = shares.close([5], b"block", 1, 2)
-    expected = siv(
-        derivation.derive(bytes(range(32))),
-        shares._context(b"block", 1, 2),
-        (5).to_bytes(33, "big"),
-    )
+    key = derivation.derive(bytes(range(32)))
+    expected = siv(key, shares._context(b"block", 1, 2), (5).to_bytes(33, "big"))
     assert sealed == expected
 
     own, peer = KeyPair(bytes([1]) * 32), KeyPair(bytes([2]) * 32)
     about = envelopes.EnvelopeContext(
-        fingerprint=bytes(32),
-        run="run",
-        purpose="contribute",
-        call=1,
-        attempt=0,
-        sender="client/0",
-        receiver="server",
-        group="0-1",
-        layout="",
+        bytes(32), "run", "contribute", 1, 0, "client/0", "server", "0-1", ""
     )
     envelope = envelopes.seal([b"ciphertext"], own, peer.public, about)
     key = envelopes._key(own, peer.public, own.public, peer.public, about)

@@ -97,22 +97,12 @@ def network(
     pipeline = Pipeline(stages)
     streams = kind.derived(Randomness(3), "run")
     pipeline.arm(streams)
-    endpoint = Endpoint(
-        Holder(rows),
-        range(len(rows)),
-        CONFIG,
-        pipeline,
-        KeyRing(CONFIG, Randomness(0), lambda seed: None),
-    )
+    keys = KeyRing(CONFIG, Randomness(0), lambda seed: None)
+    endpoint = Endpoint(Holder(rows), range(len(rows)), CONFIG, pipeline, keys)
     endpoint.noise = ClientNoise("client", NORM, Z, 1.0, streams)
-    return ServerChannel(
-        len(rows),
-        InProcess(endpoint.answer),
-        CONFIG,
-        pipeline,
-        Randomness(0),
-        costs=ReleaseAccounting(pipeline, curator=curator),
-    )
+    costs = ReleaseAccounting(pipeline, curator=curator)
+    door = InProcess(endpoint.answer)
+    return ServerChannel(len(rows), door, CONFIG, pipeline, Randomness(0), costs=costs)
 
 
 def curator(share: float = 1.0) -> TrustedCurator:
@@ -267,14 +257,8 @@ def trained(plan: LocalTraining, n: int, runs: int = RUNS) -> tuple[Array, Array
     flat = validation.build(
         nn.Sequential(nn.Flatten(), nn.Linear(d, 2, bias=False)), federation.shape, 2, Randomness(5)
     )
-    clients = LocalTrainer(
-        federation,
-        flat,
-        Randomness(5),
-        torch.device("cpu"),
-        torch.float64,
-        secret=NoiseStreams.derived(Randomness(7), "run"),
-    )
+    cpu, secret = torch.device("cpu"), NoiseStreams.derived(Randomness(7), "run")
+    clients = LocalTrainer(federation, flat, Randomness(5), cpu, torch.float64, secret=secret)
     start = Rows(torch.zeros(1, 2 * d, dtype=torch.float64), (0,) * 2 * runs)
     moved = clients.train(start, range(2 * runs), plan, 1).numpy()
     along = (moved[:, 0] - moved[:, d]) / plan.lr
@@ -343,11 +327,9 @@ def test_rates_are_clopper_and_pearsons_of_the_other_half() -> None:
     present, absent = (rng.random(200) < 0.8).astype(float), (rng.random(160) < 0.1).astype(float)
 
     def rates(confidence: float) -> tuple[float, float]:
-        bounds = [
-            stats.binomtest(int(x[1::2].sum()), len(x) // 2).proportion_ci(confidence, "exact")
-            for x in (present, absent)
-        ]
-        return bounds[0].low, bounds[1].high
+        tests = [stats.binomtest(int(x[1::2].sum()), len(x) // 2) for x in (present, absent)]
+        first, second = (test.proportion_ci(confidence, "exact") for test in tests)
+        return first.low, second.high
 
     audit = Audit(present, absent, 0.95)
     low, high = rates(0.95)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import mpmath
@@ -143,18 +144,9 @@ def test_survivors_below_the_planned_shares_cost_more_and_above_the_same() -> No
 
 
 def event(release: SkellamRelease, **changes: object) -> Event:
-    usual = {
-        "method": "contribute",
-        "verb": "sum",
-        "fields": ("delta",),
-        "round": 1,
-        "ids": (0, 1),
-        "mechanism": "skellam",
-        "noise_multiplier": 1.0,
-        "sensitivities": (release.norm, release.magnitudes),
-        "variance": release.variance,
-    }
-    return Event(**{**usual, **changes})  # type: ignore[arg-type]
+    usual = Event("contribute", "sum", ("delta",), 1, (0, 1), "skellam", 1.0)
+    sizes = (release.norm, release.magnitudes)
+    return replace(usual, sensitivities=sizes, variance=release.variance, **changes)  # type: ignore[arg-type]
 
 
 def test_the_ledger_prices_sums_with_everything_else() -> None:

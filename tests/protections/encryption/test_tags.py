@@ -9,12 +9,7 @@ import pytest
 from scipy import stats
 
 from securecluster.errors import FrameError
-from securecluster.protections.encryption.ciphers import (
-    CiphertextSum,
-    PublicCipher,
-    SecretCipher,
-    data_primes,
-)
+from securecluster.protections.encryption import ciphers
 from securecluster.protections.encryption.parameters import BFV, CKKS, default_parameters
 from securecluster.protections.encryption.tags import (
     TAGS,
@@ -27,15 +22,15 @@ from securecluster.protections.encryption.tags import (
 
 
 @pytest.fixture(scope="module", params=[BFV, CKKS])
-def cipher(request: pytest.FixtureRequest) -> SecretCipher:
-    return SecretCipher.generate(default_parameters(request.param))
+def cipher(request: pytest.FixtureRequest) -> ciphers.SecretCipher:
+    return ciphers.SecretCipher.generate(default_parameters(request.param))
 
 
-def tags_of(cipher: PublicCipher) -> LinearTags:
+def tags_of(cipher: ciphers.PublicCipher) -> LinearTags:
     return LinearTags(cipher.parameters, b"k" * 32)
 
 
-def row(cipher: PublicCipher, seed: int = 0) -> bytes:
+def row(cipher: ciphers.PublicCipher, seed: int = 0) -> bytes:
     draw = np.random.default_rng(seed)
     integers = draw.integers(-9, 10, cipher.parameters.slots)
     if cipher.parameters.scheme == CKKS:
@@ -43,24 +38,24 @@ def row(cipher: PublicCipher, seed: int = 0) -> bytes:
     return cipher.encrypt(integers)
 
 
-def test_tags_of_a_sum_are_the_sum_of_the_tags(cipher: SecretCipher) -> None:
+def test_tags_of_a_sum_are_the_sum_of_the_tags(cipher: ciphers.SecretCipher) -> None:
     tags = tags_of(cipher)
     rows = [row(cipher, k) for k in range(5)]
-    total = CiphertextSum(cipher)
+    total = ciphers.CiphertextSum(cipher)
     for data in rows:
         total.add([data])
     (data,) = total.serialized()
     single = [tags.of(cipher.coefficients(part)) for part in rows]
     assert tags.of(cipher.coefficients(data)) == tags.added(single)
     assert tags.of(cipher.coefficients(data)) != tags.added(single[1:])
-    assert len(single[0]) == TAGS * len(data_primes(cipher.parameters))
+    assert len(single[0]) == TAGS * len(ciphers.data_primes(cipher.parameters))
 
 
-def test_a_tag_is_an_inner_product_modulo_the_prime(cipher: SecretCipher) -> None:
+def test_a_tag_is_an_inner_product_modulo_the_prime(cipher: ciphers.SecretCipher) -> None:
     """Of Python's integers, with the forms that the tags of unit vectors show."""
     tags = tags_of(cipher)
     coefficients = cipher.coefficients(row(cipher))
-    primes = data_primes(cipher.parameters)
+    primes = ciphers.data_primes(cipher.parameters)
     places = (0, 1, cipher.parameters.degree, 2 * cipher.parameters.degree - 1)
     sparse = np.zeros_like(coefficients)
     expected = [0] * TAGS * len(primes)
@@ -74,9 +69,9 @@ def test_a_tag_is_an_inner_product_modulo_the_prime(cipher: SecretCipher) -> Non
     assert tags.of(sparse) == [e % primes[k // TAGS] for k, e in enumerate(expected)]
 
 
-def test_the_moduli_are_primes_of_the_size_that_is_asked_for(cipher: SecretCipher) -> None:
+def test_the_moduli_are_primes_of_the_size_that_is_asked_for(cipher: ciphers.SecretCipher) -> None:
     parameters = cipher.parameters
-    primes = data_primes(parameters)
+    primes = ciphers.data_primes(parameters)
     assert [prime.bit_length() for prime in primes] == list(parameters.moduli[:-1])
     for number, prime in enumerate(primes):
         assert prime % (2 * parameters.degree) == 1
@@ -85,7 +80,9 @@ def test_the_moduli_are_primes_of_the_size_that_is_asked_for(cipher: SecretCiphe
         assert prime**TAGS > 1 << 93
 
 
-def test_every_changed_coefficient_changes_all_tags_of_its_prime(cipher: SecretCipher) -> None:
+def test_every_changed_coefficient_changes_all_tags_of_its_prime(
+    cipher: ciphers.SecretCipher,
+) -> None:
     tags = tags_of(cipher)
     coefficients = cipher.coefficients(row(cipher))
     before = tags.of(coefficients)
@@ -98,11 +95,11 @@ def test_every_changed_coefficient_changes_all_tags_of_its_prime(cipher: SecretC
         assert differ == [k // TAGS == prime for k in range(len(before))]
 
 
-def test_tags_of_equal_numbers_are_uniform(cipher: SecretCipher) -> None:
+def test_tags_of_equal_numbers_are_uniform(cipher: ciphers.SecretCipher) -> None:
     """To whoever has the key of the tags, and the secret key, they tell nothing of a row."""
     tags = tags_of(cipher)
     zeros = np.zeros(cipher.parameters.slots, np.int64)
-    primes = data_primes(cipher.parameters)
+    primes = ciphers.data_primes(cipher.parameters)
     shares: list[Any] = []
     for _ in range(100):
         found = tags.of(cipher.coefficients(cipher.encrypt(zeros)))
@@ -113,12 +110,8 @@ def test_tags_of_equal_numbers_are_uniform(cipher: SecretCipher) -> None:
 
 
 def test_keys_differ_with_seed_run_and_public_key() -> None:
-    keys = {
-        tag_key(b"s" * 32, "run", b"f" * 32),
-        tag_key(b"t" * 32, "run", b"f" * 32),
-        tag_key(b"s" * 32, "other", b"f" * 32),
-        tag_key(b"s" * 32, "run", b"g" * 32),
-    }
+    parts = ((b"s", "run", b"f"), (b"t", "run", b"f"), (b"s", "other", b"f"), (b"s", "run", b"g"))
+    keys = {tag_key(seed * 32, run, public * 32) for seed, run, public in parts}
     assert len(keys) == 4
     parameters = default_parameters(BFV)
     ones = np.ones((1, 2 * parameters.degree), np.int64)

@@ -168,8 +168,12 @@ def check_pattern(group: Group, lost_at: dict[int, int]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+RINGS = (torch.int32, torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype"), [*itertools.product((1, 2, 3, 4, 5), RINGS), (6, torch.int32)]
+)
 def test_masks_cancel_for_every_pattern_of_dropouts(count: int, dtype: torch.dtype) -> None:
     group = Group(complete_graph(range(3, 3 + count), count // 2 + 1), dtype)
     outcomes = []
@@ -177,15 +181,6 @@ def test_masks_cancel_for_every_pattern_of_dropouts(count: int, dtype: torch.dty
         outcomes.append(check_pattern(group, dict(zip(group.members, times, strict=True))))
     assert any(outcomes)
     assert not all(outcomes)
-
-
-def test_masks_cancel_for_every_pattern_of_dropouts_of_six() -> None:
-    group = Group(complete_graph(range(6), 4))
-    outcomes = []
-    for times in itertools.product(range(4), repeat=6):
-        outcomes.append(check_pattern(group, dict(zip(group.members, times, strict=True))))
-    assert len(outcomes) == 4**6
-    assert 0 < sum(outcomes) < len(outcomes)
 
 
 def random_group(draw: random.Random) -> Group:
@@ -337,14 +332,10 @@ def test_shares_of_strangers_replays_and_other_owners_are_refused() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"call": 5},
-        {"attempt": 1},
-        {"run": b"another"},
-        {"purpose": "evaluate"},
-        {"values": "samples"},
-        {"threshold": 4},
+        {"call": 5}, {"attempt": 1}, {"run": b"another"}, {"purpose": "evaluate"},
+        {"values": "samples"}, {"threshold": 4},
     ],
-)
+)  # fmt: skip
 def test_boxes_open_in_their_own_context_only(changes: dict[str, Any]) -> None:
     group = complete()
     threshold = changes.pop("threshold", 3)
@@ -450,15 +441,10 @@ def test_an_ordinary_sum_passes() -> None:
 
 def test_a_client_reveals_nothing_of_a_sum_that_it_took_no_part_in() -> None:
     client = taking_part()
-    others = [
-        replace(CONTEXT, call=5),
-        replace(CONTEXT, attempt=1),
-        replace(CONTEXT, run=b"another"),
-        replace(CONTEXT, purpose="evaluate"),
-        replace(CONTEXT, members=MEMBERS[:9]),
-        replace(CONTEXT, threshold=8),
-    ]
-    for context in others:
+    changes: dict[str, Any] = {"call": 5, "attempt": 1, "run": b"another", "purpose": "evaluate"}
+    changes |= {"members": MEMBERS[:9], "threshold": 8}
+    for name, value in changes.items():
+        context = replace(CONTEXT, **{name: value})
         refuses("did not take part", client.reveal_pads, context, [9])
         refuses("did not take part", client.reveal_shares, context, MEMBERS)
 
@@ -697,15 +683,9 @@ def test_a_lying_server_learns_sums_and_differences_over_2t_minus_n_clients_only
     count: int, threshold: int
 ) -> None:
     draw = random.Random(count * 10 + threshold)
-    lists = {
-        i: [
-            chosen
-            for size in range(threshold, count + 1)
-            for chosen in itertools.combinations(range(count), size)
-            if i in chosen
-        ]
-        for i in range(count)
-    }
+    sizes = range(threshold, count + 1)
+    chosen = [own for size in sizes for own in itertools.combinations(range(count), size)]
+    lists = {i: [own for own in chosen if i in own] for i in range(count)}
     least = 2 * threshold - count
     smallest = count
     for _ in range(300):
