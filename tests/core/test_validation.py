@@ -55,7 +55,7 @@ def test_values_within_their_ranges_pass_and_none_where_a_field_may_be_none() ->
 
 
 def test_a_subclass_narrows_a_range_and_keeps_those_that_it_does_not_name() -> None:
-    with pytest.raises(UsageError, match="rounds = 4 .* from 5"):
+    with pytest.raises(UsageError, match=r"rounds = 4 .* from 5"):
         check_ranges(Narrower(rounds=4))
     with pytest.raises(UsageError, match="unknown kind"):
         check_ranges(Narrower(kind="other"))
