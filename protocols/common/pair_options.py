@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from securecluster.core.validation import check_choice
+from securecluster.core.validation import KeyOf, OneOf, check_choice
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.protections.pair_rows import PairRange
@@ -26,9 +26,9 @@ RELEASES = (LABELS, MATRIX)
 class PairOptions(OptionGroup):
     """Options of R_ij = (r_ij + r_ji)/2 of pairs of clients."""
 
-    relevance: str = PLAIN
+    relevance: Annotated[str, KeyOf(RELEVANCES)] = PLAIN
     """how R_ij = (r_ij + r_ji)/2 of pairs of clients is formed: {relevances}"""
-    relevance_release: str | None = None
+    relevance_release: Annotated[str | None, OneOf(*RELEASES)] = None
     """relevance ckks only: what the key authority tells the server of R: labels (the clusters
     alone) or matrix (R of numbers that clients round to 2^-14); None is labels where the method
     clusters R itself (oneshot), and else matrix
@@ -116,7 +116,6 @@ class PairOptions(OptionGroup):
 
     def _check_release(self, method: ProtocolHooks) -> None:
         """Raise UsageError unless the key authority can release what is asked for."""
-        check_choice(self, relevance_release=RELEASES)
         if not self.by_authority:
             able = [name for name, other in RELEVANCES.items() if other.by_authority]
             raise UsageError(
