@@ -38,7 +38,7 @@ from securecluster.core.serialization import pack, unpack
 from securecluster.errors import SecureClusterError, UnforeseenError
 from securecluster.messaging import wire
 from securecluster.messaging.messages import AUTHORITY_CALL, Header
-from securecluster.protections.encryption.authority import AuthorityState, KeyAuthority
+from securecluster.protections.encryption.authority import AuthorityState
 from securecluster.protections.encryption.messages import AUTHORITY_METHODS
 from securecluster.protections.registry import service_methods
 from securecluster.protocols import (
@@ -67,6 +67,7 @@ from securecluster.protocols.common.execution import build_client
 from securecluster.protocols.nsim import synthetic_users
 from securecluster.protocols.nsim.pair_network import PairNetworkConfig
 from securecluster.protocols.nsim.similarity_model import fit
+from securecluster.runtime.authority import Authority
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.run import Run
 from securecluster.runtime.transport import Framed, Transport, WithAuthority
@@ -403,10 +404,9 @@ class Recorded:
             joins=self.config,
         )
 
-    def authority(self) -> KeyAuthority | None:
+    def authority(self) -> Authority | None:
         """Return the key authority, as it is before a run; None where nothing is encrypted."""
-        authority: KeyAuthority | None = Deployment(self.method, self.config).authority()
-        return authority
+        return Deployment(self.method, self.config).authority()
 
     @property
     def parties(self) -> list[int]:

@@ -26,7 +26,6 @@ from securecluster.privacy.masking.key_agreement import AUTHORITY_NUMBER, KeyRin
 from securecluster.privacy.masking.pads import transcript as encoded
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.row_layout import layout
-from securecluster.protections.encryption.authority import KeyAuthority
 from securecluster.protections.protection import (
     AuthorityFacts,
     PairFacts,
@@ -37,6 +36,7 @@ from securecluster.protections.protection import (
 from securecluster.protections.registry import survivors_of
 from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.aggregators import Aggregator
+from securecluster.runtime.authority import Authority
 from securecluster.runtime.client_half import ClientHalf
 from securecluster.runtime.endpoint import MINIMUM, PAIRS, SUM, config_hash, fixed_sums
 from securecluster.runtime.pair_aggregators import PairAggregator, PairFunctions
@@ -312,7 +312,7 @@ class Deployment:
         identity: Identity | None = None,
         secrets: Randomness | None = None,
         roster: Roster | None = None,
-    ) -> KeyAuthority | None:
+    ) -> Authority | None:
         """Return the key authority of a run; None where no protection needs one.
 
         Args:

@@ -34,7 +34,6 @@ from securecluster.privacy.dp.target import Target
 from securecluster.privacy.masking.identities import Identity, Roster, check_roster
 from securecluster.privacy.masking.key_agreement import KeyRing, Secrets
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protections.encryption.authority import AuthorityState, KeyAuthority
 from securecluster.protocols.common.client import ClientState, TrainingClient
 from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.common.dry_run import run_releases
@@ -51,6 +50,7 @@ from securecluster.protocols.common.newcomers import (
 )
 from securecluster.protocols.common.serialization import SCHEMA, SHARED, FittedState, FittedSummary
 from securecluster.runtime import run_secret
+from securecluster.runtime.authority import Authority
 from securecluster.runtime.channel_state import ChannelState
 from securecluster.runtime.endpoint import Endpoint, config_hash
 from securecluster.runtime.release_accounting import ReleaseAccounting
@@ -398,7 +398,7 @@ class _Simulation:
     transcript: Transcript
     net: ServerChannel
     secret: bytes | None = field(repr=False)
-    authority: KeyAuthority | None = None
+    authority: Authority | None = None
     program: str = ""
     recall: Recall = field(default_factory=Recall)
 
@@ -604,7 +604,7 @@ class _Simulation:
         authority = self.authority
         if authority is not None:
             parts["authority"] = CheckpointPart(
-                AuthorityState, lambda: authority.state, authority.restore
+                type(authority.state), lambda: authority.state, authority.restore
             )
         return parts
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -50,17 +50,17 @@ class OneOf:
 
 
 class KeyOf:
-    """Names of a registry, which may grow.
+    """Names of a registry, as it is when they are checked.
 
     Args:
-        registry: what is registered, by name.
+        registry: by name.
     """
 
-    def __init__(self, registry: Mapping[str, object]) -> None:
+    def __init__(self, registry: Collection[str]) -> None:
         self.registry = registry
 
     def check(self, options: Any, name: str) -> None:
-        """Raise UsageError if an attribute is none of the names."""
+        """Raise UsageError if an attribute is no name of the registry."""
         check_choice(options, **{name: self.registry})
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
@@ -21,12 +20,10 @@ from securecluster.privacy.masking.key_agreement import KeyRing
 from securecluster.protections.pair_rows import PairRange
 from securecluster.protections.sum_ranges import SumRanges
 from securecluster.runtime.aggregators import Aggregator
+from securecluster.runtime.authority import Authority
 from securecluster.runtime.client_half import ClientHalf, HiddenReplies
 from securecluster.runtime.pair_aggregators import LabelledValue, PairAggregator, PairFunctions
 from securecluster.runtime.services import MessageTypes
-
-if TYPE_CHECKING:
-    from securecluster.protections.encryption.authority import KeyAuthority
 
 # what is told of hidden replies: their sums, all of R, or the clusters' labels alone
 SUMS = "sums"
@@ -162,7 +159,7 @@ class Protection:
             UsageError: a package that it needs is missing.
         """
 
-    def authority(self, facts: AuthorityFacts) -> KeyAuthority | None:
+    def authority(self, facts: AuthorityFacts) -> Authority | None:
         """Return the key authority of a run; None of a protection that needs none.
 
         Args:

@@ -195,11 +195,17 @@ HIDING = re.compile(
     r"\bhid(es?|den|ing)\b|no single reply|nothing of|cannot open|did not see|which coordinate is|"
     r"which are mixed"
 )
+# of every folder of a protection
+SENTENCES_OF_PROTECTIONS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "securecluster" / "protections").glob("*/protection.py")
+)
 PRINTED = (
     "securecluster/app/disclosures.py",
     "securecluster/app/privacy_report.py",
     "securecluster/app/report_page.py",
     "securecluster/privacy/masking/masks.py",
+    *SENTENCES_OF_PROTECTIONS,
 )
 SAYING = frozenset({"unseen", "_hidden_from_server"})  # functions that say what was not seen
 

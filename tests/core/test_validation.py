@@ -7,7 +7,14 @@ from typing import Annotated, Any
 
 import pytest
 
-from securecluster.core.validation import AtLeast, NoiseMultiplier, Number, OneOf, check_ranges
+from securecluster.core.validation import (
+    AtLeast,
+    KeyOf,
+    NoiseMultiplier,
+    Number,
+    OneOf,
+    check_ranges,
+)
 from securecluster.errors import UsageError
 
 
@@ -59,3 +66,17 @@ def test_a_subclass_narrows_a_range_and_keeps_those_that_it_does_not_name() -> N
         check_ranges(Narrower(rounds=4))
     with pytest.raises(UsageError, match="unknown kind"):
         check_ranges(Narrower(kind="other"))
+
+
+def test_names_of_a_registry_are_those_that_it_has_when_they_are_checked() -> None:
+    registry = {"a": 1}
+
+    @dataclass
+    class Options:
+        kind: str = "b"
+
+    valid = KeyOf(registry)
+    with pytest.raises(UsageError, match="unknown kind 'b': choose one of a"):
+        valid.check(Options(), "kind")
+    registry["b"] = 2
+    valid.check(Options(), "kind")

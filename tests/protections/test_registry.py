@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from cases import two_clusters
 from combinations import COVERING, NAMES, values_of
+from own_claims import CLAIMS
 
 from benchmarks.golden import OTHER_PROTECTIONS
 from securecluster import Federation
@@ -67,6 +69,9 @@ def lacks_in_tests(protection: SumProtection | PairProtection) -> list[str]:
         missing.append("no run under faults: add a cell to COVERING")
     if not any(set(attack_named(name).hidden_by) & protection.claims for name in ATTACKS):
         missing.append("no attack tries what it claims")
+    source = inspect.getfile(type(protection))
+    if not any(source.endswith(claim.source) for claim in CLAIMS):
+        missing.append("no claim of its sentences is checked: add one to own_claims")
     if not protection.methods.keys() <= NAMING_METHODS:
         missing.append("its messages name clients, and NAMING_METHODS does not know them")
     return missing
@@ -117,7 +122,7 @@ def test_what_a_protection_lacks_is_said() -> None:
         "authority_view",
         "claims",
     ]
-    assert len(lacks_in_tests(Nothing())) == 4
+    assert len(lacks_in_tests(Nothing())) == 5
 
 
 # a toy: clients halve their numbers, and the server doubles the sum

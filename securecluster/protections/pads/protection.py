@@ -53,8 +53,8 @@ class PadProtection(PairProtection):
             released: that it is R.
         """
         return (
-            f"R of pairs of clients, from {reply}, each added to the other's: pads hide which part "
-            "is whose, to within half their difference"
+            f"R of pairs of clients, from {reply}, each added to the other's: "
+            "pads hide which part is whose, to within half their difference"
         )
 
     def unseen(self, field: str, released: str) -> str:

@@ -13,7 +13,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.messages import Call, format_ids
 from securecluster.protections.key_exchange import KeyRelay
-from securecluster.protections.pads.client import PairsRequest
+from securecluster.protections.pads.client import NAME, PairsRequest
 from securecluster.protections.pair_rows import PAIR, PairRange
 from securecluster.runtime.aggregators import Exchange
 from securecluster.runtime.pair_aggregators import (
@@ -34,7 +34,7 @@ class PaddedPairs(Connected):
         functions: functions of R.
     """
 
-    name = "pads"
+    name = NAME
     server_reads_rows = False
 
     def __init__(self, ranges: Mapping[str, PairRange], functions: PairFunctions) -> None:

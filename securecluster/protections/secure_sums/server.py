@@ -20,7 +20,7 @@ from securecluster.messaging.messages import Call, Picks, Response, Rows, format
 from securecluster.messaging.octets import as_bytes, as_table
 from securecluster.privacy.cohorts import Cohort, whole_cohorts
 from securecluster.protections.key_exchange import KeyRelay
-from securecluster.protections.secure_sums.client import same_rows, sum_graph
+from securecluster.protections.secure_sums.client import NAME, same_rows, sum_graph
 from securecluster.protections.secure_sums.double_mask import (
     MaskedSum,
     SumContext,
@@ -59,7 +59,7 @@ class SecureSums(Connected):
             one list of survivors of these, so a sum that is asked for again is over that list.
     """
 
-    name = "secagg"
+    name = NAME
     server_reads_replies = False
     hides_replies = True
 
