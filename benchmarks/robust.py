@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.papers.sheet import Cell, Row, Sheet, spread
+from benchmarks.sheet import Cell, Row, Sheet, spread
 from benchmarks.table import RESULTS
 from securecluster import (
     Dirichlet,
