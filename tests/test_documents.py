@@ -22,6 +22,15 @@ PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.m
 EVIDENCE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/evidence").glob("*.md"))
 NAMES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "README.md", *PAGES)
 DOCUMENTS = {name: (ROOT / name).read_text() for name in (*NAMES, *EVIDENCE)}
+# all Markdown files, whose links are followed
+LINKED = (
+    *(path.name for path in sorted(ROOT.glob("*.md"))),
+    *(
+        str(path.relative_to(ROOT))
+        for folder in ("docs", "securecluster", "protocols", "attacks", "benchmarks", "tests")
+        for path in sorted((ROOT / folder).rglob("*.md"))
+    ),
+)
 # other documents also name files of run folders and data sets
 ONLY_OF_THIS_PROJECT = ("ARCHITECTURE.md", "CONTRIBUTING.md")
 TOP = ("securecluster", "protocols", "attacks", "benchmarks", "tests", "docs", ".ci")
@@ -35,6 +44,8 @@ FILE = re.compile(r"[\w.-]+(?:/[\w.-]+)+\.py")
 TEST = re.compile(r"(tests/[\w/]+\.py)|::(test_\w+)")
 MODULE = re.compile(r"\b(?:securecluster|benchmarks)(?:\.\w+)+")
 LINK = re.compile(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)")
+REFERENCE = re.compile(r"^\[[^]]+\]: (?!http)([^\s#]*)(?:#(\S+))?$", re.MULTILINE)
+PAGE = re.compile(r"\bdocs/[\w/-]+\.md\b")
 DEFINED = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)*)`\s+\(`([\w/]+\.py)`")
 EVERYWHERE = ("core", "errors")  # rooms that the table of rooms leaves out
 
@@ -159,7 +170,7 @@ def dead_links(name: str, text: str) -> list[str]:
         text: its content.
     """
     dead = []
-    for path, anchor in LINK.findall(text):
+    for path, anchor in [*LINK.findall(text), *REFERENCE.findall(text)]:
         target = (ROOT / name).parent / path if path else ROOT / name
         known = not anchor or (target.is_file() and anchor in anchors(target.read_text()))
         if not target.exists() or not known:
@@ -172,9 +183,22 @@ def test_what_a_document_names_exists(name: str) -> None:
     assert mistakes(DOCUMENTS[name], None if name in ONLY_OF_THIS_PROJECT else TOP) == []
 
 
-@pytest.mark.parametrize("name", [*NAMES, *EVIDENCE])
+def test_all_documents_are_among_the_files_whose_links_are_followed() -> None:
+    assert set(DOCUMENTS) <= set(LINKED)
+
+
+@pytest.mark.parametrize("name", LINKED)
 def test_links_lead_somewhere(name: str) -> None:
-    assert dead_links(name, DOCUMENTS[name]) == []
+    assert dead_links(name, (ROOT / name).read_text()) == []
+
+
+@pytest.mark.parametrize("folder", ["securecluster", "protocols", "attacks", "benchmarks", "tests"])
+def test_pages_that_code_names_exist(folder: str) -> None:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        if path == Path(__file__):
+            continue  # it also names pages that are not there
+        gone = [page for page in PAGE.findall(path.read_text()) if not (ROOT / page).is_file()]
+        assert gone == [], path
 
 
 @pytest.mark.parametrize("name", [*NAMES, *EVIDENCE])
@@ -205,8 +229,15 @@ def test_every_protocol_has_a_line_in_the_readme_and_four_parts_on_its_page() ->
 
 def test_dead_links_are_found() -> None:
     text = "[a](ARCHITECTURE.md) [b](docs/gone.md) [c](#there) [d](LICENSE)\n## There\n"
-    text += "[e](ARCHITECTURE.md#decisions) [f](ARCHITECTURE.md#none)"
-    assert dead_links("README.md", text) == ["docs/gone.md#", "#there", "ARCHITECTURE.md#none"]
+    text += (
+        "[e](ARCHITECTURE.md#decisions) [f](ARCHITECTURE.md#none)\n[g]: gone.png\n[h]: LICENSE\n"
+    )
+    assert dead_links("README.md", text) == [
+        "docs/gone.md#",
+        "#there",
+        "ARCHITECTURE.md#none",
+        "gone.png#",
+    ]
 
 
 def test_every_decision_names_its_test_or_says_that_there_is_none() -> None:

@@ -179,7 +179,7 @@ ELSEWHERE = {
     "evidence/hidden.md": "the name of a page",
     "it hides nothing from a client": "says what is not hidden",
     "nothing is hidden from it": "says what is not hidden",
-    "leaves almost nothing hidden": "docs/evidence/nsim_masks.md measures it",
+    "leaves almost nothing hidden": "docs/evidence/nsim.md measures it",
     "#secure-sums-and-encrypted-relevance) hide them": "points to the section",
     "hide what clients send": "names all mechanisms, which have claims of their own",
     "which `--aggregation secagg` hides": "the claims of secure sums",

@@ -11,7 +11,7 @@ BFV = "bfv"
 CKKS = "ckks"
 # largest number of bits of all moduli together at 128 bits of security, by the polynomial degree
 # (Bossuat et al. 2024, "Security Guidelines for Implementing Homomorphic Encryption", ePrint
-# 2024/463, table 5.2: ternary secrets, classical attacks; docs/evidence/lattice.md)
+# 2024/463, table 5.2: ternary secrets, classical attacks; docs/evidence/encryption.md)
 MOST_BITS = {2048: 53, 4096: 106, 8192: 214, 16384: 430}
 # ciphertexts in one sum
 MOST_MEMBERS = 4096

@@ -9,7 +9,6 @@ cells that are missing. Only one script may fill a sheet at a time.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import time
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import timed_code
-from benchmarks.table import RESULTS, machine
+from benchmarks.table import PAPERS, machine
 from securecluster.core import atomic_files
 from securecluster.errors import SecureClusterError
 
@@ -37,7 +36,7 @@ class Sheet:
     machines that measured them.
     """
 
-    def __init__(self, name: str, folder: Path = RESULTS / "papers") -> None:
+    def __init__(self, name: str, folder: Path = PAPERS) -> None:
         self.path = folder / f"{name}.csv"
         self._machines: list[str] = []
         self._rows: list[Row] = []
@@ -231,69 +230,6 @@ def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> 
             if paper[key]:
                 line += f"; paper: {paper[key]}"
             print(line)
-
-
-def parser_of(
-    description: str | None, seeds: int = 3, minutes: float = 10.0
-) -> argparse.ArgumentParser:
-    """Return the parser of a script of this folder, which has `--seeds`, `--full`, `--minutes`.
-
-    Args:
-        description: the script's docstring.
-        seeds: the default of `--seeds`.
-        minutes: the default of `--minutes`.
-    """
-    # the docstrings' line breaks are kept
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=seeds)
-    parser.add_argument(
-        "--full", action="store_true", help="the paper's own scale, meant for a GPU"
-    )
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=minutes,
-        help=f"no cell is started once these are over ({minutes:g})",
-    )
-    return parser
-
-
-def read_options(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
-) -> argparse.Namespace:
-    """Return a script's options, and `scale`, which is "full" or "cpu".
-
-    Args:
-        parser: made by `parser_of`, perhaps with more options.
-        argv: the arguments; those of the command line by default.
-    """
-    options = parser.parse_args(argv)
-    # written so that NaN minutes are refused too
-    if options.seeds < 1 or not options.minutes >= 0:
-        parser.error("--seeds is at least 1, and --minutes at least 0")
-    options.scale = "cpu"
-    if options.full:
-        options.scale = "full"
-    return options
-
-
-def options(
-    description: str | None,
-    argv: Sequence[str] | None = None,
-    seeds: int = 3,
-    minutes: float = 10.0,
-) -> argparse.Namespace:
-    """Return the options of a script that has none of its own.
-
-    Args:
-        description: the script's docstring.
-        argv: the arguments; those of the command line by default.
-        seeds: the default of `--seeds`.
-        minutes: the default of `--minutes`.
-    """
-    return read_options(parser_of(description, seeds, minutes), argv)
 
 
 def figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
