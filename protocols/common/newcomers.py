@@ -1,7 +1,7 @@
 """Releases of newcomers: their numbers, the file that records the releases, and their cost.
 
 Newcomers join the run's own network, under its configuration and numbered after its clients, one of
-which seals them the mask seed. A newcomer keeps its number, hence its keys, as long as its name is
+which hands them the mask seed. A newcomer keeps its number, hence its keys, as long as its name is
 the same and, where its cost depends on it, its number of samples; so a repeated request gets the
 same bits. Each `predict` starts from the end of the run, and adds to its ledger alone.
 """
