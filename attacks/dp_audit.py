@@ -14,6 +14,8 @@ direction is the statistic that guesses the coin.
 A bound above the ε that a ledger claims refutes the claim; one below proves nothing. Masks are left
 out of the repeated run, since ε does not count on them. `securecluster.attacks.release_audits` does
 the same for losses, Gram matrices, eigenvectors, and training with DP-SGD.
+
+A canary that comes after the noise is refused: it would not be of the mechanism.
 """
 
 from __future__ import annotations

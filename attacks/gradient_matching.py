@@ -3,6 +3,8 @@
 A client that makes one step of SGD over all of its samples sends −η times its gradient at a model
 that the server knows. Attacks look for samples with that gradient, all clients at once: their
 models are stacked, and the searches are independent.
+
+Each client's search has step lengths of its own, and ends where it would end alone.
 """
 
 from __future__ import annotations

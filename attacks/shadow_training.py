@@ -1,4 +1,8 @@
-"""Local training as clients do it, on data that the adversary has."""
+"""Local training as clients do it, on data that the adversary has.
+
+Shadow models are trained as clients are, bit for bit on the same data, and clipped and noised as
+updates are.
+"""
 
 from __future__ import annotations
 

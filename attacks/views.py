@@ -1,4 +1,14 @@
-"""Views, knowledge and truth of a finished run."""
+"""Views, knowledge and truth of a finished run.
+
+Groups, sums, a trusted server's noise, unmasked secure sums and R are in no frame. The server's
+replay gives them bit for bit, so no file has to hold them. A key authority is a party, with its
+frames and the sums that it decrypts; of R there is no record, so a run with taps records it. A view
+has clusters where its parties compute them, and none where clients choose in secret.
+
+An anonymous view has new labels for every call, in an order that says nothing, so that an attack
+that links calls cannot read its answer. A colluding client gives its own secrets away, and those of
+no other; it keeps its number and is linked to nobody.
+"""
 
 from __future__ import annotations
 

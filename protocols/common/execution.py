@@ -1,4 +1,10 @@
-"""Assembly of clients, network and run: for a run, for its replay, and for newcomers."""
+"""Assembly of clients, network and run: for a run, for its replay, and for newcomers.
+
+The server's half runs on a new object with the run's hyper-parameters
+(`ClusteringProtocol.as_server`), in runs, replays and for newcomers: attributes that the protocol
+was given while it met the federation do not exist there. Reports and observers keep the first
+object. What lies outside all objects shows in a new process only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""How the relevance of pairs of clients is formed: options, and what does not work."""
+"""How the relevance of pairs of clients is formed: options, and what does not work.
+
+Pads are refused where they would hide nothing: for methods without a reply in pairs, which the
+declarations of their clients tell, and for SR-FCA where its losses leave again in plain sums.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""How sums over clients are formed: options, ranges of what is summed, and what does not work."""
+"""How sums over clients are formed: options, ranges of what is summed, and what does not work.
+
+Every summed field has a range (`SumOptions.fields`), from which follow fixed point and packing. A
+number beyond it is an error, and is clamped in runs with noise, where an error would be a release;
+losses are always clamped. A method that needs single replies is refused, with the nearest choice
+that works: a secure sum never becomes a plain one.
+"""
 
 from __future__ import annotations
 

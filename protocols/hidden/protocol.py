@@ -10,6 +10,11 @@ applies its own.
 Noise that each of these sums has covers what a server could learn from it about one client, also
 by subtracting two sums. No other number depends on data: points have norm 1, so that no clip norm
 is to be chosen, and they are functions of the data and of a public sketch, without any training.
+
+Fields of a sum may have a clip norm and noise of their own (`row_noises`), added by whichever party
+adds that of updates. The four sums of clustering divide their share of the budget by 1/z², and
+clipped blocks are divided by sizes that follow from a noisy sum. Small clusters are dissolved only
+without noise, where a block over one client is its update.
 """
 
 from __future__ import annotations

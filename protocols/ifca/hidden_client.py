@@ -7,6 +7,11 @@ the others.
 
 A client whose model nobody else chose adds zeros to every block, and trains alone: a block over one
 client would be its update. It keeps the model that it trained until that model is averaged again.
+
+Hidden clients count the same: numbers of samples in sums by cluster would tell clusters beside the
+updates. After the counts only as many clients may be lost as the smallest averaged block can spare,
+so that no block has a single contributor. Clients derive that number from the counts, and reveal no
+share below it; they cannot check who else chose their model.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 They train alone, evaluate each other's models and the clusters' models, and then train within their
 cluster, from θ_0 again after every restart.
+
+A client keeps its losses, not the models: it evaluates everyone's one-shot model once, and later
+sends sums of these losses by cluster. Of clusters' models it sends its choice, and sums. A sum over
+fewer than two is neither asked for nor used; then the client decides by its own loss.
 """
 
 from __future__ import annotations

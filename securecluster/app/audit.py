@@ -2,6 +2,12 @@
 
 The twin is the same run without mask, noise and secure sums. A score on the run means little by
 itself: beside the twin's it shows what the protection is worth.
+
+Half of the budget of time is for the run, an attack gets at most half of what is left, and a timer
+ends it; whatever did not fit is named. An attack that fails ends no audit and no audit hides it: it
+is named in one line, has its traceback, and the exit code is 3. The twin is without every option of
+privacy and every protection of `compatibility`. An audit as the key authority repeats the run,
+since R is in no file.
 """
 
 from __future__ import annotations

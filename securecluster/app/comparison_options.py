@@ -1,4 +1,7 @@
-"""One set of protocol options for several protocols."""
+"""One set of protocol options for several protocols.
+
+They are the union of the protocols' fields, where None stands for each protocol's own default.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A cell is a protocol with one value of each option. It is refused if the protocol's own check raises
 `UsageError`, so the table cannot differ from what a run does.
+
+Tests run every pair of protections under every fault: lost replies, a kill in each call, replay.
 """
 
 from __future__ import annotations

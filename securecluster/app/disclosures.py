@@ -2,6 +2,10 @@
 
 All of it is derived from the ledger's events, the declarations of client methods, the pipeline and
 the run's records, so that a report cannot leave out anything that was sent.
+
+What the server did not see is derived from the same list, and not stated by an author. ε covers
+files as well as frames: under noise, `models_` and `models.safetensors` hold models made of
+releases, and a cluster of one client that trained alone has no shared model (`SumClient.unshared`).
 """
 
 from __future__ import annotations

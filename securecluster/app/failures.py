@@ -1,6 +1,8 @@
 """Errors that nobody foresaw, in a run among others: a line for tables, and a file of tracebacks.
 
 Such a run is recorded as failed, and the others go on.
+
+What failed stays so until `--retry`, so that one bad run cannot hold up a sweep for ever.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Parts of a self-contained HTML page: text, tables, pictures and charts, all within one file.
 
 Every function returns HTML, and escapes the texts that it is given.
+
+Pages have no scripts, and refuse whatever is not in them. Parts are marked by whom they are for,
+and left out of a copy that is handed over.
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 """Protections that a run claims, field by field, and those that are to hide what an attack gets.
 
 They follow from the run's disclosures, and so from its ledger and its configuration.
+
+An attack declares the fields of replies that it reads, and the protections that are to hide what it
+guesses. A success breaks these where the disclosures have them on all these fields and they are
+claimed against the adversary; otherwise what it found is visible. Attacks on mechanisms are not
+tried where a run has none.
 """
 
 from __future__ import annotations

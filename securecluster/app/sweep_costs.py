@@ -4,6 +4,9 @@ All runs of a seed have the same clients. Another seed may deal a sample to anot
 person is taken to be, in every run, the client that released most there. For Gaussian releases this
 is the largest ε that any person can have; for sampled batches it is that where one client is the
 dearest in all runs, as the smallest one is.
+
+One run without noise makes the sum infinite. Clients' scores, and the choice of a noise by them,
+are named as what no ε covers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The plan of a sweep: which protocols run at which levels of noise, and with which seeds."""
+"""The plan of a sweep: which protocols run at which levels of noise, and with which seeds.
+
+A level of noise is the multiplier of all that a protocol releases: its `noise`, and each option
+whose name ends in `_noise`. A protocol that takes no such noise is recorded as refused. How many
+runs go at the same time is no part of the plan.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,9 @@ Lines that were changed, moved, added, or removed before others are therefore fo
 leave, a last line without its end, is removed, and its run is done again. Digests guard against
 damage, not against forgery; a forged line is still a run of the plan with values that a run can
 have, so that nothing fails on it.
+
+Records of earlier versions without digests are refused: read as they are, their damage would be
+silent. Runs have no folders, so one that a kill stopped is done again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Tables of a sweep: its runs, their means with intervals, and the noise that clusters survive."""
+"""Tables of a sweep: its runs, their means with intervals, and the noise that clusters survive.
+
+σ* and ε* stop at the first level that loses the clusters, and a run that diverged has lost them. A
+fault of the program or the system says nothing about noise: its level is left out.
+"""
 
 from __future__ import annotations
 

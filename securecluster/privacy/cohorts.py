@@ -6,6 +6,11 @@ are divided once into cohorts, and a cohort is in a sum as a whole or not at all
 combinations of those of cohorts, and no row of a single client follows (batch partitioning: So,
 Ali, Güler, Jiao, Avestimehr, "Securing secure aggregation: mitigating multi-round privacy leakage
 in federated learning", AAAI 2023, Section 5.2). What the sum of a whole cohort tells, remains.
+
+Where all sums are over all clients (`SumOptions.over_all`), clients derive the cohorts and refuse
+other lists. Elsewhere they are the server's rule alone, and sums over clusters that change can be
+solved together. A silent client is asked again, since it would keep out its whole cohort. The
+channel keeps the lists that enlarge the row space, and reports count who can be solved for.
 """
 
 from __future__ import annotations

@@ -2,6 +2,12 @@
 
 A client method is a remote call by its own name. It declares with `@answers` through which verbs
 its reply may be read; the endpoint refuses everything else.
+
+Security rules: a private reply with floating-point numbers that neither the pipeline nor a
+declaration covers is refused whatever the mask; a reply that is said not to be private has no
+content but what is declared public by name, and stands as such in ledger, report and audit.
+`private=False` and `derived=True` are believed here, and checked by
+`protocols/conformance/privacy.py`, which sends the same requests to clients with other data.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 An aggregator decides who reads the rows, who reads R, and who computes the function of R that the
 server asked for. Such a function has a name (`PairFunctions`), so that a party other than the
 server finds the same one from the configuration.
+
+Its parameters are those of the configuration, and it is no closure.
 """
 
 from __future__ import annotations

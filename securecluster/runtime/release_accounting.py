@@ -1,5 +1,14 @@
 """Accounting for the noise in clients' replies: their privacy cost by receipts, the noise that a
 trusted server adds when it reads them, and the bias correction of squared norms.
+
+Nobody declares a price. Each field of each reply is an event: priced by its receipts, or by the
+noise of a trusted server or of a secure sum; free if it is derived from earlier releases; and exact
+otherwise. A release is charged once, to the first field that follows from it. Training under DP-SGD
+is an event of its own, also where nothing leaves: it counts as soon as anything of that client
+leaves.
+
+A trusted server's noise is added here alone (`read`), between the transport and the verbs, so no
+loop and no checkpoint holds a reply without it; only the transcript does, which an auditor keeps.
 """
 
 from __future__ import annotations

@@ -2,6 +2,14 @@
 
 Everything that the server learns passes through a verb, so bytes, releases and transcripts are
 complete by construction.
+
+Local parameter servers (LPS) are parties: after `divide` the LPS of its cluster asks each client.
+What they `relay` to the global server and back is recorded, counted under `servers`, and made again
+on replay, where it must be the same; the ledger's events name their readers. Replay runs all
+servers together, so it cannot show that an LPS used frames of its own members only.
+
+State and transcripts are in main memory. What went through a pipeline is put on the server's
+device, wherever replies come from, so that a replay on that device rounds as the run did.
 """
 
 from __future__ import annotations

@@ -8,6 +8,10 @@ The shares of all survivors count, so all of them are taken as honest.
 
 The rounded row's norm is checked with whole numbers, after everything that may round. So the
 sensitivity holds whatever float arithmetic did before, and a row beyond it counts as zeros.
+
+Clients and server hold to the planned number of survivors; the ledger prices what survived, up to
+the planned shares. Methods that also send clipped rows by themselves are refused, by what their
+client classes declare.
 """
 
 from __future__ import annotations

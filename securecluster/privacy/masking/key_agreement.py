@@ -8,6 +8,11 @@ Keys and sealed seeds are signed with the clients' identities. A client with a r
 only with clients on it, so a server can neither name itself a peer, to read the seed, nor play
 leader, to set it. Without a roster no signature is verified: then the agreement protects against an
 honest-but-curious server only.
+
+Security rules: a seed that something has left under is fixed, and another one is refused. Until
+then a later agreement replaces it, since all replies to the first may have been lost. Who missed
+the agreement is left out of the masked round and joins at its next call. Seeds are sealed with
+AES-SIV, which needs no nonce: a leader may seal two seeds under one key.
 """
 
 from __future__ import annotations

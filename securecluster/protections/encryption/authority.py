@@ -12,6 +12,10 @@ ciphertexts, and the authority the key that opens them. It cannot be replaced by
 clients hold: one client that tells the server that key would open everything. Against a server that
 breaks the protocol it rests on the roster, too, and on no client working with the server: a client
 may encrypt what it likes, such as the ciphertexts of all others but one with the sign turned.
+
+Security rules: no sum is over fewer than two clients; no ciphertext is in two sums, so that a
+server which was restarted asks clients anew and a sum of old and new ciphertexts is refused; a sum
+is recorded before it is decrypted, so that refusals count; the same sum again is decrypted again.
 """
 
 from __future__ import annotations

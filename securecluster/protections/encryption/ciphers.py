@@ -5,6 +5,9 @@ seed. All functions run on one thread: its thread pool is far slower on a machin
 
 Flipped bits and wrong keys decrypt to garbage without an error, and empty bytes load: ciphertexts
 from elsewhere come here only out of an envelope (`envelopes`).
+
+So keys and ciphertexts differ between runs of one seed; sums of integers do not. A row that is
+refused has changed nothing of a sum of several ciphertexts.
 """
 
 from __future__ import annotations

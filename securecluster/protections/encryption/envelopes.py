@@ -5,6 +5,9 @@ they travel in envelopes alone: AES-256-SIV (RFC 5297) under a key of X25519 (RF
 HKDF-SHA256 (RFC 5869) between sender and receiver, and an Ed25519 signature of the sender, where it
 has an identity. Key and signature are bound to the context, so an envelope opens in no other run,
 call, attempt or purpose, from no other sender, and under no other parameters or public key.
+
+The context also names members and fields. After decryption the count of contributors, unused slots
+and all ranges are checked (`packing`).
 """
 
 from __future__ import annotations

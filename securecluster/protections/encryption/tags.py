@@ -14,6 +14,9 @@ The tags of one client tell nothing of its numbers, not even to the authority, w
 would open the ciphertext. They are a universal hash, of at most 188 bits, of a ciphertext whose
 randomness has 6,492 bits or more (4,096 ternary coefficients): by the leftover hash lemma they are
 closer than 2^-3000 to uniform numbers that do not depend on what is encrypted.
+
+A tag key of each client would protect no more, so clients agree on one seed, also where nothing
+else is masked.
 """
 
 from __future__ import annotations

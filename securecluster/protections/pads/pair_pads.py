@@ -14,6 +14,9 @@ one for other members, needs a new attempt.
 
 What R itself tells stays: r_ij is known to within |r_ij - r_ji|/2, and a server that knows r_ji, or
 colludes with j, reads r_ij.
+
+A row is about the members that its frame names and nobody else, or a number would be padded in
+another's place. Nobody sends r_ii, and R_ii is declared in `PairOptions.fields`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,19 @@
 Keys are exchanged once a run (`key_exchange`). The reply to the protocol's own call is masked, with
 sealed shares of its self mask. Then, only where clients were lost, `reveal_pads` brings the call's
 pad keys with the lost ones, and `reveal_shares` the shares of the survivors' self masks.
+
+Security rules:
+
+- The frames of a sum name its members, so a client holds the server to two members or more and to
+  one list of survivors. What it has allowed is part of its state.
+- A client that masks sums answers no plain one, and a group of which too few survive counts as if
+  nobody had replied: a secure sum never becomes a plain one.
+- Rows that never change are opened over one list, since sums over two lists differ by single rows.
+  A method that is asked without a query has such rows, unless it declares `fixed=False`; one whose
+  rows follow from data and public numbers declares `fixed=True`, since a server could ask for
+  nearly the same numbers twice. A server that asks again leaves out who was not in the first sum.
+- A sum that follows another one names its fewest survivors, which clients derive for themselves
+  (`FollowingSum`).
 """
 
 from __future__ import annotations
