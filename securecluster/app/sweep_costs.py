@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from securecluster.app.failures import Row
 from securecluster.app.number_format import enumerated
 from securecluster.core.serialization import typed
 from securecluster.privacy.dp.ledger import Expense, History, joint_price
 
-Row = dict[str, Any]
 # of the numbers of an expense
 SMALLEST = 1e-50
 LARGEST = 1e50

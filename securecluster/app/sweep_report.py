@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import failures, run_folder, sweep_costs, sweep_tables
+from securecluster.app.failures import Row
 from securecluster.app.number_format import enumerated, printable, shown
 from securecluster.app.plots import sweep as plots
 from securecluster.core import atomic_files
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError
 
-Row = dict[str, Any]
 NONE = "–"
 
 
@@ -35,7 +35,7 @@ def write(folder: Path, rows: Sequence[Row], federation: Federation) -> str | No
     metric = federation.objective.metric
     runs = sweep_tables.tidy(rows, metric)
     means = sweep_tables.summary(runs, metric, federation.objective.higher)
-    failures.write(folder / run_folder.FAILURES, _tracebacks(rows))
+    failures.write(folder / run_folder.FAILURES, _ordered(rows), _name)
     sweep_tables.write(folder / "runs.csv", runs)
     sweep_tables.write(folder / "summary.csv", means)
     sweep_tables.write(folder / "thresholds.csv", sweep_tables.thresholds(runs))
@@ -62,18 +62,9 @@ def _ordered(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: int(row["run"]))
 
 
-def _tracebacks(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the tracebacks of runs, by what ran.
-
-    Args:
-        rows: of all runs.
-    """
-    tracebacks = {}
-    for row in _ordered(rows):
-        if row["traceback"] is not None:
-            name = f"run {row['run']}: {printable(row['variant'])}, {_level(row)}"
-            tracebacks[f"{name}, seed {row['seed']}"] = row["traceback"]
-    return tracebacks
+def _name(row: Row) -> str:
+    """Return what a run is called above its traceback."""
+    return f"run {row['run']}: {printable(row['variant'])}, {_level(row)}, seed {row['seed']}"
 
 
 def _level(row: Row) -> str:
