@@ -37,7 +37,7 @@ from securecluster.privacy.dp.target import Target
 from securecluster.protocols import CFL, CLoVE, ClusteringProtocol, FedAvg, Hidden, OneShot
 from securecluster.protocols.common import dry_run
 from securecluster.protocols.common.dry_run import run_releases
-from securecluster.protocols.common.privacy_options import Privacy
+from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.relays import Gathered
 from securecluster.runtime.release_guard import ReleaseGuard, Traces
@@ -226,7 +226,7 @@ def without(parts: Sequence[str], memory: Memory) -> Iterator[None]:
             )
         if TARGET in parts:
             # the noise is still the one that the target needs
-            stack.enter_context(patch.object(Privacy, "holds_target", False))
+            stack.enter_context(patch.object(PrivacyOptions, "holds_target", False))
         yield
 
 

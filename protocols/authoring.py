@@ -55,7 +55,7 @@ from securecluster.protocols.common.model_sets import (
 )
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
-from securecluster.protocols.common.privacy_options import Privacy
+from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.protocols.common.restarts import OfferedModels, Restart
 from securecluster.protocols.common.sampling import TRIES, sample_clients
 from securecluster.runtime.call_context import CallContext
@@ -95,7 +95,7 @@ __all__ = [
     "Pairs",
     "PendingUpdates",
     "Picks",
-    "Privacy",
+    "PrivacyOptions",
     "Real",
     "Replies",
     "Restart",

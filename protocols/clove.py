@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.clustering.k_means import kmeans
+from securecluster.core.option_groups import group
 from securecluster.core.randomness import Randomness
 from securecluster.core.validation import check_whole
 from securecluster.data import Federation
@@ -45,6 +46,7 @@ from securecluster.protocols.common.model_sets import (
     ModelAverages,
 )
 from securecluster.protocols.common.sampling import sample_clients
+from securecluster.protocols.common.sum_options import SumOptions
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.server_channel import ServerChannel
@@ -113,6 +115,18 @@ class CLoVEState(AssignEachRoundState):
         super().store(ids, models)
 
 
+@dataclass(kw_only=True)
+class SumsOfNewClusters(SumOptions):
+    """Options of sums over clusters that are formed anew in every round."""
+
+    def refusal(self, method: Any) -> str:
+        """Return that a cluster of one would show its update."""
+        return (
+            "CLoVE's server forms clusters anew in every round, also of one client, whose secure "
+            "sum would be its update: take IFCA (ifca), or aggregation plain"
+        )
+
+
 @protocol
 class CLoVE(AssignEachRound):
     """k models, each of which the clients of one cluster of loss vectors train."""
@@ -132,6 +146,7 @@ class CLoVE(AssignEachRound):
     as long as clusters change (not in the paper)
     """
 
+    sums: SumOptions = group(SumsOfNewClusters)
     name: ClassVar[str] = "clove"
     client: ClassVar[type[TrainingClient]] = LossVectorClient
 
@@ -239,13 +254,6 @@ class CLoVE(AssignEachRound):
         check_whole(self, stable_rounds=1)
         if self.cluster_rounds is not None:
             check_whole(self, cluster_rounds=1)
-
-    def secure_sums_refusal(self) -> str | None:
-        """Return that a cluster of one would show its update, and clusters are formed anew."""
-        return (
-            "CLoVE's server forms clusters anew in every round, also of one client, whose secure "
-            "sum would be its update: take IFCA (ifca), or aggregation plain"
-        )
 
     def dry_runs(self) -> Sequence[Mapping[str, Any]]:
         """Return a run whose clusters are never stable, so that losses are asked to the end."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from securecluster.core.option_groups import group
 from securecluster.protocols.common.averaging import (
     AveragingState,
     SumClient,
@@ -20,6 +21,7 @@ from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.sum_options import SumOptions, SumsOverAll
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 
@@ -28,8 +30,8 @@ from securecluster.runtime.server_channel import ServerChannel
 class FedAvg(ClusteringProtocol):
     """One model for all clients, averaged by |D_i|."""
 
+    sums: SumOptions = group(SumsOverAll)
     name: ClassVar[str] = "fedavg"
-    sums_over_all: ClassVar[bool] = True
     client: ClassVar[type[TrainingClient]] = SumClient
 
     def run_server(self, net: ServerChannel, run: Run) -> AveragingState:

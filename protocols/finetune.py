@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import group
 from securecluster.core.validation import check_whole
 from securecluster.errors import PolicyError
 from securecluster.messaging.messages import Ack, select
@@ -30,6 +31,7 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
+from securecluster.protocols.common.sum_options import SumOptions, SumsOverAll
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.run import Run
@@ -107,8 +109,8 @@ class FineTune(ClusteringProtocol):
     (FedRep) compare with, 0 is FedAvg
     """
 
+    sums: SumOptions = group(SumsOverAll)
     name: ClassVar[str] = "finetune"
-    sums_over_all: ClassVar[bool] = True
     client: ClassVar[type[TrainingClient]] = FineTuneClient
 
     def run_server(self, net: ServerChannel, run: Run) -> AveragingState:

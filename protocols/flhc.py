@@ -66,7 +66,7 @@ from securecluster.protocols.common.compressed_updates import (
     gather_until_complete,
     updates_of,
 )
-from securecluster.protocols.common.compression_options import Compression
+from securecluster.protocols.common.compression_options import CompressionOptions
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.gradient_signatures import SignatureSender
@@ -81,7 +81,7 @@ from securecluster.protocols.common.signature_collection import (
     collect_gradient_signatures,
     comparable,
 )
-from securecluster.protocols.common.signature_options import GradientSignatures
+from securecluster.protocols.common.signature_options import GradientSignatureOptions
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.runtime.run import Run
@@ -146,8 +146,8 @@ class FLHCClient(SignatureSender, SumClient, CompressedUpdateClient):
 class FLHC(ClusteringProtocol):
     """FedAvg, then one clustering of all clients' updates, then FedAvg in each cluster."""
 
-    compression: Compression = group(Compression)
-    signatures: GradientSignatures = group(GradientSignatures)
+    compression: CompressionOptions = group(CompressionOptions)
+    signatures: GradientSignatureOptions = group(GradientSignatureOptions)
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar

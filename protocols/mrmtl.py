@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import group
 from securecluster.core.validation import check_number
 from securecluster.data import Federation
 from securecluster.errors import PolicyError, UsageError
@@ -34,6 +35,7 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.messages import AverageDeltas, Update
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import sample_clients
+from securecluster.protocols.common.sum_options import SumOptions, SumsOverAll
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import MINIMUM, SUM, answers
 from securecluster.runtime.run import Run
@@ -176,6 +178,15 @@ class MRMTLState:
         )
 
 
+@dataclass(kw_only=True)
+class MeanOverClients(SumsOverAll):
+    """Options of sums of models, whose mean is over clients, as in the paper's objective."""
+
+    def weights_updates(self, method: Any) -> bool:
+        """Return False."""
+        return False
+
+
 @protocol
 class MRMTL(ClusteringProtocol):
     """One model per client, regularized towards the mean of all models; no clusters."""
@@ -185,8 +196,8 @@ class MRMTL(ClusteringProtocol):
     step of SGD ends a gradient's step from the mean
     """
 
+    sums: SumOptions = group(MeanOverClients)
     name: ClassVar[str] = "mrmtl"
-    sums_over_all: ClassVar[bool] = True
     client: ClassVar[type[TrainingClient]] = PersonalClient
 
     def run_server(self, net: ServerChannel, run: Run) -> MRMTLState:
@@ -254,11 +265,6 @@ class MRMTL(ClusteringProtocol):
         """
         super().check(clients)
         check_number(self, "regularization", 0, 1e9, high_in=True)
-
-    @property
-    def weights_updates(self) -> bool:
-        """Return False: the mean is over clients, as in the paper's objective."""
-        return False
 
     def shared_models(self, client: Any) -> Any:
         """Return the mean of the clients' models, (1, d).

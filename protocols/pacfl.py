@@ -208,7 +208,7 @@ class PACFL(EigenvectorProtocol, ClusterOnce):
         server = [*shown.server]
         if self.subspaces == "classes":
             sentence = "which classes each client has samples of"
-            if self.gram_noise or self.privacy.target_epsilon is not None:
+            if self.gram.noisy(self.privacy):
                 sentence += ", as far as the noise shows it"
             server.append(sentence)
         return replace(shown, server=server)

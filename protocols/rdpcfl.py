@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import group
 from securecluster.core.validation import check_number, check_whole
 from securecluster.errors import PolicyError
 from securecluster.messaging.messages import Ack, Empty, Rows
@@ -51,6 +52,7 @@ from securecluster.protocols.common.model_sets import (
 )
 from securecluster.protocols.common.restarts import Restart
 from securecluster.protocols.common.sampling import TRIES
+from securecluster.protocols.common.sum_options import SumOptions
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, SUM, answers
 from securecluster.runtime.run import Run
@@ -211,6 +213,18 @@ class RDPCFLState(AssignEachRoundState):
         return models
 
 
+@dataclass(kw_only=True)
+class SumsOfDrawnClusters(SumOptions):
+    """Options of sums over clusters that are drawn anew in every round."""
+
+    def refusal(self, method: Any) -> str:
+        """Return that a cluster of one would show its update."""
+        return (
+            "R-DPCFL's server draws clusters anew in every round, also of one client, whose secure "
+            "sum would be its update: take IFCA (ifca), or aggregation plain"
+        )
+
+
 @protocol
 class RDPCFL(AssignEachRound):
     """Soft clusters of the first private gradients, then private choices among k models."""
@@ -232,6 +246,7 @@ class RDPCFL(AssignEachRound):
     selection_noise: float = 10.0
     """noise multiplier of a choice over that of training, where there is noise"""
 
+    sums: SumOptions = group(SumsOfDrawnClusters)
     name: ClassVar[str] = "rdpcfl"
     other_clusters_under: ClassVar[tuple[str, ...]] = ("rotation", "haar")
     client: ClassVar[type[TrainingClient]] = PrivateChoiceClient
@@ -375,13 +390,6 @@ class RDPCFL(AssignEachRound):
         """
         plans = super().trainings(usual, config)
         return {**plans, "first": replace(plans["full"], lr=config["lr"])}
-
-    def secure_sums_refusal(self) -> str | None:
-        """Return that a cluster of one would show its update, and clusters are drawn anew."""
-        return (
-            "R-DPCFL's server draws clusters anew in every round, also of one client, whose secure "
-            "sum would be its update: take IFCA (ifca), or aggregation plain"
-        )
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""

@@ -26,11 +26,11 @@ from securecluster.protocols.common.signature_collection import (
     nearest_on_average,
     squared_distances,
 )
-from securecluster.protocols.common.signature_options import GRADIENT, GradientSignatures
+from securecluster.protocols.common.signature_options import GRADIENT, GradientSignatureOptions
 
 
 @dataclass(kw_only=True)
-class OwnSignatures(GradientSignatures):
+class OwnSignatures(GradientSignatureOptions):
     """Options of a method whose signatures are those of gradients."""
 
     choices: ClassVar[tuple[str, ...]] = (GRADIENT,)
@@ -49,7 +49,7 @@ class Signature(ClusterOnce):
     """
     k: int | None = None
     """number of clusters; None finds it by the known size of the noise"""
-    signatures: GradientSignatures = group(OwnSignatures)
+    signatures: GradientSignatureOptions = group(OwnSignatures)
     signature: str = GRADIENT
     """what clients are clustered by: gradient signatures, which are this method's own"""
 

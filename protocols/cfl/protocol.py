@@ -64,7 +64,7 @@ from securecluster.protocols.cfl.split_test import (
 )
 from securecluster.protocols.common.base import ClusteringProtocol, FittedState, opened
 from securecluster.protocols.common.client import TrainingClient
-from securecluster.protocols.common.compression_options import Compression
+from securecluster.protocols.common.compression_options import CompressionOptions
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
@@ -74,8 +74,8 @@ from securecluster.protocols.common.signature_collection import (
     assign_by_signatures,
     collect_gradient_signatures,
 )
-from securecluster.protocols.common.signature_options import GradientSignatures
-from securecluster.protocols.common.sum_options import LARGEST_LOSS
+from securecluster.protocols.common.signature_options import GradientSignatureOptions
+from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions
 from securecluster.runtime.endpoint import MINIMUM
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -102,12 +102,37 @@ class CFLState:
     signatures: Collected | None = None  # what α compares in place of updates
 
 
+@dataclass(kw_only=True)
+class SumsOfSplits(SumOptions):
+    """Options of sums of CFL, which compares single updates, or something shorter."""
+
+    def refusal(self, method: Any) -> str | None:
+        """Return that CFL compares single updates, unless it compares something shorter."""
+        if method.compression.used or method.signatures.by_gradients:
+            return None
+        return (
+            "CFL compares clients' single updates, which secure sums do not show: let it compare "
+            "sketches (--sketch 256) or compressed updates (--compress 8bit), take signature "
+            "gradient, or take aggregation plain"
+        )
+
+    def weights_updates(self, method: Any) -> bool:
+        """Return whether averages are weighted."""
+        return bool(method.weighted)
+
+    def fields(self, method: Any, config: Mapping[str, Any]) -> dict[str, float]:
+        """Add the losses of the fallback, times numbers of samples."""
+        largest_loss = LARGEST_LOSS * float(config.get("most_samples", 1))
+        return {**super().fields(method, config), "loss": largest_loss}
+
+
 @protocol
 class CFL(ClusteringProtocol):
     """Recursive bipartition of the clients once federated learning has become stationary."""
 
-    compression: Compression = group(Compression)
-    signatures: GradientSignatures = group(GradientSignatures)
+    sums: SumOptions = group(SumsOfSplits)
+    compression: CompressionOptions = group(CompressionOptions)
+    signatures: GradientSignatureOptions = group(GradientSignatureOptions)
     mask: str = "permutation"
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
@@ -560,26 +585,6 @@ class CFL(ClusteringProtocol):
         if self.signatures.by_gradients:
             return MINIMUM
         return self.compression.smallest_cluster
-
-    def secure_sums_refusal(self) -> str | None:
-        """Return that CFL compares single updates, unless it compares something shorter."""
-        if self.compression.used or self.signatures.by_gradients:
-            return None
-        return (
-            "CFL compares clients' single updates, which secure sums do not show: let it compare "
-            "sketches (--sketch 256) or compressed updates (--compress 8bit), take signature "
-            "gradient, or take aggregation plain"
-        )
-
-    @property
-    def weights_updates(self) -> bool:
-        """Return whether averages are weighted."""
-        return self.weighted
-
-    def sum_fields(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Add the losses of the fallback, times numbers of samples."""
-        largest_loss = LARGEST_LOSS * float(config.get("most_samples", 1))
-        return {**super().sum_fields(config), "loss": largest_loss}
 
     def disclosures(self) -> Disclosures:
         """Return what stays visible under every mask."""

@@ -52,8 +52,8 @@ from securecluster.protocols.common.execution import (
 )
 from securecluster.protocols.common.hooks import ProtocolHooks, without_clients
 from securecluster.protocols.common.newcomers import NewcomerRecord, warn_if_dear
-from securecluster.protocols.common.pair_options import Pairs
-from securecluster.protocols.common.privacy_options import Privacy
+from securecluster.protocols.common.pair_options import PairOptions
+from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.protocols.common.program import program_digest
 from securecluster.protocols.common.serialization import (
     SHARED,
@@ -63,7 +63,7 @@ from securecluster.protocols.common.serialization import (
     read_kept,
     save,
 )
-from securecluster.protocols.common.sum_options import Sums
+from securecluster.protocols.common.sum_options import SumOptions
 from securecluster.runtime.endpoint import Endpoint, hidden_message_types, message_types
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ChannelState, ServerChannel
@@ -180,9 +180,9 @@ class ClusteringProtocol(ProtocolHooks):
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
-    privacy: Privacy = group(Privacy)
-    pairs: Pairs = group(Pairs)
-    sums: Sums = group(Sums)
+    privacy: PrivacyOptions = group(PrivacyOptions)
+    pairs: PairOptions = group(PairOptions)
+    sums: SumOptions = group(SumOptions)
 
     if TYPE_CHECKING:
 
@@ -653,7 +653,7 @@ class ClusteringProtocol(ProtocolHooks):
         for options in self.option_groups:
             config = options.agreed(self, federation, config)
         # A mask that cannot work on this model is refused before anything is written.
-        self.check_sum_noise(config, self.pipeline(config))
+        self.sums.check_noise(self, config, self.pipeline(config))
         return config
 
     def shown_params(self) -> dict[str, Any]:
@@ -723,7 +723,7 @@ class ClusteringProtocol(ProtocolHooks):
         """
         if hasattr(self.gps, method):
             return message_types(self.gps, method)
-        ranges = self.pair_fields if self.pairs.hide_rows else {}
+        ranges = self.pairs.fields if self.pairs.hide_rows else {}
         return hidden_message_types(
             self.client, method, self.sums.hide_replies, ranges, self.encrypted_verbs
         )

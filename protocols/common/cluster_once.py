@@ -43,7 +43,7 @@ from securecluster.protocols.common.signature_collection import (
     collect_gradient_signatures,
     comparable,
 )
-from securecluster.protocols.common.signature_options import GRADIENT, GradientSignatures
+from securecluster.protocols.common.signature_options import GRADIENT, GradientSignatureOptions
 from securecluster.runtime.endpoint import GATHER, message_types
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
@@ -69,7 +69,7 @@ class ClusterOnceState(AveragingState):
 
 
 @dataclass(kw_only=True)
-class ReplacedSignatures(GradientSignatures):
+class ReplacedSignatures(GradientSignatureOptions):
     """Options of gradient signatures that replace a method's own."""
 
     choices: ClassVar[tuple[str, ...]] = (OWN, GRADIENT)
@@ -85,7 +85,7 @@ class ClusterOnce(ClusteringProtocol):
     `clusters_rows`: then `signature="gradient"` gives it private signatures in place of its own.
     """
 
-    signatures: GradientSignatures = group(ReplacedSignatures)
+    signatures: GradientSignatureOptions = group(ReplacedSignatures)
     signature: str = OWN
     """what clients are clustered by: own (what the method's clients send) or gradient (a private
     signature of about a kilobyte that each client sends once)

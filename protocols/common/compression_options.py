@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Compression(OptionGroup):
+class CompressionOptions(OptionGroup):
     """Options of sketches, compression and clusterers."""
 
     sketch: int | None = None

@@ -137,7 +137,7 @@ class Deployment:
         if self.method.privacy.sum_noise(self.config, draws) is None:
             return {}
         mechanisms = {}
-        for name, noise in self.method.row_noises(self.config).items():
+        for name, noise in self.method.privacy.row_noises(self.method, self.config).items():
             mechanisms[name] = SkellamMechanism(noise.norm, noise.multiplier, MINIMUM, draws)
         return mechanisms
 
@@ -158,7 +158,7 @@ class Deployment:
         curators: dict[str, TrustedCurator] = {}
         if privacy.per_client and config["noise"] and config["placement"] == "central":
             curator = TrustedCurator(config["clip"], config["noise"], draws)
-            for name, row_noise in method.row_noises(config).items():
+            for name, row_noise in privacy.row_noises(method, config).items():
                 curators[name] = TrustedCurator(row_noise.norm, row_noise.multiplier, draws)
         # Mean variance of DP-SGD's noise in an update; it depends on a client's number of steps.
         variances = {}
@@ -192,14 +192,14 @@ class Deployment:
     def _cohorts_of_all(self) -> list[Cohort]:
         """Return the cohorts that every sum is over; empty where others follow from clusters."""
         cohorts = self.cohorts()
-        if cohorts is None or not self.method.sums_over_all:
+        if cohorts is None or not self.method.sums.over_all:
             return []
         return cohorts.of(range(int(self.config["clients"])))
 
     def _sum_ranges(self, draws: NoiseStreams | None = None) -> SumRanges:
         # Under noise an error would tell of the data, so numbers are clamped instead.
         return SumRanges(
-            self.method.sum_fields(self.config),
+            self.method.sums.fields(self.method, self.config),
             saturate=self.config["noise"] > 0,
             clamped=frozenset({"loss"}),
             noise=self.method.privacy.sum_noise(self.config, draws),
@@ -267,7 +267,7 @@ class Deployment:
             return None
         # Under noise an error would tell of the data, so numbers are clamped instead.
         noisy = self.config["noise"] > 0 or self.config.get("gram_noise", 0) > 0
-        fields = self.method.pair_fields
+        fields = pairs.fields
         if not pairs.by_authority:
             return PadService(self.run, keys, fields, noisy, MINIMUM)
         parameters = default_parameters(pairs.relevance)
@@ -284,21 +284,21 @@ class Deployment:
             private: as of `aggregator`.
             roster: as of `aggregator`.
         """
-        method = self.method
-        functions = PairFunctions(method.pair_functions, self.config)
-        if not method.pairs.hide_rows:
+        pairs = self.method.pairs
+        functions = PairFunctions(pairs.functions, self.config)
+        if not pairs.hide_rows:
             return PlainPairs(functions)
-        if not method.pairs.by_authority:
-            return PaddedPairs(method.pair_fields, functions)
+        if not pairs.by_authority:
+            return PaddedPairs(pairs.fields, functions)
         private, roster = self._server_keys(private, roster)
         return EncryptedPairs(
             self.run,
-            default_parameters(method.pairs.relevance),
+            default_parameters(pairs.relevance),
             private,
             roster,
-            method.pair_fields,
+            pairs.fields,
             functions,
-            method.pairs.labelled(method.pair_labels),
+            pairs.labelled,
         )
 
     # the key authority
@@ -345,9 +345,8 @@ class Deployment:
             ranges = self._sum_ranges()
         pairs = None
         if method.pairs.by_authority:
-            functions = PairFunctions(method.pair_functions, self.config)
-            labelled = method.pairs.labelled(method.pair_labels)
-            pairs = PairRelease(method.pair_fields, functions, tuple(labelled))
+            functions = PairFunctions(method.pairs.functions, self.config)
+            pairs = PairRelease(method.pairs.fields, functions, tuple(method.pairs.labelled))
         return KeyAuthority(
             self.run,
             schemes,

@@ -260,7 +260,7 @@ def _counted(
     params = protocol.get_params()
     common = {name: value for name, value in COMMON.items() if name in params}
     dry = type(protocol)(**{**params, **common, **changes})
-    dry.privacy = dry.privacy.of_stand_ins()
+    dry.privacy = dry.privacy.for_stand_ins()
     in_shares = protocol.privacy.placement == "distributed"
     counts: Counter[tuple[Expense, bool]] = Counter()
     for events in _events_by_client(dry, federation, whole).values():

@@ -14,7 +14,7 @@ import numpy as np
 
 from securecluster.clustering.eigenvectors import top
 from securecluster.core.lazy_torch import torch
-from securecluster.core.option_groups import grouped
+from securecluster.core.option_groups import group, grouped
 from securecluster.core.validation import check_noise, check_whole
 from securecluster.data import Federation
 from securecluster.errors import PolicyError, UsageError
@@ -28,6 +28,9 @@ from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.client_tensors import ClientTensor
 from securecluster.protocols.common.gram_mechanism import GramNoise
+from securecluster.protocols.common.hooks import ProtocolHooks
+from securecluster.protocols.common.option_group import OptionGroup
+from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.runtime.call_context import CallContext
 from securecluster.runtime.endpoint import GATHER, answers
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
@@ -259,6 +262,71 @@ def _joined(
     return values, vectors
 
 
+@dataclass(kw_only=True)
+class GramOptions(OptionGroup):
+    """Options of the noise of Gram matrices."""
+
+    gram_noise: float = 0.0
+    """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its
+    dp_unit
+    """
+
+    def check(self, method: ProtocolHooks, clients: int) -> None:
+        """Check the noise.
+
+        Args:
+            method: whose options they are.
+            clients: m.
+
+        Raises:
+            UsageError: the noise is out of range, or given twice.
+        """
+        check_noise(self, "gram_noise")
+        if self.gram_noise and method.privacy.target_epsilon is not None:
+            raise UsageError(
+                "gram_noise and target_epsilon both say how much noise there is: give one of them"
+            )
+
+    def noisy(self, privacy: PrivacyOptions) -> bool:
+        """Return whether Gram matrices have noise.
+
+        Args:
+            privacy: of the run.
+        """
+        return privacy.target_epsilon is not None or bool(self.gram_noise)
+
+    def fields_with_own_noise(self, method: ProtocolHooks) -> frozenset[str]:
+        """Return the eigenvectors, where Gram matrices have noise.
+
+        Args:
+            method: whose options they are.
+        """
+        return frozenset({"vectors"}) if self.noisy(method.privacy) else frozenset()
+
+    def adds_noise(self, config: Mapping[str, Any]) -> bool:
+        """Return whether Gram matrices have noise.
+
+        Args:
+            config: what clients and server agreed on.
+        """
+        return bool(config["gram_noise"])
+
+    def resolved(
+        self, method: ProtocolHooks, federation: Federation, known: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the noise multiplier; with a `target_epsilon` that of all other noise.
+
+        Args:
+            method: whose options they are.
+            federation: the clients and their data.
+            known: what is resolved already.
+        """
+        noise = float(self.gram_noise)
+        if method.privacy.target_epsilon is not None:
+            noise = float(known["noise"])
+        return {"gram_noise": noise}
+
+
 @grouped
 class EigenvectorProtocol(ClusteringProtocol):
     """Options of the methods whose clients share eigenvectors, with noise in Gram matrices."""
@@ -270,10 +338,7 @@ class EigenvectorProtocol(ClusteringProtocol):
     local training); ε bounds what blanking one tells: it keeps its place and contributes zeros,
     while numbers of samples and who takes part are public
     """
-    gram_noise: float = 0.0
-    """noise multiplier of each client's Gram matrix, whose samples are clipped to norm 1, for its
-    dp_unit
-    """
+    gram: GramOptions = group(GramOptions)
 
     client: ClassVar[type[TrainingClient]] = EigenvectorClient
     # the pipeline adds no noise to eigenvectors: the Gram matrices have noise of their own
@@ -362,43 +427,9 @@ class EigenvectorProtocol(ClusteringProtocol):
         return GramNoise(config["gram_noise"], self.mechanism, config["dp_unit"] == "client")
 
     @property
-    def fields_with_own_noise(self) -> frozenset[str]:
-        """Return the eigenvectors, where Gram matrices have noise."""
-        if self.privacy.target_epsilon is None and not self.gram_noise:
-            return super().fields_with_own_noise
-        return super().fields_with_own_noise | {"vectors"}
-
-    def adds_noise(self, config: Mapping[str, Any]) -> bool:
-        """Return whether Gram matrices have noise, or anything else has.
-
-        Args:
-            config: what clients and server agreed on.
-        """
-        return bool(config["gram_noise"]) or super().adds_noise(config)
-
-    @property
     def mechanism(self) -> str:
         """Return the mechanism of the noise, "gram" or "naive"."""
         return "gram"
-
-    def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
-        """Add the noise of Gram matrices.
-
-        Args:
-            federation: the clients and their data.
-        """
-        resolved = super().resolve_defaults(federation)
-        return resolved | {"gram_noise": self._gram_multiplier(resolved["noise"])}
-
-    def _gram_multiplier(self, noise: float) -> float:
-        """Return the noise multiplier of Gram matrices; with a `target_epsilon` all have the same.
-
-        Args:
-            noise: Z.
-        """
-        if self.privacy.target_epsilon is not None:
-            return float(noise)
-        return float(self.gram_noise)
 
     def check(self, clients: int) -> None:
         """Add checks of the eigenvectors and of their noise.
@@ -411,11 +442,6 @@ class EigenvectorProtocol(ClusteringProtocol):
         """
         super().check(clients)
         check_whole(self, vectors=1)
-        check_noise(self, "gram_noise")
-        if self.gram_noise and self.privacy.target_epsilon is not None:
-            raise UsageError(
-                "gram_noise and target_epsilon both say how much noise there is: give one of them"
-            )
 
 
 def check_objective(federation: Federation) -> None:

@@ -15,18 +15,14 @@ from securecluster.core.option_groups import Grouped
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import FIRST_SEPARATE_STEP, Rows
-from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.labels import checked_labels
 from securecluster.protocols.common.option_group import OptionGroup
-from securecluster.protocols.common.pair_options import Pairs
-from securecluster.protocols.common.privacy_options import Privacy, RowNoise
-from securecluster.protocols.common.sum_options import Sums
-from securecluster.runtime.encrypted_pairs import LabelledValue
-from securecluster.runtime.endpoint import PAIRS, SUM, has_pairs
-from securecluster.runtime.pad_client import PairRange
-from securecluster.runtime.pair_aggregators import PairFunction
+from securecluster.protocols.common.pair_options import PairOptions
+from securecluster.protocols.common.privacy_options import PrivacyOptions
+from securecluster.protocols.common.sum_options import SumOptions
+from securecluster.runtime.endpoint import PAIRS, SUM
 from securecluster.runtime.run import Line, Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.config import FULL_GRADIENT
@@ -49,22 +45,11 @@ class ProtocolHooks(Grouped, ABC):
     dry: ClassVar[bool] = False
     """True in a run of stand-ins for clients (`dry_run`): work of the server alone can be left out
     there, if no release depends on it."""
-    sums_over_all: ClassVar[bool] = False
-    """Whether all secure sums are over all clients or a share of them, and none over clusters that
-    the server forms. Each client then knows the cohorts, and refuses other lists."""
-    pair_functions: ClassVar[Mapping[str, PairFunction]] = {}
-    """Functions of R that the server may ask for, by name. Their parameters are those of the
-    configuration, so that another party than the server can compute them."""
-    pair_fields: ClassVar[Mapping[str, PairRange]] = {}
-    """Ranges of the fields of rows of pairs."""
-    pair_labels: ClassVar[Mapping[str, LabelledValue]] = {}
-    """Makes the value of a function of R where labels are all that the server is told, by its
-    name."""
     rounds: int
     mask: str
-    privacy: Privacy
-    sums: Sums
-    pairs: Pairs
+    privacy: PrivacyOptions
+    sums: SumOptions
+    pairs: PairOptions
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Check that a server's loop declares the class of its state.
@@ -204,17 +189,6 @@ class ProtocolHooks(Grouped, ABC):
         """
         return any(options.adds_noise(config) for options in self.option_groups)
 
-    def row_noises(self, config: Mapping[str, Any]) -> dict[str, RowNoise]:
-        """Return the clip norm and noise of fields whose rows are not updates, by field.
-
-        The party that adds the noise of updates adds this noise as well. It is empty in runs
-        without noise.
-
-        Args:
-            config: what clients and server agreed on.
-        """
-        return {}
-
     def trainings(
         self, usual: LocalTraining, config: Mapping[str, Any]
     ) -> dict[str, LocalTraining]:
@@ -226,63 +200,6 @@ class ProtocolHooks(Grouped, ABC):
         """
         full = self.privacy.training(FULL_GRADIENT, config)
         return {"usual": usual, "full": full}
-
-    @property
-    def weights_updates(self) -> bool:
-        """Return whether updates are multiplied by numbers of samples before they are summed."""
-        return not self.privacy.per_client
-
-    def sum_fields(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Return the largest magnitude of one client's number in each field that is summed.
-
-        A method whose sums have further fields adds them. Rows that pass through the pipeline have
-        32 bits in a secure sum, and other fields 64.
-
-        Args:
-            config: what clients and server agreed on.
-        """
-        samples = float(config.get("most_samples", 1))
-        weight = 1.0
-        if self.weights_updates:
-            weight = samples
-        return {"delta": float(config["sum_bound"]) * weight, "size": samples}
-
-    def check_sum_noise(self, config: Mapping[str, Any], pipeline: Pipeline) -> None:
-        """Check that sums over all clients have room for their noise.
-
-        Args:
-            config: what clients and server agreed on.
-            pipeline: stages of clients' replies.
-
-        Raises:
-            UsageError: they do not fit the ring of secure sums.
-        """
-        noise = self.privacy.sum_noise(config)
-        if noise is not None:
-            noise.plan(pipeline.width(config["dimension"]), config["clients"])
-
-    def secure_sums_refusal(self) -> str | None:
-        """Return why this method does not work with secure sums, and the nearest choice that does.
-
-        Returns:
-            One sentence; None where the method works.
-        """
-        return None
-
-    def pairs_refusal(self) -> str | None:
-        """Return why the server of this method forms no pairs, and the nearest choice that works.
-
-        A method that forms pairs with some of its options only adds a reason.
-
-        Returns:
-            One sentence; None where the method works.
-        """
-        if has_pairs(self.client):
-            return None
-        return (
-            f"no reply of {type(self).__name__} leaves in pairs, so there is no relevance to hide: "
-            "take relevance plain"
-        )
 
     @property
     def fields_with_own_noise(self) -> frozenset[str]:

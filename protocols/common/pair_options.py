@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from securecluster.core.validation import check_choice
 from securecluster.data import Federation
@@ -14,6 +14,9 @@ from securecluster.privacy.homomorphic.parameters import CKKS
 from securecluster.protocols.common.option_group import OptionGroup
 from securecluster.protocols.common.sum_options import PLAIN
 from securecluster.runtime.encrypted_pairs import LabelledValue
+from securecluster.runtime.endpoint import has_pairs
+from securecluster.runtime.pad_client import PairRange
+from securecluster.runtime.pair_aggregators import PairFunction
 from securecluster.runtime.pair_release import LABELS, MATRIX, RELEASES
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ RELEVANCES = (PLAIN, PADS, CKKS)
 
 
 @dataclass(kw_only=True)
-class Pairs(OptionGroup):
+class PairOptions(OptionGroup):
     """Options of R_ij = (r_ij + r_ji)/2 of pairs of clients."""
 
     relevance: str = PLAIN
@@ -37,6 +40,15 @@ class Pairs(OptionGroup):
     clusters R itself (oneshot), and else matrix
     """
 
+    functions: ClassVar[Mapping[str, PairFunction]] = {}
+    """Functions of R that the server may ask for, by name. Their parameters are those of the
+    configuration, so that another party than the server can compute them."""
+    fields: ClassVar[Mapping[str, PairRange]] = {}
+    """Ranges of the fields of rows of pairs."""
+    labels: ClassVar[Mapping[str, LabelledValue]] = {}
+    """Makes the value of a function of R where labels are all that the server is told, by its
+    name."""
+
     @property
     def hide_rows(self) -> bool:
         """Return whether the server reads no row of pairs."""
@@ -47,25 +59,37 @@ class Pairs(OptionGroup):
         """Return whether rows of pairs are encrypted, and a key authority decrypts R."""
         return self.relevance == CKKS
 
-    def show_sums(self, labels: Mapping[str, LabelledValue]) -> bool:
-        """Return whether the server reads R_ij, and no part of it.
-
-        Args:
-            labels: functions of R of which labels can be released, by name.
-        """
+    @property
+    def show_sums(self) -> bool:
+        """Return whether the server reads R_ij, and no part of it."""
         if self.by_authority:
-            return not self.labelled(labels)
+            return not self.labelled
         return self.hide_rows
 
-    def labelled(self, labels: Mapping[str, LabelledValue]) -> Mapping[str, LabelledValue]:
-        """Return the functions of R of which labels alone are released.
-
-        Args:
-            labels: those of which they can be, by name.
-        """
+    @property
+    def labelled(self) -> Mapping[str, LabelledValue]:
+        """Return the functions of R of which labels alone are released."""
         if self.relevance_release == MATRIX:
             return {}
-        return labels
+        return self.labels
+
+    def refusal(self, method: ProtocolHooks) -> str | None:
+        """Return why the server of a method forms no pairs, and the nearest choice that works.
+
+        A method that forms pairs with some of its options only adds a reason.
+
+        Args:
+            method: whose options they are.
+
+        Returns:
+            One sentence; None where the method works.
+        """
+        if has_pairs(method.client):
+            return None
+        return (
+            f"no reply of {type(method).__name__} leaves in pairs, so there is no relevance to "
+            "hide: take relevance plain"
+        )
 
     def check(self, method: ProtocolHooks, clients: int) -> None:
         """Check whether the method forms pairs, and what the key authority tells of R.
@@ -78,7 +102,7 @@ class Pairs(OptionGroup):
             UsageError: an unknown option, or one that does not work with the method.
         """
         check_choice(self, relevance=RELEVANCES)
-        reason = method.pairs_refusal() if self.hide_rows else None
+        reason = self.refusal(method) if self.hide_rows else None
         if reason is not None:
             raise UsageError(reason)
         if self.relevance_release is not None:
@@ -94,7 +118,7 @@ class Pairs(OptionGroup):
                 "relevance_release is of the key authority: take relevance ckks, or leave "
                 "relevance_release out"
             )
-        if self.relevance_release == LABELS and not method.pair_labels:
+        if self.relevance_release == LABELS and not self.labels:
             raise UsageError(
                 f"the server of {type(method).__name__} computes with R itself, so labels are not "
                 "enough: take relevance_release matrix"

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from securecluster.core.validation import check_choice, check_noise, check_number
 from securecluster.data import Federation
@@ -50,7 +50,7 @@ class RowNoise:
 
 
 @dataclass(kw_only=True)
-class Privacy(OptionGroup):
+class PrivacyOptions(OptionGroup):
     """Options of differential privacy."""
 
     clip: float | None = None
@@ -78,6 +78,9 @@ class Privacy(OptionGroup):
     """
     delta: float = 1e-5
     """δ of (ε, δ)"""
+
+    stand_ins: ClassVar[bool] = False
+    """Whether clients are stand-ins, which release nothing real, at the noise multiplier 1."""
 
     def check(self, method: ProtocolHooks, clients: int) -> None:
         """Check the options of differential privacy.
@@ -192,6 +195,18 @@ class Privacy(OptionGroup):
             return None
         return SkellamMechanism(config["clip"], config["noise"], MINIMUM, draws)
 
+    def row_noises(self, method: ProtocolHooks, config: Mapping[str, Any]) -> dict[str, RowNoise]:
+        """Return the clip norm and noise of fields whose rows are not updates, by field.
+
+        The party that adds the noise of updates adds this noise as well. It is empty in runs
+        without noise.
+
+        Args:
+            method: whose options they are.
+            config: what clients and server agreed on.
+        """
+        return {}
+
     def row_stages(self, noise: RowNoise, config: Mapping[str, Any]) -> tuple[Stage, ...]:
         """Return the stages of a field's rows at their client.
 
@@ -256,6 +271,8 @@ class Privacy(OptionGroup):
             federation: the clients, of which public facts count.
             sizes: number of samples that each client trains on.
         """
+        if self.stand_ins:
+            return 1.0
         releases = run_releases(method, federation, len(federation))
         assert self.target_epsilon is not None
         target = float(self.target_epsilon)
@@ -273,27 +290,13 @@ class Privacy(OptionGroup):
     @property
     def holds_target(self) -> bool:
         """Return whether releases are held to a target ε."""
-        return self.target_epsilon is not None
+        return self.target_epsilon is not None and not self.stand_ins
 
-    def of_stand_ins(self) -> Privacy:
-        """Return these options for a run of stand-ins, whose noise multiplier is 1."""
-        return _OfStandIns(**vars(self))
-
-
-@dataclass(kw_only=True)
-class _OfStandIns(Privacy):
-    """Options of a run in which nothing real is released."""
-
-    @property
-    def holds_target(self) -> bool:
-        """Return False."""
-        return False
-
-    def smallest_noise(
-        self, method: ProtocolHooks, federation: Federation, sizes: Sequence[int]
-    ) -> float:
-        """Return 1."""
-        return 1.0
+    def for_stand_ins(self) -> Self:
+        """Return these options for a run of stand-ins."""
+        made = replace(self)
+        vars(made)["stand_ins"] = True
+        return made
 
 
 @lru_cache(maxsize=64)

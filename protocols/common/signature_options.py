@@ -28,7 +28,7 @@ from securecluster.protocols.common.gradient_signatures import (
     resolved_signature,
 )
 from securecluster.protocols.common.option_group import OptionGroup
-from securecluster.protocols.common.privacy_options import Privacy
+from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.runtime.endpoint import releases_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ SIGNATURE_OPTIONS = frozenset(
 
 
 @dataclass(kw_only=True)
-class GradientSignatures(OptionGroup):
+class GradientSignatureOptions(OptionGroup):
     """Options of gradient signatures; without them a run is as if there were none."""
 
     signature: str = UPDATE
@@ -228,7 +228,7 @@ class GradientSignatures(OptionGroup):
             )
         return views
 
-    def assumptions(self, privacy: Privacy) -> list[str]:
+    def assumptions(self, privacy: PrivacyOptions) -> list[str]:
         """Return what ε leaves out of signatures.
 
         Args:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.privacy.homomorphic.ciphers import tenseal
 from securecluster.privacy.homomorphic.parameters import BFV, CKKS
+from securecluster.privacy.pipeline import Pipeline
 from securecluster.privacy.secure_sum.fixed_point import LARGEST_BOUND, SMALLEST_BOUND
 from securecluster.protocols.common.option_group import OptionGroup
 from securecluster.protocols.common.privacy_options import DISTRIBUTED
@@ -32,7 +34,7 @@ ROUNDING = 1.01
 
 
 @dataclass(kw_only=True)
-class Sums(OptionGroup):
+class SumOptions(OptionGroup):
     """Options of sums over clients."""
 
     aggregation: str = PLAIN
@@ -52,6 +54,10 @@ class Sums(OptionGroup):
     for each of them. None is the number of clients that a round asks, or a third of them where it
     asks all, up to ten; 0 is no cohorts (the report says how many clients can be solved for)
     """
+
+    over_all: ClassVar[bool] = False
+    """Whether all secure sums are over all clients or a share of them, and none over clusters that
+    the server forms. Each client then knows the cohorts, and refuses other lists."""
 
     @property
     def hide_replies(self) -> bool:
@@ -97,7 +103,7 @@ class Sums(OptionGroup):
                 "a trusted server reads every reply before it adds noise, and secure sums hide the "
                 "replies: take placement local, or aggregation plain"
             )
-        reason = method.secure_sums_refusal()
+        reason = self.refusal(method)
         if reason is not None:
             raise UsageError(reason)
 
@@ -145,6 +151,58 @@ class Sums(OptionGroup):
                     "fedavg"
                 )
 
+    def refusal(self, method: ProtocolHooks) -> str | None:
+        """Return why a method does not work with secure sums, and the nearest choice that does.
+
+        Args:
+            method: whose options they are.
+
+        Returns:
+            One sentence; None where the method works.
+        """
+        return None
+
+    def weights_updates(self, method: ProtocolHooks) -> bool:
+        """Return whether updates are multiplied by numbers of samples before they are summed.
+
+        Args:
+            method: whose options they are.
+        """
+        return not method.privacy.per_client
+
+    def fields(self, method: ProtocolHooks, config: Mapping[str, Any]) -> dict[str, float]:
+        """Return the largest magnitude of one client's number in each field that is summed.
+
+        A method whose sums have further fields adds them. Rows that pass through the pipeline have
+        32 bits in a secure sum, and other fields 64.
+
+        Args:
+            method: whose options they are.
+            config: what clients and server agreed on.
+        """
+        samples = float(config.get("most_samples", 1))
+        weight = 1.0
+        if self.weights_updates(method):
+            weight = samples
+        return {"delta": float(config["sum_bound"]) * weight, "size": samples}
+
+    def check_noise(
+        self, method: ProtocolHooks, config: Mapping[str, Any], pipeline: Pipeline
+    ) -> None:
+        """Check that sums over all clients have room for their noise.
+
+        Args:
+            method: whose options they are.
+            config: what clients and server agreed on.
+            pipeline: stages of clients' replies.
+
+        Raises:
+            UsageError: they do not fit the ring of secure sums.
+        """
+        noise = method.privacy.sum_noise(config)
+        if noise is not None:
+            noise.plan(pipeline.width(config["dimension"]), config["clients"])
+
     def agreed(
         self, method: ProtocolHooks, federation: Federation, config: dict[str, Any]
     ) -> dict[str, Any]:
@@ -173,3 +231,10 @@ class Sums(OptionGroup):
         if not privacy.per_client:
             facts["most_samples"] = max(len(shard.y) for shard in federation.shards)
         return {**config, **facts}
+
+
+@dataclass(kw_only=True)
+class SumsOverAll(SumOptions):
+    """Options of sums of a method whose secure sums are over all clients, or a share of them."""
+
+    over_all: ClassVar[bool] = True

@@ -25,6 +25,7 @@ import numpy as np
 from securecluster.clustering import noisy_centres
 from securecluster.clustering.labels import Array, check_number
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import group
 from securecluster.core.validation import check_number as check_range
 from securecluster.core.validation import check_whole
 from securecluster.data import Federation
@@ -42,9 +43,15 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures, OfPlainSums, OfSecureSums
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.pending_updates import PendingUpdates
-from securecluster.protocols.common.privacy_options import RowNoise
+from securecluster.protocols.common.privacy_options import PrivacyOptions, RowNoise
 from securecluster.protocols.common.sampling import TRIES, sample_clients
-from securecluster.protocols.common.sum_options import DEVIATIONS, ROUNDING, SECAGG
+from securecluster.protocols.common.sum_options import (
+    DEVIATIONS,
+    ROUNDING,
+    SECAGG,
+    SumOptions,
+    SumsOverAll,
+)
 from securecluster.protocols.hidden.class_means import ClassMeans
 from securecluster.protocols.hidden.client import (
     BlockAverages,
@@ -103,6 +110,58 @@ class HiddenState:
     assigned: Assigned
 
 
+@dataclass(kw_only=True)
+class ClusteringNoise(PrivacyOptions):
+    """Options of differential privacy, with the noise of the four sums of clustering."""
+
+    def row_noises(self, method: Any, config: Mapping[str, Any]) -> dict[str, RowNoise]:
+        """Return the noise of the four sums of clustering, whose rows have norm 1."""
+        if not (self.per_client and config["noise"]):
+            return {}
+        noise = float(config["noise"])
+        return {name: RowNoise(1.0, noise * method.privacy_factor(name)) for name in CLUSTERING}
+
+
+@dataclass(kw_only=True)
+class SumsOfBlocks(SumsOverAll):
+    """Options of sums of rows of clustering, and of blocks, one for each cluster."""
+
+    def refusal(self, method: Any) -> str | None:
+        """Return that sums are encrypted, which hold no rows of blocks."""
+        if self.by_authority:
+            return "the rows of hidden are long for encrypted sums: take aggregation secagg"
+        return None
+
+    def weights_updates(self, method: Any) -> bool:
+        """Return whether updates are weighted by numbers of samples, which then go into sums.
+
+        Sums of them by cluster tell how many samples of the sum's clients are in each: without
+        noise, no exact number is sent that only tells clusters.
+        """
+        return not method.privacy.per_client and (method.exact_weights or not self.hide_replies)
+
+    def check_noise(self, method: Any, config: Mapping[str, Any], pipeline: Pipeline) -> None:
+        """Check that every sum has room for its noise."""
+        noise = method.privacy.sum_noise(config)
+        if noise is not None:
+            width = pipeline.of("blocks").stages
+            d = int(config["dimension"])
+            for stage in width:
+                if isinstance(stage, BlockStage):
+                    d = stage.width(d)
+            noise.plan(int(method.k) * d, config["clients"])
+
+    def fields(self, method: Any, config: Mapping[str, Any]) -> dict[str, float]:
+        """Add the rows of clustering, and the blocks with their weights."""
+        fields = super().fields(method, config)
+        noises = method.privacy.row_noises(method, config)
+        for name in CLUSTERING:
+            fields[name] = ROUNDING
+            if name in noises and method.privacy.placement == "local":
+                fields[name] += DEVIATIONS * noises[name].multiplier
+        return {**fields, "blocks": fields["delta"], "weight": fields["size"]}
+
+
 @protocol
 class Hidden(ClusteringProtocol):
     """Clients find clusters by noisy sums, and assign themselves without telling anybody."""
@@ -111,6 +170,8 @@ class Hidden(ClusteringProtocol):
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
+    privacy: PrivacyOptions = group(ClusteringNoise)
+    sums: SumOptions = group(SumsOfBlocks)
     aggregation: str = SECAGG
     """how sums are formed: secagg (the server reads sums over two or more clients only) or plain
     (the server reads every reply and adds them, which hides no assignment from it: for trusted
@@ -134,7 +195,6 @@ class Hidden(ClusteringProtocol):
     """
 
     name: ClassVar[str] = "hidden"
-    sums_over_all: ClassVar[bool] = True
     client: ClassVar[type[TrainingClient]] = HiddenClient
 
     def run_server(self, net: ServerChannel, run: Run) -> HiddenState:
@@ -216,7 +276,7 @@ class Hidden(ClusteringProtocol):
             name: of the field.
             sums: says how many clients are in the sum.
         """
-        noise = self.row_noises(net.agreed).get(name)
+        noise = self.privacy.row_noises(self, net.agreed).get(name)
         if noise is None:
             return 0.0
         deviation = noise.norm * noise.multiplier
@@ -405,17 +465,13 @@ class Hidden(ClusteringProtocol):
             tuple(config["shape"]), int(config["classes"]), int(self.size), int(config["seed"])
         )
         return HiddenClient(
-            cohort, self.training(config), pipeline, point, int(self.k), self.weights_updates
+            cohort,
+            self.training(config),
+            pipeline,
+            point,
+            int(self.k),
+            self.sums.weights_updates(self),
         )
-
-    @property
-    def weights_updates(self) -> bool:
-        """Return whether updates are weighted by numbers of samples, which then go into sums.
-
-        Sums of them by cluster tell how many samples of the sum's clients are in each: without
-        noise, no exact number is sent that only tells clusters.
-        """
-        return not self.privacy.per_client and (self.exact_weights or not self.sums.hide_replies)
 
     def resolve_defaults(self, federation: Federation) -> dict[str, Any]:
         """Refuse data without labels, and points that are longer than the class means.
@@ -461,12 +517,6 @@ class Hidden(ClusteringProtocol):
                 "dp_unit client"
             )
 
-    def secure_sums_refusal(self) -> str | None:
-        """Return that sums are encrypted, which hold no rows of blocks."""
-        if self.sums.by_authority:
-            return "the rows of hidden are long for encrypted sums: take aggregation secagg"
-        return None
-
     def privacy_factor(self, name: str) -> float:
         """Return the noise multiplier of one of the four sums of clustering over that of updates.
 
@@ -478,17 +528,6 @@ class Hidden(ClusteringProtocol):
         others = (1 - self.cluster_share) / (self.cluster_share * self.rounds)
         return math.sqrt(others / CLUSTERING[name])
 
-    def row_noises(self, config: Mapping[str, Any]) -> dict[str, RowNoise]:
-        """Return the noise of the four sums of clustering, whose rows have norm 1.
-
-        Args:
-            config: what clients and server agreed on.
-        """
-        if not (self.privacy.per_client and config["noise"]):
-            return {}
-        noise = float(config["noise"])
-        return {name: RowNoise(1.0, noise * self.privacy_factor(name)) for name in CLUSTERING}
-
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the stages of updates, of their blocks, and of the rows of clustering.
 
@@ -498,7 +537,7 @@ class Hidden(ClusteringProtocol):
             config: what clients and server agreed on.
         """
         pipeline = super().pipeline(config)
-        noises = self.row_noises(config)
+        noises = self.privacy.row_noises(self, config)
         for name in CLUSTERING:
             stages: tuple[Stage, ...] = ()
             if name in noises:
@@ -513,36 +552,6 @@ class Hidden(ClusteringProtocol):
         pipeline.fields["blocks"] = Pipeline(by_block)
         return pipeline
 
-    def check_sum_noise(self, config: Mapping[str, Any], pipeline: Pipeline) -> None:
-        """Check that every sum has room for its noise.
-
-        Args:
-            config: what clients and server agreed on.
-            pipeline: stages of clients' replies.
-        """
-        noise = self.privacy.sum_noise(config)
-        if noise is not None:
-            width = pipeline.of("blocks").stages
-            d = int(config["dimension"])
-            for stage in width:
-                if isinstance(stage, BlockStage):
-                    d = stage.width(d)
-            noise.plan(int(self.k) * d, config["clients"])
-
-    def sum_fields(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Add the rows of clustering, and the blocks with their weights.
-
-        Args:
-            config: what clients and server agreed on.
-        """
-        fields = super().sum_fields(config)
-        noises = self.row_noises(config)
-        for name in CLUSTERING:
-            fields[name] = ROUNDING
-            if name in noises and self.privacy.placement == "local":
-                fields[name] += DEVIATIONS * noises[name].multiplier
-        return {**fields, "blocks": fields["delta"], "weight": fields["size"]}
-
     def disclosures(self) -> Disclosures:
         """Return what the server sees of all clients together, under every mask."""
         noisy = ", with noise" if self.privacy.noisy else ""
@@ -556,9 +565,9 @@ class Hidden(ClusteringProtocol):
                 "each client's point, nearest centre and block (the plain sum reads every reply), "
                 "and thereby its cluster"
             ),
-            *visible_sample_counts(weighted=self.weights_updates),
+            *visible_sample_counts(weighted=self.sums.weights_updates(self)),
         ]
-        if self.weights_updates:
+        if self.sums.weights_updates(self):
             server.append(
                 OfSecureSums(
                     "exact sums of numbers of samples by cluster (exact_weights), which tell how "

@@ -33,6 +33,7 @@ from typing import Any, ClassVar
 
 from securecluster.clustering.labels import check_number
 from securecluster.core.lazy_torch import torch
+from securecluster.core.option_groups import group
 from securecluster.core.randomness import Randomness
 from securecluster.core.validation import check_whole
 from securecluster.data import Federation
@@ -54,7 +55,7 @@ from securecluster.protocols.common.model_set_protocol import (
 from securecluster.protocols.common.newcomers import check_newcomers
 from securecluster.protocols.common.restarts import OfferedModels, Restart, collect_models
 from securecluster.protocols.common.sampling import sample_clients
-from securecluster.protocols.common.sum_options import LARGEST_LOSS, PLAIN
+from securecluster.protocols.common.sum_options import LARGEST_LOSS, PLAIN, SumOptions, SumsOverAll
 from securecluster.protocols.ifca.client import (
     IFCAClient,
     ModelAssignment,
@@ -104,6 +105,43 @@ class IFCAState(ModelSetState):
         return super().labels
 
 
+@dataclass(kw_only=True)
+class SumsOfChoices(SumsOverAll):
+    """Options of sums of blocks, one for each model, by which clients hide their choice."""
+
+    def refusal(self, method: Any) -> str | None:
+        """Return that counts of choosers have no noise, or that sums are encrypted."""
+        if self.by_authority:
+            return (
+                "IFCA's clients compare the members of a sum with those of an earlier one, which "
+                "encrypted sums keep no record of: take aggregation secagg, or FL+HC (flhc)"
+            )
+        if not method.privacy.noisy:
+            return None
+        return (
+            "IFCA under secure sums tells how many clients chose each model, and no noise covers "
+            "these counts: take noise 0, FL+HC (flhc), or aggregation plain"
+        )
+
+    def weights_updates(self, method: Any) -> bool:
+        """Return whether updates are weighted by numbers of samples.
+
+        Where choices are hidden, their sums by model are not sent but where asked for.
+        """
+        return not method.privacy.per_client and (method.exact_weights or not self.hide_replies)
+
+    def fields(self, method: Any, config: Mapping[str, Any]) -> dict[str, float]:
+        """Add the counts of choices, the blocks with their weights, and losses."""
+        fields = super().fields(method, config)
+        return {
+            **fields,
+            "count": 1.0,
+            "blocks": fields["delta"],
+            "weight": fields["size"],
+            "loss": LARGEST_LOSS * fields["size"],
+        }
+
+
 @protocol
 class IFCA(ModelSetProtocol):
     """k models; each client trains the one that fits its own samples best."""
@@ -112,6 +150,7 @@ class IFCA(ModelSetProtocol):
     """map of updates that the server does not know, a fresh one each round: none, permutation,
     signed-permutation, rotation or haar
     """
+    sums: SumOptions = group(SumsOfChoices)
     aggregation: str = PLAIN
     """how sums of updates are formed: plain (the server reads every choice and every reply) or
     secagg (the server reads neither, but how many clients chose each model; a client then sends k
@@ -135,7 +174,6 @@ class IFCA(ModelSetProtocol):
     """
 
     name: ClassVar[str] = "ifca"
-    sums_over_all: ClassVar[bool] = True
     client: ClassVar[type[TrainingClient]] = HiddenChoiceClient
 
     def run_server(self, net: ServerChannel, run: Run) -> IFCAState:
@@ -390,35 +428,6 @@ class IFCA(ModelSetProtocol):
                 f"{self.k} models: lower rebalance to {sampled // self.k} or less"
             )
 
-    def secure_sums_refusal(self) -> str | None:
-        """Return that counts of choosers have no noise, or that sums are encrypted."""
-        if self.sums.by_authority:
-            return (
-                "IFCA's clients compare the members of a sum with those of an earlier one, which "
-                "encrypted sums keep no record of: take aggregation secagg, or FL+HC (flhc)"
-            )
-        if not self.privacy.noisy:
-            return None
-        return (
-            "IFCA under secure sums tells how many clients chose each model, and no noise covers "
-            "these counts: take noise 0, FL+HC (flhc), or aggregation plain"
-        )
-
-    def sum_fields(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Add the counts of choices, the blocks with their weights, and losses.
-
-        Args:
-            config: what clients and server agreed on.
-        """
-        fields = super().sum_fields(config)
-        return {
-            **fields,
-            "count": 1.0,
-            "blocks": fields["delta"],
-            "weight": fields["size"],
-            "loss": LARGEST_LOSS * fields["size"],
-        }
-
     def pipeline(self, config: Mapping[str, Any]) -> Pipeline:
         """Return the stages between a client's update and the wire, for each block where there are.
 
@@ -450,14 +459,6 @@ class IFCA(ModelSetProtocol):
             self.sums.hide_replies,
             exact=self.exact_weights,
         )
-
-    @property
-    def weights_updates(self) -> bool:
-        """Return whether updates are weighted by numbers of samples.
-
-        Where choices are hidden, their sums by model are not sent but where asked for.
-        """
-        return not self.privacy.per_client and (self.exact_weights or not self.sums.hide_replies)
 
     @property
     def server_knows_labels(self) -> bool:
@@ -500,7 +501,7 @@ class IFCA(ModelSetProtocol):
     def disclosures(self) -> Disclosures:
         """Return what stays visible to the server under every mask."""
         if self.sums.hide_replies:
-            return Disclosures(server=hidden_view(self.k, self.weights_updates))
+            return Disclosures(server=hidden_view(self.k, self.sums.weights_updates(self)))
         # Which clients the server moves follows from their choices, and shows nothing new.
         return Disclosures(
             server=server_view(self.privacy.noisy, self.privacy.per_client, self.starts)

@@ -21,10 +21,12 @@ only; the GPS sees none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
+from securecluster.core.option_groups import group
 from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.errors import UpdateError
@@ -39,6 +41,7 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.eigenvectors import EigenvectorProtocol, check_objective
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
+from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES, check_landmarks, sample_landmarks
 from securecluster.protocols.oneshot import feature_maps, naive_mechanism
@@ -69,6 +72,15 @@ from securecluster.runtime.pad_client import PairRange
 from securecluster.runtime.pair_aggregators import PairFunction
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
+
+
+@dataclass(kw_only=True)
+class RelevanceOfPairs(PairOptions):
+    """Options of the relevance of pairs of clients, which the server clusters."""
+
+    functions: ClassVar[Mapping[str, PairFunction]] = {"cluster_tasks": cluster_tasks}
+    fields: ClassVar[Mapping[str, PairRange]] = {"row": RELEVANCE}
+    labels: ClassVar[Mapping[str, LabelledValue]] = {"cluster_tasks": tasks_of_labels}
 
 
 @protocol
@@ -124,9 +136,7 @@ class OneShot(EigenvectorProtocol):
 
     name: ClassVar[str] = "oneshot"
     client: ClassVar[type[TrainingClient]] = OneShotClient
-    pair_functions: ClassVar[Mapping[str, PairFunction]] = {"cluster_tasks": cluster_tasks}
-    pair_fields: ClassVar[Mapping[str, PairRange]] = {"row": RELEVANCE}
-    pair_labels: ClassVar[Mapping[str, LabelledValue]] = {"cluster_tasks": tasks_of_labels}
+    pairs: PairOptions = group(RelevanceOfPairs)
     gps: ClassVar[type] = GPS
     scenario: ClassVar[str | None] = "tasks"
 
@@ -355,11 +365,11 @@ class OneShot(EigenvectorProtocol):
             # clipped updates count the same, so clients do not send their numbers of samples
             lps = lps[1:]
         not_covered = []
-        if self.gram_noise or self.privacy.target_epsilon:
+        if self.gram.noisy(self.privacy):
             not_covered += feature_maps.assumptions(self.features, self.public)
-        if self.gram_noise and self.gram_mechanism == "naive":
+        if self.gram.gram_noise and self.gram_mechanism == "naive":
             not_covered.append(
-                naive_mechanism.price(self.gram_noise, int(self.vectors), self.privacy.delta)
+                naive_mechanism.price(self.gram.gram_noise, int(self.vectors), self.privacy.delta)
             )
         clients = list(VIEWS["client"])
         if self.landmarks is not None:

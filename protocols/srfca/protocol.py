@@ -17,10 +17,11 @@ The number of clusters is not an input. What the paper leaves open is marked "no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
+from securecluster.core.option_groups import group
 from securecluster.core.validation import check_choice, check_number, check_whole
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty, Rows
@@ -34,9 +35,10 @@ from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
+from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES, check_landmarks, sample_landmarks
-from securecluster.protocols.common.sum_options import LARGEST_LOSS
+from securecluster.protocols.common.sum_options import LARGEST_LOSS, SumOptions
 from securecluster.protocols.srfca import server
 from securecluster.protocols.srfca.client import (
     OneShotTraining,
@@ -57,6 +59,56 @@ from securecluster.runtime.pad_client import PairRange
 from securecluster.runtime.run import Run
 from securecluster.runtime.server_channel import ServerChannel
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
+
+
+@dataclass(kw_only=True)
+class SumsOfClusters(SumOptions):
+    """Options of sums of updates, and of losses under the models of clients and clusters."""
+
+    def refusal(self, method: Any) -> str | None:
+        """Return that some options read single models or updates."""
+        if method.distance == "l2":
+            return (
+                "the distance l2 compares clients' own models one by one, which secure sums do not "
+                "show: take distance loss, or aggregation plain"
+            )
+        if method.trim:
+            return (
+                "a trimmed mean reads clients' updates one by one, which secure sums do not show: "
+                "take trim 0, or aggregation plain"
+            )
+        return None
+
+    def weights_updates(self, method: Any) -> bool:
+        """Return whether averages are weighted."""
+        return bool(method.weighted)
+
+    def fields(self, method: Any, config: Mapping[str, Any]) -> dict[str, float]:
+        """Add the losses."""
+        return {**super().fields(method, config), "loss": LARGEST_LOSS}
+
+
+@dataclass(kw_only=True)
+class PairsOfLosses(PairOptions):
+    """Options of the losses of pairs of clients under each other's models."""
+
+    fields: ClassVar[Mapping[str, PairRange]] = {
+        "loss": PairRange(low=-LARGEST_LOSS, high=LARGEST_LOSS, bits=64, itself=0.0, clamped=True)
+    }
+
+    def refusal(self, method: Any) -> str | None:
+        """Return that some options form no pairs, or show what these hide."""
+        if method.distance == "l2":
+            return (
+                "the distance l2 compares clients' own models, and no losses of pairs: take "
+                "distance loss, or relevance plain"
+            )
+        if not method.sums.hide_replies:
+            return (
+                "clients' losses under each other's models leave again in sums, which show them "
+                "unless they are secure: take aggregation secagg, or relevance plain"
+            )
+        return super().refusal(method)
 
 
 @protocol
@@ -118,11 +170,10 @@ class SRFCA(ClusteringProtocol):
     otherwise the server sees them masked
     """
 
+    pairs: PairOptions = group(PairsOfLosses)
+    sums: SumOptions = group(SumsOfClusters)
     name: ClassVar[str] = "srfca"
     client: ClassVar[type[TrainingClient]] = SRFCAClient
-    pair_fields: ClassVar[Mapping[str, PairRange]] = {
-        "loss": PairRange(low=-LARGEST_LOSS, high=LARGEST_LOSS, bits=64, itself=0.0, clamped=True)
-    }
     one_model: ClassVar[bool] = False  # models restart from w_0
 
     def run_server(self, net: ServerChannel, run: Run) -> SRFCAState:
@@ -398,43 +449,6 @@ class SRFCA(ClusteringProtocol):
         check_landmarks(self.landmarks)
         self._check_average()
         self._check_sealed()
-
-    def secure_sums_refusal(self) -> str | None:
-        """Return that some options read single models or updates."""
-        if self.distance == "l2":
-            return (
-                "the distance l2 compares clients' own models one by one, which secure sums do not "
-                "show: take distance loss, or aggregation plain"
-            )
-        if self.trim:
-            return (
-                "a trimmed mean reads clients' updates one by one, which secure sums do not show: "
-                "take trim 0, or aggregation plain"
-            )
-        return None
-
-    def pairs_refusal(self) -> str | None:
-        """Return that some options form no pairs, or show what these hide."""
-        if self.distance == "l2":
-            return (
-                "the distance l2 compares clients' own models, and no losses of pairs: take "
-                "distance loss, or relevance plain"
-            )
-        if not self.sums.hide_replies:
-            return (
-                "clients' losses under each other's models leave again in sums, which show them "
-                "unless they are secure: take aggregation secagg, or relevance plain"
-            )
-        return super().pairs_refusal()
-
-    @property
-    def weights_updates(self) -> bool:
-        """Return whether averages are weighted."""
-        return self.weighted
-
-    def sum_fields(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Add the losses under the models of clients and clusters."""
-        return {**super().sum_fields(config), "loss": LARGEST_LOSS}
 
     def _check_average(self) -> None:
         """Raise UsageError for a mask or weights that the average does not allow."""

@@ -278,7 +278,7 @@ def _disclosure(
         masked=masked,
         central=central and clipped and event.mechanism == "gaussian",
         summed=protocol.sums.hide_replies and event.verb == SUM,
-        paired=protocol.pairs.show_sums(protocol.pair_labels) and event.verb == PAIRS,
+        paired=protocol.pairs.show_sums and event.verb == PAIRS,
         encrypted=_released_by_authority(protocol, event.verb),
     )
 
@@ -289,7 +289,7 @@ def _released_by_authority(protocol: ClusteringProtocol, verb: str) -> str:
         return ""
     if verb == SUM:
         return SUMS
-    return MATRIX if protocol.pairs.show_sums(protocol.pair_labels) else LABELS
+    return MATRIX if protocol.pairs.show_sums else LABELS
 
 
 def unseen(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[str]:

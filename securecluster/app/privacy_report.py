@@ -223,7 +223,7 @@ def _told(fitted: ClusteringProtocol, views: Sequence[str]) -> list[str]:
     untrue: tuple[type[str], ...] = (untrue_of_sums,)
     if protocol.pairs.hide_rows:
         untrue = (*untrue, OfPlainPairs)
-    if not protocol.pairs.show_sums(protocol.pair_labels):
+    if not protocol.pairs.show_sums:
         untrue = (*untrue, OfPaddedPairs)
     return [view for view in views if not isinstance(view, untrue)]
 

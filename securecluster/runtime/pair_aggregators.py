@@ -58,8 +58,8 @@ class PairFunctions:
         if name != IDENTITY and name not in self._functions:
             names = ", ".join(self._functions) or "none"
             raise UsageError(
-                f"pairs knows no function {name!r} of R: declare it in pair_functions (declared: "
-                f"{names})"
+                f"pairs knows no function {name!r} of R: declare it in the functions of its "
+                f"PairOptions (declared: {names})"
             )
 
     def apply(self, name: str, relevance: torch.Tensor) -> Any:

@@ -39,10 +39,10 @@ from securecluster.attacks import experiments, registry, relevance_oracle
 from securecluster.attacks.base import Attack, Guess, Truth
 from securecluster.attacks.label_counts import LabelCounts
 from securecluster.attacks.scoring import BETTER, CHANCE, Interval, Score
-from securecluster.protocols.common.pair_options import Pairs
-from securecluster.protocols.common.privacy_options import Privacy
+from securecluster.protocols.common.pair_options import PairOptions
+from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.protocols.common.serialization import read_kept
-from securecluster.protocols.common.sum_options import Sums
+from securecluster.protocols.common.sum_options import SumOptions
 
 RUN = ["run", "fedavg", *SMALL_FEDERATION, "--rounds", "2", "--epochs", "1", "--seed", "90417"]
 MASKED = ["--mask", "permutation", "--clip", "1", "--noise", "3"]
@@ -274,7 +274,7 @@ def test_the_twin_is_without_whatever_protects() -> None:
 def test_every_option_of_privacy_is_one_that_a_twin_is_without() -> None:
     options = {
         name
-        for group in (Privacy, Sums, Pairs)
+        for group in (PrivacyOptions, SumOptions, PairOptions)
         for name in {field.name for field in dataclasses.fields(group)}
         if name in inspect.get_annotations(group) and hasattr(group, name)
     }

@@ -19,7 +19,7 @@ from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.noise_streams import NoiseStreams
 from securecluster.protocols import CFL, SRFCA, RandomClusters
 from securecluster.protocols.common.deployment import Deployment
-from securecluster.protocols.common.privacy_options import Privacy
+from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.runtime.release_accounting import ReleaseAccounting
 
 CLIENTS, CONFIDENCE = 120, 0.99
@@ -43,7 +43,7 @@ class HalvedStreams(NoiseStreams):
 
 
 @dataclass(kw_only=True)
-class Half(Privacy):
+class Half(PrivacyOptions):
     """Clients that add half of the noise that their receipts, and so the ledger, tell of."""
 
     def client_noise(self, config: Mapping[str, Any], draws: Any) -> ClientNoise:
@@ -54,14 +54,14 @@ class Half(Privacy):
 class HalfSRFCA(SRFCA):
     """SR-FCA with half of the noise on losses."""
 
-    privacy: Privacy = group(Half)
+    privacy: PrivacyOptions = group(Half)
 
 
 @grouped
 class HalfCFL(CFL):
     """CFL with half of the noise on losses."""
 
-    privacy: Privacy = group(Half)
+    privacy: PrivacyOptions = group(Half)
 
 
 class HalfNoise(Deployment):

@@ -38,7 +38,7 @@ from securecluster.protocols.authoring import (
     answers,
 )
 from securecluster.protocols.common.client_tensors import ClientRows
-from securecluster.protocols.common.privacy_options import Privacy
+from securecluster.protocols.common.privacy_options import PrivacyOptions
 
 
 def units(rows: torch.Tensor) -> torch.Tensor:
@@ -381,7 +381,7 @@ class Relayed(FlexCFL):
 
 
 @dataclass(kw_only=True)
-class UnclippedNoise(Privacy):
+class UnclippedNoise(PrivacyOptions):
     def stages(self, config: Mapping[str, Any]) -> Any:
         noise = config["noise"]
         return (Noise(config["clip"], noise),) if self.per_client and noise else ()
@@ -391,7 +391,7 @@ class UnclippedNoise(Privacy):
 class NoiseAlone(FlexCFL):
     """Adds noise without a clip."""
 
-    privacy: Privacy = group(UnclippedNoise)
+    privacy: PrivacyOptions = group(UnclippedNoise)
 
 
 class LooseClip(Clip):
@@ -405,7 +405,7 @@ class LooseClip(Clip):
 
 
 @dataclass(kw_only=True)
-class UnclippedRows(Privacy):
+class UnclippedRows(PrivacyOptions):
     def stages(self, config: Mapping[str, Any]) -> Any:
         if not self.per_client:
             return ()
@@ -418,7 +418,7 @@ class UnclippedRows(Privacy):
 class NoClip(FlexCFL):
     """Has a stage of the kind CLIP that does not clip."""
 
-    privacy: Privacy = group(UnclippedRows)
+    privacy: PrivacyOptions = group(UnclippedRows)
 
 
 class Uncounted(FlexCFL):

@@ -23,7 +23,6 @@ from securecluster.errors import (
 )
 from securecluster.messaging import wire
 from securecluster.messaging.messages import Call, Header, Picks, Response, Rows, format_ids
-from securecluster.protocols import SRFCA
 from securecluster.protocols.conformance import (
     check_frames,
     check_nodes,
@@ -32,6 +31,7 @@ from securecluster.protocols.conformance import (
     example,
 )
 from securecluster.protocols.oneshot.client import RELEVANCE, OneShotClient, RelevanceRow
+from securecluster.protocols.srfca.protocol import PairsOfLosses
 from securecluster.runtime.endpoint import PAIRS, Endpoint
 from securecluster.runtime.key_exchange import KeyExchange
 from securecluster.runtime.pad_client import PairRange, padded_class
@@ -91,9 +91,12 @@ def test_r_of_losses_is_exact_to_1e_10_and_labels_are_those_of_plain_pairs(
     rows = rows_of(plain, "losses")
     expected = ((rows + rows.T) / 2).fill_diagonal_(0)
     torch.testing.assert_close(
-        secure.state.graph.distance, expected, rtol=0, atol=SRFCA.pair_fields["loss"].error_bound()
+        secure.state.graph.distance,
+        expected,
+        rtol=0,
+        atol=PairsOfLosses.fields["loss"].error_bound(),
     )
-    assert SRFCA.pair_fields["loss"].error_bound() < 1e-10
+    assert PairsOfLosses.fields["loss"].error_bound() < 1e-10
     assert secure.state.labels == plain.state.labels
     # sums and pairs share the exchange of keys
     methods = [entry.method for entry in secure.transcript.entries]
@@ -203,11 +206,11 @@ def test_a_number_beyond_its_range_is_refused_by_name_or_clamped(
 ) -> None:
     narrow = PairRange(low=-0.5, high=0.5, bits=32, itself=1.0)
     made = make("oneshot", **PADS)
-    monkeypatch.setattr(type(made), "pair_fields", {"row": narrow})
+    monkeypatch.setattr(type(made.pairs), "fields", {"row": narrow})
     with pytest.raises(UpdateError, match=r"row: .* beyond its bound 0.5: .*pair_fields"):
         serve(made, federation)
     clamped = dataclasses.replace(narrow, clamped=True)
-    monkeypatch.setattr(type(made), "pair_fields", {"row": clamped})
+    monkeypatch.setattr(type(made.pairs), "fields", {"row": clamped})
     relevance = serve(made, federation).state.relevance
     assert float(relevance[~torch.eye(6, dtype=torch.bool)].max()) <= 0.5
 
@@ -357,7 +360,7 @@ def test_a_client_with_another_key_is_found_by_the_range_of_r(
 
 
 def test_a_pad_that_does_not_cancel_is_found_in_each_pair_of_losses() -> None:
-    pairs = PaddedPairs(SRFCA.pair_fields, PairFunctions())
+    pairs = PaddedPairs(PairsOfLosses.fields, PairFunctions())
     draws = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63, (400, 2, 2)))
     refused = 0
     for rows in draws:
