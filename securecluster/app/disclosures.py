@@ -6,13 +6,13 @@ the run's records, so that a report cannot leave out anything that was sent.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, cast
 
 import numpy as np
 
-from securecluster.app.contents import OverRounds
+from securecluster.app.contents import OverRounds, Privacy
 from securecluster.app.number_format import enumerated, times
 from securecluster.messaging.bounds import Real, declared
 from securecluster.privacy.dp.ledger import COSTLESS, Event, Row
@@ -37,6 +37,13 @@ from securecluster.runtime.endpoint import (
 )
 from securecluster.runtime.pair_release import LABELS, MATRIX
 
+NOISY = ("gaussian", "skellam")  # mechanisms of the ledger
+READERS = {
+    "server": "the server",
+    "lps": "a local parameter server",
+    "authority": "the key authority",
+    "client": "other clients",
+}
 SUMS = "sums"  # what a key authority releases of replies in sums
 
 CLIENT = "client"  # reader of sealed fields: other clients
@@ -70,6 +77,35 @@ SEALED = "sealed, which every client that receives them opens"
 UNDONE = "under the mask, which every client undoes"
 AS_THEY_ARE = "as they are"
 IN_CLEAR = "as they are: no mask covers them"
+
+# protections of a run
+MASKED = (
+    "A mask ({kind}) hides the coordinates of updates from the server. It is obfuscation and no "
+    "encryption: it falls when one client tells the server the seed that clients share, and it "
+    "leaves what the table says."
+)
+ENCRYPTED = (
+    "Replies are encrypted, and a key authority opens what the server computed from them. Server "
+    "and authority must not work together, and a server that breaks the protocol must have no "
+    "client on its side, and a roster against it."
+)
+SUMMED = (
+    "Secure sums hide each client's reply: the server reads only the sum over a group of clients, "
+    "as long as it does not collude with all other members of the group."
+)
+NOISED = (
+    "Noise bounds what the releases reveal together, whatever a reader knows besides. ε is that "
+    "bound; noise is added under the placement {placement}."
+)
+PADDED = (
+    "Pads hide what a client contributes to the matrix over pairs of clients: the server reads "
+    "only the entries that two clients make together."
+)
+SEALED_FIELDS = (
+    "Some fields are sealed for other clients: the server relays them, and cannot open them. Every "
+    "client that receives them reads them."
+)
+BARE = "Nothing protects the updates in this run: the server reads them as they are."
 
 
 @dataclass(frozen=True)
@@ -112,7 +148,7 @@ class Disclosure:
     @property
     def noised(self) -> bool:
         """Return whether its reader sees it with noise only."""
-        return self.mechanism in ("gaussian", "skellam") and not self.central
+        return self.mechanism in NOISY and not self.central
 
     @property
     def plain(self) -> bool:
@@ -123,6 +159,37 @@ class Disclosure:
         if self.masked or self.noised or self.summed or self.encrypted == LABELS:
             return False
         return self.mechanism not in COSTLESS
+
+    @classmethod
+    def read(cls, field: Mapping[str, Any]) -> Disclosure:
+        """Return a disclosure that result.json has.
+
+        Args:
+            field: an entry of `fields`; older runs have no entries of newer protections.
+        """
+        known = {option.name: field[option.name] for option in fields(cls) if option.name in field}
+        return cls(**known)
+
+    def form(self, masks: str) -> str:
+        """Return how its reader has it, for a table.
+
+        Args:
+            masks: names of the run's masks.
+        """
+        forms = []
+        if self.summed:
+            forms.append("in secure sums only")
+        elif self.encrypted:
+            forms.append(f"encrypted; the key authority releases {self.encrypted}")
+        elif self.paired:
+            forms.append("in sums of two clients only")
+        if self.reader == CLIENT:
+            forms.append("sealed from the server")
+        if self.masked:
+            forms.append(f"under the {masks}")
+        if self.derived or self.mechanism in NOISY:
+            forms.append(self._noise())
+        return ", ".join(forms) or "as it is"
 
     def sentence(self, shows: str) -> str:
         """Return what the reader saw of it, in words.
@@ -207,6 +274,27 @@ class Brought:
         if self.source:
             return f"what the server made of {source}, {self.cover} ({place})"
         return f"numbers of the server ({place})"
+
+
+def protections(privacy: Privacy) -> list[str]:
+    """Return a sentence for each protection of a run, or one that there is none.
+
+    Args:
+        privacy: `privacy` of result.json.
+    """
+    disclosed = [Disclosure.read(field) for field in privacy["fields"]]
+    sentences = [MASKED.format(kind=mask["kind"]) for mask in privacy["masks"]]
+    if any(field.encrypted for field in disclosed):
+        sentences.append(ENCRYPTED)
+    elif any(field.summed for field in disclosed):
+        sentences.append(SUMMED)
+    if any(row["noise_multiplier"] for row in privacy["releases"]):
+        sentences.append(NOISED.format(placement=privacy["placement"]))
+    if any(field.paired for field in disclosed):
+        sentences.append(PADDED)
+    if any(field.reader == CLIENT for field in disclosed):
+        sentences.append(SEALED_FIELDS)
+    return sentences or [BARE]
 
 
 def authority_view(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[str]:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from securecluster.app import failures, run_folder, sweep_costs, sweep_tables
+from securecluster.app import failures, run_folder, sweep_costs, sweep_tables, terminal
 from securecluster.app.failures import Row
 from securecluster.app.number_format import enumerated, printable, shown
 from securecluster.app.plots import sweep as plots
@@ -148,9 +148,7 @@ def show(folder: Path, rows: Sequence[Row], federation: Federation) -> None:
         rows: of all runs.
         federation: the clients of the first seed.
     """
-    from securecluster.app.terminal import Console
-
-    console = Console(markup=False)
+    console = terminal.Console(markup=False)
     metric = federation.objective.metric
     runs = sweep_tables.tidy(rows, metric)
     means = sweep_tables.summary(runs, metric, federation.objective.higher)
@@ -173,9 +171,8 @@ def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
         metric: the clients' score.
         title: of the table.
     """
-    headings = ("noise", "ε", "runs", "failed", "ARI", "±", metric, "±", "MB")
-    table = _table("variant", headings)
-    table.title = printable(title)
+    headings = ("variant", "noise", "ε", "runs", "failed", "ARI", "±", metric, "±", "MB")
+    rows = []
     labels = [printable(row["variant"]) for row in means]
     for position, row in enumerate(means):
         label = labels[position]
@@ -186,6 +183,7 @@ def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
         if row["up"] is not None:
             sent = (row["up"] + row["down"]) / 1e6
         cells = [
+            label,
             _text(row["noise"]),
             _text(row["epsilon"]),
             str(row["runs"]),
@@ -196,8 +194,8 @@ def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
             _half(row, metric, 3),
             _fixed(sent, 2),
         ]
-        table.add_row(label, *cells)
-    return table
+        rows.append(cells)
+    return terminal.table(headings, rows, printable(title), numbers=True, light=True)
 
 
 def _thresholds_table(lines: Sequence[Row]) -> Any:
@@ -206,10 +204,11 @@ def _thresholds_table(lines: Sequence[Row]) -> Any:
     Args:
         lines: of the variants.
     """
-    table = _table("variant", ("σ*", "of σ*", "ε*", "of ε*"))
-    table.title = f"levels at which the mean ARI falls below {sweep_tables.HOLDS:g}"
+    headings = ("variant", "σ*", "of σ*", "ε*", "of ε*")
+    title = f"levels at which the mean ARI falls below {sweep_tables.HOLDS:g}"
+    rows = []
     for row in lines:
-        cells = []
+        cells = [printable(row["variant"])]
         for name, sign in (("sigma_star", "≥"), ("epsilon_star", "≤")):
             value = _text(row[name])
             if row[f"{name}_kind"] == "beyond":
@@ -220,20 +219,8 @@ def _thresholds_table(lines: Sequence[Row]) -> Any:
                 cells.append(NONE)
             else:
                 cells.append(f"{_text(low)} … {_text(row[f'{name}_high'])}")
-        table.add_row(printable(row["variant"]), *cells)
-    return table
-
-
-def _table(first: str, headings: Sequence[str]) -> Any:
-    """Return rich's table with a column of names and columns of numbers."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column(first, justify="left", overflow="fold")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
+        rows.append(cells)
+    return terminal.table(headings, rows, title, numbers=True, light=True)
 
 
 def _fixed(value: float | None, digits: int) -> str:

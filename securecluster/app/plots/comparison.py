@@ -46,19 +46,20 @@ def show(content: Content, console: Any = None) -> None:
         content: content of compare.json.
         console: rich's; None is one on standard output.
     """
-    from securecluster.app.terminal import Console
+    from securecluster.app import terminal
 
     if console is None:
         # names of clients and data may contain what looks like markup
-        console = Console(markup=False)
+        console = terminal.Console(markup=False)
     target = content["target"]
     metric = content["metric"]
     rows = [_cells(row, target, metric) for row in content["protocols"]]
     headings = [heading for heading in rows[0] if not _is_empty(heading, rows)]
-    tables = _fitting_tables(headings, rows, console.width)
-    tables[0].title = _title(content)
-    for table in tables:
-        console.print(table)
+    title = _title(content)
+    for columns in _fitting(headings, rows, console.width):
+        cells = [[row[heading] for heading in columns] for row in rows]
+        console.print(terminal.table(columns, cells, title, numbers=True, light=True))
+        title = ""
     units = _units_of_privacy(content["protocols"])
     if units:
         console.print("; ".join(units))
@@ -100,8 +101,8 @@ def _simulated(content: Content) -> str:
     return f"{data} ({scenario}), {content['clients']} clients"
 
 
-def _fitting_tables(headings: list[str], rows: list[Cells], width: int) -> list[Any]:
-    """Return tables that have all columns together, the first column in each of them.
+def _fitting(headings: list[str], rows: list[Cells], width: int) -> list[list[str]]:
+    """Return the columns of tables that have all of them together, the first in each table.
 
     Args:
         headings: of all columns.
@@ -116,7 +117,7 @@ def _fitting_tables(headings: list[str], rows: list[Cells], width: int) -> list[
         if groups[-1] and _width(widened, rows) > width:
             groups.append([])
         groups[-1].append(heading)
-    return [_table([first, *group], rows) for group in groups]
+    return [[first, *group] for group in groups]
 
 
 def _width(headings: list[str], rows: list[Cells]) -> int:
@@ -131,23 +132,6 @@ def _width(headings: list[str], rows: list[Cells]) -> int:
         # not the number of characters: some take two cells, some none
         width += max(cell_len(text) for text in texts) + COLUMN_GAP
     return width
-
-
-def _table(headings: list[str], rows: list[Cells]) -> Any:
-    """Return rich's table of these columns."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for heading in headings:
-        side: Any = "right"  # of numbers
-        if heading == "protocol":
-            side = "left"
-        table.add_column(heading, justify=side, overflow="fold")
-    for row in rows:
-        cells = [row[heading] for heading in headings]
-        table.add_row(*cells)
-    return table
 
 
 def _units_of_privacy(rows: list[Row]) -> list[str]:
