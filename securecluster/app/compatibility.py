@@ -184,13 +184,13 @@ def show() -> None:
 
     console = terminal.Console(markup=False)
     for option, values in OPTIONS.items():
-        rows = []
+        cells = []
         for method in methods():
-            rows.append([method, *(works_with(method, option, value) for value in values)])
-        console.print(terminal.table(["protocol", *values], rows, option))
+            cells.append([method, *(works_with(method, option, value) for value in values)])
+        console.print(terminal.table(["protocol", *values], cells, option))
     rows = []
     for (labels, reason), names in grouped_refusals().items():
-        rows.append(["\n".join(labels), ", ".join(names), reason])
+        rows.append([terminal.lines(*labels), ", ".join(names), reason])
     refusals = terminal.table(["refused", "by", "because"], rows, "what is refused")
     refusals.show_lines = True
     console.print(refusals)

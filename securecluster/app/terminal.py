@@ -39,7 +39,7 @@ class Console(rich.console.Console):
 
 def table(
     headings: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Iterable[Sequence[str | Text]],
     title: str = "",
     numbers: bool = False,
     light: bool = False,
@@ -63,3 +63,12 @@ def table(
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def lines(*texts: str) -> Text:
+    """Return the lines of a table's cell, in which texts have no control characters.
+
+    Args:
+        texts: one for each line.
+    """
+    return Text("\n".join(map(printable, texts)))
