@@ -226,21 +226,19 @@ def folder_of(argv: list[str], command: str) -> tuple[Path, list[str]]:
     return Path(argv[0]), argv[1:]
 
 
-def _write(folder: Path, texts: dict[str, str], quiet: bool = False) -> None:
+def _write(folder: Path, texts: dict[str, str]) -> None:
     """Write files, and print their paths.
 
     Args:
         folder: which is made if it does not exist.
         texts: by file name.
-        quiet: print nothing.
     """
     from securecluster.core import atomic_files
 
     atomic_files.make_folder(folder)
     for name, text in texts.items():
         atomic_files.write_atomic(folder / name, text.encode())
-        if not quiet:
-            _say(f"wrote {folder / name}")
+        _say(f"wrote {folder / name}")
 
 
 def _say(text: str) -> None:

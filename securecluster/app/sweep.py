@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from securecluster.data import Federation
 
 
+KINDS: tuple[Any, ...] = (Simulation, Settings)  # of options that no protocol has
+
+
 @dataclass(frozen=True)
 class Levels:
     """The sweep."""
@@ -259,17 +262,14 @@ def _split(options: Row) -> tuple[Simulation, Settings, Row]:
     Args:
         options: by name.
     """
-    groups: list[Row] = []
     remaining = dict(options)
-    kinds: list[Any] = [Simulation, Settings]
-    for protocol_type in kinds:
-        group = {}
-        for option in fields(protocol_type):
-            if option.name in remaining:
-                group[option.name] = remaining.pop(option.name)
-        groups.append(group)
-    _check_simulation(groups[0])
-    return Simulation(**groups[0]), Settings(**groups[1]), remaining
+    own: list[Row] = []
+    for kind in KINDS:
+        names = {option.name for option in fields(kind)} & remaining.keys()
+        own.append({name: remaining.pop(name) for name in names})
+    simulation, settings = own
+    _check_simulation(simulation)
+    return Simulation(**simulation), Settings(**settings), remaining
 
 
 def _check_simulation(options: Row) -> None:
@@ -324,11 +324,7 @@ def _variants(protocols: Sequence[Any], options: Row, clusters: int | None) -> t
 
 def _own_names() -> set[str]:
     """Return the names of the options of the data and the settings."""
-    names: set[str] = set()
-    kinds: list[Any] = [Simulation, Settings]
-    for protocol_type in kinds:
-        names.update(option.name for option in fields(protocol_type))
-    return names
+    return {option.name for kind in KINDS for option in fields(kind)}
 
 
 def _planned(

@@ -10,13 +10,11 @@ from typing import Any
 
 from securecluster.app import failures, run_folder, sweep_costs, sweep_tables, terminal
 from securecluster.app.failures import Row
-from securecluster.app.number_format import enumerated, printable, shown
+from securecluster.app.number_format import NONE, enumerated, fixed, printable, shown
 from securecluster.app.plots import sweep as plots
 from securecluster.core import atomic_files
 from securecluster.data import Federation
 from securecluster.errors import RunFolderError
-
-NONE = "–"
 
 
 def write(folder: Path, rows: Sequence[Row], federation: Federation) -> str | None:
@@ -188,11 +186,11 @@ def _means_table(means: Sequence[Row], metric: str, title: str) -> Any:
             _text(row["epsilon"]),
             str(row["runs"]),
             str(row["failed"]),
-            _fixed(row["ari"], 2),
+            fixed(row["ari"], 2),
             _half(row, "ari", 2),
             shown(row[metric], metric),
             _half(row, metric, 3),
-            _fixed(sent, 2),
+            fixed(sent, 2),
         ]
         rows.append(cells)
     return terminal.table(headings, rows, printable(title), numbers=True, light=True)
@@ -223,19 +221,12 @@ def _thresholds_table(lines: Sequence[Row]) -> Any:
     return terminal.table(headings, rows, title, numbers=True, light=True)
 
 
-def _fixed(value: float | None, digits: int) -> str:
-    """Return a number with some decimals, or a dash for None."""
-    if value is None:
-        return NONE
-    return f"{value:.{digits}f}"
-
-
 def _half(row: Row, name: str, digits: int) -> str:
     """Return half the width of a mean's interval, or a dash where there is none."""
     high = row[f"{name}_high"]
     if high is None:
         return NONE
-    return _fixed(high - row[name], digits)
+    return fixed(high - row[name], digits)
 
 
 def _not_done(rows: Sequence[Row]) -> list[str]:

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from securecluster.app.number_format import printable, shown
+from securecluster.app.number_format import NONE, fixed, printable, shown
 from securecluster.app.plots.curves import bounded, labelled, legend_place
 from securecluster.app.plots.figure import Drawing, figure, save_all
 from securecluster.app.report import megabytes
+from securecluster.app.sweep_costs import NOT_COUNTED, TWO_UNITS
 from securecluster.runtime import run_secret
 
 Content = dict[str, Any]
@@ -18,7 +19,6 @@ Row = dict[str, Any]  # of `protocols` or `together` in compare.json
 Lines = list[dict[str, Any]]
 Cells = dict[str, str]  # by heading
 Point = tuple[int, float, bool]  # round, metric, and whether clusters changed in this round
-NONE = "–"
 COLUMN_GAP = 2  # cells between two columns of a table
 WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
 LEADER = {"arrowstyle": "-", "linewidth": 0.5, "color": "grey"}
@@ -160,17 +160,14 @@ def _together(content: Content) -> list[str]:
         return []
     lines = [_cost_text(cost) for cost in totals]
     if len(totals) > 1:
-        lines.append(
-            "ε of a client and ε of an example do not add up: neither figure covers the runs of "
-            "the other"
-        )
+        lines.append(TWO_UNITS)
     rows = content["protocols"]
     failed = [row["protocol"] for row in rows if row["error"] is not None]
     without_noise = [row["protocol"] for row in rows if _ended_without_noise(row)]
     if without_noise:
         lines.append(f"without noise, so that ε with it is infinite: {', '.join(without_noise)}")
     if failed:
-        lines.append(f"not counted, what was released before it failed: {', '.join(failed)}")
+        lines.append(f"{NOT_COUNTED}: {', '.join(failed)}")
     return lines
 
 
@@ -211,16 +208,16 @@ def _cells(row: Row, target: float | None, metric: str) -> Cells:
     cells = {
         "protocol": row["protocol"],
         "clusters": "failed",
-        "ARI": _number(row["ari"], 2),
+        "ARI": fixed(row["ari"], 2),
         "before": shown(row[f"{metric}_before"], metric),
         metric: shown(row[metric], metric),
-        f"at {target}": _number(row["at_target"], 3),
+        f"at {target}": fixed(row["at_target"], 3),
         "given": _given_text(row.get("given")),
-        "rounds": _number(row.get("rounds"), 0),
+        "rounds": fixed(row.get("rounds"), 0),
         "up+down": NONE,
         "servers": NONE,
         "ε": NONE,
-        "s": _number(row["seconds"], 1),
+        "s": fixed(row["seconds"], 1),
     }
     if row["servers"]:
         cells["servers"] = megabytes(row["servers"])
@@ -238,13 +235,6 @@ def _given_text(options: dict[str, int] | None) -> str:
         return NONE
     texts = [f"{name}={value}" for name, value in options.items()]
     return ", ".join(texts)
-
-
-def _number(value: float | None, digits: int) -> str:
-    """Return a number with some decimals, or a dash where there is none."""
-    if value is None:
-        return NONE
-    return f"{value:.{digits}f}"
 
 
 def draw(
