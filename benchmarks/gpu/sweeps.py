@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from securecluster.app.failures import Row
 from securecluster.app.options import Simulation
-from securecluster.app.sweep_plan import NOISE, Plan, Row, Variant, batches, run_cells
+from securecluster.app.sweep_plan import NOISE, Plan, Variant, run_cells
+from securecluster.app.sweep_runner import batches
 from securecluster.benchmarks.gpu.data import apart
 from securecluster.benchmarks.gpu.pieces import Budget, Check, Skipped, Timing
 from securecluster.benchmarks.gpu.timings import PLAN, Way, build_cohort, synchronise, take_turns

@@ -355,7 +355,7 @@ def _row(result: Result) -> Row:
     metric = result["metric"]
     metrics = result["metrics"]
     privacy = result["privacy"]
-    row = {
+    row: Row = {
         "clusters": result["clusters"],
         "ari": metrics["ari"],
         metric: scores_of(result)["after"],

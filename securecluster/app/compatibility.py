@@ -190,7 +190,7 @@ def show() -> None:
         console.print(terminal.table(["protocol", *values], cells, option))
     rows = []
     for (labels, reason), names in grouped_refusals().items():
-        rows.append([terminal.lines(*labels), ", ".join(names), reason])
+        rows.append((terminal.lines(*labels), ", ".join(names), reason))
     refusals = terminal.table(["refused", "by", "because"], rows, "what is refused")
     refusals.show_lines = True
     console.print(refusals)

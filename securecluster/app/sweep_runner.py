@@ -6,7 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from securecluster.app import failures, worker_pool
 from securecluster.app.failures import Row
@@ -91,6 +91,9 @@ class Cell(ABC):
         """Return the row of this run without what it measured."""
         end = {"status": status, "reason": reason, "fault": False, "traceback": None}
         return self.described() | end
+
+
+C = TypeVar("C", bound=Cell)
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,7 @@ def rows(
             yield say(row, clock.left(row))
 
 
-def batches(cells: Sequence[Cell], together: int) -> list[list[Cell]]:
+def batches(cells: Sequence[C], together: int) -> list[list[C]]:
     """Return the runs in batches that train together, each of one label.
 
     Args:
@@ -203,7 +206,7 @@ def batches(cells: Sequence[Cell], together: int) -> list[list[Cell]]:
     """
     if together == 1:
         return [[cell] for cell in cells]
-    by_label: dict[str, list[Cell]] = {}
+    by_label: dict[str, list[C]] = {}
     for cell in cells:
         by_label.setdefault(cell.label, []).append(cell)
     batched = []
