@@ -21,6 +21,7 @@ from securecluster.errors import SecureClusterError
 from securecluster.messaging.messages import Call, Rows
 from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.experiment import ATTRIBUTE, Experiment
 from securecluster.runtime.endpoint import Endpoint
 from securecluster.runtime.settings import Settings
 
@@ -266,11 +267,7 @@ def _fitted(
     """
     made = type(protocol)(**protocol.get_params())
     # attributes of this object alone, so that no other run has them
-    vars(made)["_before_pipeline"] = hook
-    vars(made)["_observe_authority"] = authority
-    vars(made)["_repeated_secret"] = secret
+    vars(made)[ATTRIBUTE] = Experiment(hook, authority, secret)
     fitted = made.fit(federation, settings)
-    del vars(made)["_repeated_secret"]
-    del vars(made)["_before_pipeline"]
-    del vars(made)["_observe_authority"]
+    del vars(made)[ATTRIBUTE]
     return fitted

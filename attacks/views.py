@@ -92,7 +92,7 @@ class RecordedView(View):
 
     def _all_outcomes(self) -> Iterator[VerbOutcome]:
         """Yield what verbs gave anyone."""
-        encrypted = self.fitted.with_fitted_params().encrypted_verbs
+        encrypted = self.fitted.result_.method.encrypted_verbs
         for outcome in self.fitted.verb_outcomes():
             yield outcome
             # the authority decrypts a sum before the server gets it
@@ -172,15 +172,15 @@ def knowledge_of(
     """
     # secrets of these clients alone: that of a simulated run would give everybody's
     colluding = {}
-    learned = fitted._fitted().learned
+    learned = fitted.kept_.learned
     for number in ClientNames(learned.names).positions(colluders):
         secrets = fitted.secrets_of(at(number))
         if federation is None:
             raise UsageError("colluding clients give their data away: give the federation, too")
         colluding[number] = Colluder(number, federation.shards[number], secrets)
     config = learned.config
-    network = fitted._flat
-    pipeline = fitted.with_fitted_params().pipeline(config)
+    network = fitted.network_
+    pipeline = fitted.result_.method.pipeline(config)
     dtypes = {"float32": torch.float32, "float64": torch.float64}
     return Knowledge(
         protocol=learned.protocol,
@@ -209,7 +209,7 @@ def truth_of(
         UsageError: the federation has other clients than the run.
     """
     # clients are compared by name, since another federation would be scored without an error
-    names = fitted._fitted().learned.names
+    names = fitted.kept_.learned.names
     if list(federation.names) != list(names):
         raise UsageError("this federation has other clients than the run: give that of the run")
     identities: dict[int, int] = {}

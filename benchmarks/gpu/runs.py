@@ -16,8 +16,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from securecluster.benchmarks.gpu.data import apart, differing, digits
-from securecluster.benchmarks.gpu.pieces import Check
+from benchmarks.gpu.data import apart, differing, digits
+from benchmarks.gpu.pieces import Check
 from securecluster.protocols import (
     CFL,
     FLHC,
@@ -114,7 +114,8 @@ class Case:
                 return made.fit(digits(), settings, report=report)
             # Checkpoints alone: reports and pictures take packages that a machine with a GPU may
             # lack.
-            return made.run_in(folder, digits(), settings, report)
+            made.fit_in(folder, digits(), settings, report)
+            return made
 
 
 def _few_steps(rows: Any, true: Any, draws: Any, grid: Any, networks: int) -> Any:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,11 +62,13 @@ from securecluster.protocols.cfl.split_test import (
     split_cluster,
     split_statistics,
 )
-from securecluster.protocols.common.base import ClusteringProtocol, FittedState, opened
+from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.compression_options import CompressionOptions
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
+from securecluster.protocols.common.execution import opened
+from securecluster.protocols.common.fitted import FittedRun
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import check_landmarks, sample_clients
 from securecluster.protocols.common.signature_collection import (
@@ -126,6 +128,48 @@ class SumsOfSplits(SumOptions):
         return {**super().fields(method, config), "loss": largest_loss}
 
 
+class FittedCFL(FittedRun):
+    """What a user gets from a run of CFL: also the parameter tree, `tree_`."""
+
+    @property
+    def tree_(self) -> ParameterTree:
+        """Return the parameter tree."""
+        tree: ParameterTree = self.state_.tree
+        return tree
+
+    def node_model(self, node: int) -> dict[str, Any]:
+        """Return the `state_dict` of a node's model (V-C).
+
+        `tree_.path(tree_.leaf(c))` are the nodes of cluster c, the most general first.
+
+        Args:
+            node: its number in `tree_`.
+        """
+        displacement = self.tree_.nodes[node].model
+        theta = opened(self.method, self.kept_, displacement)
+        return self.network_.state_dict(theta)
+
+    def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
+        """Return the mean prediction of the models on a cluster's path, root to leaf (V-C).
+
+        Args:
+            cluster: its label.
+            x: n samples, (n, …).
+
+        Returns:
+            Probabilities of the classes, (n, classes).
+        """
+        flat = self.network_
+        predictions = []
+        leaf = self.tree_.leaf(cluster)
+        for v in self.tree_.path(leaf):
+            theta = opened(self.method, self.kept_, self.tree_.nodes[v].model)
+            weights = flat.views(theta)
+            outputs = flat.call(weights, x)
+            predictions.append(flat.objective.predicted(outputs))
+        return torch.stack(predictions).mean(0)
+
+
 @protocol
 class CFL(ClusteringProtocol):
     """Recursive bipartition of the clients once federated learning has become stationary."""
@@ -182,6 +226,7 @@ class CFL(ClusteringProtocol):
     """
 
     name: ClassVar[str] = "cfl"
+    fitted_class: ClassVar[type[FittedRun]] = FittedCFL
     client: ClassVar[type[TrainingClient]] = CFLClient
 
     def run_server(self, net: ServerChannel, run: Run) -> CFLState:
@@ -606,41 +651,3 @@ class CFL(ClusteringProtocol):
         if state.shared and len(state.alpha) and federation.truth:
             line["gap"] = separation_gap(state.alpha.numpy(), federation.truth)
         return line
-
-    def _restore_fitted(self, fitted: FittedState) -> Self:
-        """Add the parameter tree."""
-        super()._restore_fitted(fitted)
-        self.tree_: ParameterTree = self.state_.tree
-        return self
-
-    def node_model(self, node: int) -> dict[str, Any]:
-        """Return the `state_dict` of a node's model (V-C).
-
-        `tree_.path(tree_.leaf(c))` are the nodes of cluster c, the most general first.
-
-        Args:
-            node: its number in `tree_`.
-        """
-        displacement = self.tree_.nodes[node].model
-        theta = opened(self, displacement)
-        return self._flat.state_dict(theta)
-
-    def ensemble(self, cluster: int, x: torch.Tensor) -> torch.Tensor:
-        """Return the mean prediction of the models on a cluster's path, root to leaf (V-C).
-
-        Args:
-            cluster: its label.
-            x: n samples, (n, …).
-
-        Returns:
-            Probabilities of the classes, (n, classes).
-        """
-        flat = self._flat
-        predictions = []
-        leaf = self.tree_.leaf(cluster)
-        for v in self.tree_.path(leaf):
-            theta = opened(self, self.tree_.nodes[v].model)
-            weights = flat.views(theta)
-            outputs = flat.call(weights, x)
-            predictions.append(flat.objective.predicted(outputs))
-        return torch.stack(predictions).mean(0)

@@ -6,133 +6,82 @@ endpoint of some clients, and `build_network` makes the server's channel to all 
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from securecluster.core import manifest
-from securecluster.core.client_names import Client, ClientNames, at
-from securecluster.core.devices import choose_device, cpu_threads, reproducible
 from securecluster.core.lazy_torch import torch
 from securecluster.core.option_groups import group, is_group
 from securecluster.core.randomness import Randomness
-from securecluster.core.serialization import pack, unpack
+from securecluster.core.serialization import pack
 from securecluster.core.validation import check_number, check_whole
 from securecluster.data import Federation
 from securecluster.errors import SecureClusterWarning, UsageError
 from securecluster.messaging import wire
-from securecluster.messaging.messages import Call, Rows
-from securecluster.messaging.outcomes import VerbOutcome
-from securecluster.messaging.transcript import INDEX, Transcript
-from securecluster.models.objectives import Objective, objective
+from securecluster.messaging.transcript import Transcript
 from securecluster.privacy.dp.budget import Budget
 from securecluster.privacy.masking.identities import Identity, Roster
-from securecluster.privacy.masking.key_agreement import Secrets
-from securecluster.privacy.masking.masks import MaskInfo, build, describe
+from securecluster.privacy.masking.masks import build
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.config import check_kind, known, numbers
 from securecluster.protocols.common.declaration import hyper_parameters
 from securecluster.protocols.common.deployment import Deployment
-from securecluster.protocols.common.execution import (
-    Joined,
-    KeySource,
-    build_client,
-    carry_out,
-    join,
-    opened,
-)
-from securecluster.protocols.common.hooks import ProtocolHooks, without_clients
-from securecluster.protocols.common.newcomers import NewcomerRecord, warn_if_dear
+from securecluster.protocols.common.execution import KeySource, build_client, carry_out, replayed
+from securecluster.protocols.common.experiment import experiment_of
+from securecluster.protocols.common.fitted import FittedRun
+from securecluster.protocols.common.hooks import ProtocolHooks
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.privacy_options import PrivacyOptions
 from securecluster.protocols.common.program import program_digest
-from securecluster.protocols.common.serialization import (
-    SHARED,
-    FittedState,
-    FittedSummary,
-    load,
-    read_kept,
-    save,
-)
+from securecluster.protocols.common.serialization import saved_protocol
 from securecluster.protocols.common.sum_options import SumOptions
 from securecluster.runtime.endpoint import Endpoint, hidden_message_types, message_types
-from securecluster.runtime.run import Line, Run
-from securecluster.runtime.server_channel import ChannelState, ServerChannel
+from securecluster.runtime.run import Line
+from securecluster.runtime.server_channel import ServerChannel
 from securecluster.runtime.settings import Settings, check_settings
-from securecluster.runtime.transport import Replay, Transport
-from securecluster.training.chance_level import Chance
+from securecluster.runtime.transport import Transport
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining, check_training
 
 if TYPE_CHECKING:
     from securecluster.models.validation import FlatModel
 
+    _Result = FittedRun
+else:
+    _Result = object
 
-FEW_ROUNDS = 30  # below this number a warning about poor models suggests more rounds
+
+class NotFittedError(UsageError, AttributeError):
+    """A member of a result is asked for, and there is none yet."""
+
+    def __init__(self, message: str, name: str, obj: Any) -> None:
+        AttributeError.__init__(self, message, name=name, obj=obj)
+
+
+def _is_of_result(fitted_class: type[FittedRun], name: str) -> bool:
+    """Return whether a public name is a member of results of a class."""
+    if name.startswith("_"):
+        return False
+    return hasattr(fitted_class, name) or name.endswith("_")
 
 
 @hyper_parameters
-class ClusteringProtocol(ProtocolHooks):
+class ClusteringProtocol(ProtocolHooks, _Result):
     """Base class of all clustering protocols.
 
     The constructor stores hyper-parameters only, `fit` returns self, and attributes of the fitted
     protocol end in an underscore.
 
-    Attributes after `fit`:
-        labels_: each client's cluster, (m,) ints from 0.
-        models_: a `state_dict` per cluster, for `load_state_dict` of the module; `model_of` gives a
-            client's own. Under noise it is None for a cluster all of whose clients trained alone:
-            their models have no noise and stay with the clients.
-        unshared_labels_: the clusters whose entry in `models_` is None.
-        history_: a dict per round.
-        ledger_: the releases of the run and its newcomers.
-        transcript_: the recorded frames.
-        bytes_: totals by direction and message.
-        accuracy_: each client's accuracy on its test data, (m,); for text it is called
-            perplexity_, for trajectories position_error_, in metres.
-        scores_: the same scores for every kind of data; metric_ is the name of the metric.
-        agreement_: scores against the true clusters, where they are known.
-        warning_: a sentence if many clients' models learned nothing in a run of ten rounds or more,
-            else None. It compares their training loss and accuracy with those of a model that
-            ignores its input. The observer computes it outside the protocol, so ε does not cover
-            it.
-        start_: the initial weights of a module of your own; weights loaded into the module later
-            have no effect here.
-        joined_: after `predict`, what newcomers released in that call, and its cost.
+    `fit` sets `result_`, a `FittedRun`, and the protocol shows its members as its own.
     """
 
-    @property
-    def before_pipeline(self) -> Callable[[Call, Any], Any] | None:
-        """Return what clients do to each reply before it is protected; None for nothing.
-
-        For research only: `securecluster.attacks.experiments` sets it, and a run in a folder
-        refuses it.
-        """
-        return vars(self).get("_before_pipeline")
-
-    @property
-    def observe_authority(self) -> Callable[[VerbOutcome], None] | None:
-        """Return what is called with each R that a key authority decrypts; None for nothing.
-
-        For research only: `securecluster.attacks.experiments` sets it.
-        """
-        return vars(self).get("_observe_authority")
-
-    @property
-    def repeated_secret(self) -> bytes | None:
-        """Return the secret of the run that this protocol repeats; None draws a new one.
-
-        For research only: `securecluster.attacks.experiments` sets it.
-        """
-        return vars(self).get("_repeated_secret")
+    fitted_class: ClassVar[type[FittedRun]] = FittedRun
+    """Class of the results of `fit`."""
 
     def __new__(cls, *arguments: Any, **values: Any) -> Self:
         """Return a new protocol, after a check that its hyper-parameters are declared.
@@ -290,8 +239,8 @@ class ClusteringProtocol(ProtocolHooks):
             raise UsageError("force replaces the run in a folder: give folder, or leave force out")
         # A run in memory leaves no file, not even of keys.
         if folder is None:
-            self._run(federation, settings, None, report)
-        elif self.before_pipeline is not None:
+            self.fit_in(None, federation, settings, report)
+        elif experiment_of(self).before_pipeline is not None:
             raise UsageError(
                 "a run whose clients are changed for an experiment is kept in no folder, which "
                 "would not say so: leave out folder"
@@ -301,289 +250,30 @@ class ClusteringProtocol(ProtocolHooks):
             # pictures of a run folder.
             recorder = importlib.import_module("securecluster.app.execution")
             recorder.fit(self, federation, settings, Path(folder), report, force)
-        if self.warning_ is not None:
-            warnings.warn(self.warning_, SecureClusterWarning, stacklevel=2)
+        if self.result_.warning_ is not None:
+            warnings.warn(self.result_.warning_, SecureClusterWarning, stacklevel=2)
         return self
 
-    def run_in(
+    def fit_in(
         self,
-        folder: Path,
+        folder: Path | None,
         federation: Federation,
         settings: Settings,
         report: Callable[[Line], None],
-    ) -> Self:
-        """Run in a folder, or resume there from the last checkpoint.
-
-        The caller has locked and checked the folder.
+    ) -> FittedRun:
+        """Run in a folder that the caller has locked and checked, or resume there; set `result_`.
 
         Args:
-            folder: the run folder.
+            folder: the run folder; None stores everything in memory.
             federation: the clients and their data.
             settings: as in `fit`.
             report: called with the history line of each round.
         """
-        return self._run(federation, settings, folder, report)
-
-    def _run(
-        self,
-        federation: Federation,
-        settings: Settings,
-        folder: Path | None,
-        report: Callable[[Line], None],
-    ) -> Self:
-        device = choose_device(settings.device)
-        with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
-            fitted, transcript, chance = carry_out(self, federation, settings, folder, report)
-        self.transcript_ = transcript
-        self._restore_fitted(fitted)
-        self.warning_: str | None = None
+        kept, transcript, chance = carry_out(self, federation, settings, folder, report)
+        self.result_ = self.fitted_class(self, kept, transcript, folder)
         if chance is not None:
-            self.warning_ = self._chance_warning(chance, federation)
-        return self._belongs_to(folder)
-
-    def _chance_warning(self, chance: Chance, federation: Federation) -> str | None:
-        """Return a sentence on models that learned nothing, with advice.
-
-        Args:
-            chance: training loss of the clients' models, and that of a model without input.
-            federation: the clients and their data.
-
-        Returns:
-            None if there is no reason for a warning.
-        """
-        from securecluster.models.architectures import rate
-
-        # A few poor clients are usual; the warning is for runs that learned nothing.
-        if not chance.notable:
-            return None
-        rounds = len(self.history_)
-        poor = len(chance.clients)
-        lr = float(self.kept_.learned.config["lr"])
-        default = rate(
-            self.model, federation.objective, federation.classes, self.optimizer, federation.bright
-        )
-        # Advise the network's default learning rate, or a lower one where that was used already.
-        suggested = default
-        # Advice that was followed already helps nobody.
-        if default / 2 <= lr <= 1.5 * default:
-            suggested = float(f"{lr / 3:.1g}")
-        direction = "a higher" if suggested > lr else "a lower"
-        advice = [f"{direction} learning rate (--lr {suggested:g} in place of {lr:g})"]
-        if self.privacy.noisy:
-            advice.append("less noise")
-        if rounds < FEW_ROUNDS:
-            advice.append("more rounds")
-        if self.epochs > 1 and suggested < lr:
-            advice.append("fewer epochs")
-        return (
-            f"after {rounds} rounds the models of {poor} of {chance.tested} clients do no better "
-            f"than chance (training loss {chance.loss:.3g}, chance {chance.chance:.3g}): "
-            f"try {', or '.join(advice)}"
-        )
-
-    def restore_from(self, folder: Path) -> Self:
-        """Restore the result of a finished run from its folder.
-
-        Args:
-            folder: of a run with this protocol's hyper-parameters.
-        """
-        self._restore_fitted(read_kept(folder))
-        self._open_transcript(folder)
-        return self._belongs_to(folder)
-
-    def _belongs_to(self, folder: Path | None) -> Self:
-        """Record releases of newcomers in a folder, and add those recorded there to the ledger.
-
-        Args:
-            folder: of the run; None records nothing outside this process.
-        """
-        self.newcomers_record: NewcomerRecord | None = None
-        if folder is not None:
-            clients = self.kept_.learned.config["clients"]
-            self.newcomers_record = NewcomerRecord(folder, clients)
-            self.newcomers_record.update(self.ledger_)
-        return self
-
-    def _open_transcript(self, folder: Path) -> None:
-        """Open the transcript of a run folder; a folder that `save` wrote has none."""
-        transcript = self.recorded_transcript(folder, self.kept_.learned)
-        if transcript is not None:
-            self.transcript_ = transcript
-
-    def recorded_transcript(self, folder: Path, summary: FittedSummary) -> Transcript | None:
-        """Return the transcript of a run folder, after a check of its index.
-
-        Args:
-            folder: of a finished run.
-            summary: its result.
-
-        Returns:
-            None for a folder that `save` wrote.
-
-        Raises:
-            RunFolderError: the index differs from what the run wrote.
-        """
-        marks = manifest.read(folder)
-        if "config.json" not in marks:
-            return None
-        index = f"transcript/{INDEX}"
-        # A run without a full transcript has no index.
-        if index in marks:
-            manifest.checked(folder, index, marks)
-        return Transcript.read(
-            summary.settings.transcript, folder / "transcript", self.message_types, summary.names
-        )
-
-    def _restore_fitted(self, fitted: FittedState) -> Self:
-        """Set the attributes that end in an underscore.
-
-        Args:
-            fitted: the result of a run.
-        """
-        learned = fitted.learned
-        config = learned.config
-        self.kept_ = fitted
-        self.warning_ = None
-        # Later calls use these hyper-parameters, whatever `set_params` changes.
-        self._made = copy.deepcopy(self.get_params())
-        vars(self).pop("joined_", None)  # newcomers of an earlier run
-        self.labels_ = np.asarray(learned.labels)
-        self._client_names = ClientNames(learned.names)
-        self.client_models_ = Rows(fitted.clients.table, tuple(fitted.clients.index))
-        task = objective(config["objective"])
-        self._flat = self._network(config["shape"], config["classes"], config["seed"], task)
-        self.start_ = self._module_tensors()
-        clusters = max(learned.labels) + 1
-        self.models_ = [self._cluster_model(c) for c in range(clusters)]
-        self.unshared_labels_ = [c for c, model in enumerate(self.models_) if model is None]
-        self.history_ = learned.history
-        self.ledger_ = learned.network.ledger
-        self.bytes_ = learned.bytes
-        self.dropped_ = dict(sorted(learned.network.lost.items()))
-        self.scores_: NDArray[np.float64] = np.asarray(learned.scores, dtype=np.float64)
-        self.metric_ = self._flat.objective.metric
-        setattr(self, f"{self.metric_}_", self.scores_)
-        self.seconds_ = learned.seconds
-        self.device_ = learned.device
-        self.server_state_ = fitted.server
-        self.agreement_ = learned.agreement
-        self.state_: Any = unpack(fitted.server, self.state_class())
-        return self
-
-    def _module_tensors(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the weights of a module of the user's own, by name."""
-        tensors: dict[str, torch.Tensor] = {}
-        if isinstance(self.model, str):
-            return tensors
-        for name, value in self.model.state_dict().items():
-            if isinstance(value, torch.Tensor):
-                tensors[name] = value.detach().cpu().clone()
-        return tensors
-
-    def _cluster_model(self, label: int) -> dict[str, Any] | None:
-        """Return the `state_dict` of the model that a cluster's members share.
-
-        Returns:
-            None in a run with noise where all members trained alone.
-        """
-        learned = self._fitted().learned
-        shared = self.kept_.clients.extra.get(SHARED)
-        if shared is not None:
-            theta = shared[label]
-            state: dict[str, Any] = self._flat.state_dict(theta)
-            return state
-        members = [i for i, cluster in enumerate(learned.labels) if cluster == label]
-        # Noise is to cover the results, and models that were trained alone have none.
-        if self.with_fitted_params().adds_noise(learned.config):
-            members = [i for i in members if i not in learned.local]
-        if not members:
-            return None
-        return self.model_of(at(members[0]))
-
-    def model_of(self, client: Client) -> dict[str, Any]:
-        """Return the `state_dict` of a client's model.
-
-        It is for that client: a model that it trained alone has no noise, and no ε covers it.
-
-        Args:
-            client: its name, or `at` its position. A number is a name; only where no client is
-                called by a number, it is a position.
-
-        Raises:
-            UsageError: not fitted, no such client, or a number that could be a name.
-        """
-        theta = self.client_models_.row(self._position_of(client))
-        state: dict[str, Any] = self._flat.state_dict(theta)
-        return state
-
-    def _position_of(self, client: Client) -> int:
-        """Return the position of a client in the run.
-
-        Args:
-            client: as for `model_of`.
-
-        Raises:
-            UsageError: not fitted, no such client, or a number that could be a name.
-        """
-        self._fitted()
-        return self._client_names.position(client)
-
-    def predict(self, newcomers: Federation) -> NDArray[np.int64]:
-        """Return the clusters of clients that were not in the run, (n,).
-
-        Newcomers join the finished run over its own network, with its masks.
-
-        Every call starts from the end of the run. Releases of newcomers are added to `ledger_`, and
-        to the folder of the run if there is one; `joined_` contains the frames, bytes and releases
-        of this call. Clients with one name are one person. A newcomer that is evaluated again with
-        the same data sends the same bits, which cost nothing more; with other data it releases
-        more. So does a newcomer with the name of a client of the run.
-
-        Args:
-            newcomers: n clients and their data, of the same kind as the run's.
-
-        Raises:
-            UsageError: not fitted, or no client, or samples of another shape, or classes that the
-                run did not have, or, with dp_unit example, fewer training samples than the clients
-                of the run where newcomers train.
-            RunFolderError: the folder of a run with a finite ε cannot be written to.
-        """
-        check_kind(newcomers)
-        if not len(newcomers):
-            raise UsageError("there are no newcomers in this federation: give at least one client")
-        fitted = self.with_fitted_params()
-        self.joined_: Joined = join(fitted, newcomers)
-        warn_if_dear(fitted, self.ledger_, newcomers.names)
-        return np.asarray(self.joined_.labels, dtype=np.int64)
-
-    def save(self, folder: Path | str) -> None:
-        """Write the fitted protocol as safetensors.
-
-        `clients.safetensors` contains models and keys, and must stay private. A module of your own
-        is saved by its weights, not its code. The transcript is not saved: give `fit` a folder for
-        that.
-
-        Args:
-            folder: created if it does not exist.
-
-        Raises:
-            UsageError: a run folder, or one with releases of newcomers that `ledger_` lacks.
-        """
-        target = Path(folder)
-        if (target / ".securecluster").is_file():
-            raise UsageError(
-                f"{target} is a run folder, whose files belong together: save to another folder"
-            )
-        self.write(target)
-
-    def write(self, folder: Path) -> None:
-        """Write the fitted protocol into a folder, which may be that of its run."""
-        fitted = self.with_fitted_params()
-        record = getattr(self, "newcomers_record", None)
-        if record is not None and record.path.parent.resolve() == folder.resolve():
-            # The ledger that is saved replaces the file of newcomers' releases.
-            record.update(self.ledger_)
-        save(fitted, folder)
+            self.result_.warn_of_chance(chance, federation)
+        return self.result_
 
     @classmethod
     def load(cls, folder: Path | str, model: Any = None, **objects: Any) -> Self:
@@ -600,23 +290,52 @@ class ClusteringProtocol(ProtocolHooks):
             RunFolderError: the folder holds no fitted protocol, or a damaged one.
             UsageError: another protocol's folder, or another module.
         """
-        protocol = load(cls, Path(folder), model, objects)
-        protocol._open_transcript(Path(folder))
-        return protocol._belongs_to(Path(folder))
+        protocol = saved_protocol(cls, Path(folder), model, objects)
+        protocol.result_ = cls.fitted_class.of_folder(protocol, Path(folder))
+        return protocol
 
-    def _fitted(self) -> FittedState:
-        if not hasattr(self, "kept_"):
-            raise UsageError(f"this {type(self).__name__} is not fitted yet: call fit, or load")
-        return self.kept_
+    def replay(
+        self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto"
+    ) -> bytes:
+        """Run the server alone against a recorded transcript, and return its final state, packed.
 
-    def with_fitted_params(self) -> Self:
-        """Return the same protocol with the hyper-parameters it was fitted with.
+        The state must equal the recorded one. What the server draws in secret follows from the
+        secret of the run that this protocol was fitted in, or was loaded from; a protocol that is
+        not fitted derives it from the seed, as runs with `keys_from_seed` do.
 
-        Changes by `set_params`, or to the weights of its module, have no effect on them.
+        Args:
+            transcript: the recorded frames.
+            config: what clients and server agreed on.
+            threads: those of the run's settings, since sums round differently with another number.
+            device: that of the run's settings, since sums round differently on another device.
+
+        Raises:
+            ReplayError: a request differs from the recorded one by a bit, so the server used
+                information that it received from no verb.
+            UsageError: the server asks for an attribute that a new object does not have.
         """
-        self._fitted()
-        protocol = copy.copy(self)
-        return protocol.set_params(**self._made)
+        secrets = None
+        if "result_" in vars(self):
+            secrets = self.result_.kept_.secrets()
+        return pack(replayed(self, transcript, config, threads, device, secrets=secrets)[0])
+
+    # Type checkers see the members of a result by `_Result`.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a member of the result, or an option by its flat name."""
+            if name.startswith("__") or not _is_of_result(self.fitted_class, name):
+                return super().__getattr__(name)
+            if "result_" not in vars(self):
+                label = type(self).__name__
+                raise NotFittedError(
+                    f"this {label} is not fitted yet: call fit, or load", name=name, obj=self
+                )
+            return getattr(vars(self)["result_"], name)
+
+    def __dir__(self) -> list[str]:
+        """Return the names of attributes, those of a result included."""
+        return sorted({*super().__dir__(), *dir(vars(self).get("result_"))})
 
     def as_server(self) -> Self:
         """Return a new object with the same hyper-parameters, on which the server's half runs.
@@ -730,14 +449,7 @@ class ClusteringProtocol(ProtocolHooks):
 
     def flat_model(self, federation: Federation) -> FlatModel:
         """Return the network with its initial weights θ_0, as a flat vector."""
-        return self._network(
-            federation.shape, federation.classes, federation.seed, federation.objective
-        )
-
-    def _network(self, shape: Sequence[int], classes: int, seed: int, task: Objective) -> FlatModel:
-        from securecluster.models.validation import build as build_model
-
-        return build_model(self.model, tuple(shape), classes, Randomness(seed), task)
+        return Deployment(self, known(federation)).initial_model()
 
     def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         self,
@@ -773,7 +485,7 @@ class ClusteringProtocol(ProtocolHooks):
         """
         key_source = KeySource(simulated, identity, roster, secrets)
         endpoint = build_client(self, federation, settings, clients, key_source, budget=budget)
-        endpoint.before_pipeline = self.before_pipeline
+        endpoint.before_pipeline = experiment_of(self).before_pipeline
         return endpoint
 
     def make_client(
@@ -822,113 +534,3 @@ class ClusteringProtocol(ProtocolHooks):
             "" where a class of the protocol has no source file.
         """
         return program_digest(type(self), self.client, self.gps, self.state_class())
-
-    def replay(
-        self, transcript: Transcript, config: dict[str, Any], threads: int = 0, device: str = "auto"
-    ) -> bytes:
-        """Run the server alone against a recorded transcript, and return its final state, packed.
-
-        The state must equal the recorded one. What the server draws in secret follows from the
-        secret of the run that this protocol was fitted in, or was loaded from; a protocol that is
-        not fitted derives it from the seed, as runs with `keys_from_seed` do.
-
-        Args:
-            transcript: the recorded frames.
-            config: what clients and server agreed on.
-            threads: those of the run's settings, since sums round differently with another number.
-            device: that of the run's settings, since sums round differently on another device.
-
-        Raises:
-            ReplayError: a request differs from the recorded one by a bit, so the server used
-                information that it received from no verb.
-            UsageError: the server asks for an attribute that a new object does not have.
-        """
-        return pack(self.replayed(transcript, config, threads, device)[0])
-
-    def replayed(
-        self,
-        transcript: Transcript,
-        config: dict[str, Any],
-        threads: int = 0,
-        device: str = "auto",
-        observe: Callable[[VerbOutcome], None] | None = None,
-        secrets: Randomness | None = None,
-    ) -> tuple[Any, ChannelState]:
-        """Run the server as `replay` does, and return its final state and that of its channel.
-
-        The channel's state contains the ledger.
-
-        Args:
-            transcript: the recorded frames.
-            config: what clients and server agreed on.
-            threads: as for `replay`.
-            device: as for `replay`.
-            observe: called with what each verb gives its reader; None for nobody.
-            secrets: secret random streams of the run; None takes them as `replay` does.
-        """
-        transport = Replay(transcript)
-        server_device = choose_device(device)
-        if secrets is None and hasattr(self, "kept_"):
-            secrets = self.kept_.secrets()
-        server = self.as_server()
-        net = server.build_network(transport, config, device=server_device, secrets=secrets)
-        net.observe = observe
-        run = Run(begin=lambda number: setattr(net, "round", number))
-        with (
-            without_clients(server),
-            warnings.catch_warnings(),
-            torch.inference_mode(False),
-            cpu_threads(threads),
-            reproducible(server_device),
-        ):
-            warnings.simplefilter("ignore", SecureClusterWarning)  # the run itself has warned
-            state = server.final_state(net, run)
-        transport.finish()
-        return state, net.state
-
-    def verb_outcomes(self) -> list[VerbOutcome]:
-        """Return what verbs gave their readers in the run, in order: replies, sums and R.
-
-        They are those that frames do not contain: unmasked secure sums, sums with the noise of a
-        trusted server, and who was summed with whom. A replay of `transcript_` computes them again,
-        bit for bit.
-
-        Raises:
-            UsageError: not fitted, or the transcript has no contents.
-            ReplayError: the transcript is not this run's.
-        """
-        learned = self._fitted().learned
-        settings = learned.settings
-        outcomes: list[VerbOutcome] = []
-        self.with_fitted_params().replayed(
-            self.transcript_, learned.config, settings.threads, settings.device, outcomes.append
-        )
-        return outcomes
-
-    def secrets_of(self, client: Client) -> Secrets:
-        """Return the keys and seeds of one client, as it would give them to an adversary.
-
-        They are in `clients.safetensors`, and must stay private. Seeds that all clients share, such
-        as a mask's, are among them.
-
-        Args:
-            client: as for `model_of`.
-
-        Raises:
-            UsageError: not fitted, no such client, or a number that could be a name.
-        """
-        position = self._position_of(client)
-        return self._fitted().clients.secrets.of(position)
-
-    def mask_info(self) -> MaskInfo:
-        """Return the description of this run's mask for the result."""
-        d = self._flat.dimension
-        itemsize = self.client_models_.table.element_size()
-        config = self.kept_.learned.config
-        pipeline = self.with_fitted_params().pipeline(config)
-        # Some masks make rows wider than the model.
-        padding = pipeline.width(d) - d
-        return replace(describe(self.mask, d, itemsize), padding_bytes=padding * itemsize)
-
-
-__all__ = ["ClusteringProtocol", "FittedState", "Joined", "opened"]

@@ -15,6 +15,7 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.errors import FrameError, UsageError
 from securecluster.messaging.bounds import Limits, free_axes, unknown_sizes
+from securecluster.models.objectives import objective
 from securecluster.privacy.dp.client_noise import ClientNoise
 from securecluster.privacy.dp.gaussian_mechanism import TrustedCurator
 from securecluster.privacy.dp.noise_streams import NoiseStreams
@@ -45,6 +46,7 @@ from securecluster.runtime.transport import Transport
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
 if TYPE_CHECKING:
+    from securecluster.models.validation import FlatModel
     from securecluster.protocols.common.base import ClusteringProtocol
     from securecluster.protocols.common.client import TrainingClient
 
@@ -73,6 +75,16 @@ class Deployment:
         """Return the type of the models' numbers."""
         dtypes = {"float32": torch.float32, "float64": torch.float64}
         return dtypes[self.config["dtype"]]
+
+    def initial_model(self) -> FlatModel:
+        """Return the network with its initial weights θ_0, as a flat vector."""
+        from securecluster.models.validation import build
+
+        config = self.config
+        task = objective(config["objective"])
+        shape = tuple(config["shape"])
+        randomness = Randomness(config["seed"])
+        return build(self.method.model, shape, config["classes"], randomness, task)
 
     def pipeline(self) -> Pipeline:
         """Return the stages between a client's update and the wire, as one party has them."""

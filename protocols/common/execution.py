@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,9 +20,10 @@ from securecluster.core.lazy_torch import torch
 from securecluster.core.randomness import Randomness
 from securecluster.core.serialization import pack, plain, structured, unpack
 from securecluster.data import Federation
-from securecluster.errors import RunFolderError, UsageError
+from securecluster.errors import RunFolderError, SecureClusterWarning, UsageError
 from securecluster.messaging.bounds import Limits
 from securecluster.messaging.messages import Call, Response
+from securecluster.messaging.outcomes import VerbOutcome
 from securecluster.messaging.refusals import reraise
 from securecluster.messaging.transcript import Recording, Transcript
 from securecluster.models.objectives import objective
@@ -35,6 +37,7 @@ from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.client import ClientState, TrainingClient
 from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.common.dry_run import run_releases
+from securecluster.protocols.common.experiment import experiment_of
 from securecluster.protocols.common.hooks import without_clients
 from securecluster.protocols.common.labels import checked_labels
 from securecluster.protocols.common.messages import ModelDelta
@@ -59,6 +62,7 @@ from securecluster.runtime.settings import Settings
 from securecluster.runtime.transport import (
     InProcess,
     Recorded,
+    Replay,
     Transport,
     WithAuthority,
     random_dropouts,
@@ -148,7 +152,7 @@ def build_client(  # noqa: PLR0913 (what the clients of one run are made of)
         config = joins
         # Newcomers draw from the run's streams, under numbers of their own.
         federation = replace(federation, seed=config["seed"], classes=config["classes"])
-        flat = protocol._flat
+        flat = Deployment(protocol, config).initial_model()
         if numbers is None:
             first = int(config["clients"])
             numbers = range(first, first + len(federation))
@@ -370,7 +374,7 @@ def _secret_of(
     if settings.keys_from_seed:
         return None
     if folder is None:
-        return protocol.repeated_secret or run_secret.drawn()
+        return experiment_of(protocol).secret or run_secret.drawn()
     secret = run_secret.read(folder)
     if secret is not None:
         return secret
@@ -436,7 +440,7 @@ class _Simulation:
         server = protocol.as_server()
         authority = Deployment(server, config).authority(secrets=secrets)
         if authority is not None:
-            authority.observe = protocol.observe_authority
+            authority.observe = experiment_of(protocol).observe_authority
             inner = WithAuthority(
                 inner, authority.answer_frame, lambda name: protocol.message_types(name)[1]
             )
@@ -660,53 +664,63 @@ def carry_out(
         The result, the transcript, and a comparison of the models with chance, which is None in a
         run too short for it.
     """
-    simulation = _Simulation.prepare(protocol, federation, settings, folder)
-    run = simulation.start(report)
-    with named_in_errors(federation.names):
-        with without_clients(simulation.server):
-            state = simulation.server.final_state(simulation.net, run)
-        result, chance = simulation.fitted(run, state)
+    device = choose_device(settings.device)
+    with torch.inference_mode(False), cpu_threads(settings.threads), reproducible(device):
+        simulation = _Simulation.prepare(protocol, federation, settings, folder)
+        run = simulation.start(report)
+        with named_in_errors(federation.names):
+            with without_clients(simulation.server):
+                state = simulation.server.final_state(simulation.net, run)
+            result, chance = simulation.fitted(run, state)
     return result, simulation.transcript, chance
 
 
-def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
+def join(
+    protocol: ClusteringProtocol,
+    kept: FittedState,
+    ledger: Ledger,
+    record: NewcomerRecord | None,
+    newcomers: Federation,
+) -> Joined:
     """Assign clients that were not in a finished run to its clusters.
 
     Every call starts from the end of the run, and adds to its ledger.
 
     Args:
-        protocol: as it was fitted.
+        protocol: with the hyper-parameters of the run.
+        kept: the state at the end of the run.
+        ledger: of the run and all its newcomers, which is added to.
+        record: the file beside the run; None where there is none.
         newcomers: the clients and their data.
 
     Raises:
         UsageError: data of another kind, or too few samples for the run's noise.
         RunFolderError: releases of newcomers cannot be recorded in the protocol's folder.
     """
-    learned = protocol.kept_.learned
+    learned = kept.learned
     config = learned.config
     settings = learned.settings
     newcomers = _check_kind_of_data(newcomers, config)
     sizes = training_sizes(protocol, newcomers)
-    ledger = protocol.ledger_
-    record = _opened_record(protocol)
+    record = _opened_record(protocol, config, ledger, record)
     ledger.names = dict(enumerate(learned.names)) | ledger.names
     first = int(config["clients"])
     # Numbers are planned on a copy: the run's ledger takes them only after a release.
     planned = replace(ledger, names=dict(ledger.names), samples=dict(ledger.samples))
     numbers = _newcomer_numbers(protocol, planned, first, newcomers.names, sizes)
-    secrets = protocol.kept_.secrets()
+    secrets = kept.secrets()
     keys = KeySource(secrets=secrets)
     guests = build_client(
         protocol, newcomers, settings, key_source=keys, joins=config, numbers=numbers
     )
-    hosts = _hosts(config, protocol.kept_.clients.secrets, guests.limits, secrets)
+    hosts = _hosts(config, kept.clients.secrets, guests.limits, secrets)
 
     def answer(call: Call) -> Response:
         if call.to[0] < first:  # the key agreement, by which newcomers get the mask seed
             return hosts.answer(call)
         # Checked at the call, since not every method asks newcomers to train.
-        if samples_batches(protocol, call.method):
-            check_sizes(protocol, newcomers, sizes)
+        if samples_batches(protocol, config, call.method):
+            check_sizes(protocol, config, newcomers, sizes)
         return guests.answer(call)
 
     numbered = range(1 + max(planned.names))
@@ -725,7 +739,7 @@ def join(protocol: ClusteringProtocol, newcomers: Federation) -> Joined:
     rounds = [line["round"] for line in learned.history]
     net.round = 1 + max(rounds, default=0)
     net.record = _recorder(net, ledger, planned, record, first)
-    state: Any = unpack(protocol.kept_.server, protocol.state_class())
+    state: Any = unpack(kept.server, protocol.state_class())
     with (
         named_in_errors(names),
         without_clients(server),
@@ -824,8 +838,19 @@ def _recorder(
     return record_events
 
 
-def _opened_record(protocol: ClusteringProtocol) -> NewcomerRecord | None:
+def _opened_record(
+    protocol: ClusteringProtocol,
+    config: Mapping[str, Any],
+    ledger: Ledger,
+    record: NewcomerRecord | None,
+) -> NewcomerRecord | None:
     """Return the file that records newcomers' releases, after a check that it can be written.
+
+    Args:
+        protocol: with the hyper-parameters of the run.
+        config: of the run.
+        ledger: of the run and all its newcomers.
+        record: the file; None where the protocol has no folder.
 
     Returns:
         None where the protocol has no folder, or where a run without noise cannot write to it.
@@ -833,15 +858,13 @@ def _opened_record(protocol: ClusteringProtocol) -> NewcomerRecord | None:
     Raises:
         RunFolderError: the file of a run with noise cannot be written.
     """
-    record = protocol.newcomers_record
     if record is None:
         return None
-    record.update(protocol.ledger_)
+    record.update(ledger)
     try:
         record.check_writable()
     except RunFolderError:
         # Updates, training or Gram matrices have noise, so ε has to be complete.
-        config = protocol.kept_.learned.config
         if protocol.adds_noise(config):
             raise
         # Without noise every release of newcomers has an infinite ε, recorded or not.
@@ -883,13 +906,14 @@ def _hosts(
     return Endpoint(None, range(config["clients"]), run, Pipeline(), keys, limits=limits)
 
 
-def opened(protocol: ClusteringProtocol, posted: ModelDelta) -> torch.Tensor:
+def opened(protocol: ClusteringProtocol, kept: FittedState, posted: ModelDelta) -> torch.Tensor:
     """Return the model θ, (d,), of a displacement that the server stores.
 
     It needs the clients' keys, which only the owner of a fitted protocol has.
 
     Args:
-        protocol: as it was fitted.
+        protocol: with the hyper-parameters of the run.
+        kept: the state at the end of the run.
         posted: the displacement, masked where updates are.
 
     Raises:
@@ -897,10 +921,58 @@ def opened(protocol: ClusteringProtocol, posted: ModelDelta) -> torch.Tensor:
     """
     if not len(posted.displacement):
         raise UsageError("this model was not kept: run with tree=True, and with members that reply")
-    fitted = protocol.kept_
-    pipeline = protocol.with_fitted_params().pipeline(fitted.learned.config)
+    deployment = Deployment(protocol, kept.learned.config)
+    pipeline = deployment.pipeline()
     # All clients share one mask seed.
-    for seed in list(fitted.clients.secrets.seed.values())[:1]:
+    for seed in list(kept.clients.secrets.seed.values())[:1]:
         pipeline.unlock(seed)
-    start = protocol._flat.initial().to(posted.displacement.dtype)
+    start = deployment.initial_model().initial().to(posted.displacement.dtype)
     return start + pipeline.inverse(posted.displacement, posted.step)
+
+
+def replayed(
+    protocol: ClusteringProtocol,
+    transcript: Transcript,
+    config: dict[str, Any],
+    threads: int = 0,
+    device: str = "auto",
+    observe: Callable[[VerbOutcome], None] | None = None,
+    secrets: Randomness | None = None,
+) -> tuple[Any, ChannelState]:
+    """Run the server alone against a recorded transcript.
+
+    Args:
+        protocol: with the hyper-parameters of the run.
+        transcript: the recorded frames.
+        config: what clients and server agreed on.
+        threads: those of the run's settings, since sums round differently with another number.
+        device: that of the run's settings, since sums round differently on another device.
+        observe: called with what each verb gives its reader; None for nobody.
+        secrets: secret random streams of the run; None derives them from the seed, as runs with
+            `keys_from_seed` do.
+
+    Returns:
+        The server's final state, and that of its channel, which contains the ledger.
+
+    Raises:
+        ReplayError: a request differs from the recorded one by a bit, so the server used
+            information that it received from no verb.
+        UsageError: the server asks for an attribute that a new object does not have.
+    """
+    transport = Replay(transcript)
+    server_device = choose_device(device)
+    server = protocol.as_server()
+    net = server.build_network(transport, config, device=server_device, secrets=secrets)
+    net.observe = observe
+    run = Run(begin=lambda number: setattr(net, "round", number))
+    with (
+        without_clients(server),
+        warnings.catch_warnings(),
+        torch.inference_mode(False),
+        cpu_threads(threads),
+        reproducible(server_device),
+    ):
+        warnings.simplefilter("ignore", SecureClusterWarning)  # the run itself has warned
+        state = server.final_state(net, run)
+    transport.finish()
+    return state, net.state

@@ -259,14 +259,14 @@ def training_sizes(protocol: ClusteringProtocol, newcomers: Federation) -> list[
     return training_samples
 
 
-def samples_batches(protocol: ClusteringProtocol, method: str) -> bool:
+def samples_batches(protocol: ClusteringProtocol, config: Mapping[str, Any], method: str) -> bool:
     """Return whether clients train with DP-SGD on sampled batches to answer a call.
 
     Args:
-        protocol: as it was fitted.
+        protocol: with the hyper-parameters of the run.
+        config: of the run.
         method: name of the client method.
     """
-    config = protocol.kept_.learned.config
     if not (protocol.privacy.per_example and config["noise"]):
         return False
     release = getattr(getattr(protocol.client, method, None), "__release__", None)
@@ -277,18 +277,23 @@ def samples_batches(protocol: ClusteringProtocol, method: str) -> bool:
     return plan is not None and plan.batch_size is not None
 
 
-def check_sizes(protocol: ClusteringProtocol, newcomers: Federation, sizes: Sequence[int]) -> None:
+def check_sizes(
+    protocol: ClusteringProtocol,
+    config: Mapping[str, Any],
+    newcomers: Federation,
+    sizes: Sequence[int],
+) -> None:
     """Refuse newcomers whose local training would cost more than that of the run's clients.
 
     Args:
-        protocol: as it was fitted, with DP-SGD.
+        protocol: with DP-SGD.
+        config: of the run.
         newcomers: the clients and their data.
         sizes: the number of samples that each trains on.
 
     Raises:
         UsageError: too few samples for the run's noise.
     """
-    config = protocol.kept_.learned.config
     minimum = min(config["sizes"])
     for name, n in zip(newcomers.names, sizes, strict=True):
         if n < minimum:

@@ -23,6 +23,7 @@ from securecluster.runtime.settings import Settings
 
 if TYPE_CHECKING:
     from securecluster.protocols.common.base import ClusteringProtocol
+    from securecluster.protocols.common.fitted import FittedRun
 
 P = TypeVar("P", bound="ClusteringProtocol")
 SCHEMA = 7
@@ -82,13 +83,13 @@ class FittedState:
         return run_secret.randomness(self.secret)
 
 
-def save(protocol: ClusteringProtocol, folder: Path) -> None:
+def save(result: FittedRun, folder: Path) -> None:
     """Write a fitted protocol to a folder.
 
     The manifest is written last: a folder that has one is complete.
 
     Args:
-        protocol: as it was fitted.
+        result: of the run.
         folder: created if it does not exist.
 
     Raises:
@@ -96,24 +97,24 @@ def save(protocol: ClusteringProtocol, folder: Path) -> None:
     """
     from safetensors.torch import save as encode
 
-    fitted = protocol.kept_
-    _check_newcomers(protocol, folder)
+    fitted = result.kept_
+    _check_newcomers(result, folder)
     atomic_files.make_folder(folder)
     for name in (manifest.NAME, LEARNED, START):
         atomic_files.remove(folder / name)
     meta = {
         "labels": json.dumps(fitted.learned.labels),
-        "unshared": json.dumps(protocol.unshared_labels_),
+        "unshared": json.dumps(result.unshared_labels_),
         "model": json.dumps(fitted.learned.params["model"]),
     }
     header = {"securecluster": json.dumps(meta, sort_keys=True)}
-    atomic_files.write_atomic(folder / MODELS, encode(_shared_tensors(protocol), header))
+    atomic_files.write_atomic(folder / MODELS, encode(_shared_tensors(result), header))
     atomic_files.write_atomic(folder / SERVER, fitted.server)
     atomic_files.write_atomic(folder / CLIENTS, pack(fitted.clients), 0o600)  # the owner only
     run_secret.write(folder, fitted.secret)
     written = list(ALWAYS)
-    if not isinstance(protocol.model, str):
-        start = {name: tensor.contiguous() for name, tensor in protocol.start_.items()}
+    if not isinstance(result.method.model, str):
+        start = {name: tensor.contiguous() for name, tensor in result.start_.items()}
         atomic_files.write_atomic(folder / START, encode(start))
         written.append(START)
     # The saved ledger contains the releases of newcomers, so it must be on the disk before the
@@ -123,10 +124,10 @@ def save(protocol: ClusteringProtocol, folder: Path) -> None:
     manifest.write(folder, written)
 
 
-def _check_newcomers(protocol: ClusteringProtocol, folder: Path) -> None:
+def _check_newcomers(result: FittedRun, folder: Path) -> None:
     """Raise UsageError if saving to the folder would delete records of newcomers' releases."""
-    ledger = protocol.ledger_
-    clients = protocol.kept_.learned.config["clients"]
+    ledger = result.ledger_
+    clients = result.kept_.learned.config["clients"]
     record = newcomers.NewcomerRecord(folder, clients)
     lacking = record.lacking(ledger)
     has_manifest = (folder / manifest.NAME).is_file()
@@ -148,13 +149,13 @@ def _check_newcomers(protocol: ClusteringProtocol, folder: Path) -> None:
         )
 
 
-def _shared_tensors(protocol: ClusteringProtocol) -> dict[str, torch.Tensor]:
+def _shared_tensors(result: FittedRun) -> dict[str, torch.Tensor]:
     """Return the tensors of all clusters' models by name.
 
     A cluster without a shared model has none.
     """
     tensors = {}
-    for c, state in enumerate(protocol.models_):
+    for c, state in enumerate(result.models_):
         for name, value in (state or {}).items():
             if isinstance(value, torch.Tensor):
                 tensors[f"cluster{c}.{name}"] = value.contiguous()
@@ -222,8 +223,8 @@ def read_summary(folder: Path) -> FittedSummary:
     return unpack(data, FittedSummary)
 
 
-def load(cls: type[P], folder: Path, model: Any, objects: dict[str, Any]) -> P:
-    """Return the fitted protocol of a folder.
+def saved_protocol(cls: type[P], folder: Path, model: Any, objects: dict[str, Any]) -> P:
+    """Return the protocol of a folder, with the hyper-parameters of its run.
 
     Args:
         cls: its `name` must be that of the saved protocol.
@@ -235,8 +236,7 @@ def load(cls: type[P], folder: Path, model: Any, objects: dict[str, Any]) -> P:
         UsageError: another protocol's folder, or other objects than the run used.
         RunFolderError: no fitted protocol, or one with other hyper-parameters.
     """
-    fitted = read_kept(folder)
-    learned = fitted.learned
+    learned = read_kept(folder).learned
     if learned.protocol != cls.name:
         raise UsageError(
             f"{folder} holds the protocol {learned.protocol!r}, not {cls.name!r}: load it with "
@@ -250,9 +250,7 @@ def load(cls: type[P], folder: Path, model: Any, objects: dict[str, Any]) -> P:
         )
     _check_own_objects(folder, learned.params, objects)
     module = _model(folder, learned.params["model"], model)
-    protocol = cls(**{**learned.params, **objects, "model": module})
-    protocol._restore_fitted(fitted)
-    return protocol
+    return cls(**{**learned.params, **objects, "model": module})
 
 
 def _check_own_objects(folder: Path, params: dict[str, Any], objects: dict[str, Any]) -> None:

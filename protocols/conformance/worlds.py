@@ -251,7 +251,7 @@ def guests(fitted: Any, newcomers: Federation) -> Endpoint[Any]:
     """
     learned = fitted.kept_.learned
     return build_client(
-        fitted.with_fitted_params(),
+        fitted.result_.method,
         newcomers,
         learned.settings,
         key_source=KeySource(secrets=fitted.kept_.secrets()),

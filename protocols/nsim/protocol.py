@@ -32,12 +32,12 @@ from securecluster.core.randomness import Randomness
 from securecluster.data import Federation
 from securecluster.errors import UsageError
 from securecluster.messaging.messages import Empty
-from securecluster.models.objectives import objective
 from securecluster.privacy.pipeline import Pipeline
 from securecluster.protocols.common.averaging import AveragingState, SumClient, average_clusters
 from securecluster.protocols.common.base import ClusteringProtocol
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
+from securecluster.protocols.common.deployment import Deployment
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.messages import empty_tensor
 from securecluster.protocols.common.newcomers import check_newcomers
@@ -189,9 +189,7 @@ class NSIM(ClusteringProtocol):
         if self.dry:  # where all users are one cluster, whatever it says
             return unlearned(int(config["layer_size"]), draws)
         users = self._synthesis(config["shape"], config["noise"])
-        architecture = self._network(
-            config["shape"], config["classes"], config["seed"], objective(config["objective"])
-        )
+        architecture = Deployment(self, config).initial_model()
         return users.learned(architecture, self.training(config), config, draws)
 
     def _synthesis(self, shape: Sequence[int], noise: float = 0.0) -> SyntheticUsersConfig:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from securecluster.clustering.labels import largest
 from securecluster.clustering.labels import members as clusters_of
@@ -35,15 +35,16 @@ from securecluster.privacy.masking.block_mask import Blocks
 from securecluster.privacy.masking.masks import build, width
 from securecluster.privacy.masking.sealing import Seal
 from securecluster.privacy.pipeline import Pipeline
-from securecluster.protocols.common.base import FittedState
 from securecluster.protocols.common.client import TrainingClient
 from securecluster.protocols.common.declaration import protocol
 from securecluster.protocols.common.disclosures import Disclosures
 from securecluster.protocols.common.eigenvectors import EigenvectorProtocol, check_objective
+from securecluster.protocols.common.fitted import FittedRun
 from securecluster.protocols.common.newcomers import check_newcomers, check_offered
 from securecluster.protocols.common.pair_options import PairOptions
 from securecluster.protocols.common.pending_updates import PendingUpdates, flush
 from securecluster.protocols.common.sampling import TRIES, check_landmarks, sample_landmarks
+from securecluster.protocols.common.serialization import FittedState
 from securecluster.protocols.oneshot import feature_maps, naive_mechanism
 from securecluster.protocols.oneshot.client import (
     RELEVANCE,
@@ -81,6 +82,18 @@ class RelevanceOfPairs(PairOptions):
     functions: ClassVar[Mapping[str, PairFunction]] = {"cluster_tasks": cluster_tasks}
     fields: ClassVar[Mapping[str, PairRange]] = {"row": RELEVANCE}
     labels: ClassVar[Mapping[str, LabelledValue]] = {"cluster_tasks": tasks_of_labels}
+
+
+class FittedOneShot(FittedRun):
+    """What a user gets from a run of one-shot clustering."""
+
+    def __init__(self, method: Any, fitted: FittedState, *others: Any) -> None:
+        """Refuse a user's own feature map that is not the run's."""
+        config = fitted.learned.config
+        if not isinstance(config["features"], str):
+            phi = method.feature_map_of(config["shape"], config["seed"])
+            phi.agreed(config["phi"])
+        super().__init__(method, fitted, *others)
 
 
 @protocol
@@ -137,6 +150,7 @@ class OneShot(EigenvectorProtocol):
     name: ClassVar[str] = "oneshot"
     client: ClassVar[type[TrainingClient]] = OneShotClient
     pairs: PairOptions = group(RelevanceOfPairs)
+    fitted_class: ClassVar[type[FittedRun]] = FittedOneShot
     gps: ClassVar[type] = GPS
     scenario: ClassVar[str | None] = "tasks"
 
@@ -273,20 +287,12 @@ class OneShot(EigenvectorProtocol):
             UsageError: the data are text, or the layers or the feature map do not fit.
         """
         check_objective(federation)
-        phi = self._phi(federation.shape, federation.seed)
+        phi = self.feature_map_of(federation.shape, federation.seed)
         return {
             "shared": common_layers(self.flat_model(federation), self.common),
             "phi": phi.describe(),
             "width": phi.dimension,
         }
-
-    def _restore_fitted(self, kept: FittedState) -> Self:
-        """Restore a fitted protocol; refuse a user's own feature map that is not the run's."""
-        config = kept.learned.config
-        if not isinstance(config["features"], str):
-            phi = self._phi(config["shape"], config["seed"])
-            phi.agreed(config["phi"])
-        return super()._restore_fitted(kept)
 
     def shown_params(self) -> dict[str, Any]:
         """Return the hyper-parameters as JSON has them; a user's own features are only named."""
@@ -330,7 +336,7 @@ class OneShot(EigenvectorProtocol):
         Raises:
             UsageError: the feature map differs from the run's.
         """
-        phi = self._phi(config["shape"], config["seed"]).agreed(config["phi"])
+        phi = self.feature_map_of(config["shape"], config["seed"]).agreed(config["phi"])
         return RelevanceOptions(
             features=phi,
             count=min(int(self.vectors), phi.dimension),
@@ -338,7 +344,7 @@ class OneShot(EigenvectorProtocol):
             floor=self.floor,
         )
 
-    def _phi(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
+    def feature_map_of(self, shape: Sequence[int], seed: int) -> feature_maps.Features:
         """Return the feature map of samples of a shape, in a run of a seed."""
         return feature_maps.build(
             self.features, tuple(shape), Randomness(seed), self.public, self.components

@@ -456,15 +456,15 @@ def finished(run: FinishedRun | ClusteringProtocol | Path | str) -> FinishedRun:
             f"an audit takes the folder of a run, or the object that was fitted in it, and not "
             f"{type(run).__name__}"
         )
-    record = getattr(run, "newcomers_record", None)
-    if record is None:
+    folder = getattr(run, "folder", None)
+    if folder is None:
         raise UsageError(
             f"this {type(run).__name__} was fitted in no folder: an audit reads what a run left in "
             'its folder, so fit it with folder="..."'
         )
     # the folder does not hold objects of the user's own, such as a module
     own = type(run)(**run.get_params())
-    return open_run(record.path.parent, "audit", own)
+    return open_run(folder, "audit", own)
 
 
 def _check_secret(run: FinishedRun) -> None:
@@ -602,7 +602,8 @@ def _fitted(target: _Target, column: str, clock: _Clock) -> tuple[ClusteringProt
     run = target.run
     in_folder = column == RUN and _holds_the_view(target)
     if in_folder:
-        restored = type(run.protocol)(**run.protocol.get_params()).restore_from(run.folder)
+        restored = type(run.protocol)(**run.protocol.get_params())
+        restored.result_ = restored.fitted_class.of_folder(restored, run.folder)
         # only some attacks are compared with replies before protection
         if run.result["seconds"] > clock.left / 2:
             target.say("Attacks on masks have no score: repeating the run takes too long.")

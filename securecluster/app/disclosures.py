@@ -304,7 +304,7 @@ def authority_view(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) 
         fitted: the protocol after the run.
         disclosed: all disclosures of the run.
     """
-    if not fitted.with_fitted_params().encrypted_verbs:
+    if not fitted.result_.method.encrypted_verbs:
         return []
     sums = _names(field for field in disclosed if field.encrypted == SUMS)
     pairs = _names(field for field in disclosed if field.encrypted in RELEASED_OF_PAIRS)
@@ -323,7 +323,7 @@ def disclosures(fitted: ClusteringProtocol) -> list[Disclosure]:
         fitted: the protocol after the run.
     """
     config = fitted.kept_.learned.config
-    protocol = fitted.with_fitted_params()
+    protocol = fitted.result_.method
     pipeline = protocol.pipeline(config)
     central = fitted.privacy.per_client and config["placement"] == "central"
     disclosed: dict[Disclosure, None] = {}  # a set that keeps its order
@@ -346,7 +346,7 @@ def _disclosure(
         name: of the field.
         central: True if the server adds the noise of what clients clip.
     """
-    protocol = fitted.with_fitted_params()
+    protocol = fitted.result_.method
     release = release_of(getattr(fitted.client, event.method))
     clipped = name in release.through and pipeline.of(name).clips
     sealed = pipeline.seal is not None and name in release.sealed
@@ -477,7 +477,7 @@ def _brought(fitted: ClusteringProtocol, name: str, bound: Real, relayed: bool) 
         bound: of the field.
         relayed: True if its method declares that it relays rows of single clients.
     """
-    pipeline = fitted.with_fitted_params().pipeline(fitted.kept_.learned.config)
+    pipeline = fitted.result_.method.pipeline(fitted.kept_.learned.config)
     sealed = bound.sealed and pipeline.seal is not None
     masked = False
     if bound.sent and not sealed:
@@ -628,7 +628,7 @@ def _models_without_noise(fitted: ClusteringProtocol) -> list[str]:
 
 def _own_labels(fitted: ClusteringProtocol) -> list[str]:
     """Return a sentence on the labels of clients that assign themselves, if they do."""
-    if fitted.with_fitted_params().server_knows_labels:
+    if fitted.result_.method.server_knows_labels:
         return []
     files = f"result.json, history.jsonl, {LEARNED}, {MODELS} and pictures"
     return [
@@ -660,7 +660,7 @@ def _shown_alone(fitted: ClusteringProtocol) -> list[int]:
     """
     learned = fitted.kept_.learned
     # such models stay with their clients, or the protocol has a shared model of each cluster
-    noisy = fitted.with_fitted_params().adds_noise(learned.config)
+    noisy = fitted.result_.method.adds_noise(learned.config)
     if noisy or SHARED in fitted.kept_.clients.extra:
         return []
     # the results show each cluster by the model of its first client

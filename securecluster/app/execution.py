@@ -285,10 +285,11 @@ def _record(
     # of a run that was killed
     atomic_files.remove_half_written(folder)
     atomic_files.remove_half_written(folder / run_folder.TRANSCRIPT)
-    fitted = plan.protocol.run_in(folder, federation, plan.settings, say)
-    state: Any = unpack(fitted.server_state_, plan.protocol.state_class())
+    fitted = plan.protocol
+    result = fitted.fit_in(folder, federation, plan.settings, say)
+    state: Any = unpack(result.server_state_, fitted.state_class())
     content = report.result(plan, federation, fitted, state)
-    fitted.write(folder)
+    result.write(folder)
     # result.json is written last of the run's files, and says that they are complete
     text = json.dumps(content, indent=2) + "\n"
     run_folder.seal(folder, text.encode())
@@ -420,7 +421,7 @@ def _fit_again(
             _draw(protocol, folder, _record(plan, federation, folder, say))
             return
         run_folder.result_of(folder)  # checks every file
-        protocol.restore_from(folder)
+        protocol.result_ = protocol.fitted_class.of_folder(protocol, folder)
         remove_checkpoints(folder)  # which a kill at the very end may have left
 
 

@@ -10,6 +10,7 @@ from securecluster.app.run_folder import CONFIG, compared
 from securecluster.errors import UsageError
 from securecluster.messaging.transcript import Transcript
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.fitted import recorded_transcript
 from securecluster.protocols.common.serialization import FittedSummary, read_kept
 
 
@@ -48,7 +49,7 @@ def transcript_of(folder: Path) -> Transcript:
         if not isinstance(value, dict):
             params[name] = value
     protocol: ClusteringProtocol = protocol_class(summary.protocol)(**params)
-    transcript = protocol.recorded_transcript(folder, summary)
+    transcript = recorded_transcript(protocol, folder, summary)
     if transcript is None:
         raise UsageError(
             f"{folder} was written by save, which keeps no transcript: give the folder of the run"

@@ -205,7 +205,7 @@ def _views(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> Secti
 
 def _over_rounds(fitted: ClusteringProtocol) -> Section:
     """Return what secure sums tell over all rounds; nothing where sums are plain."""
-    if not fitted.with_fitted_params().sums.hide_replies:
+    if not fitted.result_.method.sums.hide_replies:
         return {}
     return {"over_rounds": over_rounds(fitted)}
 
@@ -217,7 +217,7 @@ def _told(fitted: ClusteringProtocol, views: Sequence[str]) -> list[str]:
         fitted: the protocol after the run.
         views: sentences of `Disclosures`.
     """
-    protocol = fitted.with_fitted_params()
+    protocol = fitted.result_.method
     untrue_of_sums: type[str] = OfSecureSums
     if protocol.sums.hide_replies:
         untrue_of_sums = OfPlainSums
@@ -309,7 +309,7 @@ def _not_covered(fitted: ClusteringProtocol, rows: Sequence[Row]) -> list[str]:
 
 def _limits_of_keys(fitted: ClusteringProtocol) -> list[str]:
     """Return what the guarantee leaves out where keys are weak, or clients agree on them."""
-    protocol = fitted.with_fitted_params()
+    protocol = fitted.result_.method
     limits = []
     if fitted.kept_.learned.settings.keys_from_seed:
         limits.append(run_secret.FROM_SEED)

@@ -19,6 +19,7 @@ from securecluster.errors import ReplayError, RunFolderError, SecureClusterError
 from securecluster.messaging.transcript import INDEX, Transcript, entry_of
 from securecluster.privacy.dp.ledger import Event, Release
 from securecluster.protocols.common.base import ClusteringProtocol
+from securecluster.protocols.common.execution import replayed
 from securecluster.protocols.common.program import UNKNOWN
 from securecluster.protocols.common.serialization import FittedState, read_kept
 from securecluster.runtime import run_secret
@@ -114,8 +115,13 @@ def _compare(
     """
     settings = plan.settings
     # threads and device of the run: others round sums differently
-    state, network = plan.protocol.replayed(
-        transcript, recorded.learned.config, settings.threads, settings.device, secrets=secrets
+    state, network = replayed(
+        plan.protocol,
+        transcript,
+        recorded.learned.config,
+        settings.threads,
+        settings.device,
+        secrets=secrets,
     )
     if pack(state) != recorded.server:
         raise ReplayError(
@@ -130,8 +136,9 @@ def _compare(
     # these are public, and no message carries them
     network.ledger.samples = recorded.learned.network.ledger.samples
     network.ledger.names = recorded.learned.network.ledger.names
-    fitted = plan.protocol.restore_from(folder)
-    fitted.ledger_ = network.ledger
+    fitted = plan.protocol
+    fitted.result_ = fitted.fitted_class.of_folder(fitted, folder)
+    fitted.result_.ledger_ = network.ledger
     _check_result(folder / RESULT, result, fitted, state, transcript)
     return unused
 
@@ -199,24 +206,24 @@ def _recorded_events(path: Path) -> list[Event]:
     return manifest.read_lines(path, data, decode)
 
 
-def _check_ledger(path: Path, recorded: list[Event], replayed: list[Event]) -> int:
+def _check_ledger(path: Path, recorded: list[Event], repeated: list[Event]) -> int:
     """Check that a ledger has every release of the replay, and return how many more it has.
 
     Args:
         path: of the ledger's file.
         recorded: its events.
-        replayed: the events of the replay.
+        repeated: the events of the replay.
 
     Raises:
         ReplayError: the ledger lacks a release, or records another one in its place.
     """
-    if recorded == replayed:
+    if recorded == repeated:
         return 0
     # by client: a call that was made again after a kill may have had other clients
     counts: Counter[Release] = Counter()
     for event in recorded:
         counts.update(event.releases())
-    for event in replayed:
+    for event in repeated:
         counts.subtract(event.releases())
     if any(count < 0 for count in counts.values()):
         raise ReplayError(f"{path} differs from the replay")
@@ -242,7 +249,7 @@ def _check_result(
     # Some servers never learn the labels: those that the clients told the experimenter are as
     # recorded, and no replay can verify them.
     labels = list(learned.labels)
-    if fitted.with_fitted_params().server_knows_labels:
+    if fitted.result_.method.server_knows_labels:
         labels = [int(label) for label in state.labels]
     names = list(learned.names)
     seed = None if learned.settings.keys_from_seed else learned.config["seed"]
@@ -251,8 +258,8 @@ def _check_result(
     # runs of earlier versions have no list of what queries brought to clients
     if "query_view" not in result["privacy"]:
         privacy.pop("query_view", None)
-    own_fields = json.loads(json.dumps(fitted.with_fitted_params().report_fields(state)))
-    replayed = {
+    own_fields = json.loads(json.dumps(fitted.result_.method.report_fields(state)))
+    repeated = {
         **own_fields,
         "protocol": fitted.name,
         "names": names,
@@ -264,6 +271,6 @@ def _check_result(
         "privacy": privacy,
     }
     recorded: Mapping[str, Any] = result
-    for name, value in replayed.items():
+    for name, value in repeated.items():
         if recorded.get(name) != value:
             raise ReplayError(f"{path} differs from the replay in its {name}")

@@ -45,7 +45,7 @@ def result(plan: RunPlan, federation: Federation, fitted: ClusteringProtocol, st
     for client, rounds in fitted.dropped_.items():
         dropped[federation.names[client]] = rounds
     content = {
-        **fitted.with_fitted_params().report_fields(state),
+        **fitted.result_.method.report_fields(state),
         "schema": SCHEMA,
         "protocol": fitted.name,
         "data": federation.data,

@@ -249,7 +249,7 @@ def test_an_audit_repeats_the_run_for_the_server_alone() -> None:
 def test_a_run_without_a_client_has_the_others_data() -> None:
     fitted = without_client(Hidden(**SMALL), federation(), 3, FULL)
     names = [name for client, name in enumerate(federation().names) if client != 3]
-    assert list(fitted._fitted().learned.names) == names
+    assert list(fitted.kept_.learned.names) == names
     with pytest.raises(UsageError, match="no client 10"):
         without_client(Hidden(**SMALL), federation(), 10, FULL)
 

@@ -5,7 +5,7 @@ Its tensors are computed in main memory. As on CUDA, it is an error to combine t
 tensor, to turn them into numpy, or to index a CPU tensor by them; and their products and sums
 differ from the CPU's in the last places, so numbers are equal bit for bit only if they were
 computed in the same place. This does not show that CUDA has a kernel for an operation, or that the
-kernel is deterministic or right: `securecluster.benchmarks.gpu` does, where there is a GPU.
+kernel is deterministic or right: `benchmarks.gpu` does, where there is a GPU.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from securecluster.protocols import (
     RandomClusters,
     Settings,
 )
-from securecluster.protocols.common import base, execution
+from securecluster.protocols.common import execution
 from securecluster.runtime import aggregators
 from securecluster.training.local_trainer import LocalTrainer, LocalTraining
 
@@ -210,8 +210,7 @@ def pretending() -> Iterator[None]:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every run computes on the pretended device."""
-    for module in (execution, base):
-        monkeypatch.setattr(module, "choose_device", lambda name: PRETENDED)
+    monkeypatch.setattr(execution, "choose_device", lambda name: PRETENDED)
     monkeypatch.setitem(aggregators.CHUNK_BYTES, NAME, 1 << 20)
     with pretending():
         yield

@@ -214,7 +214,7 @@ def test_labels_are_all_that_the_server_is_told_of_r(federation: Federation) -> 
     plain = make("oneshot").fit(federation)
     told = make("oneshot", **BOTH).fit(federation, FULL)
     assert list(told.labels_) == list(plain.labels_)
-    state = unpack(told.server_state_, told.with_fitted_params().state_class())
+    state = unpack(told.server_state_, told.result_.method.state_class())
     assert state.relevance is None and state.linkage is None
     assert state.found.relevance.numel() == state.found.linkage.merges.numel() == 0
     (position,) = [

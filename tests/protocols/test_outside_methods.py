@@ -23,6 +23,7 @@ from securecluster.messaging.messages import Call
 from securecluster.protocols import conformance
 from securecluster.protocols.authoring import AssignedModel, CallContext, Rows
 from securecluster.protocols.common.client import ClientState
+from securecluster.protocols.common.execution import replayed
 
 TWELVE = Federation.simulate(
     "digits", scenario=LabelSwap(clusters=2), clients=12, samples=40, seed=1
@@ -98,8 +99,9 @@ def test_secure_sums_go_on_where_clients_are_lost(protocol: Protocol) -> None:
     settings = Settings(transcript="full", dropout=0.3)
     make = partial(made, protocol, aggregation="secagg", participation=0.8, rounds=4)
     fitted = make().fit(RUN, settings)
-    replayed = make().replay(fitted.transcript_, make().config(RUN, "float32"))
-    assert replayed == fitted.server_state_
+    config = make().config(RUN, "float32")
+    repeated = pack(replayed(make(), fitted.transcript_, config)[0])
+    assert repeated == fitted.server_state_
 
 
 @pytest.mark.parametrize("protocol", METHODS)

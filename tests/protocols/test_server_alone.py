@@ -48,7 +48,7 @@ def test_a_new_object_has_the_hyper_parameters_of_the_run(four_clients: Federati
     assert vars(server).keys() == vars(FedAvg()).keys()
     assert server.get_params() == fitted.get_params()
     # predict and replay take those that the run had
-    assert fitted.set_params(rounds=7).with_fitted_params().as_server().rounds == 1
+    assert fitted.set_params(rounds=7).result_.method.as_server().rounds == 1
 
 
 def test_a_missing_attribute_of_another_object_is_no_leak(four_clients: Federation) -> None:

@@ -157,7 +157,7 @@ def test_noise_goes_on_alone(corners: Federation) -> None:
     alone = Local(**{k: SMALL[k] for k in ("model", "lr", "epochs")}, rounds=4).fit(corners)
     assert sorted(fitted.labels_) == list(range(8))
     assert {e.method for e in fitted.transcript_.entries} == {"train_locally", "send_model"}
-    start = fitted.with_fitted_params().build_client(corners, Settings()).client.cohort.start
+    start = fitted.result_.method.build_client(corners, Settings()).client.cohort.start
     moved = [torch.linalg.norm(own.client_models_.values - start) for own in (fitted, alone)]
     assert abs(moved[0] / moved[1] - 1) < 0.2  # other batches, the same training
 

@@ -1,0 +1,355 @@
+"""The result of a run: labels, models, scores, prices and the record of what was sent.
+
+A fitted protocol has it as `result_`, and shows its members as its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from securecluster.core import manifest
+from securecluster.core.client_names import Client, ClientNames, at
+from securecluster.core.lazy_torch import torch
+from securecluster.core.serialization import unpack
+from securecluster.data import Federation
+from securecluster.errors import UsageError
+from securecluster.messaging.messages import Rows
+from securecluster.messaging.outcomes import VerbOutcome
+from securecluster.messaging.transcript import INDEX, Transcript
+from securecluster.privacy.masking.key_agreement import Secrets
+from securecluster.privacy.masking.masks import MaskInfo, describe
+from securecluster.protocols.common.config import check_kind
+from securecluster.protocols.common.deployment import Deployment
+from securecluster.protocols.common.execution import Joined, join, replayed
+from securecluster.protocols.common.newcomers import NewcomerRecord, warn_if_dear
+from securecluster.protocols.common.serialization import (
+    SHARED,
+    FittedState,
+    FittedSummary,
+    read_kept,
+    save,
+)
+from securecluster.training.chance_level import Chance
+
+if TYPE_CHECKING:
+    from securecluster.protocols.common.base import ClusteringProtocol
+
+FEW_ROUNDS = 30  # below this number a warning about poor models suggests more rounds
+
+
+class FittedRun:
+    """What a user gets from a run.
+
+    Args:
+        method: the method; later changes of its hyper-parameters have no effect here.
+        fitted: the state at the end of the run.
+        transcript: the recorded frames; None where there are none.
+        folder: of the run; None records nothing outside this process.
+
+    Attributes:
+        labels_: each client's cluster, (m,) ints from 0.
+        models_: a `state_dict` per cluster, for `load_state_dict` of the module; `model_of` gives a
+            client's own. Under noise it is None for a cluster all of whose clients trained alone:
+            their models have no noise and stay with the clients.
+        unshared_labels_: the clusters whose entry in `models_` is None.
+        history_: a dict per round.
+        ledger_: the releases of the run and its newcomers.
+        transcript_: the recorded frames.
+        bytes_: totals by direction and message.
+        accuracy_: each client's accuracy on its test data, (m,); for text it is called
+            perplexity_, for trajectories position_error_, in metres.
+        scores_: the same scores for every kind of data; metric_ is the name of the metric.
+        agreement_: scores against the true clusters, where they are known.
+        warning_: a sentence if many clients' models learned nothing in a run of ten rounds or more,
+            else None. It compares their training loss and accuracy with those of a model that
+            ignores its input. The observer computes it outside the protocol, so ε does not cover
+            it.
+        start_: the initial weights of a module of your own; weights loaded into the module later
+            have no effect here.
+        joined_: after `predict`, what newcomers released in that call, and its cost.
+        network_: the network with its initial weights, as a flat vector.
+        folder: of the run; None where the run left none.
+        method: the protocol with the hyper-parameters of the run.
+    """
+
+    scores_: NDArray[np.float64]
+    warning_: str | None = None
+    folder: Path | None = None
+    transcript_: Transcript
+    joined_: Joined
+    # names of the scores by the kind of data
+    accuracy_: NDArray[np.float64]
+    perplexity_: NDArray[np.float64]
+    position_error_: NDArray[np.float64]
+
+    def __init__(
+        self,
+        method: ClusteringProtocol,
+        fitted: FittedState,
+        transcript: Transcript | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        learned = fitted.learned
+        self.kept_ = fitted
+        self.method = type(method)(**copy.deepcopy(method.get_params()))
+        self.labels_ = np.asarray(learned.labels)
+        self._client_names = ClientNames(learned.names)
+        self.client_models_ = Rows(fitted.clients.table, tuple(fitted.clients.index))
+        self.network_ = Deployment(self.method, learned.config).initial_model()
+        self.start_ = self._module_tensors()
+        clusters = max(learned.labels) + 1
+        self.models_ = [self._cluster_model(c) for c in range(clusters)]
+        self.unshared_labels_ = [c for c, model in enumerate(self.models_) if model is None]
+        self.history_ = learned.history
+        self.ledger_ = learned.network.ledger
+        self.bytes_ = learned.bytes
+        self.dropped_ = dict(sorted(learned.network.lost.items()))
+        self.scores_ = np.asarray(learned.scores, dtype=np.float64)
+        self.metric_ = self.network_.objective.metric
+        setattr(self, f"{self.metric_}_", self.scores_)
+        self.seconds_ = learned.seconds
+        self.device_ = learned.device
+        self.server_state_ = fitted.server
+        self.agreement_ = learned.agreement
+        self.state_: Any = unpack(fitted.server, self.method.state_class())
+        if transcript is not None:
+            self.transcript_ = transcript
+        # releases of newcomers are recorded in the folder, and those recorded there count
+        self._newcomers_record: NewcomerRecord | None = None
+        self.folder = folder
+        if folder is not None:
+            self._newcomers_record = NewcomerRecord(folder, learned.config["clients"])
+            self._newcomers_record.update(self.ledger_)
+
+    @classmethod
+    def of_folder(cls, method: ClusteringProtocol, folder: Path) -> Self:
+        """Return the result of a finished run, or one that `save` wrote.
+
+        Args:
+            method: with the hyper-parameters of the run.
+            folder: of the result.
+        """
+        kept = read_kept(folder)
+        return cls(method, kept, recorded_transcript(method, folder, kept.learned), folder)
+
+    def warn_of_chance(self, chance: Chance, federation: Federation) -> None:
+        """Set `warning_`, with advice, if many clients' models learned nothing.
+
+        Args:
+            chance: training loss of the clients' models, and that of a model without input.
+            federation: the clients and their data.
+        """
+        from securecluster.models.architectures import rate
+
+        # A few poor clients are usual; the warning is for runs that learned nothing.
+        if not chance.notable:
+            return
+        method = self.method
+        rounds = len(self.history_)
+        poor = len(chance.clients)
+        lr = float(self.kept_.learned.config["lr"])
+        task = federation.objective
+        default = rate(method.model, task, federation.classes, method.optimizer, federation.bright)
+        # Advise the network's default learning rate, or a lower one where that was used already.
+        suggested = default
+        # Advice that was followed already helps nobody.
+        if default / 2 <= lr <= 1.5 * default:
+            suggested = float(f"{lr / 3:.1g}")
+        direction = "a higher" if suggested > lr else "a lower"
+        advice = [f"{direction} learning rate (--lr {suggested:g} in place of {lr:g})"]
+        if method.privacy.noisy:
+            advice.append("less noise")
+        if rounds < FEW_ROUNDS:
+            advice.append("more rounds")
+        if method.epochs > 1 and suggested < lr:
+            advice.append("fewer epochs")
+        self.warning_ = (
+            f"after {rounds} rounds the models of {poor} of {chance.tested} clients do no better "
+            f"than chance (training loss {chance.loss:.3g}, chance {chance.chance:.3g}): "
+            f"try {', or '.join(advice)}"
+        )
+
+    def _module_tensors(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the weights of a module of the user's own, by name."""
+        tensors: dict[str, torch.Tensor] = {}
+        module = self.method.model
+        if isinstance(module, str):
+            return tensors
+        for name, value in module.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                tensors[name] = value.detach().cpu().clone()
+        return tensors
+
+    def _cluster_model(self, label: int) -> dict[str, Any] | None:
+        """Return the `state_dict` of the model that a cluster's members share.
+
+        Returns:
+            None in a run with noise where all members trained alone.
+        """
+        learned = self.kept_.learned
+        shared = self.kept_.clients.extra.get(SHARED)
+        if shared is not None:
+            theta = shared[label]
+            state: dict[str, Any] = self.network_.state_dict(theta)
+            return state
+        members = [i for i, cluster in enumerate(learned.labels) if cluster == label]
+        # Noise is to cover the results, and models that were trained alone have none.
+        if self.method.adds_noise(learned.config):
+            members = [i for i in members if i not in learned.local]
+        if not members:
+            return None
+        return self.model_of(at(members[0]))
+
+    def model_of(self, client: Client) -> dict[str, Any]:
+        """Return the `state_dict` of a client's model.
+
+        It is for that client: a model that it trained alone has no noise, and no ε covers it.
+
+        Args:
+            client: its name, or `at` its position. A number is a name; only where no client is
+                called by a number, it is a position.
+
+        Raises:
+            UsageError: no such client, or a number that could be a name.
+        """
+        theta = self.client_models_.row(self._client_names.position(client))
+        state: dict[str, Any] = self.network_.state_dict(theta)
+        return state
+
+    def secrets_of(self, client: Client) -> Secrets:
+        """Return the keys and seeds of one client, as it would give them to an adversary.
+
+        They are in `clients.safetensors`, and must stay private. Seeds that all clients share, such
+        as a mask's, are among them.
+
+        Args:
+            client: as for `model_of`.
+
+        Raises:
+            UsageError: no such client, or a number that could be a name.
+        """
+        return self.kept_.clients.secrets.of(self._client_names.position(client))
+
+    def mask_info(self) -> MaskInfo:
+        """Return the description of this run's mask for the result."""
+        d = self.network_.dimension
+        itemsize = self.client_models_.table.element_size()
+        pipeline = self.method.pipeline(self.kept_.learned.config)
+        # Some masks make rows wider than the model.
+        padding = pipeline.width(d) - d
+        return replace(describe(self.method.mask, d, itemsize), padding_bytes=padding * itemsize)
+
+    def predict(self, newcomers: Federation) -> NDArray[np.int64]:
+        """Return the clusters of clients that were not in the run, (n,).
+
+        Newcomers join the finished run over its own network, with its masks.
+
+        Every call starts from the end of the run. Releases of newcomers are added to `ledger_`, and
+        to the folder of the run if there is one; `joined_` contains the frames, bytes and releases
+        of this call. Clients with one name are one person. A newcomer that is evaluated again with
+        the same data sends the same bits, which cost nothing more; with other data it releases
+        more. So does a newcomer with the name of a client of the run.
+
+        Args:
+            newcomers: n clients and their data, of the same kind as the run's.
+
+        Raises:
+            UsageError: no client, or samples of another shape, or classes that the run did not
+                have, or, with dp_unit example, fewer training samples than the clients of the run
+                where newcomers train.
+            RunFolderError: the folder of a run with a finite ε cannot be written to.
+        """
+        check_kind(newcomers)
+        if not len(newcomers):
+            raise UsageError("there are no newcomers in this federation: give at least one client")
+        self.joined_ = join(
+            self.method, self.kept_, self.ledger_, self._newcomers_record, newcomers
+        )
+        warn_if_dear(self.method, self.ledger_, newcomers.names)
+        return np.asarray(self.joined_.labels, dtype=np.int64)
+
+    def save(self, folder: Path | str) -> None:
+        """Write the fitted protocol as safetensors.
+
+        `clients.safetensors` contains models and keys, and must stay private. A module of your own
+        is saved by its weights, not its code. The transcript is not saved: give `fit` a folder for
+        that.
+
+        Args:
+            folder: created if it does not exist.
+
+        Raises:
+            UsageError: a run folder, or one with releases of newcomers that `ledger_` lacks.
+        """
+        target = Path(folder)
+        if (target / ".securecluster").is_file():
+            raise UsageError(
+                f"{target} is a run folder, whose files belong together: save to another folder"
+            )
+        self.write(target)
+
+    def write(self, folder: Path) -> None:
+        """Write the fitted protocol into a folder, which may be that of its run."""
+        record = self._newcomers_record
+        if record is not None and record.path.parent.resolve() == folder.resolve():
+            # The ledger that is saved replaces the file of newcomers' releases.
+            record.update(self.ledger_)
+        save(self, folder)
+
+    def verb_outcomes(self) -> list[VerbOutcome]:
+        """Return what verbs gave their readers in the run, in order: replies, sums and R.
+
+        They are those that frames do not contain: unmasked secure sums, sums with the noise of a
+        trusted server, and who was summed with whom. A replay of `transcript_` computes them again,
+        bit for bit.
+
+        Raises:
+            UsageError: the transcript has no contents.
+            ReplayError: the transcript is not this run's.
+        """
+        learned = self.kept_.learned
+        settings = learned.settings
+        outcomes: list[VerbOutcome] = []
+        replayed(
+            self.method,
+            self.transcript_,
+            learned.config,
+            settings.threads,
+            settings.device,
+            outcomes.append,
+            self.kept_.secrets(),
+        )
+        return outcomes
+
+
+def recorded_transcript(
+    method: ClusteringProtocol, folder: Path, summary: FittedSummary
+) -> Transcript | None:
+    """Return the transcript of a run folder, after a check of its index.
+
+    Args:
+        method: of the run.
+        folder: of a finished run.
+        summary: its result.
+
+    Returns:
+        None for a folder that `save` wrote.
+
+    Raises:
+        RunFolderError: the index differs from what the run wrote.
+    """
+    marks = manifest.read(folder)
+    if "config.json" not in marks:
+        return None
+    index = f"transcript/{INDEX}"
+    # A run without a full transcript has no index.
+    if index in marks:
+        manifest.checked(folder, index, marks)
+    mode = summary.settings.transcript
+    return Transcript.read(mode, folder / "transcript", method.message_types, summary.names)
