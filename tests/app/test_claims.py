@@ -196,11 +196,10 @@ HIDING = re.compile(
     r"which are mixed"
 )
 PRINTED = (
-    "securecluster/app/disclosures.py",
-    "securecluster/app/privacy_report.py",
-    "securecluster/app/report_page.py",
-    "securecluster/privacy/masking/masks.py",
-)
+    "securecluster/app/disclosures.py", "securecluster/app/privacy_report.py",
+    "securecluster/app/report_page.py", "securecluster/privacy/masking/masks.py",
+)  # fmt: skip
+WORDLESS = "securecluster/app/report_page.py"  # the page takes such sentences from others
 SAYING = frozenset({"unseen", "_hidden_from_server"})  # functions that say what was not seen
 
 
@@ -245,7 +244,7 @@ def _text(node: ast.AST) -> str | None:
 @pytest.mark.parametrize("path", ["README.md", "docs/privacy.md", *PRINTED])
 def test_every_sentence_that_something_is_hidden_has_a_claim(path: str) -> None:
     found = list(_prose(path) if path.endswith(".md") else _literals(path))
-    assert found
+    assert bool(found) == (path != WORDLESS)
     known = [claim.sentence for claim in CLAIMS if claim.source == path]
     missing = []
     for sentence in found:

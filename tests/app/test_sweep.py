@@ -600,13 +600,8 @@ def test_a_sweep_over_ones_own_columns_is_gone_on_with(tmp_path: Path) -> None:
     columns |= {"who": np.repeat(list("abcdef"), 20), "y": draws.integers(2, size=120)}
     parquet.write_table(pyarrow.table(columns), tmp_path / "own.parquet")
     arguments = [
-        "sweep",
-        "local",
-        "--data",
-        str(tmp_path / "own.parquet"),
-        "--client-column",
-        "who",
-    ]
+        "sweep", "local", "--data", str(tmp_path / "own.parquet"), "--client-column", "who",
+    ]  # fmt: skip
     arguments += ["--label-column", "y", "--feature-columns", "x0", "x1", "--rounds", "1"]
     arguments += ["--model", "linear", "--noise", "0", "--seeds", "2", "--jobs", "1", "--quiet"]
     out = tmp_path / "r"
