@@ -13,6 +13,7 @@ from securecluster.app import html_page as html
 from securecluster.app import report_page
 from securecluster.app.audit import (
     BROKEN,
+    COLUMNS,
     HELD,
     READING,
     RUN,
@@ -21,6 +22,7 @@ from securecluster.app.audit import (
     Finding,
     headline,
     score_text,
+    scored,
     unscored,
     without_errors,
 )
@@ -34,7 +36,6 @@ from securecluster.protections.registry import ADVISED, AGGREGATIONS
 MOST_CLIENTS = 3  # with pictures of their own
 MOST_IMAGES = 8  # of one client
 MOST_CLASSES = 20  # bars of a chart
-COLUMNS = {RUN: "as run", TWIN: "unprotected"}
 EXPLAINED = (
     "Each attack guesses something about clients from what the adversary observed. "
     f"{READING} A score beyond the range is better than chance if its own interval, a bootstrap "
@@ -130,12 +131,7 @@ def results(audit: Audit) -> str:
     rows = []
     needs = []
     said = []
-    for finding, twin in zip(audit.findings[RUN], audit.findings[TWIN], strict=True):
-        scored = finding.score or twin.score
-        if scored is None:
-            continue
-        better = "higher" if scored.higher else "lower"
-        metric = f"{scored.metric} ({better} is a better attack)"
+    for finding, twin, metric in scored(audit):
         cells = [finding.attack, metric]
         for result, judgement in ((finding, finding.judgement), (twin, twin.verdict)):
             cells += [without_errors(score_text(result)), judgement if result.score else "–"]

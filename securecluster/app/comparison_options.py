@@ -20,6 +20,27 @@ from securecluster.runtime.settings import Settings
 OptionField = tuple[str, Any, Any]  # name, type and default, as make_dataclass takes them
 
 
+def protocols_first(argv: Sequence[str], command: str, example: str) -> tuple[list[str], list[str]]:
+    """Return the protocols that a command was given, and the arguments after them.
+
+    Args:
+        argv: the command's arguments.
+        command: its name.
+        example: of its arguments.
+
+    Raises:
+        UsageError: no protocol comes first.
+    """
+    names = []
+    for argument in argv:
+        if argument.startswith("-"):
+            break
+        names.append(argument)
+    if not names:
+        raise UsageError(f"{command} takes the protocols first: securecluster {command} {example}")
+    return names, list(argv[len(names) :])
+
+
 def check_chosen(names: Sequence[str]) -> None:
     """Check the names of the protocols to compare.
 

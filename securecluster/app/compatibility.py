@@ -183,19 +183,20 @@ def grouped_refusals() -> dict[tuple[tuple[str, ...], str], list[str]]:
 
 def show() -> None:
     """Print what works with what, and why the rest does not."""
-    from rich.console import Console
-    from rich.table import Table
+    from securecluster.app import terminal
 
-    console = Console(markup=False, highlight=False)
+    console = terminal.Console(markup=False)
     for option, values in OPTIONS.items():
-        table = Table("protocol", *values, title=option)
+        cells = []
         for method in methods():
-            table.add_row(method, *(works_with(method, option, value) for value in values))
-        console.print(table)
-    table = Table("refused", "by", "because", title="what is refused", show_lines=True)
+            cells.append([method, *(works_with(method, option, value) for value in values)])
+        console.print(terminal.table(["protocol", *values], cells, option))
+    rows = []
     for (labels, reason), names in grouped_refusals().items():
-        table.add_row("\n".join(labels), ", ".join(names), reason)
-    console.print(table)
+        rows.append((terminal.lines(*labels), ", ".join(names), reason))
+    refusals = terminal.table(["refused", "by", "because"], rows, "what is refused")
+    refusals.show_lines = True
+    console.print(refusals)
     running, refused = counts()
     console.print(
         f"{running:,} of {running + refused:,} combinations of protocol, mask, aggregation, "

@@ -10,13 +10,13 @@ releases, and a cluster of one client that trained alone has no shared model (`S
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
-from securecluster.app.contents import Field, OverRounds
+from securecluster.app.contents import Field, OverRounds, Privacy
 from securecluster.app.number_format import enumerated, times
 from securecluster.messaging.bounds import Real, declared
 from securecluster.privacy.cohorts import RowSpace
@@ -41,12 +41,49 @@ from securecluster.runtime.endpoint import (
     release_of,
 )
 
+NOISY = ("gaussian", "skellam")  # mechanisms of the ledger
+READERS = {
+    "server": "the server",
+    "lps": "a local parameter server",
+    "authority": "the key authority",
+    "client": "other clients",
+}
+
 CLIENT = "client"  # reader of sealed fields: other clients
 # what covers the rows that queries bring to clients
 SEALED = "sealed, which every client that receives them opens"
 UNDONE = "under the mask, which every client undoes"
 AS_THEY_ARE = "as they are"
 IN_CLEAR = "as they are: no mask covers them"
+
+# protections of a run
+MASKED = (
+    "A mask ({kind}) hides the coordinates of updates from the server. It is obfuscation and no "
+    "encryption: it falls when one client tells the server the seed that clients share, and it "
+    "leaves what the table says."
+)
+ENCRYPTED = (
+    "Replies are encrypted, and a key authority opens what the server computed from them. Server "
+    "and authority must not work together, and a server that breaks the protocol must have no "
+    "client on its side, and a roster against it."
+)
+SUMMED = (
+    "Secure sums hide each client's reply: the server reads only the sum over a group of clients, "
+    "as long as it does not collude with all other members of the group."
+)
+NOISED = (
+    "Noise bounds what the releases reveal together, whatever a reader knows besides. ε is that "
+    "bound; noise is added under the placement {placement}."
+)
+PADDED = (
+    "Pads hide what a client contributes to the matrix over pairs of clients: the server reads "
+    "only the entries that two clients make together."
+)
+SEALED_FIELDS = (
+    "Some fields are sealed for other clients: the server relays them, and cannot open them. Every "
+    "client that receives them reads them."
+)
+BARE = "Nothing protects the updates in this run: the server reads them as they are."
 
 
 @dataclass(frozen=True)
@@ -66,6 +103,7 @@ class Disclosure:
         protection: of sums, or of pairs; None where single replies are gathered.
         released: where the protection hides single replies, what is told of them: "sums", "matrix"
             (R, sums of pairs of clients) or "labels"; else empty.
+        by_authority: True if a key authority opened what the server computed of it.
     """
 
     method: str
@@ -78,6 +116,7 @@ class Disclosure:
     central: bool
     protection: Protection | None = None
     released: str = ""
+    by_authority: bool = False
 
     @property
     def name(self) -> str:
@@ -87,7 +126,7 @@ class Disclosure:
     @property
     def opened(self) -> bool:
         """Return whether a key authority opened what the server computed of it."""
-        return self.protection is not None and self.protection.by_authority
+        return self.by_authority
 
     @property
     def summed(self) -> bool:
@@ -102,7 +141,7 @@ class Disclosure:
     @property
     def noised(self) -> bool:
         """Return whether its reader sees it with noise only."""
-        return self.mechanism in ("gaussian", "skellam") and not self.central
+        return self.mechanism in NOISY and not self.central
 
     @property
     def plain(self) -> bool:
@@ -113,6 +152,43 @@ class Disclosure:
         if self.masked or self.noised or self.summed or self.released == LABELS:
             return False
         return self.mechanism not in COSTLESS
+
+    @classmethod
+    def read(cls, field: Mapping[str, Any]) -> Disclosure:
+        """Return a disclosure that result.json has.
+
+        Args:
+            field: an entry of `fields`; older runs have no entries of newer protections.
+        """
+        names = ("method", "field", "verb", "reader", "mechanism", "derived", "masked", "central")
+        released = str(field.get("encrypted", ""))
+        if field["summed"]:
+            released = SUMS
+        elif field["paired"]:
+            released = MATRIX
+        known = {name: field[name] for name in names}
+        return cls(**known, released=released, by_authority=bool(field.get("encrypted")))
+
+    def form(self, masks: str) -> str:
+        """Return how its reader has it, for a table.
+
+        Args:
+            masks: names of the run's masks.
+        """
+        forms = []
+        if self.summed:
+            forms.append("in secure sums only")
+        elif self.opened:
+            forms.append(f"encrypted; the key authority releases {self.released}")
+        elif self.paired:
+            forms.append("in sums of two clients only")
+        if self.reader == CLIENT:
+            forms.append("sealed from the server")
+        if self.masked:
+            forms.append(f"under the {masks}")
+        if self.derived or self.mechanism in NOISY:
+            forms.append(self._noise())
+        return ", ".join(forms) or "as it is"
 
     def sentence(self, shows: str) -> str:
         """Return what the reader saw of it, in words.
@@ -212,6 +288,27 @@ class Brought:
         return f"numbers of the server ({place})"
 
 
+def protections(privacy: Privacy) -> list[str]:
+    """Return a sentence for each protection of a run, or one that there is none.
+
+    Args:
+        privacy: `privacy` of result.json.
+    """
+    disclosed = [Disclosure.read(field) for field in privacy["fields"]]
+    sentences = [MASKED.format(kind=mask["kind"]) for mask in privacy["masks"]]
+    if any(field.opened for field in disclosed):
+        sentences.append(ENCRYPTED)
+    elif any(field.summed for field in disclosed):
+        sentences.append(SUMMED)
+    if any(row["noise_multiplier"] for row in privacy["releases"]):
+        sentences.append(NOISED.format(placement=privacy["placement"]))
+    if any(field.paired for field in disclosed):
+        sentences.append(PADDED)
+    if any(field.reader == CLIENT for field in disclosed):
+        sentences.append(SEALED_FIELDS)
+    return sentences or [BARE]
+
+
 def authority_view(fitted: ClusteringProtocol, disclosed: Sequence[Disclosure]) -> list[str]:
     """Return what the key authority saw, and what the protection rests on; empty without one.
 
@@ -269,6 +366,7 @@ def _disclosure(
         masked = any(stage.kind is Kind.MASK for stage in stages)
     # only clients can open what is sealed, whoever relays it
     reader = CLIENT if sealed else event.reader
+    protection = _protection(protocol, event.verb)
     return Disclosure(
         method=event.method,
         field=name,
@@ -278,8 +376,9 @@ def _disclosure(
         derived=release.derived,
         masked=masked,
         central=central and clipped and event.mechanism == "gaussian",
-        protection=_protection(protocol, event.verb),
+        protection=protection,
         released=_released(protocol, event.verb),
+        by_authority=protection is not None and protection.by_authority,
     )
 
 

@@ -197,6 +197,15 @@ def items(texts: Iterable[str]) -> str:
     return "<ul>\n" + "\n".join(entries) + "\n</ul>"
 
 
+def headed(statements: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Return lists of sentences, each under its heading; those without texts are left out.
+
+    Args:
+        statements: a heading and its sentences, as plain texts.
+    """
+    return [subsection(heading, items(texts)) for heading, texts in statements if texts]
+
+
 def code(text: str) -> str:
     """Return lines of code.
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from securecluster.app import terminal
 from securecluster.app.contents import Mask, PricedRelease, Privacy, UnsharedModels
 from securecluster.app.disclosures import (
     CLIENT,
@@ -420,6 +421,68 @@ def _masks(name: str, padding_bytes: int) -> list[Section]:
     return [mask]
 
 
+class Statements(NamedTuple):
+    """Sentences of a report that belong together.
+
+    Attributes:
+        label: beside each of them in a terminal.
+        heading: above them on a page; empty where pages do not have them.
+        texts: the sentences.
+    """
+
+    label: str
+    heading: str
+    texts: Sequence[str]
+
+
+def views(privacy: Privacy) -> list[Statements]:
+    """Return what each party saw, and what the server did not see.
+
+    Args:
+        privacy: `privacy` of result.json; runs of older versions have fewer entries.
+    """
+    clients_saw = [*privacy.get("query_view", ()), *privacy.get("client_view", ())]
+    over_rounds = []
+    if "over_rounds" in privacy:
+        over_rounds.append(privacy["over_rounds"]["sentence"])
+    lps_view = privacy.get("lps_view", ())
+    return [
+        Statements("saw", "The server saw", privacy["server_view"]),
+        Statements("key authority", "The key authority saw", privacy.get("authority_view", ())),
+        Statements("a local parameter server saw", "A local parameter server saw", lps_view),
+        Statements("clients saw", "Clients saw", clients_saw),
+        Statements("did not see", "The server did not see", privacy.get("unseen", ())),
+        Statements("sums over rounds", "Sums over rounds", over_rounds),
+        Statements("unprotected", "Unprotected", privacy.get("unprotected", ())),
+    ]
+
+
+def guarantee(privacy: Privacy) -> list[Statements]:
+    """Return what ε is, assumes and leaves out.
+
+    Args:
+        privacy: `privacy` of result.json; runs of older versions have fewer entries.
+    """
+    unshared = []
+    if "unshared_models" in privacy:
+        unshared.append(_unshared(privacy["unshared_models"]))
+    noise = []
+    if _noised(privacy):
+        noise.append(_priced_releases(privacy["releases"]))
+    uncovered_files = privacy.get("uncovered_files", ())
+    return [
+        Statements("no shared model", "", unshared),
+        Statements("padding", "", _paddings(privacy["masks"])),
+        Statements("noise", "", noise),
+        Statements("free", "It costs nothing", privacy.get("free", ())),
+        Statements("declared public", "Declared public", privacy.get("declared_public", ())),
+        Statements("ε", "In full", [_epsilon(privacy)]),
+        Statements("assumed", "It assumes", privacy.get("assumed", ())),
+        Statements("not covered", "It does not cover", privacy["not_covered"]),
+        Statements("not covered", "Files that it does not cover", uncovered_files),
+    ]
+
+
 def show(console: Any, privacy: Privacy) -> None:
     """Print the privacy section as a table.
 
@@ -427,46 +490,12 @@ def show(console: Any, privacy: Privacy) -> None:
         console: rich's.
         privacy: `privacy` of result.json.
     """
-    from rich.table import Table
-
-    table = Table(title="what the server saw, and what it did not", show_header=False)
-    table.add_column(overflow="fold")
-    table.add_column(overflow="fold")
-
-    def add_rows(heading: str, texts: Iterable[str]) -> None:
-        for text in texts:
-            table.add_row(heading, text)
-
-    add_rows("saw", privacy["server_view"])
-    if "authority_view" in privacy:
-        add_rows("key authority", privacy["authority_view"])
-    add_rows("a local parameter server saw", privacy.get("lps_view", ()))
-    add_rows("clients saw", clients_saw(privacy))
-    add_rows("did not see", privacy.get("unseen", ()))
-    if "over_rounds" in privacy:
-        table.add_row("sums over rounds", privacy["over_rounds"]["sentence"])
-    add_rows("unprotected", privacy.get("unprotected", ()))
-    if "unshared_models" in privacy:
-        table.add_row("no shared model", _unshared(privacy["unshared_models"]))
-    add_rows("padding", _paddings(privacy["masks"]))
-    if _noised(privacy):
-        table.add_row("noise", _priced_releases(privacy["releases"]))
-    add_rows("free", privacy.get("free", ()))
-    add_rows("declared public", privacy.get("declared_public", ()))
-    table.add_row("ε", _epsilon(privacy))
-    add_rows("assumed", privacy.get("assumed", ()))
-    add_rows("not covered", privacy["not_covered"])
-    add_rows("not covered", privacy.get("uncovered_files", ()))
+    rows = []
+    for statements in [*views(privacy), *guarantee(privacy)]:
+        rows += [(statements.label, text) for text in statements.texts]
+    table = terminal.table(("", ""), rows, "what the server saw, and what it did not")
+    table.show_header = False
     console.print(table)
-
-
-def clients_saw(privacy: Privacy) -> list[str]:
-    """Return what queries brought to clients, and what else they saw of other clients.
-
-    Args:
-        privacy: `privacy` of result.json; older runs have no list of what queries brought.
-    """
-    return [*privacy.get("query_view", ()), *privacy.get("client_view", ())]
 
 
 def _paddings(masks: Sequence[Mask]) -> list[str]:

@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from securecluster.app import sweep_costs
-from securecluster.app.sweep_plan import NOISE, Cell, Row
+from securecluster.app.failures import Row
+from securecluster.app.sweep_plan import NOISE, Cell
+from securecluster.app.sweep_runner import DONE, FAILED, REFUSED
 from securecluster.core import atomic_files, manifest
 from securecluster.core.serialization import typed
 from securecluster.errors import RunFolderError
 
-DONE = "done"
-REFUSED = "refused"
-FAILED = "failed"
 SEAL = re.compile(rb', "sha256": "([0-9a-f]{64})"\}')
 SEALED = len(', "sha256": ""}') + 64  # bytes at the end of a line
 INFINITE = "inf"  # in place of a number that JSON does not have

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from securecluster.app import sweep_costs
+from securecluster.app.failures import Row
 from securecluster.app.pareto import efficient
 from securecluster.core import atomic_files
 
-Row = dict[str, Any]
 HOLDS = 0.9  # mean ARI from which clusters count as found
 LEVEL = 0.95  # of all intervals
 RESAMPLES = 1000  # of the seeds, for the intervals of thresholds

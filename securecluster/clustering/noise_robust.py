@@ -11,7 +11,7 @@ sample is drawn and tested: a draw takes m³ operations, and a p-value of 0.001 
 sample does not depend on the similarities, and clients without clusters are exchangeable, so the
 level holds. The clusters are those of all clients; only the p-value is of the sample, for these
 clusters and not for clusters of its own. For the paper's clusterer it can only err upwards; for
-others this is measured (docs/evidence/split_test.md), not proven. Draws whose score is certainly
+others this is measured (docs/evidence/scale.md), not proven. Draws whose score is certainly
 below the clients' are not scored, which changes no p-value.
 """
 

@@ -168,20 +168,20 @@ CLAIMS = (
     ),
     Claim(
         "hides the coordinates of updates from the server",
-        "securecluster/app/report_page.py",
+        "securecluster/app/disclosures.py",
         "gradient-inversion-analytic",
         {"mask": "rotation"},
     ),
     Claim(
         "Secure sums hide each client's reply",
-        "securecluster/app/report_page.py",
+        "securecluster/app/disclosures.py",
         "label-counts",
         {"aggregation": "secagg"},
         protocol="fedavg",
     ),
     Claim(
         "Pads hide what a client contributes to the matrix over pairs",
-        "securecluster/app/report_page.py",
+        "securecluster/app/disclosures.py",
         "relevance-oracle",
         {"relevance": "pads"},
         protocol="oneshot",
@@ -216,7 +216,7 @@ CLAIMS = (
     ),
     Claim(
         "the server relays them, and cannot open",
-        "securecluster/app/report_page.py",
+        "securecluster/app/disclosures.py",
         "mean-image",
         {"sealed": True},
         protocol="oneshot",

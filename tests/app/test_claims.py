@@ -207,6 +207,7 @@ PRINTED = (
     "securecluster/privacy/masking/masks.py",
     *SENTENCES_OF_PROTECTIONS,
 )
+WORDLESS = "securecluster/app/report_page.py"  # the page takes such sentences from others
 SAYING = frozenset({"unseen", "_hidden_from_server"})  # functions that say what was not seen
 
 
@@ -251,7 +252,7 @@ def _text(node: ast.AST) -> str | None:
 @pytest.mark.parametrize("path", ["README.md", "docs/privacy.md", *PRINTED])
 def test_every_sentence_that_something_is_hidden_has_a_claim(path: str) -> None:
     found = list(_prose(path) if path.endswith(".md") else _literals(path))
-    assert found
+    assert bool(found) == (path != WORDLESS)
     known = [claim.sentence for claim in CLAIMS if claim.source == path]
     missing = []
     for sentence in found:
